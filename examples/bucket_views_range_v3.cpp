@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// Prints how the gradients of a model are cut into buckets, as a table that range-v3 pipelines
-// make; and, without memory for any of them, how many buckets other caps would give.
+// Prints how the gradients of a model are cut into buckets, as a table made by range-v3 pipelines.
+// Then prints how many buckets other caps would give, without allocating memory for them.
 #include <joinable/interop/range_v3.hpp>
 #include <joinable/join.hpp>
 
@@ -33,7 +33,7 @@ struct Weight {
         : name{std::move(called)}, value(elements), grad(elements) {}
 };
 
-/// A block of a transformer: matrices with 16 bits per number, scales of the normalization with 32.
+/// A block of a transformer: matrices of 16-bit numbers, normalisation scales of 32-bit numbers.
 struct Block {
     std::vector<Weight<joinable::BFloat16>> matrices;
     std::vector<Weight<float>> scales;
@@ -52,7 +52,7 @@ struct Row {
     std::string_view dtype;
     std::size_t elements;
     std::size_t bytes;
-    std::size_t padding; ///< bytes up to where the next bucket can start
+    std::size_t padding; ///< bytes before the next bucket can start
     std::string parameters;
 };
 

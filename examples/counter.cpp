@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// Counts the inputs of all ranks with one all-reduce per input, although one rank has fewer: how to
-// make a class of your own joinable.
+// Shows how to make your own class joinable. Counts the inputs of all ranks with one all-reduce per
+// input, although one rank has fewer inputs.
 #include <joinable/join.hpp>
 
 #include <cstdio>
@@ -24,14 +24,14 @@ public:
     [[nodiscard]] int count() const { return count_; }
     [[nodiscard]] int max_count() const { return max_count_; }
 
-    /// What a rank without inputs runs instead: the same all-reduce with nothing to add.
+    /// Runs on a rank without inputs: the same all-reduce with nothing to add.
     struct Hook {
         Counter& counter;
         bool syncs_max_count;
 
         void main_hook() { (void)counter.sum(0); }
         void post_hook(bool is_last_joiner) {
-            if (syncs_max_count) { // those who joined last have counted all inputs
+            if (syncs_max_count) { // the last joiners have counted all inputs
                 counter.max_count_ = is_last_joiner ? counter.count_ : 0;
                 all_reduce(counter.comm_, counter.max_count_, joinable::ReduceOp::max);
             }

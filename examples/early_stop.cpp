@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// Training stops before it overfits: the rank that watches the validation loss votes, and all ranks
+// Stops a training before it overfits. One rank watches the validation loss and votes; all ranks
 // leave after the same round, although their numbers of batches differ.
 #include <joinable/join.hpp>
 
@@ -18,7 +18,7 @@ struct Sample {
     double target;
 };
 
-/// Only five inputs matter, and the target is noisy: with few samples, more rounds learn the noise.
+/// Only five inputs matter, and the target is noisy. With few samples, more rounds learn the noise.
 std::vector<Sample> make_samples(std::size_t count, std::mt19937::result_type seed) {
     std::mt19937 random{seed};
     auto const between_minus_one_and_one = [&] {
@@ -75,7 +75,7 @@ public:
     std::vector<Parameter> parameters = {{}};
 };
 
-/// Says when the loss has not fallen below its lowest in ten checks.
+/// Tells when ten checks in a row have found no new lowest loss.
 class Patience {
 public:
     bool is_over(double loss) {
@@ -117,7 +117,7 @@ Outcome train(joinable::ThreadCommunicator& comm, bool stops_early) {
         step.step();
         if (stops_early && rank == 1 && round % 10 == 9 &&
             patience.is_over(model.loss(validation))) {
-            guard.vote_stop(); // the next round is not run, on no rank
+            guard.vote_stop(); // no rank runs the next round
         }
     }
     return {guard.finish(), model.loss(samples), model.loss(validation)};

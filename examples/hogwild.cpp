@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
-// Trains one vector of weights that all ranks write at once, without locks: a sparse logistic regression
-// after Niu, Recht, Re, Wright: Hogwild! A Lock-Free Approach to Parallelizing Stochastic Gradient Descent
-// (2011). Ranks are processes or threads; their shards are uneven, and nobody waits for anybody.
+// Trains one vector of weights that all ranks write at once, without locks: a sparse logistic
+// regression after Niu, Recht, Re, Wright: Hogwild! A Lock-Free Approach to Parallelizing
+// Stochastic Gradient Descent (2011). Ranks are processes or threads. Their shards are uneven, and
+// no rank waits for another.
 #include <joinable/join.hpp>
 
 #include <algorithm>
@@ -40,8 +41,8 @@ struct Options {
     float rate = 0.1F;
 };
 
-/// Some words are many times as frequent as others, as in text: so ranks do meet on a weight.
-/// Labels come from hidden weights, one of ten of them wrong.
+/// Some words are many times as frequent as others, as in text, so ranks do meet on a weight.
+/// Labels come from hidden weights; one label of ten is wrong.
 std::vector<Sample> make_samples(std::size_t count) {
     std::mt19937 random{1};
     std::uniform_real_distribution<float> uniform{0.0F, 1.0F};
@@ -63,8 +64,9 @@ std::vector<Sample> make_samples(std::size_t count) {
     return samples;
 }
 
-/// The weights, of which any rank reads and writes any one at any time. Only a single number is never torn:
-/// an addition by another rank in between is lost, which Hogwild bears where samples are sparse.
+/// The weights. Any rank may read and write any of them at any time. Only a single number is never
+/// torn. An addition by another rank in between is lost, which Hogwild tolerates if samples are
+/// sparse.
 class Weights {
 public:
     explicit Weights(float* numbers) : numbers_{numbers} {}
@@ -95,14 +97,14 @@ void step(Weights& weights, Sample const& sample, float rate) {
     }
 }
 
-/// What a run leaves behind.
+/// The results of a run.
 struct Report {
     double seconds;
     double loss;
-    double right; ///< part of the samples whose label is found
+    double right; ///< the share of samples whose label is found
 };
 
-/// The mean loss per sample, in nats, and how many labels are found.
+/// The mean loss per sample, in nats, and the share of labels found.
 Report measure(Weights const& weights, std::vector<Sample> const& samples) {
     Report report{};
     for (Sample const& sample : samples) {
@@ -116,7 +118,7 @@ Report measure(Weights const& weights, std::vector<Sample> const& samples) {
     return report;
 }
 
-/// Where rank r's shard begins. Shards are uneven: rank r has r + 1 parts of all.
+/// The beginning of rank r's shard. Shards are uneven: rank r has r + 1 parts of all.
 std::size_t shard_begin(std::size_t count, int rank, int ranks) {
     auto const parts_before = [](int r) {
         return static_cast<std::size_t>(r) * static_cast<std::size_t>(r + 1) / 2;
@@ -164,7 +166,7 @@ run(int ranks,
     Options const& options,
     std::vector<Sample> const& samples,
     std::vector<Sample> const& held_out) {
-    auto const report = joinable::shared_buffer<Report>(1); // there before the ranks, and after
+    auto const report = joinable::shared_buffer<Report>(1); // exists before and after the ranks
     auto const body = [&](auto& comm) { train(comm, options, samples, held_out, report[0]); };
     if (options.kind == Ranks::process) {
         joinable::run_processes(ranks, body);

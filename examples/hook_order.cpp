@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// Four participants run in the one order that is right, whatever order they are listed in: each says
-// what it runs before or after, and one of another library is placed from outside.
+// Runs four participants in the one correct order, whatever order they are listed in. Each names
+// what it runs before or after; a participant of another library is placed from outside.
 #include <joinable/join.hpp>
 
 #include <array>
@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-// ---- another library, which knows nothing of the participants beside it -------------------------
+// ---- another library, which does not know the participants beside it -----------------------------
 
 namespace other_library {
 
-/// Notes the length of the gradient in each round, and the error of the model at the end.
+/// Records the length of the gradient in each round and the error of the model at the end.
 template <class Model>
 class Recorder {
 public:
@@ -29,7 +29,7 @@ public:
     [[nodiscard]] double mean_length() const { return lengths_ / static_cast<double>(rounds_); }
     [[nodiscard]] double error_at_the_end() const { return error_; }
 
-    struct Hook { // no label, and no word about order
+    struct Hook { // no label and no order
         Recorder& recorder;
         void main_hook() { recorder.note(); }
         void post_hook(bool) { recorder.error_ = recorder.model_.error(); }
@@ -56,7 +56,7 @@ private:
 
 // ---- this program -------------------------------------------------------------------------------
 
-/// A line, fitted to points that lie about y = 2 x + 1.
+/// A line, fitted to points around y = 2 x + 1.
 class Line {
 public:
     struct Parameter {
@@ -73,7 +73,7 @@ public:
             parameters[0].value[i] -= 0.3 * parameters[0].grad[i];
         }
     }
-    /// Over x in [-1, 1], the mean square of how far the line is from the true one.
+    /// The mean squared distance from the true line, over x in [-1, 1].
     [[nodiscard]] double error() const {
         double const slope = parameters[0].value[0] - 2;
         double const height = parameters[0].value[1] - 1;
@@ -87,8 +87,8 @@ public:
     std::vector<Parameter> parameters = {{}};
 };
 
-/// Averages the parameters over the last steps, and puts the average into the model at the end: less
-/// noisy than what the last step left. After Polyak and Juditsky (1992).
+/// Averages the parameters over the last steps and writes the average into the model at the end,
+/// because it is less noisy than the last step's result. After Polyak and Juditsky (1992).
 class Average {
 public:
     Average(joinable::ThreadCommunicator& comm, Line& line) : comm_{comm}, line_{line} {}
@@ -100,7 +100,7 @@ public:
 
     struct Label;
     struct Hook {
-        using label = Label; // how others name it
+        using label = Label; // the name for other hooks
         using runs_after = joinable::labels_of<joinable::labels::step>;
 
         Average& average;
@@ -126,8 +126,9 @@ private:
 
 using Recorder = other_library::Recorder<Line>;
 
-/// Places the recorder: in a round between the gradients and the step; at the end after the average,
-/// whose error it is to note. Without the last two lines the order at the end is that of a round.
+/// Places the recorder: in a round between the gradients and the step, at the end after the
+/// average, whose error it records. Without the last two lines the order at the end would be that
+/// of a round.
 template <>
 struct joinable::hook_order<Recorder::Hook> {
     using after = labels_of<labels::gradients>;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// A tensor class of an imaginary engine takes part without being touched: by two specialisations.
+// Adapts a tensor class of an imaginary engine by two specialisations, without changes to the
+// engine.
 #include <joinable/join.hpp>
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-// ---- the engine, as it was before it heard of joinable ------------------------------------------
+// ---- the engine, unchanged -----------------------------------------------------------------------
 
 namespace house {
 
@@ -34,7 +35,7 @@ public:
         storage_ = {owned, owned.get()};
     }
 
-    /// A tensor over memory that somebody else owns.
+    /// A tensor over memory of another owner.
     static Tensor over(
         void* memory,
         std::vector<std::int64_t> shape,
@@ -126,7 +127,7 @@ static_assert(joinable::models_parameter<house::Weight>());
 
 // ---- what it can do now -------------------------------------------------------------------------
 
-/// The sum over all ranks of a tensor of single precision.
+/// The sum of a single-precision tensor over all ranks.
 float sum_over_ranks(joinable::ThreadCommunicator& comm) {
     house::Tensor const tensor{{2, 2}, house::Kind::single};
     tensor.at<float>(1, 1) = 0.5F + static_cast<float>(comm.rank());
@@ -134,8 +135,8 @@ float sum_over_ranks(joinable::ThreadCommunicator& comm) {
     return tensor.at<float>(1, 1);
 }
 
-/// Trains a transposed weight on uneven data: rank r has r + 1 batches. Its gradient lies in a bucket, which
-/// set_grad makes known. Returns what it became.
+/// Trains a transposed weight on uneven data: rank r has r + 1 batches. Its gradient lies in a
+/// bucket through set_grad. Returns the trained value.
 double train(joinable::ThreadCommunicator& comm) {
     house::Tensor const value{{3, 2}, house::Kind::real};
     std::vector<house::Weight> weights{{"layer", value.transposed(), {}, false}};

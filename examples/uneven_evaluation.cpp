@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
-// Measures a classifier on shards of different lengths, exactly: beside it, what is reported when
-// shards are trimmed or padded to one length, or when the ranks' accuracies are averaged.
+// Evaluates a classifier exactly on shards of different lengths. For comparison it prints the
+// results when shards are trimmed or padded to one length, or when the ranks' accuracies are
+// averaged.
 #include <joinable/join.hpp>
 
 #include <algorithm>
@@ -19,10 +20,10 @@ constexpr std::size_t batch_size = 32;
 struct Point {
     double x = 0;
     double y = 0;
-    bool is_inside = false; ///< the truth: whether it lies in the unit circle
+    bool is_inside = false; ///< the truth: whether the point lies in the unit circle
 };
 
-/// As files have it: shards differ in length, and each has points of one region only.
+/// Shards as files often are: of different lengths, each with points of one region only.
 std::vector<std::vector<Point>> make_shards() {
     std::mt19937 random{1};
     auto const between = [&](double low, double high) {
@@ -41,7 +42,7 @@ std::vector<std::vector<Point>> make_shards() {
     return shards;
 }
 
-/// The classifier: a diamond in place of the circle.
+/// The classifier: a diamond instead of the circle.
 bool is_right(Point const& point) {
     return (std::abs(point.x) + std::abs(point.y) < 1.2) == point.is_inside;
 }
@@ -61,8 +62,8 @@ struct Tally {
     }
 };
 
-/// Evaluates this rank's shard together with the others, a batch per round. Every rank has the
-/// accuracy so far after every round, also those that have run out.
+/// Evaluates this rank's shard together with the others, one batch per round. After every round
+/// every rank has the accuracy so far, also ranks that have run out.
 std::vector<Tally> evaluate(joinable::ThreadCommunicator& comm, std::span<Point const> shard) {
     std::vector<Tally> so_far{{}};
     auto const add_batch = [&](std::span<Point const> batch) {
@@ -81,7 +82,7 @@ std::vector<Tally> evaluate(joinable::ThreadCommunicator& comm, std::span<Point 
     return so_far;
 }
 
-/// All shards cut to `length`, or filled up with their own first points, in one process.
+/// All shards cut to `length`, or padded with their own first points, in one process.
 Tally with_length(std::vector<std::vector<Point>> const& shards, std::size_t length) {
     Tally tally;
     for (std::vector<Point> const& shard : shards) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// How a class of your own takes part in a guard, step by step. The class keeps mean and deviation of
-// a feature over all ranks, as a normalisation layer needs them.
+// Shows step by step how your own class takes part in a guard. The class keeps mean and deviation
+// of a feature over all ranks, as a normalisation layer does.
 #include <joinable/join.hpp>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-// Step 6 (optional): a keyword, for what a guard's user may choose.
+// Step 6 (optional): a keyword for a choice of the guard's user.
 inline constexpr struct uses_sample_variance_t : joinable::keyword<uses_sample_variance_t, bool> {
     using keyword::operator=;
 } uses_sample_variance{};
@@ -20,8 +20,8 @@ class FeatureStatistics {
 public:
     explicit FeatureStatistics(joinable::ThreadCommunicator& comm) : comm_{comm} {}
 
-    // Step 1: what the class does anyway, a collective for each batch. Without a guard a rank with
-    // fewer batches leaves the others waiting for it.
+    // Step 1: the class's own work, a collective for each batch. Without a guard a rank with fewer
+    // batches leaves the others waiting.
     void observe(std::span<double const> batch) {
         // Step 2: announce the collectives of a round, before the first of them. Outside a guard
         // this does nothing.
@@ -33,28 +33,28 @@ public:
     [[nodiscard]] double mean() const { return mean_; }
     [[nodiscard]] double deviation() const { return deviation_; }
 
-    // Step 3: the hook, which a guard asks for when it begins. It refers to the object.
+    // Step 3: the hook. A guard requests it when it begins. It refers to the object.
     struct Hook {
         FeatureStatistics& statistics;
         bool is_sample;
 
-        // What a rank without batches runs in each round of the others: the same collectives in the
-        // same order. The best way to keep them the same is one function for both.
+        // Runs on a rank without batches in each round of the others: the same collectives in the
+        // same order. One function for both is the best way to keep them the same.
         void main_hook() { statistics.exchange({}); }
 
-        // What every rank runs once, when all have run out. It may communicate, since all ranks run
-        // it; with a JoinResult const& as parameter it would know how many rounds there were.
+        // Runs once on every rank, when all have run out, so it may communicate. With a JoinResult
+        // const& as its parameter it would know the number of rounds.
         void post_hook(bool /*is_last_joiner*/) { statistics.compute(is_sample); }
 
         // Step 7 (optional): `using label`, `runs_before`, `runs_after` place it among other hooks
-        // (see hook_order.cpp); `static bool takes_part(joinable::Round const&)` leaves rounds out.
+        // (see hook_order.cpp); `static bool takes_part(joinable::Round const&)` excludes rounds.
     };
     using join_keywords = joinable::keywords<uses_sample_variance_t>;
     Hook join_hook(joinable::arguments<join_keywords> const& args) {
         return {*this, args.get(uses_sample_variance, false)};
     }
 
-    // Step 4: where it communicates, and the state in which guards note that it takes part.
+    // Step 4: its communicator, and the state in which guards record that it takes part.
     joinable::ThreadCommunicator& join_communicator() { return comm_; }
     joinable::JoinState& join_state() { return state_; }
 
@@ -84,7 +84,7 @@ private:
     double deviation_ = 0;
 };
 
-// Step 5: let the compiler say in one sentence what is missing. Without join_state(), for instance:
+// Step 5: let the compiler say in one sentence what is missing. Without join_state(), for example:
 // "Joinable: expected a member 'JoinState& join_state()'".
 static_assert(joinable::models_joinable<FeatureStatistics>());
 

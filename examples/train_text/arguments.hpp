@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// What the command line says.
+// The command line.
 
 #include <cstddef>
 #include <map>
@@ -16,11 +16,11 @@
 
 namespace train_text {
 
-/// Without files this much of the repository's text is read: 4 ranks train on it in some seconds,
-/// whatever the repository grows to.
+/// Without files the program reads this much of the repository's text. Four ranks train on it in
+/// some seconds, however large the repository is.
 inline constexpr std::size_t default_limit_bytes = 200'000;
 
-/// Takes one of these words.
+/// Accepts one of these words.
 template <class Choice>
 CLI::Validator one_of(std::map<std::string, Choice> const& choices) {
     return CLI::Validator{
@@ -35,11 +35,11 @@ CLI::Validator one_of(std::map<std::string, Choice> const& choices) {
             }
             return word + " is not known; give " + names;
         },
-        "" // nothing beside the option in the help, whose text says what the words mean
+        "" // the help text of the option explains the words
     };
 }
 
-/// One empty line between groups, where CLI11 prints two.
+/// Prints one empty line between groups, where CLI11 prints two.
 struct HelpFormatter : CLI::Formatter {
     std::string
     make_help(CLI::App const* app, std::string name, CLI::AppFormatMode mode) const override {
@@ -51,7 +51,7 @@ struct HelpFormatter : CLI::Formatter {
     }
 };
 
-/// Adds the options to a group of the help, each with a word for its value and a text, which names
+/// Adds options to a group of the help. Each has a word for its value and a text, which includes
 /// the default of a number.
 struct OptionGroup {
     CLI::App& app;
@@ -206,8 +206,8 @@ inline void add_save_options(CLI::App& app, Options& options) {
     );
 }
 
-/// Reads the command line. `repository` is the folder to read where no files are given.
-/// @throws CLI::ParseError  it is wrong, or asks for help: `app.exit` prints what there is to say.
+/// Reads the command line. `repository` is the folder to read if no files are given.
+/// @throws CLI::ParseError  it is wrong or asks for help: `app.exit` prints the text.
 inline Options parse(CLI::App& app, int argc, char** argv, std::string const& repository) {
     Options options;
     app.name("train_text");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// A rank on a GPU. No kernel is launched in here, so that any compiler takes it.
+// A rank on a GPU. It launches no kernels, so any compiler accepts it.
 
 #include <joinable/join.hpp>
 #include <joinable/nccl.hpp>
@@ -43,8 +43,8 @@ private:
     cudaStream_t stream_ = nullptr;
 };
 
-/// Asked by a process of its own: this one's ranks may be processes, and CUDA survives no fork.
-/// @throws NoDevice
+/// Counts the GPUs in a separate process: ranks may be processes, and CUDA does not survive a fork.
+/// @throws NoDevice.
 inline int count_gpus() {
     struct Answer {
         int gpus;
@@ -81,11 +81,11 @@ inline void require_gpus(Options const& options, int gpus) {
     }
 }
 
-/// Trains a rank on one of `gpus` GPUs. `make_launch(comm)` returns what launches kernels on the
-/// stream that data of `comm` is made on.
+/// Trains a rank on one of `gpus` GPUs. `make_launch(comm)` returns a function that launches
+/// kernels on the stream of `comm`'s data.
 template <class Hosts, class MakeLaunch>
 Findings train_on_gpu(Hosts& hosts, Job const& job, int gpus, MakeLaunch const& make_launch) {
-    if (hosts.size() > gpus) { // NCCL takes two ranks of one GPU for a mistake, unless hosts differ
+    if (hosts.size() > gpus) { // NCCL refuses two ranks on one GPU, unless their hosts differ
         static_cast<void>(
             setenv("NCCL_HOSTID", ("train_text-" + std::to_string(hosts.rank())).c_str(), 1)
         );

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// Finds text files, keeps some for the test, and deals the others to ranks.
+// Finds text files, holds some out for the test, and deals the others to ranks.
 
 #include <joinable/join.hpp>
 
@@ -24,7 +24,7 @@ namespace train_text {
 
 using Text = std::vector<std::uint8_t>;
 
-/// What a person gave cannot be read; the text says which and why.
+/// The input cannot be read; the text says which one and why.
 struct InputError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -48,13 +48,13 @@ inline std::string_view view_of(Text const& text) {
 
 class Corpus {
 public:
-    /// Reads files, and folders to their leaves in the order of names. Left out inside folders:
-    /// hidden ones, build folders and generated files; files that are not text; and a text that was
-    /// seen before.
+    /// Reads files, and folders recursively, in the order of names. In folders it leaves out hidden
+    /// entries, build folders, generated files, files that are not text, and texts that it has seen
+    /// before.
     ///
-    /// `limit_bytes` bounds what is read, however much there is; 0 reads everything. Each path gets an
-    /// equal part of it. No file gives more than a 16th of its folder's part, so that the text
-    /// comes from many files and ranks still have different amounts.
+    /// `limit_bytes` bounds what is read; 0 reads everything. Each path gets an equal part of it.
+    /// No file gives more than a 16th of its folder's part, so that the text comes from many files
+    /// and ranks still have different amounts.
     Corpus(std::vector<std::string> const& paths, std::size_t limit_bytes) {
         for (std::string const& path : paths) {
             Allowance left = Allowance::part_of(limit_bytes, paths.size());
@@ -96,7 +96,7 @@ public:
         return bytes;
     }
 
-    /// Whole files, one after another in turn: so ranks have different amounts.
+    /// Deals whole files in turn, so that ranks have different amounts.
     [[nodiscard]] Text dealt_to(int rank, int ranks) const {
         Text text;
         for (File const& file : joinable::shard(files_, {rank, ranks})) {
@@ -126,7 +126,7 @@ private:
                folder.filename() == "single_include" || exists(folder / "CMakeCache.txt");
     }
 
-    /// What may still be read.
+    /// The amount that may still be read.
     struct Allowance {
         std::size_t bytes;
         std::size_t bytes_per_file;
@@ -143,8 +143,8 @@ private:
         [[nodiscard]] bool is_used_up() const { return bytes == 0 || files == 0; }
     };
 
-    /// Directories list their entries in no order, so these are sorted: where a limit ends the walk
-    /// is then the same on every machine.
+    /// The sorted entries of a folder, so that a limit ends the walk at the same place on every
+    /// machine.
     static std::vector<std::filesystem::directory_entry>
     entries_of(std::filesystem::path const& folder) {
         std::error_code error;
@@ -187,7 +187,7 @@ private:
             stream.read(block.data(), static_cast<std::streamsize>(wanted));
             text.insert(text.end(), block.begin(), block.begin() + stream.gcount());
         } while (stream && text.size() < most);
-        if (!stream && !stream.eof()) { // not opened, or an error on the way
+        if (!stream && !stream.eof()) { // not opened, or an error while reading
             throw InputError{path.string() + ": cannot be read; check its permissions"};
         }
         return text;
@@ -209,8 +209,8 @@ private:
         }
     }
 
-    /// About a tenth of the files, chosen by their content, so that a new file moves no other; of a
-    /// single file its last tenth.
+    /// Holds out about a tenth of the files, chosen by their content, so that a new file moves no
+    /// other. A single file loses its last tenth.
     void hold_out() {
         if (files_.size() == 1) {
             Text& text = files_.front().text;
@@ -221,7 +221,7 @@ private:
         }
         std::vector<File> kept;
         for (File& file : files_) {
-            bool const is_first = &file == &files_.front(); // some text is needed on either side
+            bool const is_first = &file == &files_.front(); // training and test both need some text
             bool const is_last_chance = held_out_.empty() && &file == &files_.back();
             if ((hash_of(view_of(file.text)) % 10 == 0 && !is_first) || is_last_chance) {
                 held_out_.insert(held_out_.end(), file.text.begin(), file.text.end());

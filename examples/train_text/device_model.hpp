@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// The model of model.hpp in the memory of a device, passes and optimizer as kernels. What is asked of
-// it is enqueued: the host goes on, and waits only for what it reads.
+// The model of model.hpp in the memory of a device, with passes and optimizer as kernels.
+// Operations are enqueued; the host waits only for what it reads.
 
 #include <joinable/core.hpp>
 
@@ -41,7 +41,7 @@ struct DeviceParameter {
     std::size_t columns;
     DeviceArray<float> storage; ///< of the value, then of a gradient that is in no bucket
     joinable::AnyView value;
-    joinable::AnyView grad; ///< in a bucket once there are any
+    joinable::AnyView grad; ///< in a bucket, once buckets exist
 
     DeviceParameter(joinable::Device& memory, Parameter const& start)
         : name{start.name}, rows{start.value.rows}, columns{start.value.columns},
@@ -69,7 +69,7 @@ struct joinable::parameter_traits<train_text::DeviceParameter> {
 
 namespace train_text {
 
-/// Runs kernels at once, on the host.
+/// Runs kernels immediately on the host.
 struct HostLoop {
     template <class Kernel>
     void operator()(std::size_t count, Kernel const& kernel) const {
@@ -79,8 +79,8 @@ struct HostLoop {
     }
 };
 
-/// As Model, whose numbers it begins with. `launch(count, kernel)` runs kernel(0) to kernel(count - 1),
-/// in the order of the memory's other operations.
+/// The counterpart of Model, and starts with its numbers. `launch(count, kernel)` runs kernel(0) to
+/// kernel(count - 1), in order with the memory's other operations.
 template <class Launch>
 class DeviceModel {
 public:
@@ -90,12 +90,12 @@ public:
             parameters_.emplace_back(memory_, parameter);
             put(parameter.value.numbers, parameters_.back().value.data());
         }
-        read<float>(parameters_.front().value.data(), 1); // so all have been put
+        read<float>(parameters_.front().value.data(), 1); // waits until all numbers are written
     }
 
     [[nodiscard]] std::vector<DeviceParameter>& parameters() { return parameters_; }
 
-    /// What forward() reads.
+    /// The input of forward().
     [[nodiscard]] DeviceArray<std::uint8_t> load(Text const& text) {
         DeviceArray<std::uint8_t> loaded{memory_, text.size()};
         put(text, loaded.data());
@@ -103,7 +103,7 @@ public:
         return loaded;
     }
 
-    /// `positions` stays until the device has come to it.
+    /// `positions` must stay valid until the device has read it.
     void forward(DeviceArray<std::uint8_t> const& text, std::vector<std::size_t> const& positions) {
         make_room(positions.size());
         put(positions, positions_.data());
@@ -117,14 +117,14 @@ public:
         });
         launch_(batch_, SoftmaxLoss{contexts_, delta(), bits_.data()});
     }
-    /// The mean of the last forward pass, in bits. Blocks.
+    /// The mean loss of the last forward pass, in bits. Blocks.
     [[nodiscard]] double loss() {
         std::vector<double> const bits = read<double>(bits_.data(), batch_);
         return std::accumulate(bits.begin(), bits.end(), 0.0) / static_cast<double>(batch_);
     }
 
-    /// Once after each forward pass. `ready(i)` is called as soon as the kernel that makes gradient i
-    /// is enqueued, so that its bucket travels while the others are computed.
+    /// Call it once after each forward pass. It calls `ready(i)` as soon as the kernel for gradient
+    /// i is enqueued, so that its bucket travels while other gradients are computed.
     template <class Ready>
     void backward(Ready const& ready) {
         launch_(Model::symbols, SumRows{delta(), grad(Model::output_bias).data});
@@ -144,14 +144,14 @@ public:
         run(Product<>{input().transposed(), hidden_delta(), grad(Model::hidden_weight)});
         ready(Model::hidden_weight);
 
-        // The input is not needed any more: its gradient takes its place.
+        // The input is not needed any more, so its gradient overwrites it.
         run(Product<>{hidden_delta(), value(Model::hidden_weight).transposed(), input()});
         View const table = grad(Model::embedding);
         launch_(table.size(), GatherEmbedding{contexts_, input(), table});
         ready(Model::embedding);
     }
 
-    /// `count` elements of the memory, when all that was enqueued has run. Blocks.
+    /// Reads `count` elements of the memory after all enqueued operations have run. Blocks.
     template <class T>
     std::vector<T> read(void const* data, std::size_t count) {
         std::vector<T> elements(count);
@@ -178,7 +178,7 @@ private:
             numbers_ = {memory_, batch * (inputs + 2 * Model::hidden + Model::symbols)};
         }
     }
-    /// One behind the other in `numbers_`, with a row for each position of the batch.
+    /// The matrices follow each other in `numbers_`, with a row for each position of the batch.
     [[nodiscard]] View part(std::size_t first_column, std::size_t columns) const {
         return {numbers_.data() + positions_.size() * first_column, batch_, columns, columns};
     }
@@ -207,7 +207,7 @@ private:
     Contexts contexts_{};
 };
 
-/// As Sgd.
+/// The counterpart of Sgd.
 template <class Launch>
 class DeviceSgd {
 public:

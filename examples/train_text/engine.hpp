@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// A small engine of its own, as a house engine would have one: a matrix, a parameter, products, and
-// an optimizer. Only the traits after the matrix know joinable.
+// A small engine of its own: a matrix, a parameter, products, and an optimizer. Only the traits
+// after the matrix know joinable.
 
 #include <algorithm>
 #include <array>
@@ -46,7 +46,7 @@ struct Parameter {
     std::string name;
 };
 
-/// Where every parameter has its value all the time, a pass waits for none.
+/// Stands for `use` if every parameter always has its value, so that a pass never waits.
 struct AllValues {
     struct Held {
         ~Held() {} // so that compilers see a use of it
@@ -56,7 +56,7 @@ struct AllValues {
 
 } // namespace train_text
 
-/// The value can be taken away, and given back as numbers to copy.
+/// The value can be released, and set from numbers that are copied.
 template <>
 struct joinable::parameter_traits<train_text::Parameter> {
     using P = train_text::Parameter;
@@ -72,7 +72,7 @@ struct joinable::parameter_traits<train_text::Parameter> {
 
 namespace train_text {
 
-/// out += a * b. The inner loop runs along rows, which are contiguous, so that it vectorises.
+/// out += a * b. The inner loop runs along contiguous rows, so that it vectorises.
 inline void multiply_add(Matrix const& a, Matrix const& b, Matrix& out) {
     for (std::size_t i = 0; i < a.rows; ++i) {
         for (std::size_t k = 0; k < a.columns; ++k) {
@@ -120,8 +120,8 @@ inline void sum_rows(Matrix const& a, Matrix& out) {
     }
 }
 
-/// A learning rate that falls linearly to zero over `steps`: the last rounds of an epoch have fewer
-/// active ranks, so their averages are noisier.
+/// A learning rate that falls linearly to zero over `steps`, because the last rounds of an epoch
+/// have fewer active ranks and therefore noisier averages.
 class FallingRate {
 public:
     FallingRate(float start, std::size_t steps) : start_{start}, steps_{steps} {}

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// What the passes of the model compute, number by number: each kernel is a function object that makes
-// the number of an index. A loop of the host or threads of a GPU run it for all indices.
+// The computations of the model's passes, number by number. Each kernel is a function object that
+// computes the number at an index. A loop on the host or threads of a GPU run it for all indices.
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 
-// A macro, because only nvcc knows these words and without them a GPU cannot call a function.
+// A macro, because only nvcc knows these words, and a GPU cannot call a function without them.
 #if defined(__CUDACC__)
 #define TRAIN_TEXT_KERNEL __host__ __device__
 #else
@@ -17,7 +17,7 @@
 
 namespace train_text {
 
-/// A matrix somewhere, in any order of its numbers. A kernel's index counts along rows.
+/// A strided matrix. A kernel's index counts along rows.
 struct View {
     float* data;
     std::size_t rows;
@@ -32,13 +32,13 @@ struct View {
     [[nodiscard]] View transposed() const { return {data, columns, rows, column_step, row_step}; }
 };
 
-/// The text before each position of a batch, and what comes there.
+/// The text before each position of a batch, and the symbol at the position.
 struct Contexts {
     std::uint8_t const* text;
     std::size_t const* positions;
     std::size_t length;
 
-    /// The text before its first byte is zeros.
+    /// The text before the first byte counts as zeros.
     [[nodiscard]] TRAIN_TEXT_KERNEL std::uint8_t symbol(std::size_t i, std::size_t c) const {
         std::size_t const back = length - c;
         return positions[i] >= back ? text[positions[i] - back] : std::uint8_t{0};
@@ -48,7 +48,7 @@ struct Contexts {
     }
 };
 
-/// Rows of the table, side by side.
+/// Copies rows of the table side by side.
 struct Embed {
     Contexts contexts;
     View table;
@@ -71,7 +71,7 @@ struct Tanh {
         return std::tanh(number);
     }
 };
-/// Back through Tanh: times its derivative where it was `activation`.
+/// The backward pass of Tanh: multiplies by its derivative at `activation`.
 struct TimesTanhDerivative {
     View activation;
 
@@ -81,7 +81,7 @@ struct TimesTanhDerivative {
     }
 };
 
-/// out = then(a * b + bias), where bias is a row, or null. An engine would take its BLAS.
+/// out = then(a * b + bias), where bias is a row or null. A real engine would use its BLAS.
 template <class Then = Identity>
 struct Product {
     View a;
@@ -101,8 +101,8 @@ struct Product {
     }
 };
 
-/// By row: of its logits the loss in bits, and in their place the gradient of the batch's mean loss in
-/// nats, which is probability minus target.
+/// By row: computes the loss of the logits in bits, and replaces them by the gradient of the
+/// batch's mean loss in nats, which is probability minus target.
 struct SoftmaxLoss {
     Contexts contexts;
     View logits;
@@ -142,8 +142,9 @@ struct SumRows {
     }
 };
 
-/// Back through Embed: each number of the table gathers from where its row was used, in the order of
-/// the batch, so that no two threads add to one number and the bits are always the same.
+/// The backward pass of Embed. Each number of the table gathers from the positions that used its
+/// row, in the order of the batch. No two threads add to one number, so the bits are always the
+/// same.
 struct GatherEmbedding {
     Contexts contexts;
     View delta;

@@ -20,12 +20,12 @@ namespace {
 
 using namespace train_text;
 
-// Exit codes, beside 0.
+// Exit codes other than 0.
 constexpr int failed = 1;      // a rank left or failed, or ranks hold different bits
-constexpr int wrong_input = 2; // wrong arguments, or no text that can be read
-constexpr int no_device = 3;   // no GPU, or a program that was built without CUDA
+constexpr int wrong_input = 2; // wrong arguments, or no readable text
+constexpr int no_device = 3;   // no GPU, or a program built without CUDA
 
-/// The texts of all ranks. Mode drop trims them to the shortest.
+/// The texts of all ranks. Mode drop trims them to the shortest one.
 std::vector<Text> deal(Corpus const& corpus, Options const& options) {
     std::vector<Text> texts;
     for (int rank = 0; rank < options.ranks; ++rank) {
@@ -89,7 +89,7 @@ int main(int argc, char** argv) {
     CLI::App app;
     try {
         options = parse(app, argc, argv, JOINABLE_SOURCE_DIR);
-    } catch (CLI::ParseError const& error) { // --help comes here too, with 0
+    } catch (CLI::ParseError const& error) { // --help ends here, too, with 0
         return app.exit(error) == 0 ? 0 : wrong_input;
     }
     try {

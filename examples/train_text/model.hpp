@@ -48,13 +48,13 @@ public:
 
     [[nodiscard]] std::vector<Parameter>& parameters() { return parameters_; }
 
-    /// What forward() reads.
+    /// The input of forward().
     [[nodiscard]] static std::span<std::uint8_t const> load(std::span<std::uint8_t const> text) {
         return text;
     }
 
-    /// Predicts the bytes of `text` at `positions`. `use(i)` waits for the value of parameter i, which is there
-    /// while what it returns lives.
+    /// Predicts the bytes of `text` at `positions`. `use(i)` waits for the value of parameter i,
+    /// which exists during the lifetime of the returned object.
     template <class Use = AllValues>
     void forward(
         std::span<std::uint8_t const> text,
@@ -71,7 +71,7 @@ public:
         for (std::size_t i = 0; i < batch; ++i) {
             targets_[i] = text[positions[i]];
             for (std::size_t c = 0; c < context; ++c) {
-                std::size_t const back = context - c; // the text before its first byte is zeros
+                std::size_t const back = context - c; // text before the first byte counts as zeros
                 std::uint8_t const symbol =
                     positions[i] >= back ? text[positions[i] - back] : std::uint8_t{0};
                 contexts_[i * context + c] = symbol;
@@ -90,11 +90,11 @@ public:
         }
         loss_ = bits / static_cast<double>(batch);
     }
-    /// The mean of the last forward pass, in bits per byte.
+    /// The mean loss of the last forward pass, in bits per byte.
     [[nodiscard]] double loss() const { return loss_; }
 
-    /// Gradients of the mean loss of the last forward pass, in nats, the last layer first; `ready(i)`
-    /// says that the gradient of parameter i is final. `use` as in forward().
+    /// Computes gradients of the mean loss of the last forward pass, in nats, the last layer first.
+    /// Calls `ready(i)` when the gradient of parameter i is final. `use` as in forward().
     template <class Ready, class Use = AllValues>
     void backward(Ready const& ready, Use const& use = {}) {
         std::size_t const batch = targets_.size();
@@ -159,7 +159,7 @@ private:
         multiply_add(in, transposed(value(weight)), out);
     }
 
-    /// Turns a row of logits into probabilities; returns that of `target`.
+    /// Turns a row of logits into probabilities; returns the probability of `target`.
     static float softmax(float* row, std::size_t target) {
         float highest = row[0];
         for (std::size_t j = 1; j < symbols; ++j) {

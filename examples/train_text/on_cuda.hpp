@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// What a program does that is asked for --device cuda: with_cuda.cu or without_cuda.cpp has it.
+// Training on GPUs. with_cuda.cu or without_cuda.cpp defines it.
 
 #include <stdexcept>
 #include <vector>
@@ -10,15 +10,16 @@
 
 namespace train_text {
 
-/// There is no GPU to train on. The text says what was expected and what to do.
+/// There is no GPU to train on. The text says what is missing and what to do.
 class NoDevice : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;
 };
 
-/// As train_ranks(), on GPUs: one for each rank, but that process ranks may share them.
-/// @throws NoDevice  also where this program was built without CUDA.
-///         InputError  thread ranks are more than GPUs.
+/// The counterpart of train_ranks() on GPUs. Each rank has its own GPU, but process ranks may share
+/// them.
+/// @throws NoDevice  no GPU was found, or this program was built without CUDA.
+/// @throws InputError  there are more thread ranks than GPUs.
 std::vector<Findings>
 train_on_cuda(Options const& options, std::vector<Text> const& texts, Text const& held_out);
 

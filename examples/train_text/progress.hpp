@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// A bar for each rank: live on a terminal, a line now and then in a pipe.
+// A progress bar for each rank: live on a terminal, an occasional line in a pipe.
 
 #include <joinable/join.hpp>
 
@@ -21,10 +21,10 @@
 
 namespace train_text {
 
-/// How far the ranks are, in memory that all of them share, also where they are processes.
+/// The progress of all ranks, in memory that threads and processes share.
 class Progress {
 public:
-    /// Before the ranks are made. `totals`: how many batches each has, over all epochs.
+    /// Make it before the ranks. `totals` are the numbers of batches of each rank over all epochs.
     explicit Progress(std::vector<std::size_t> totals)
         : totals_{std::move(totals)}, ranks_{joinable::shared_buffer<Rank>(totals_.size())} {}
 
@@ -43,7 +43,7 @@ public:
     }
 
 private:
-    struct alignas(64) Rank { // a cache line each: ranks count all the time
+    struct alignas(64) Rank { // a cache line each, because ranks count all the time
         std::size_t done;
         int is_shadowing;
     };
@@ -53,8 +53,8 @@ private:
     joinable::SharedBuffer<Rank> ranks_;
 };
 
-/// Shows the progress of all ranks as long as it lives. One rank has it: a thread that is there before
-/// processes are made would not be there in them.
+/// Shows the progress of all ranks during its lifetime. Rank 0 owns it, because a thread started
+/// before a fork would not exist in the child processes.
 class ProgressDisplay {
 public:
     explicit ProgressDisplay(Progress const& progress)
@@ -134,7 +134,7 @@ private:
     std::mutex mutex_;
     std::condition_variable changed_;
     bool is_over_ = false;
-    std::jthread printer_; ///< last: starts when all else is there, ends first
+    std::jthread printer_; ///< last: starts after the other members, ends first
 };
 
 } // namespace train_text

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// What came out, for people.
+// The report, in readable form.
 
 #include <algorithm>
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace train_text {
 
-/// The sizes of the ranks' texts: of all together, and of the shortest.
+/// The sizes of the ranks' texts: their sum and the shortest one.
 struct Sizes {
     std::size_t sum = 0;
     std::size_t shortest = 0;
@@ -40,7 +40,7 @@ inline void print_ranks(std::vector<Text> const& texts, std::vector<Findings> co
     }
 }
 
-/// Prints the report. Returns whether all ranks hold the same bits.
+/// Prints the report. Returns whether all ranks have the same bits.
 inline bool report(
     Options const& options,
     Corpus const& corpus,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// The update rule that is chosen when the program starts: one type for joinable, whichever it is.
+// The update rule chosen at program start, wrapped in one type for joinable.
 
 #include <joinable/zero.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// Where train() keeps the training: nowhere, or in a checkpoint, which needs nlohmann_json.
+// Where train() saves the training: nowhere, or in a checkpoint, which needs nlohmann_json.
 
 #include <joinable/join.hpp>
 #include <joinable/zero.hpp>
@@ -18,7 +18,7 @@
 
 namespace train_text {
 
-/// What --checkpoint, --checkpoint-every and --resume say.
+/// The values of --checkpoint, --checkpoint-every and --resume.
 struct SaveOptions {
     std::string file;
     std::size_t every = 100;
@@ -27,7 +27,7 @@ struct SaveOptions {
     [[nodiscard]] bool is_wanted() const { return !file.empty() || !resume.empty(); }
 };
 
-/// A training that nothing keeps.
+/// Saves nothing.
 struct NotSaved {
     static std::size_t rounds() { return 0; }
     static void step() {}
@@ -52,7 +52,7 @@ struct Saved {
     }
 };
 
-/// Goes on from a file, where one is given, and returns `train(save)`.
+/// Continues from a file, if one is given, and returns `train(save)`.
 template <class Optimizer, class Train>
 auto train_saved(Optimizer& optimizer, SaveOptions const& options, Train const& train) {
     bool const writes = !options.file.empty();
@@ -75,7 +75,7 @@ auto train_saved(Optimizer&, SaveOptions const&, Train const& train) {
 }
 #endif
 
-/// @throws InputError  a training like this is not saved.
+/// @throws InputError  such a training cannot be saved.
 inline void require_savable(SaveOptions const& options, bool is_sharded) {
     if (options.is_wanted() && !is_sharded) {
         throw InputError{

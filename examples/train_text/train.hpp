@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// What one rank does, and all of them. The function train() is the part to read.
+// The work of one rank and of all ranks. Read train() first.
 
 #include <joinable/join.hpp>
 #include <joinable/zero.hpp>
@@ -27,9 +27,9 @@ namespace train_text {
 
 enum class Mode { join, drop, even };
 enum class Kind { thread, process }; ///< what ranks are
-enum class Where { host, cuda };     ///< what they compute on
+enum class Where { host, cuda };     ///< what ranks compute on
 enum class Rule { sgd, adam, adamw };
-enum class Sharding { none, optimizer, gradients, parameters }; ///< what each rank has a part of
+enum class Sharding { none, optimizer, gradients, parameters }; ///< what is divided among the ranks
 
 struct Options {
     std::vector<std::string> paths;
@@ -41,7 +41,7 @@ struct Options {
     int epochs = 3;
     std::size_t batch_size = 64;
     std::size_t bucket_bytes = std::size_t{1} << 20U;
-    std::size_t limit_bytes = 0; ///< of the text that is read; 0: everything
+    std::size_t limit_bytes = 0; ///< of the text to read; 0: everything
     std::uint64_t seed = 1;
     Rule rule = Rule::sgd;
     Sharding sharding = Sharding::none;
@@ -54,32 +54,32 @@ struct Options {
         return given_rate.value_or(rule == Rule::sgd ? 0.15F : 0.01F);
     }
 
-    /// How many batches a text makes in all epochs; the last of an epoch may be smaller.
+    /// The number of batches of a text in all epochs. The last batch of an epoch may be smaller.
     [[nodiscard]] std::size_t batches_of(Text const& text) const {
         return static_cast<std::size_t>(epochs) * ((text.size() + batch_size - 1) / batch_size);
     }
 };
 
-/// What a rank has found out: no more than bytes, so that a process can tell another.
+/// The results of a rank. Plain bytes, so that processes can share them.
 struct Findings {
     std::size_t rounds;     ///< of all epochs
-    std::size_t own_rounds; ///< of these with a batch
+    std::size_t own_rounds; ///< the rounds with a batch
     std::size_t shadow_rounds;
     std::uint64_t digest;       ///< of the bits of all parameters
-    std::uint64_t state_digest; ///< of the optimizer's state, where every rank has all of it
+    std::uint64_t state_digest; ///< of the optimizer's state, if every rank has all of it
     std::size_t state_bytes;    ///< of the optimizer's state on this rank
     double seconds;             ///< of training
-    double waited;              ///< of these in roll calls
+    double waited;              ///< in roll calls, included in `seconds`
     double bits_before;         ///< per held-out byte; measured by rank 0
     double bits_after;
 };
 
-/// What a rank is given.
+/// The inputs of a rank.
 struct Job {
     Options const& options;
     Text const& text;
     Text const& held_out;
-    std::size_t longest; ///< the number of batches of the rank that has most
+    std::size_t longest; ///< the largest number of batches of a rank
     Progress const& progress;
 };
 
@@ -117,7 +117,7 @@ inline std::uint64_t digest_of(std::vector<std::vector<float>> const& state) {
     return hash_of(bytes);
 }
 
-/// Has every value on every rank while what it returns lives. Collective.
+/// Gives every rank all values during the lifetime of the returned object. Collective.
 template <class Passes>
 auto all_values(Passes& passes) {
     if constexpr (requires { passes.use_all(); }) {
@@ -127,7 +127,8 @@ auto all_values(Passes& passes) {
     }
 }
 
-/// Until what a rank's device was asked for is done. With a deadline: other ranks are part of it.
+/// Waits until the device has done what a rank enqueued, with a deadline, because other ranks take
+/// part.
 template <class Comm>
 void wait_for_device(Comm& comm) {
     if constexpr (requires { comm.synchronize(); }) {
@@ -135,13 +136,13 @@ void wait_for_device(Comm& comm) {
     }
 }
 
-/// What train() joins: passes, and what steps. One participant may be both.
+/// The objects that train() joins: passes and optimizer. One participant may be both.
 template <class Passes, class Optimizer, class Save>
 struct Trainer {
     Passes& passes;
     Optimizer& optimizer;
-    std::function<void(std::size_t round)> prepare; ///< on an active rank, before it steps
-    std::function<void(Findings&)> finish;          ///< says what this rank has of the state
+    std::function<void(std::size_t round)> prepare; ///< on an active rank before its step
+    std::function<void(Findings&)> finish;          ///< reports this rank's part of the state
     Save save;
 
     [[nodiscard]] auto participants() const {
@@ -152,11 +153,11 @@ struct Trainer {
         }
     }
 };
-// clang 14 deduces none by itself.
+// clang 14 does not deduce it without this guide.
 template <class Passes, class Optimizer, class Prepare, class Finish, class Save>
 Trainer(Passes&, Optimizer&, Prepare, Finish, Save) -> Trainer<Passes, Optimizer, Save>;
 
-/// Every rank steps in every round: there is nothing to sync at the end, as the report shows.
+/// Every rank steps in every round, so nothing is synced at the end, as the report shows.
 template <class Comm, class Model>
 auto data_parallel(Comm& comm, Model& model, Options const& options) {
     return joinable::DistributedDataParallel{
@@ -170,8 +171,9 @@ auto data_parallel(Comm& comm, Model& model, Options const& options) {
     };
 }
 
-/// Trains on this rank's text, together with the other ranks on theirs. `comm` moves gradients, and
-/// `hosts` are the same ranks on the host: one and the same where that is where ranks compute.
+/// Trains on this rank's text, together with the other ranks on theirs. `comm` moves gradients;
+/// `hosts` connects the same ranks on the host. Both are the same object if ranks compute on the
+/// host.
 template <class Comm, class Hosts, class Model, class Passes, class Optimizer, class Save>
 Findings train(
     Comm& comm,
@@ -200,7 +202,7 @@ Findings train(
     for (int epoch = 0; epoch < options.epochs; ++epoch) {
         joinable::Shuffle const shuffle{options.seed + rank, static_cast<std::uint64_t>(epoch)};
         auto const batches = make_batches(job.text.size(), options.batch_size, shuffle);
-        // A training that goes on has had the rounds before.
+        // A resumed training has run the earlier rounds already.
         std::size_t const first = static_cast<std::size_t>(epoch) * rounds;
         std::size_t round =
             (std::clamp)(static_cast<std::size_t>(trainer.save.rounds()), first, first + rounds);
@@ -246,10 +248,9 @@ Findings train(
     return findings;
 }
 
-/// Runs `rank(hosts, job)`, which returns its Findings, on as many ranks as there are texts, threads or
-/// processes. What they find comes back through memory that this process shares with its ranks, of
-/// either kind.
-/// @throws joinable::PeerFailed  a rank failed, or left the others.
+/// Runs `rank(hosts, job)`, which returns Findings, on as many ranks as there are texts. Ranks are
+/// threads or processes; memory shared with this process returns their findings.
+/// @throws joinable::PeerFailed  a rank failed or left the others.
 template <class Rank>
 std::vector<Findings> run_ranks(
     Options const& options, std::vector<Text> const& texts, Text const& held_out, Rank const& rank
@@ -273,7 +274,7 @@ std::vector<Findings> run_ranks(
     return {findings.begin(), findings.end()};
 }
 
-/// Trains by the engine's own optimizer, the whole of it on every rank.
+/// Trains with the engine's own optimizer, all of it on every rank.
 template <class Comm, class Hosts, class Model, class Optimizer>
 Findings
 train_by_engine(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Job const& job) {
@@ -290,7 +291,7 @@ train_by_engine(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Jo
     );
 }
 
-/// Trains by a rule of joinable of whose state each rank has a part.
+/// Trains with a rule of joinable; each rank has a part of its state.
 template <class Comm>
 Findings train_sharded(Comm& comm, Model& model, ChosenRule const& rule, Job const& job) {
     FallingRate const rate{job.options.rate(), job.longest};
@@ -316,7 +317,7 @@ Findings train_sharded(Comm& comm, Model& model, ChosenRule const& rule, Job con
                                         : train_and(NotSaved{});
 }
 
-/// Trains by a rule of joinable, all of whose state every rank has.
+/// Trains with a rule of joinable; every rank has all of its state.
 template <class Comm>
 Findings train_by_rule(Comm& comm, Model& model, ChosenRule const& rule, Job const& job) {
     FallingRate const rate{job.options.rate(), job.longest};
@@ -350,7 +351,7 @@ inline std::vector<Findings>
 train_ranks(Options const& options, std::vector<Text> const& texts, Text const& held_out) {
     return run_ranks(options, texts, held_out, [](auto& hosts, Job const& job) {
         Options const& o = job.options;
-        // Ranks start differently: ddp takes rank 0's parameters.
+        // Ranks start with different values, and ddp takes rank 0's.
         Model model{o.seed + static_cast<std::uint64_t>(hosts.rank())};
         bool const is_sharded = o.sharding != Sharding::none;
         if (o.rule != Rule::sgd || is_sharded) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// @file
-/// All-reduce algorithms by messages: their steps, their costs, and collectives over any communicator that
-/// sends and receives.
+/// All-reduce algorithms over messages: their steps, their costs, and collectives over any
+/// communicator that sends and receives.
 
 #include <joinable/communicator/algorithms/communicator.hpp>
 #include <joinable/communicator/algorithms/message_schedule.hpp>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// @file
-/// Checkpoints of sharded trainings, in the safetensors layout. Needs nlohmann_json, and <joinable/zero.hpp>,
-/// which this includes.
+/// Checkpoints of sharded trainings in the safetensors layout. Needs nlohmann_json. Includes
+/// <joinable/zero.hpp>.
 
 #include <joinable/checkpoint/checkpoint.hpp>
 #include <joinable/zero.hpp>

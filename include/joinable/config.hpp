@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// The only header with conditional compilation: what differs between compilers and systems is
-// named here once, everything else is the same text for every flag set.
+// The only header with conditional compilation. It names the differences between compilers and
+// systems; all other text is the same for every set of flags.
 
 #if __cplusplus < 202002L
 #error "joinable needs C++20: compile with -std=c++20"
@@ -21,16 +21,16 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The version of this library; ranks compare it when they enter a guard together.
+/// The version of this library. Ranks compare it when they enter a guard together.
 inline constexpr std::uint32_t library_version =
     JOINABLE_VERSION_MAJOR * 10'000 + JOINABLE_VERSION_MINOR * 100 + JOINABLE_VERSION_PATCH;
 
 }} // namespace joinable::v0
 
-// Where heavy functions are defined. A header-only program has all of them as inline functions. Where
-// JOINABLE_SEPARATE_COMPILATION is defined, headers declare them, and the one source file that includes
-// <joinable/src.hpp> compiles them. They lie in X.ipp beside the X.hpp that declares them. So do members
-// of templates for the types that JOINABLE_INSTANTIATE names.
+// Definitions of heavy functions. In a header-only program they are inline functions. With
+// JOINABLE_SEPARATE_COMPILATION the headers only declare them, and the one source file that
+// includes <joinable/src.hpp> compiles them. They are in X.ipp beside the X.hpp that declares them.
+// The same holds for members of templates for the types in JOINABLE_INSTANTIATE.
 #if !defined(JOINABLE_SEPARATE_COMPILATION)
 #define JOINABLE_HAS_DEFINITIONS 1
 #define JOINABLE_DEFINITION inline
@@ -43,8 +43,9 @@ inline constexpr std::uint32_t library_version =
 #define JOINABLE_HAS_DEFINITIONS 0
 #define JOINABLE_INSTANTIATE(...) extern template __VA_ARGS__;
 #endif
-// A program whose files differ in that does not link: the symbol is thread-local in one and not in another,
-// which no linker takes. It has no size, and what refers to it is not loaded.
+// A program that mixes both modes does not link: the symbol is thread-local in one file and not in
+// the other, which linkers refuse. The symbol has no size, and the section that refers to it is not
+// loaded.
 #if defined(__ELF__) && !defined(__CUDACC__)
 #define JOINABLE_MODE                                                                              \
     "joinable.v0.needs_JOINABLE_SEPARATE_COMPILATION_in_all_files_and_src_hpp_in_one_or_in_none"
@@ -60,9 +61,9 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #endif
 #endif
 
-// How a function with a loop over elements is compiled, so that it is as fast in a program built
-// with -O2 for every processor as in one built with -O3 for this one. Clang vectorises loops at -O2;
-// GCC does so where it is asked to.
+// Attributes of functions with a loop over elements. They make the loop as fast in a program built
+// with -O2 for every processor as in one built with -O3 for this processor. Clang vectorises loops
+// at -O2; GCC does so on request.
 #if defined(__clang__)
 #define JOINABLE_LOOP_OPTIONS
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl"
@@ -70,14 +71,15 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
-// Before a loop of at most 16 turns whose array is to live in registers. nvcc warns of the pragma.
+// For loops of at most 16 turns over an array that should stay in registers. nvcc warns of the
+// pragma.
 #if defined(__CUDACC__)
 #define JOINABLE_UNROLL
 #else
 #define JOINABLE_UNROLL _Pragma("GCC unroll 16")
 #endif
-// A product that is rounded: a compiler may fuse others with the sum that follows. Of registers, too.
-// Clang does as it is told unless it was told -ffp-contract=fast.
+// A rounded product of numbers or registers. Compilers may fuse other products with the following
+// sum. Clang follows the pragma unless -ffp-contract=fast is given.
 #if defined(__clang__)
 #define JOINABLE_ROUNDED_PRODUCT(result, a, b)                                                     \
     do {                                                                                           \
@@ -106,10 +108,10 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The instruction sets for which loops over elements exist, from the one that every processor has.
+/// The instruction sets for which loops over elements exist. Every processor has the first one.
 enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
 
-/// What this processor has. Costs a load and a test.
+/// The instruction set of this processor. Costs a load and a test.
 inline InstructionSet instruction_set() noexcept {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
@@ -123,12 +125,12 @@ inline InstructionSet instruction_set() noexcept {
     return InstructionSet::baseline;
 }
 
-/// Eight numbers of f16, and of f32.
+/// Eight numbers of f16 and of f32.
 using EightHalves [[gnu::vector_size(16)]] = short;
 using EightFloats [[gnu::vector_size(32)]] = float;
 
-// Conversions of eight numbers at once, where the processor has an instruction for them: every one
-// with AVX2 has. The builtins are what <immintrin.h> calls, which is too large to include.
+// Conversions of eight numbers at once, on processors with an instruction for them: all with AVX2.
+// <immintrin.h> calls these builtins, but is too large to include.
 #if defined(__x86_64__)
 inline constexpr bool has_half_conversions = true;
 inline constexpr bool has_streaming_stores = true; ///< movntdq and sfence
@@ -145,7 +147,7 @@ inline void widen(EightHalves const&, EightFloats&) noexcept {}
 inline void narrow(EightFloats const&, EightHalves&) noexcept {}
 #endif
 
-/// Tells the core that this is a spinning loop, so that its sibling thread gets the resources.
+/// Tells the core that this is a spin loop, so that the sibling thread gets the resources.
 inline void cpu_relax() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();

@@ -2,10 +2,10 @@
 #pragma once
 
 /// @file
-/// Everything that needs no threads: guards over a communicator of the engine's own.
+/// Everything that needs no threads: guards over an engine's own communicator.
 
-// Each header comes after those it includes: so g++ says in three lines where an error was included
-// from, not in ten, before it says what the error is.
+// Each header follows the headers it includes. g++ then needs three lines, not ten, to say where an
+// error was included from.
 // clang-format off
 #include <joinable/config.hpp>
 #include <joinable/fwd.hpp>

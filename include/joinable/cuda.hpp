@@ -2,8 +2,8 @@
 #pragma once
 
 /// @file
-/// Opt-in: memory of CUDA devices. Needs the CUDA Toolkit's headers and libcudart; any C++20 compiler.
-/// Run over a double of the CUDA runtime so far, not on a GPU yet. Kernels are in
+/// Opt-in: memory of CUDA devices. Needs the CUDA Toolkit's headers and libcudart; any C++20
+/// compiler. Tested over a double of the CUDA runtime so far, not on a GPU. Kernels are in
 /// device/cuda/kernels.hpp, which one source file compiled by nvcc includes.
 
 #include <joinable/agreement/staged_collectives.hpp>

@@ -9,13 +9,14 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What went wrong, as it travels between ranks. See `throw_failure` for the matching exception.
+/// The kind of a failure, as it is sent between ranks. See `throw_failure` for the matching
+/// exceptions.
 enum class FailureKind : std::uint8_t { peer_failed, timed_out, mismatch, communication, contract };
 
-/// Why a communicator was aborted. The first reason wins, and every rank throws it.
+/// The reason of an abort. The first reason wins, and every rank throws it.
 struct AbortReason {
     FailureKind kind = FailureKind::communication;
-    std::vector<int> ranks; ///< the culprits, ascending: who failed, did not arrive or differs
+    std::vector<int> ranks; ///< ascending: the ranks that failed, did not arrive or differ
     std::string message;
 };
 
@@ -25,48 +26,49 @@ public:
     using std::runtime_error::runtime_error;
 };
 
-/// The caller broke a documented precondition; nothing was moved because of the call.
+/// The caller violated a documented precondition; the call moved no data.
 class ContractViolation : public std::logic_error {
 public:
     using std::logic_error::logic_error;
 };
 
-/// The transport failed: the communicator is aborted. Or a file did, see Checkpoint: it is not.
+/// The transport failed, and the communicator is aborted; or a file operation failed (see
+/// Checkpoint), and it is not.
 class CommunicationError : public Error {
 public:
     using Error::Error;
 };
 
-/// A failure with culprits: one class per `FailureKind`, so that a handler can tell them apart.
+/// A failure with culprits: one class per `FailureKind`, so that handlers can distinguish them.
 template <FailureKind>
 class FailureOfRanks : public Error {
 public:
     FailureOfRanks(std::vector<int> ranks, std::string const& message)
         : Error{message}, ranks_{std::move(ranks)} {}
 
-    /// The culprits, ascending. Empty only where the communicator cannot tell.
+    /// The culprits, ascending. Empty only if the communicator does not know them.
     [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
 
 private:
     std::vector<int> ranks_;
 };
 
-/// Another rank threw, died or left: `rank()` is the lowest that did.
+/// Another rank threw, died or left. `rank()` is the lowest such rank.
 class PeerFailed : public FailureOfRanks<FailureKind::peer_failed> {
 public:
     using FailureOfRanks::FailureOfRanks;
     [[nodiscard]] int rank() const noexcept { return ranks().empty() ? -1 : ranks().front(); }
 };
 
-/// Some ranks did not arrive within the deadline: `missing()` where the communicator can tell.
+/// Some ranks did not arrive before the deadline: `missing()`, if the communicator knows them.
 class TimedOut : public FailureOfRanks<FailureKind::timed_out> {
 public:
     using FailureOfRanks::FailureOfRanks;
     [[nodiscard]] std::vector<int> const& missing() const noexcept { return ranks(); }
 };
 
-/// Ranks do different things where all must do the same: `ranks()` are those that differ from
-/// the lowest rank. No data moved.
+/// Ranks do different things where all must do the same. `ranks()` are the ranks that differ from
+/// the lowest rank. No data was moved.
 class Mismatch : public FailureOfRanks<FailureKind::mismatch> {
 public:
     using FailureOfRanks::FailureOfRanks;
@@ -85,7 +87,7 @@ private:
     std::vector<int> ranks_;
 };
 
-/// Throws the exception that stands for `reason`: the same type and text on every rank.
+/// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
     switch (reason.kind) {
     case FailureKind::peer_failed: throw PeerFailed{reason.ranks, reason.message};

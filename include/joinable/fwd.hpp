@@ -5,7 +5,7 @@
 #include <cstdint>
 
 /// @file
-/// Declarations of everything that other code specialises or names before it is defined.
+/// Declarations of everything that other code may specialise or name before its definition.
 ///
 /// Customization points. Class templates whose primary is undefined or a default:
 /// | template               | adapts                                       | header                 |
@@ -14,13 +14,13 @@
 /// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
 /// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
 ///
-/// Optional members, const, of a participant, and static ones of a keyword:
-/// | member                 | says                                         | header                 |
+/// Optional const members of a participant, and static members of a keyword:
+/// | member                 | meaning                                      | header                 |
 /// |------------------------|----------------------------------------------|------------------------|
-/// | `join_name()`          | how guards and error texts call it           | join/joinable.hpp      |
+/// | `join_name()`          | the name in guards and error texts           | join/joinable.hpp      |
 /// | `agree_on(list)`       | what ranks compare when they enter a guard   | join/joinable.hpp      |
 /// | `K::agree_on(list, v)` | how ranks compare values of a keyword        | hook/keywords.hpp      |
-/// | `K::per_rank`          | that they do not                             | hook/keywords.hpp      |
+/// | `K::per_rank`          | ranks do not compare values of a keyword     | hook/keywords.hpp      |
 
 namespace joinable { inline namespace v0 {
 

@@ -2,11 +2,11 @@
 #pragma once
 
 /// @file
-/// Everything: the core, the communicators that come with it, what plans buckets ahead of time, what
-/// deals data to ranks, and what adapts models of one memory or of
-/// several tensor types.
+/// Everything: the core, its communicators, the planning of buckets, the dealing of data to ranks,
+/// and adapters for models with one memory or with several tensor types.
 
-// The core first, which orders its own so that errors say in few lines where they were included from.
+// The core comes first. It orders its own headers so that errors need few lines to say where they
+// were included from.
 // clang-format off
 #include <joinable/core.hpp>
 #include <joinable/bucket/bucketed_view.hpp>

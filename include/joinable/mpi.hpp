@@ -2,8 +2,8 @@
 #pragma once
 
 /// @file
-/// Ranks of MPI, on any number of machines. Needs an MPI of version 3 or later, such as Open MPI or
-/// MPICH: link joinable::mpi, or compile with mpicxx.
+/// MPI ranks on any number of machines. Needs MPI 3 or later, such as Open MPI or MPICH: link
+/// joinable::mpi, or compile with mpicxx.
 
 #include <joinable/communicator/mpi/communicator.hpp>
 #include <joinable/communicator/mpi/options.hpp>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// @file
-/// Opt-in: communicators of GPUs over NCCL. Needs its header and CUDA's, and libraries nccl and cudart:
-/// in CMake, the target joinable::nccl.
+/// Opt-in: GPU communicators over NCCL. Needs the headers of NCCL and CUDA and the libraries nccl
+/// and cudart; in CMake, the target joinable::nccl.
 
 #include <joinable/agreement/staged_collectives.hpp>
 #include <joinable/communicator/nccl/collectives.hpp>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// @file
-/// Opt-in: steps as CUDA graphs, over NCCL. Needs what <joinable/nccl.hpp> needs, and CUDA 12.3. Run over
-/// doubles of CUDA and NCCL so far, not on a GPU yet.
+/// Opt-in: steps as CUDA graphs, over NCCL. Needs CUDA 12.3 and everything that <joinable/nccl.hpp>
+/// needs. Tested over doubles of CUDA and NCCL so far, not on a GPU.
 
 #include <joinable/nccl.hpp>
 #include <joinable/participant/captured_step.hpp>

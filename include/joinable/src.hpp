@@ -2,8 +2,9 @@
 #pragma once
 
 /// @file
-/// What JOINABLE_SEPARATE_COMPILATION leaves to one source file of a program, which includes this header
-/// and nothing else of the library before it. The target joinable::compiled has such a file.
+/// The definitions that JOINABLE_SEPARATE_COMPILATION leaves to one source file of a program. That
+/// file includes this header before any other header of the library. The target joinable::compiled
+/// has such a file.
 #define JOINABLE_SOURCE
 #include <joinable/join.hpp>
 #include <joinable/tcp.hpp>

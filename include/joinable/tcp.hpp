@@ -2,8 +2,8 @@
 #pragma once
 
 /// @file
-/// Small collectives between machines, without MPI: the control communicator of a guard whose
-/// gradients are moved by something else. Needs the sockets of Linux, no other library.
+/// Small collectives between machines, without MPI: a control communicator for guards whose
+/// gradients are moved by another library. Needs the sockets of Linux and no other library.
 
 #include <joinable/communicator/tcp/communicator.hpp>
 #include <joinable/communicator/tcp/listener.hpp>

@@ -2,7 +2,8 @@
 #pragma once
 
 /// @file
-/// Sharded optimizers: what ZeRO needs beside <joinable/join.hpp>, which this includes.
+/// Sharded optimizers: what ZeRO needs in addition to <joinable/join.hpp>, which this header
+/// includes.
 
 #include <joinable/join.hpp>
 #include <joinable/optimizer/before_step.hpp>

@@ -41,8 +41,8 @@
 
 // ---- joinable/config.hpp
 
-// The only header with conditional compilation: what differs between compilers and systems is
-// named here once, everything else is the same text for every flag set.
+// The only header with conditional compilation. It names the differences between compilers and
+// systems; all other text is the same for every set of flags.
 
 #if __cplusplus < 202002L
 #error "joinable needs C++20: compile with -std=c++20"
@@ -59,16 +59,16 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The version of this library; ranks compare it when they enter a guard together.
+/// The version of this library. Ranks compare it when they enter a guard together.
 inline constexpr std::uint32_t library_version =
     JOINABLE_VERSION_MAJOR * 10'000 + JOINABLE_VERSION_MINOR * 100 + JOINABLE_VERSION_PATCH;
 
 }} // namespace joinable::v0
 
-// Where heavy functions are defined. A header-only program has all of them as inline functions. Where
-// JOINABLE_SEPARATE_COMPILATION is defined, headers declare them, and the one source file that includes
-// <joinable/src.hpp> compiles them. They lie in X.ipp beside the X.hpp that declares them. So do members
-// of templates for the types that JOINABLE_INSTANTIATE names.
+// Definitions of heavy functions. In a header-only program they are inline functions. With
+// JOINABLE_SEPARATE_COMPILATION the headers only declare them, and the one source file that
+// includes <joinable/src.hpp> compiles them. They are in X.ipp beside the X.hpp that declares them.
+// The same holds for members of templates for the types in JOINABLE_INSTANTIATE.
 #if !defined(JOINABLE_SEPARATE_COMPILATION)
 #define JOINABLE_HAS_DEFINITIONS 1
 #define JOINABLE_DEFINITION inline
@@ -81,8 +81,9 @@ inline constexpr std::uint32_t library_version =
 #define JOINABLE_HAS_DEFINITIONS 0
 #define JOINABLE_INSTANTIATE(...) extern template __VA_ARGS__;
 #endif
-// A program whose files differ in that does not link: the symbol is thread-local in one and not in another,
-// which no linker takes. It has no size, and what refers to it is not loaded.
+// A program that mixes both modes does not link: the symbol is thread-local in one file and not in
+// the other, which linkers refuse. The symbol has no size, and the section that refers to it is not
+// loaded.
 #if defined(__ELF__) && !defined(__CUDACC__)
 #define JOINABLE_MODE                                                                              \
     "joinable.v0.needs_JOINABLE_SEPARATE_COMPILATION_in_all_files_and_src_hpp_in_one_or_in_none"
@@ -98,9 +99,9 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #endif
 #endif
 
-// How a function with a loop over elements is compiled, so that it is as fast in a program built
-// with -O2 for every processor as in one built with -O3 for this one. Clang vectorises loops at -O2;
-// GCC does so where it is asked to.
+// Attributes of functions with a loop over elements. They make the loop as fast in a program built
+// with -O2 for every processor as in one built with -O3 for this processor. Clang vectorises loops
+// at -O2; GCC does so on request.
 #if defined(__clang__)
 #define JOINABLE_LOOP_OPTIONS
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl"
@@ -108,14 +109,15 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
-// Before a loop of at most 16 turns whose array is to live in registers. nvcc warns of the pragma.
+// For loops of at most 16 turns over an array that should stay in registers. nvcc warns of the
+// pragma.
 #if defined(__CUDACC__)
 #define JOINABLE_UNROLL
 #else
 #define JOINABLE_UNROLL _Pragma("GCC unroll 16")
 #endif
-// A product that is rounded: a compiler may fuse others with the sum that follows. Of registers, too.
-// Clang does as it is told unless it was told -ffp-contract=fast.
+// A rounded product of numbers or registers. Compilers may fuse other products with the following
+// sum. Clang follows the pragma unless -ffp-contract=fast is given.
 #if defined(__clang__)
 #define JOINABLE_ROUNDED_PRODUCT(result, a, b)                                                     \
     do {                                                                                           \
@@ -144,10 +146,10 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The instruction sets for which loops over elements exist, from the one that every processor has.
+/// The instruction sets for which loops over elements exist. Every processor has the first one.
 enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
 
-/// What this processor has. Costs a load and a test.
+/// The instruction set of this processor. Costs a load and a test.
 inline InstructionSet instruction_set() noexcept {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
@@ -161,12 +163,12 @@ inline InstructionSet instruction_set() noexcept {
     return InstructionSet::baseline;
 }
 
-/// Eight numbers of f16, and of f32.
+/// Eight numbers of f16 and of f32.
 using EightHalves [[gnu::vector_size(16)]] = short;
 using EightFloats [[gnu::vector_size(32)]] = float;
 
-// Conversions of eight numbers at once, where the processor has an instruction for them: every one
-// with AVX2 has. The builtins are what <immintrin.h> calls, which is too large to include.
+// Conversions of eight numbers at once, on processors with an instruction for them: all with AVX2.
+// <immintrin.h> calls these builtins, but is too large to include.
 #if defined(__x86_64__)
 inline constexpr bool has_half_conversions = true;
 inline constexpr bool has_streaming_stores = true; ///< movntdq and sfence
@@ -183,7 +185,7 @@ inline void widen(EightHalves const&, EightFloats&) noexcept {}
 inline void narrow(EightFloats const&, EightHalves&) noexcept {}
 #endif
 
-/// Tells the core that this is a spinning loop, so that its sibling thread gets the resources.
+/// Tells the core that this is a spin loop, so that the sibling thread gets the resources.
 inline void cpu_relax() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -197,7 +199,7 @@ inline void cpu_relax() noexcept {
 // ---- joinable/fwd.hpp
 
 /// @file
-/// Declarations of everything that other code specialises or names before it is defined.
+/// Declarations of everything that other code may specialise or name before its definition.
 ///
 /// Customization points. Class templates whose primary is undefined or a default:
 /// | template               | adapts                                       | header                 |
@@ -206,13 +208,13 @@ inline void cpu_relax() noexcept {
 /// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
 /// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
 ///
-/// Optional members, const, of a participant, and static ones of a keyword:
-/// | member                 | says                                         | header                 |
+/// Optional const members of a participant, and static members of a keyword:
+/// | member                 | meaning                                      | header                 |
 /// |------------------------|----------------------------------------------|------------------------|
-/// | `join_name()`          | how guards and error texts call it           | join/joinable.hpp      |
+/// | `join_name()`          | the name in guards and error texts           | join/joinable.hpp      |
 /// | `agree_on(list)`       | what ranks compare when they enter a guard   | join/joinable.hpp      |
 /// | `K::agree_on(list, v)` | how ranks compare values of a keyword        | hook/keywords.hpp      |
-/// | `K::per_rank`          | that they do not                             | hook/keywords.hpp      |
+/// | `K::per_rank`          | ranks do not compare values of a keyword     | hook/keywords.hpp      |
 
 namespace joinable { inline namespace v0 {
 
@@ -249,13 +251,14 @@ struct JoinResult;
 
 namespace joinable { inline namespace v0 {
 
-/// What went wrong, as it travels between ranks. See `throw_failure` for the matching exception.
+/// The kind of a failure, as it is sent between ranks. See `throw_failure` for the matching
+/// exceptions.
 enum class FailureKind : std::uint8_t { peer_failed, timed_out, mismatch, communication, contract };
 
-/// Why a communicator was aborted. The first reason wins, and every rank throws it.
+/// The reason of an abort. The first reason wins, and every rank throws it.
 struct AbortReason {
     FailureKind kind = FailureKind::communication;
-    std::vector<int> ranks; ///< the culprits, ascending: who failed, did not arrive or differs
+    std::vector<int> ranks; ///< ascending: the ranks that failed, did not arrive or differ
     std::string message;
 };
 
@@ -265,48 +268,49 @@ public:
     using std::runtime_error::runtime_error;
 };
 
-/// The caller broke a documented precondition; nothing was moved because of the call.
+/// The caller violated a documented precondition; the call moved no data.
 class ContractViolation : public std::logic_error {
 public:
     using std::logic_error::logic_error;
 };
 
-/// The transport failed: the communicator is aborted. Or a file did, see Checkpoint: it is not.
+/// The transport failed, and the communicator is aborted; or a file operation failed (see
+/// Checkpoint), and it is not.
 class CommunicationError : public Error {
 public:
     using Error::Error;
 };
 
-/// A failure with culprits: one class per `FailureKind`, so that a handler can tell them apart.
+/// A failure with culprits: one class per `FailureKind`, so that handlers can distinguish them.
 template <FailureKind>
 class FailureOfRanks : public Error {
 public:
     FailureOfRanks(std::vector<int> ranks, std::string const& message)
         : Error{message}, ranks_{std::move(ranks)} {}
 
-    /// The culprits, ascending. Empty only where the communicator cannot tell.
+    /// The culprits, ascending. Empty only if the communicator does not know them.
     [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
 
 private:
     std::vector<int> ranks_;
 };
 
-/// Another rank threw, died or left: `rank()` is the lowest that did.
+/// Another rank threw, died or left. `rank()` is the lowest such rank.
 class PeerFailed : public FailureOfRanks<FailureKind::peer_failed> {
 public:
     using FailureOfRanks::FailureOfRanks;
     [[nodiscard]] int rank() const noexcept { return ranks().empty() ? -1 : ranks().front(); }
 };
 
-/// Some ranks did not arrive within the deadline: `missing()` where the communicator can tell.
+/// Some ranks did not arrive before the deadline: `missing()`, if the communicator knows them.
 class TimedOut : public FailureOfRanks<FailureKind::timed_out> {
 public:
     using FailureOfRanks::FailureOfRanks;
     [[nodiscard]] std::vector<int> const& missing() const noexcept { return ranks(); }
 };
 
-/// Ranks do different things where all must do the same: `ranks()` are those that differ from
-/// the lowest rank. No data moved.
+/// Ranks do different things where all must do the same. `ranks()` are the ranks that differ from
+/// the lowest rank. No data was moved.
 class Mismatch : public FailureOfRanks<FailureKind::mismatch> {
 public:
     using FailureOfRanks::FailureOfRanks;
@@ -325,7 +329,7 @@ private:
     std::vector<int> ranks_;
 };
 
-/// Throws the exception that stands for `reason`: the same type and text on every rank.
+/// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
     switch (reason.kind) {
     case FailureKind::peer_failed: throw PeerFailed{reason.ranks, reason.message};
@@ -608,14 +612,14 @@ std::string to_text(Number number) {
     return std::to_string(number);
 }
 
-/// Six significant digits, as short as they can be: "0.5", "300", "1e-07".
+/// Six significant digits in the shortest form: "0.5", "300", "1e-07".
 inline std::string to_text(double number) {
     std::array<char, 32> text{};
     std::snprintf(text.data(), text.size(), "%g", number);
     return text.data();
 }
 
-/// "3", "3 and 5", "1, 3 and 5": how error texts list ranks and indices.
+/// "3", "3 and 5", "1, 3 and 5": the form of ranks and indices in error texts.
 template <class Number>
 std::string to_text(std::vector<Number> const& numbers) {
     std::string text;
@@ -628,8 +632,8 @@ std::string to_text(std::vector<Number> const& numbers) {
     return text;
 }
 
-/// A piece of a text, and how it is written. concat() is called with so many lists of types that what
-/// each of them compiles to must be small.
+/// A piece of a text and the function that appends it. concat() is instantiated for very many lists
+/// of types, so the code of each instance must be small.
 struct TextPiece {
     void const* piece;
     void (*append)(std::string& text, void const* piece);
@@ -641,7 +645,7 @@ TextPiece text_piece(Piece const& piece) noexcept {
                 text += to_text(*static_cast<Piece const*>(from));
             }};
 }
-inline TextPiece text_piece(char const* piece) noexcept { // of literals, too, whatever their length
+inline TextPiece text_piece(char const* piece) noexcept { // also for literals of any length
     return {piece, [](std::string& text, void const* from) {
                 text += static_cast<char const*>(from);
             }};
@@ -4554,8 +4558,8 @@ template <Communicator Comm, class Out>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// FNV-1a with 64 bits: the same on every machine. Two inputs collide by accident once in 2^64, and
-/// on purpose easily.
+/// FNV-1a with 64 bits, the same on every machine. Two inputs collide by accident once in 2^64;
+/// collisions on purpose are easy.
 class Hash {
 public:
     constexpr Hash& add(std::string_view bytes) noexcept {
@@ -4596,8 +4600,8 @@ inline constexpr bool is_optional<std::optional<V>> = true;
 template <class V>
 using element_of = std::remove_cvref_t<decltype(*std::begin(std::declval<V const&>()))>;
 
-/// Whether AgreementList can hold a value: a number, an enumerator, a string, a range or an optional
-/// of these.
+/// Whether AgreementList can hold a value: a number, an enumerator, a string, or a range or an
+/// optional of these.
 template <class V>
 consteval bool is_agreeable() {
     if constexpr (std::is_arithmetic_v<V> || std::is_enum_v<V> ||
@@ -4606,7 +4610,7 @@ consteval bool is_agreeable() {
     } else if constexpr (is_optional<V>) {
         return is_agreeable<typename V::value_type>();
     } else if constexpr (requires { typename element_of<V>; }) {
-        if constexpr (!std::is_same_v<element_of<V>, V>) { // as a path's is
+        if constexpr (!std::is_same_v<element_of<V>, V>) { // a path's element is a path
             return is_agreeable<element_of<V>>();
         }
     }
@@ -4621,7 +4625,7 @@ inline std::string in_quotes(std::string_view string) {
     return text + '"';
 }
 
-/// A text that no other value of the type has. Strings are quoted in ranges and optionals.
+/// A text that no other value of the type has. In ranges and optionals, strings are quoted.
 template <class V>
 std::string agreed_text(V const& value, bool is_inside = false) {
     if constexpr (std::is_same_v<V, bool>) {
@@ -4629,7 +4633,7 @@ std::string agreed_text(V const& value, bool is_inside = false) {
     } else if constexpr (std::is_enum_v<V>) {
         return agreed_text(static_cast<std::underlying_type_t<V>>(value));
     } else if constexpr (std::is_floating_point_v<V>) {
-        std::array<char, 64> text{}; // the shortest one that gives the number back
+        std::array<char, 64> text{}; // the shortest text that reads back as the number
         return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
     } else if constexpr (std::is_integral_v<V>) {
         return std::to_string(value);
@@ -4649,13 +4653,14 @@ std::string agreed_text(V const& value, bool is_inside = false) {
 
 } // namespace detail
 
-/// What ranks must say alike: labels and values, in the order in which they are compared. A
-/// participant adds what its ranks compute with in `void agree_on(AgreementList& list) const`, which
-/// a guard calls when it is entered. An item is its two texts: its hash follows from them.
+/// The labels and values that must be the same on all ranks, in the order in which they are
+/// compared. A participant lists what its ranks must share in
+/// `void agree_on(AgreementList& list) const`; a guard calls it when it is entered. An item
+/// consists of its two texts, and its hash follows from them.
 class AgreementList {
 public:
-    /// `value` is a number, an enumerator, a string, or a range or an optional of these. Floating
-    /// point numbers are compared by their bits, apart from those of NaNs.
+    /// `value` is a number, an enumerator, a string, or a range or an optional of these.
+    /// Floating-point numbers are compared by their bits, except for NaNs.
     template <class V>
     void add(std::string_view label, V const& value) {
         static_assert(
@@ -4666,7 +4671,7 @@ public:
         items_.push_back({title_ + std::string{label}, detail::agreed_text(value)});
     }
 
-    /// The labels of items that follow begin with `title`: "options differ: ".
+    /// The labels of the following items begin with `title`, such as "options differ: ".
     void begin_section(std::string title) { title_ = std::move(title); }
 
     struct Item {
@@ -4675,7 +4680,7 @@ public:
     };
     [[nodiscard]] std::vector<Item> const& items() const noexcept { return items_; }
 
-    /// The hash of an item; 0 behind the last one.
+    /// The hash of an item; 0 beyond the last one.
     [[nodiscard]] std::uint64_t hash(std::size_t i) const noexcept {
         if (i >= items_.size()) {
             return 0;
@@ -4684,7 +4689,8 @@ public:
         detail::Hash const hash = detail::Hash{}.add(label).add(value).add(value.size());
         return (std::max)(hash.value(), std::uint64_t{1});
     }
-    /// Of item `first` and all that follow; a function of hash(first) and hash_from(first + 1).
+    /// The hash of item `first` and all items after it; a function of hash(first) and
+    /// hash_from(first + 1).
     [[nodiscard]] std::uint64_t hash_from(std::size_t first) const noexcept {
         std::uint64_t rest = 0;
         for (std::size_t i = items_.size(); i > first; --i) {
@@ -4718,7 +4724,7 @@ concept has_end_hook = requires(H& hook) { hook.end_hook(); } || requires { &H::
 template <class H>
 concept has_post_hook = has_post_hook_of_result<H> || requires(H& hook) { hook.post_hook(bool{}); };
 template <class H>
-concept names_main_hook = requires { &H::main_hook; }; // whatever its parameters are
+concept names_main_hook = requires { &H::main_hook; }; // with any parameters
 template <class H>
 concept names_post_hook = requires { &H::post_hook; };
 template <class H>
@@ -4734,7 +4740,7 @@ inline constexpr bool gives_notice = requires { requires H::gives_notice; };
 
 /// What a joined rank runs in place of a participant.
 ///
-/// `hook` is an lvalue of `H`; constructed in place, need not be movable.
+/// `hook` is an lvalue of `H`. It is constructed in place and need not be movable.
 /// | expression                                | meaning                                          |
 /// |-------------------------------------------|--------------------------------------------------|
 /// | `hook.main_hook()` or                     | runs the collectives of one round, the same and  |
@@ -4743,16 +4749,16 @@ inline constexpr bool gives_notice = requires { requires H::gives_notice; };
 /// | `hook.post_hook(result)`                  | or the guard was stopped                         |
 /// | `hook.end_hook()` (optional)              | local; runs once after the post hooks of all     |
 /// |                                           | participants                                     |
-/// | `H::takes_part(round)` (optional, static) | whether the round concerns it; may ask a Round   |
-/// |                                           | for its number, phase and will_sync only         |
+/// | `H::takes_part(round)` (optional, static) | whether it takes part in the round; may read     |
+/// |                                           | only number, phase and will_sync of the Round    |
 /// | `H::gives_notice` (optional, static bool) | its participant's notification carries a notice, |
 /// |                                           | so it must be the first of a round               |
 ///
-/// Where it runs among other hooks: hook/ordering.hpp.
+/// hook/ordering.hpp describes where it runs among other hooks.
 template <class H>
 concept JoinHook = detail::has_main_hook<H> && detail::has_post_hook<H>;
 
-/// Says in one sentence what a class lacks to be a JoinHook.
+/// Says in one sentence why a class is not a JoinHook.
 template <class H>
 consteval bool models_join_hook() {
     static_assert(
@@ -4787,7 +4793,7 @@ consteval bool models_join_hook() {
 
 namespace joinable { inline namespace v0 {
 
-/// One `keyword = value` as it was given to a guard.
+/// One `keyword = value`, as given to a guard.
 template <class K>
 struct KeywordArgument {
     typename K::value_type value;
@@ -4795,7 +4801,8 @@ struct KeywordArgument {
 
 namespace detail {
 
-/// No silent change of meaning: a flag takes flags only, and a whole number no fraction.
+/// Refuses silent changes of meaning: a flag takes only flags, and a whole number takes no
+/// fraction.
 template <class From, class To>
 concept keyword_value = std::convertible_to<From, To> &&
                         std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
@@ -4817,9 +4824,9 @@ inline constexpr bool is_per_rank = requires { requires K::per_rank; };
 /// } sync_max_count{};
 /// @endcode
 /// `sync_max_count = true` is then an argument of `Join`, and `args.get(sync_max_count, false)`
-/// reads it in `join_hook`. The value must be the same on every rank, or must be given on none, unless
-/// `K` has a `static constexpr bool per_rank = true`. Numbers, enumerators, strings, ranges and
-/// optionals of these are compared; for another type `K` has a
+/// reads it in `join_hook`. The value must be the same on every rank or given on none, unless `K`
+/// has a `static constexpr bool per_rank = true`. Numbers, enumerators, strings, ranges and
+/// optionals of these are compared. For another type `K` needs a
 /// `static void agree_on(AgreementList& list, V const& value)`.
 template <class K, class V>
 struct keyword {
@@ -4835,8 +4842,8 @@ struct keyword {
 template <class... Ks>
 struct keywords {};
 
-/// What a joinable's `join_hook` receives: one type whatever was passed, so that the type of the
-/// hook does not depend on the call.
+/// The keyword values that `join_hook` receives. The type is the same whichever keywords were
+/// given, so the hook's type does not depend on the call.
 template <class Keywords>
 class arguments;
 
@@ -4886,7 +4893,7 @@ inline constexpr bool accepts_keyword = false;
 template <class K, class... Ks>
 inline constexpr bool accepts_keyword<K, keywords<Ks...>> = (std::same_as<K, Ks> || ...);
 
-/// Named by the compiler when its assertion fails, so that the message shows the keyword.
+/// A function template, so that a failing assertion shows the keyword.
 template <class K, std::size_t TimesGiven, class... AcceptedKeywords>
 consteval bool check_keyword() {
     static_assert(
@@ -4908,30 +4915,30 @@ consteval bool check_keyword() {
 
 namespace joinable { inline namespace v0 {
 
-/// A list of labels: what a hook runs before or after.
+/// A list of labels, for what a hook runs before or after.
 template <class... Labels>
 struct labels_of {};
 
-/// Labels that hooks of this library carry; an engine adds its own types freely.
+/// Labels of this library's hooks. An engine may add types of its own.
 namespace labels {
 struct gradients; ///< gradients are reduced here
 struct shards;    ///< sharded optimizer state is exchanged here
 struct step;      ///< a plain optimizer steps here
 } // namespace labels
 
-/// Where a hook runs among the hooks of one guard. The default reads the hook's own members, all
+/// Places a hook among the hooks of one guard. The default reads the hook's own members, all
 /// optional: `label` (default: the hook's type), `runs_before`, `runs_after` (labels_of<...>), and
-/// `post_runs_before`, `post_runs_after` for the post hooks where their order differs. To place a
-/// hook of another library, specialise this with `label`, `before`, `after` and, if need be,
-/// `post_before`, `post_after`. A label that no hook of the guard carries constrains nothing.
-/// Among hooks that may come next, those that give notices come first, then the argument order
-/// decides. Meant for up to 31 hooks in one guard.
+/// `post_runs_before`, `post_runs_after` if the post hooks run in another order. To place a hook of
+/// another library, specialise this with `label`, `before`, `after` and, if needed, `post_before`,
+/// `post_after`. A label that no hook of the guard carries constrains nothing. Among hooks that may
+/// come next, hooks that give notices come first; then the argument order decides. Meant for up to
+/// 31 hooks in one guard.
 template <class Hook>
 struct hook_order {};
 
 namespace detail {
 
-// What a hook declares: hook_order's member, else the hook's own, else a default.
+// The declarations of a hook: hook_order's member, else the hook's own, else a default.
 template <class H>
 struct label_of : std::type_identity<H> {};
 template <class H>
@@ -5031,9 +5038,9 @@ consteval auto edges_of() {
     return edges;
 }
 
-/// Kahn's algorithm (1962) that always takes the lowest index which is ready, `preferred` ones
-/// first: unique, stable, and the same on every rank. What is left over is peeled from its end too,
-/// so that only hooks on a cycle remain to be blamed.
+/// Kahn's algorithm (1962), always taking the lowest ready index, `preferred` ones first. The order
+/// is unique, stable, and the same on every rank. Hooks that remain are also peeled from the end,
+/// so that only hooks on a cycle are blamed.
 template <std::size_t N>
 constexpr Order<N> solve(Edges<N> const& edges, std::array<bool, N> const& preferred) {
     Order<N> order;
@@ -5075,7 +5082,7 @@ constexpr Order<N> solve(Edges<N> const& edges, std::array<bool, N> const& prefe
     return order;
 }
 
-/// Named by the compiler when its assertion fails, so that the message shows the hooks.
+/// A class template, so that a failing assertion shows the hooks.
 template <class... Hooks>
 struct hooks_on_cycle {
     static_assert(
@@ -5122,15 +5129,15 @@ struct ordered_hooks {
 
 namespace joinable { inline namespace v0 {
 
-/// All that bucket assignment asks of a tensor. Give it in place of tensors that have no memory
-/// yet: a layout can then be computed before the model is made, or by the compiler.
+/// The properties of a tensor that bucket assignment needs. It can replace tensors that have no
+/// memory yet, so a layout can be computed before the model is made, or at compile time.
 struct TensorSize {
     std::size_t numel = 0;
     DType dtype = DType::f32;
     DeviceId device = {};
 
     [[nodiscard]] constexpr std::size_t bytes() const noexcept { return numel * size_of(dtype); }
-    /// Whether tensors of both sizes may share a bucket: it has one dtype and is on one device.
+    /// Whether tensors of both sizes may share a bucket, which has one dtype and one device.
     [[nodiscard]] constexpr bool shares_buckets_with(TensorSize const& other) const noexcept {
         return dtype == other.dtype && device == other.device;
     }
@@ -5154,7 +5161,7 @@ template <has_tensor_size T>
     } else if constexpr (Tensor<T>) {
         return {joinable::numel(object), joinable::dtype(object), joinable::device(object)};
     } else {
-        // Traits take parameters that can be written; nothing is written for a size.
+        // Traits take mutable parameters, but the size is only read.
         return tensor_size_of(*parameter_traits<Object>::value(const_cast<Object&>(object)));
     }
 }
@@ -5167,8 +5174,8 @@ template <has_tensor_size T>
 
 namespace joinable { inline namespace v0 {
 
-/// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
-/// tensor, which is alone in its bucket).
+/// The tensors of each bucket, and the limit in bytes that the bucket was cut by (0 for a sparse
+/// tensor, which has a bucket of its own).
 struct BucketAssignment {
     std::vector<std::vector<std::size_t>> buckets;
     std::vector<std::size_t> limits;
@@ -5204,8 +5211,8 @@ constexpr void check_assignment_input(
             " indices"
         )};
     }
-    // Vectors are filled with a value: what libstdc++ 12 does without one is no constant expression
-    // to clang, and neither is its std::vector<bool>.
+    // Vectors are filled with a value: what libstdc++ 12 does without one is not a constant
+    // expression for clang, and neither is its std::vector<bool>.
     std::vector<unsigned char> seen(indices.empty() ? 0 : count, 0);
     for (std::size_t const index : indices) {
         if (index >= count || seen[index]) {
@@ -5223,17 +5230,19 @@ constexpr void check_assignment_input(
 
 } // namespace detail
 
-/// Cuts tensors into buckets of one dtype and device each, in order: a bucket closes after the
-/// tensor with which it reaches its limit in bytes, and the next bucket of that dtype and device
-/// gets the next limit (the last one repeats). Tensors flagged in `expect_sparse` are alone.
+/// Cuts tensors into buckets of one dtype and device each, in order. A bucket closes after the
+/// tensor with which it reaches its limit in bytes. The next bucket of that dtype and device gets
+/// the next limit; the last limit repeats. Tensors flagged in `expect_sparse` are alone in their
+/// buckets.
 ///
 /// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
-/// lowest tensor; with it they stay in the order in which they closed, those left open at the end
-/// by the first tensor of their dtype and device, so that the result is the same everywhere.
-/// Local; also in constant expressions. `tensors` is a random-access range of Tensors, Parameters
-/// or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
+/// lowest tensor. With it they stay in the order in which they closed; buckets left open at the end
+/// follow in the order of the first tensor of their dtype and device. So the result is the same
+/// everywhere. Local; also in constant expressions. `tensors` is a random-access range of Tensors,
+/// Parameters or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
 /// Complexity: linear in the tensors times the number of different dtypes and devices.
-/// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
+/// @throws ContractViolation  there are no tensors or limits, sizes differ, or the indices are not
+///         a permutation.
 template <class Tensors>
 [[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
     Tensors const& tensors,
@@ -5247,7 +5256,7 @@ template <class Tensors>
         "Parameter, or be a TensorSize; specialise joinable::tensor_traits for their type"
     );
     struct Open {
-        TensorSize kind; ///< of its first tensor: who may join
+        TensorSize kind; ///< the first tensor's dtype and device
         std::size_t limit_index = 0;
         std::size_t bytes = 0;
         std::vector<std::size_t> members;
@@ -5328,49 +5337,50 @@ template <class Tensors>
 
 namespace joinable { inline namespace v0 {
 
-/// What a rank's gradients are when it has joined a guard and shadows the reductions of the others.
+/// The gradients of a rank that has joined a guard and shadows the reductions of the others.
 enum class JoinedGradients : std::uint8_t {
-    /// The averages, while the guard lives; when it ends, zeros where a reduction that this rank
-    /// shadowed wrote last: for engines that zero gradients, be it before the pass or after the step.
-    /// Where a shadowed round reduces nothing, because no rank uses a parameter, zeros at once, or a
-    /// Step would take an earlier average again.
+    /// The averages during the guard. When it ends, zeros in every gradient whose last write was a
+    /// reduction that this rank shadowed: for engines that zero gradients before the pass or after
+    /// the step. If a shadowed round reduces nothing, because no rank uses a parameter, its
+    /// gradient is zeroed at once, or a Step would use an earlier average again.
     zeroed_at_end,
-    /// The averages, also when the guard has ended: for engines that never zero them.
+    /// The averages, also after the guard has ended: for engines that never zero gradients.
     kept,
-    /// As this rank's last own round left them, as in PyTorch. Not beside a Step; needs
-    /// JoinOptions::carry_accumulated = false. Where gradients may lie in buckets (set_grad) it
-    /// allocates as much memory again.
+    /// The gradients of this rank's last own round, as in PyTorch. Not together with a Step; needs
+    /// JoinOptions::carry_accumulated = false. If gradients may lie in buckets (set_grad) it
+    /// allocates the same memory again.
     untouched,
 };
 
-/// What a rank sends of a parameter that its pass does not use, where another rank does.
+/// What a rank sends for a parameter that its pass does not use, but another rank's does.
 enum class UnusedGradients : std::uint8_t {
     zero, ///< zeros, and what it accumulated in rounds that did not sync
-    held, ///< what the gradient holds, be it of a round that was reduced, as in PyTorch
+    held, ///< the gradient's contents, even of a reduced round, as in PyTorch
 };
 
 /// How gradients are cut into buckets. The same on every rank.
 struct BucketOptions {
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
-    /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
-    /// communication starts early.
+    /// The limit of the bucket that is launched first, at most bucket_cap_bytes. It is small, so
+    /// that communication starts early.
     std::size_t first_bucket_bytes = std::size_t{1} << 20U;
-    /// Gradients live in the buckets and are never copied; needs parameter_traits::set_grad for
-    /// every parameter. They are valid as long as the reducer.
+    /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
+    /// every parameter. The gradients are valid as long as the reducer.
     bool gradient_as_bucket_view = false;
-    /// Parameters may go without a gradient in an iteration: the engine says which before backward,
-    /// and ranks exchange one small map per iteration. What no rank uses is neither sent nor
-    /// touched; what another rank uses gets the average.
+    /// Parameters may have no gradient in an iteration. The engine names them before backward, and
+    /// ranks exchange one small map per iteration. A parameter that no rank uses is neither sent
+    /// nor touched; one that another rank uses gets the average.
     bool find_unused = false;
-    /// Every iteration uses the same parameters, equally often: recorded in a rank's first one,
-    /// checked in all others. Finds unused parameters by itself, and sends one map in all.
+    /// Every iteration uses the same parameters equally often. A rank records them in its first
+    /// iteration and checks all others. Finds unused parameters by itself and sends one map in
+    /// total.
     bool static_graph = false;
-    /// Limits of the first bucket, the second and so on; the last one repeats. Given, they stand in
-    /// for the two limits above.
+    /// Limits of the first bucket, the second and so on; the last one repeats. If given, they
+    /// replace the two limits above.
     std::vector<std::size_t> bucket_caps_bytes = {};
-    /// Until the order in which gradients become ready is known there is one bucket per dtype;
-    /// after the first iteration it is cut by that order. Off: cut at once, from the last parameter
-    /// to the first. Without effect where find_unused is on and static_graph is not.
+    /// There is one bucket per dtype until the order in which gradients become ready is known.
+    /// After the first iteration it is cut by that order. Off: cut at once, from the last parameter
+    /// to the first. No effect with find_unused unless static_graph is on.
     bool rebuild_buckets = true;
     JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
     UnusedGradients unused_gradients = UnusedGradients::zero;
@@ -5378,7 +5388,7 @@ struct BucketOptions {
 
 namespace detail {
 
-/// Whether buckets are cut when the order of gradients is known.
+/// Whether buckets are cut after the order of gradients is known.
 [[nodiscard]] inline bool rebuilds(BucketOptions const& options) noexcept {
     return options.rebuild_buckets && (options.static_graph || !options.find_unused);
 }
@@ -5401,8 +5411,8 @@ namespace detail {
 
 namespace joinable { inline namespace v0 {
 
-/// Where buckets are, for classes that know no communicator: in the memory that it moves, from
-/// make_arena(), or on the heap. Refers to the communicator.
+/// Allocates buckets for classes that know no communicator: in the memory that a communicator
+/// moves, from make_arena(), or on the heap. Refers to the communicator.
 class BufferMemory {
 public:
     BufferMemory() = default; ///< the heap
@@ -5412,7 +5422,7 @@ public:
               return make_arena(*static_cast<Comm*>(from), bytes);
           }} {}
 
-    /// Who touches what is in the arenas.
+    /// The device that reads and writes the arenas.
     [[nodiscard]] Device& device() const noexcept { return *device_; }
     [[nodiscard]] DeviceId id() const noexcept { return device_->id(); }
     [[nodiscard]] Arena allocate(std::size_t bytes) const {
@@ -5431,33 +5441,34 @@ private:
 
 namespace joinable { inline namespace v0 {
 
-/// Where buckets start in an arena, in bytes: whole cache lines, so that no two buckets share one.
+/// Alignment of buckets in an arena, in bytes: whole cache lines, so that no two buckets share one.
 inline constexpr std::size_t bucket_alignment = Arena::default_alignment;
 
-/// Gradients, or other tensors, of one dtype that go through one collective.
+/// Gradients, or other tensors, of one dtype that are sent in one collective.
 struct Bucket {
     Buffer buffer;                       ///< all of them, one after another
-    std::vector<std::size_t> parameters; ///< whose gradients: indices into the ParameterList
-    std::vector<AnyView> views;          ///< where each one's gradient is in the buffer
+    std::vector<std::size_t> parameters; ///< indices into the ParameterList
+    std::vector<AnyView> views;          ///< each one's gradient in the buffer
 };
 
 namespace detail {
 
-/// The trainable parameters, last one first: gradients usually become ready in this order.
+/// The trainable parameters, last one first. Gradients usually become ready in this order.
 std::vector<std::size_t> expected_ready_order(ParameterList const& parameters);
 
 } // namespace detail
 
-/// The buckets of a model, and the memory that they are in: one arena per dtype. All members local;
-/// the same calls have the same results on all ranks that have the same parameters.
+/// The buckets of a model and their memory, one arena per dtype. All members are local. The same
+/// calls give the same results on all ranks with the same parameters.
 class BucketLayout {
 public:
     BucketLayout() = default; ///< no buckets
 
-    /// Cuts the parameters that `order` lists into buckets that close when they reach their limit
-    /// in bytes, in arenas of `memory`, which are as large as the gradients plus at most one cache
-    /// line per parameter. Complexity: linear in the parameters, plus what the arenas cost.
-    /// @throws ContractViolation  no parameter is listed; a value is missing or on another device.
+    /// Cuts the parameters in `order` into buckets, which close when they reach their limit in
+    /// bytes. The arenas are in `memory` and have the size of the gradients plus at most one cache
+    /// line per parameter. Complexity: linear in the parameters, plus the cost of the arenas.
+    /// @throws ContractViolation  no parameter is listed, or a value is missing or on another
+    ///         device.
     BucketLayout(
         ParameterList const& parameters,
         std::span<std::size_t const> order,
@@ -5465,12 +5476,12 @@ public:
         BufferMemory const& memory = {}
     );
 
-    /// In the order in which they are launched: as they fill when gradients come in `order`.
+    /// In launch order: as they fill when gradients become ready in `order`.
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return buckets_; }
     /// The bytes of all arenas.
     [[nodiscard]] std::size_t bytes() const noexcept;
 
-    /// Calls f(arena) for each, in an order that all ranks have which have the same parameters.
+    /// Calls f(arena) for each arena, in the same order on all ranks with the same parameters.
     template <class F>
     void for_each_arena(F const& f) const {
         for (Arena const& arena : arenas_) {
@@ -5480,10 +5491,11 @@ public:
         }
     }
 
-    /// Cuts the same parameters again. Contents move along inside the arenas, on the host without a
-    /// second copy of them; views of before point to other gradients afterwards.
-    /// Complexity: of the bytes, linear where the order stays, else times at most the square of the
-    /// logarithm of the number of parameters. `order` is a permutation of what was given before.
+    /// Cuts the same parameters again. Contents move with them inside the arenas, on the host
+    /// without a second copy. Earlier views then refer to other gradients. `order` is a permutation
+    /// of the previous one.
+    /// Complexity: in bytes, linear if the order stays, else times at most the square of the
+    /// logarithm of the number of parameters.
     void rebuild(
         ParameterList const& parameters,
         std::span<std::size_t const> order,
@@ -5494,7 +5506,7 @@ private:
     static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
 
     static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept;
-    /// Calls f(parameter, view) for what is in the arena of a dtype, in the order of offsets.
+    /// Calls f(parameter, view) for everything in the arena of a dtype, in the order of offsets.
     template <class F>
     static void for_each_place(std::vector<Bucket> const& buckets, std::size_t dtype, F const& f) {
         for (Bucket const& bucket : buckets) {
@@ -5512,12 +5524,12 @@ private:
         std::span<std::size_t const> limits);
 
     BufferMemory memory_;
-    std::array<Arena, dtype_count> arenas_; ///< by dtype; empty where no parameter has it
+    std::array<Arena, dtype_count> arenas_; ///< by dtype; empty if no parameter has it
     std::vector<Bucket> buckets_;
 };
 
 /// The buckets of a model whose gradients become ready from the last trainable parameter to the
-/// first: to look at, or to plan with. Local. Throws what BucketLayout throws.
+/// first, for inspection or planning. Local. Throws what BucketLayout throws.
 [[nodiscard]] inline BucketLayout
 make_bucket_layout(ParameterList const& parameters, BucketOptions const& options) {
     return {parameters, detail::expected_ready_order(parameters), detail::bucket_limits(options)};
@@ -5562,7 +5574,7 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
     for (std::size_t const i : order) {
         detail::check_value(parameters, i, memory_.id());
         AnyView const value = parameters[i].value();
-        bytes[index(value.dtype())] += // whatever the cut: each one may start a bucket
+        bytes[index(value.dtype())] += // for any cut: each may start a bucket
             value.numel() * size_of(value.dtype()) + bucket_alignment;
     }
     for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
@@ -5656,13 +5668,13 @@ JOINABLE_DEFINITION void BucketLayout::cut(
 
 namespace joinable { inline namespace v0 {
 
-/// Copies tensors from one rank to all, many in one broadcast, again and again: what is packed
-/// where is planned once. Where a tensor lies and how it is strided is asked anew each time.
+/// Copies tensors from one rank to all, many in one broadcast, as often as needed. The packing is
+/// planned once. Addresses and strides of tensors are read on each run.
 class CoalescedBroadcast {
 public:
-    /// Local. Plans pieces that close with the tensor by which they reach `piece_bytes`; allocates
-    /// two of them, or as many as there are, in `memory`, where the tensors have to be, too. `what`
-    /// is how errors call a tensor.
+    /// Local. Plans pieces; a piece closes with the tensor by which it reaches `piece_bytes`.
+    /// Allocates up to two pieces in `memory`, where the tensors must be, too. Error texts call a
+    /// tensor `what`.
     /// @throws ContractViolation  a tensor is missing (a null pointer) or on another device.
     explicit CoalescedBroadcast(
         TensorList tensors,
@@ -5671,11 +5683,11 @@ public:
         BufferMemory const& memory = {}
     );
 
-    /// Collective over `comm`; all ranks have planned for tensors of the same extents and dtypes in
-    /// the same order, strided as they like. Blocks until this rank's are written. At most two
-    /// pieces are in flight; no allocation.
-    /// @throws ContractViolation  what current_views() throws, before anything is sent; what the
-    ///         communicator throws. Tensors not reached yet are unchanged.
+    /// Collective over `comm`. All ranks must have planned for tensors of the same extents and
+    /// dtypes in the same order; strides may differ. Blocks until this rank's tensors are written.
+    /// At most two pieces are in flight; no allocation.
+    /// @throws ContractViolation  what current_views() throws, before anything is sent.
+    /// @throws what the communicator throws; tensors that were not reached are unchanged.
     template <Communicator Comm>
     void run(Comm& comm, int root) {
         std::vector<AnyView> const& views = current_views();
@@ -5702,7 +5714,7 @@ public:
                 if (is_root) {
                     move(pieces_[p]);
                 }
-                device.submit(); // what was in these arenas has been read
+                device.submit(); // the previous contents of these arenas have been read
                 // nvcc 13 warns of a dropped reference to a work, too
                 static_cast<void>(work.emplace(comm.broadcast(pieces_[p].buffer, root)));
             }
@@ -5716,12 +5728,12 @@ public:
 private:
     FixedTensors tensors_;
     BufferMemory memory_;
-    std::vector<Arena> arenas_;  ///< of the pieces with even and with odd index
-    std::vector<Bucket> pieces_; ///< what is not empty, with row-major views
+    std::vector<Arena> arenas_;  ///< for pieces of even and of odd index
+    std::vector<Bucket> pieces_; ///< the ones that are not empty, with row-major views
 };
 
-/// Copies tensors from `root` to all ranks: see CoalescedBroadcast, which this makes and runs once.
-/// `tensors` is a range that joinable::buffers() takes. Collective.
+/// Copies tensors from `root` to all ranks: makes a CoalescedBroadcast and runs it once. `tensors`
+/// is a range that joinable::buffers() takes. Collective.
 template <Communicator Comm, class Tensors>
 void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes, int root) {
     CoalescedBroadcast{
@@ -5833,8 +5845,8 @@ struct NoTimeline {
 
 namespace joinable { inline namespace v0 {
 
-/// What one collective of a reducer moves: a bucket, or a run of its parameters where some of them
-/// are not used. Ranks have the same runs.
+/// The payload of one collective of a reducer: a bucket, or a run of its parameters if some of them
+/// are not used. The same runs on all ranks.
 struct BucketRun {
     std::size_t bucket; ///< its index
     Buffer buffer;      ///< in the bucket's memory, valid as long as the reducer
@@ -5864,7 +5876,7 @@ concept finishes_runs =
 
 } // namespace detail
 
-/// How a bucket travels: what a Reducer does with a bucket that is full. Ranks use the same one.
+/// How a bucket travels: the operation of a Reducer on a full bucket. The same on all ranks.
 ///
 /// `reduction` is an lvalue of `R`, `comm` of `Comm`, `run` a BucketRun.
 /// | expression                      | result      | meaning                                        |
@@ -5879,10 +5891,9 @@ concept finishes_runs =
 /// | `reduction.start(comm, run,     | Work        | collective, does not block: sends the run.     |
 /// | factor, contributes)`           |             | `factor` is 1 unless it scales and this rank   |
 /// |                                 |             | contributes; else the run holds zeros          |
-/// | `reduction.finish(comm, run)`   |             | after the work was waited for, in the order of |
-/// |                                 |             | start(); may release what the run needed       |
-///
-/// Not checkable, still required: start() sends the same collectives on every rank, whether it
+/// | `reduction.finish(comm, run)`   |             | called after waiting for the work, in the order|
+/// |                                 |             | of start(); may release what the run needed    |
+/// Not checkable, but required: start() issues the same collectives on every rank, whether the rank
 /// contributes or not. The reducer owns the reduction. Models: AllReduce.
 template <class R, class Comm>
 concept BucketReduction =
@@ -5890,7 +5901,7 @@ concept BucketReduction =
     detail::says_whether_it_delivers<R> && detail::says_whether_it_scales<R, Comm> &&
     detail::starts_runs<R, Comm> && detail::finishes_runs<R, Comm>;
 
-/// Says in one sentence what a class lacks to be a BucketReduction.
+/// Says in one sentence why a class is not a BucketReduction.
 template <class R, class Comm>
 consteval bool models_bucket_reduction() {
     static_assert(
@@ -5923,8 +5934,8 @@ struct AllReduce {
     static constexpr std::string_view name = "AllReduce";
     static constexpr bool delivers = true;
 
-    /// Where the sum scales, gradients that live in their buckets are not touched before. Devices
-    /// that can scale are more exact: transports round factors to the buffer's dtype.
+    /// If the sum scales, gradients that live in their buckets are not touched before it. A device
+    /// that can scale is more exact, because transports round factors to the buffer's dtype.
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm& comm) noexcept {
         return ScalesSums<Comm> &&
@@ -5950,8 +5961,9 @@ struct AllReduce {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Collectives over a few words on the host, whatever memory the communicator moves: through memory
-/// of its device, see agreement/staged_collectives.hpp, which comes with each device. One at a time.
+/// Collectives over a few words on the host, over any communicator. If it moves device memory, they
+/// go through memory of its device: see agreement/staged_collectives.hpp, which every device
+/// includes. One at a time.
 template <class Comm>
 class HostCollectives {
     static_assert(
@@ -5980,15 +5992,16 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// When gradients move into buckets: when these are made, or by take_gradients(), when all ranks have made theirs.
+/// When gradients move into buckets: in the constructor, or in take_gradients() after all ranks
+/// have constructed theirs.
 enum class TakeGradients : bool { now, later };
 
-/// The gradients of a model and their places in buckets: packs, delivers, moves. Knows nothing of
-/// communicators and iterations; all members are local. Gradients of a device stay in their memory
-/// from pack() until device().submit().
+/// The gradients of a model and their places in buckets: packs, delivers and moves them.
+/// Independent of communicators and iterations; all members are local. Gradients on a device must
+/// keep their memory from pack() until device().submit().
 class Gradients {
 public:
-    /// Buckets are in `memory`, as all gradients have to be.
+    /// Buckets are in `memory`; all gradients must be on the same device.
     /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
     Gradients(
         ParameterList parameters,
@@ -6001,8 +6014,8 @@ public:
     Gradients(Gradients const&) = delete; // places refer to the layout
     Gradients& operator=(Gradients const&) = delete;
 
-    /// Moves gradients into the buckets, where they are to be views. Where parameters may go unused, one
-    /// without a gradient stays so until it gets one.
+    /// Moves gradients into the buckets, if they are to be views. If parameters may be unused, one
+    /// without a gradient stays without until it gets one.
     void take() {
         if (are_views_) {
             move_into_buckets(only_existing_);
@@ -6011,7 +6024,7 @@ public:
 
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
-    /// The parameters that are trained, in the order in which buckets were cut.
+    /// The trained parameters, in the order in which buckets were cut.
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }
     [[nodiscard]] bool is_trained(std::size_t i) const noexcept {
         return places_[i].view != nullptr;
@@ -6024,18 +6037,20 @@ public:
     }
     [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
 
-    /// Puts gradient `i`, times `factor`, into its bucket, in one pass; zeros where there is none,
-    /// or the factor is 0: a mean over no samples is not a number. Done when device().submit() says so.
+    /// Copies gradient `i`, times `factor`, into its bucket in one pass. Writes zeros if there is
+    /// no gradient or the factor is 0, because a mean over no samples is NaN. Complete after
+    /// device().submit().
     void pack(std::size_t i, double factor) const;
     void zero(std::size_t i) const { device().fill_zero(*places_[i].view); }
 
     [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
 
-    /// A guard begins: none of its averages is in a gradient.
+    /// Begins a guard: no gradient holds an average of it.
     void begin_guard() noexcept;
-    /// An iteration begins, of a rank that has joined, or of one that has not.
+    /// Begins an iteration of a rank that has joined or has not.
     void begin(bool has_joined);
-    /// All averages of the iteration are delivered. `is_used(i)`: some rank uses the parameter.
+    /// Ends an iteration after all averages are delivered. `is_used(i)`: some rank uses the
+    /// parameter.
     template <class F>
     void complete(F const& is_used) const {
         for (std::size_t const i : trained_) {
@@ -6046,16 +6061,17 @@ public:
             }
         }
     }
-    /// The guard has ended. Done when device().finish() says so.
+    /// Ends the guard. Complete after device().finish().
     void end_guard() const;
 
-    /// Makes what is in the bucket gradient `i`. Done when device().finish() says so.
+    /// Makes the average in the bucket gradient `i`: copies it or sets a view. Complete after
+    /// device().finish().
     void deliver(std::size_t i);
 
-    /// Cuts the buckets anew, by `order`. Gradients that live in them move along.
+    /// Cuts the buckets again, by `order`. Gradients that live in them move along.
     void rebuild(std::vector<std::size_t> order);
 
-    /// How error texts call parameter `i` of this rank.
+    /// The name of this rank's parameter `i` in error texts.
     [[nodiscard]] std::string describe(std::size_t i) const;
 
 private:
@@ -6091,13 +6107,13 @@ private:
     std::vector<std::size_t> limits_;
     std::vector<std::size_t> trained_;
     BucketLayout layout_;
-    /// For gradients that live in buckets, while these carry the averages of others. The reductions of
-    /// all ranks run in the same buckets, because communicators have registered them.
+    /// Holds gradients that live in buckets while the buckets carry the averages of others. All
+    /// ranks reduce in the same buckets, because communicators have registered them.
     BucketLayout backup_;
     std::vector<Place> places_;        ///< per parameter
     std::vector<Place> backup_places_; ///< per parameter
     std::vector<bool> is_average_;     ///< per parameter, whether this guard's reductions wrote it
-    std::vector<bool> is_of_others_;   ///< the last one when this rank had joined
+    std::vector<bool> is_of_others_;   ///< the last one was written when this rank had joined
 };
 
 }}} // namespace joinable::v0::detail
@@ -6186,7 +6202,7 @@ JOINABLE_DEFINITION void Gradients::begin(bool has_joined) {
             device().copy(*places_[i].view, *backup_places_[i].view);
         }
     }
-    device().submit(); // before zeros take their place
+    device().submit(); // before zeros replace them
 }
 
 JOINABLE_DEFINITION void Gradients::end_guard() const {
@@ -6316,7 +6332,7 @@ JOINABLE_DEFINITION void Gradients::require_fit(std::size_t i, AnyView const& gr
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How often each gradient becomes ready in an iteration: recorded in the first one, after which a
+/// Counts how often each gradient becomes ready. The first iteration is recorded. In later ones a
 /// gradient is final when it became ready as often as then. Local.
 class StaticGraph {
 public:
@@ -6335,7 +6351,7 @@ public:
         }
     }
 
-    /// Gradient `i` became ready: whether for the last time, as far as is recorded.
+    /// Counts a mark of gradient `i`. Returns whether it is the last one of the recorded number.
     [[nodiscard]] bool mark(std::size_t i) noexcept {
         if (!is_recorded_) {
             ++calls_[i];
@@ -6357,27 +6373,27 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Which parameters some rank uses: one count per parameter, which the owner of the map
-/// sums over ranks. Local.
+/// Tells which parameters some rank uses. It has one count per parameter; the owner of the map sums
+/// them over ranks. Local.
 class UsedMap {
 public:
     explicit UsedMap(std::size_t parameters) : counts_(parameters) {}
 
-    /// Forgets everything, what other ranks said included.
+    /// Clears all counts, including those of other ranks.
     void clear() noexcept {
         std::fill(counts_.begin(), counts_.end(), 0);
         is_known_ = false;
     }
-    /// This rank uses parameter `i`.
+    /// Records that this rank uses parameter `i`.
     void use(std::size_t i) noexcept { counts_[i] = 1; }
 
-    /// What is to be summed over all ranks.
+    /// The counts to sum over all ranks.
     [[nodiscard]] Buffer buffer() noexcept { return {counts_.data(), counts_.size(), DType::i32}; }
-    /// The buffer has been summed.
+    /// Called after the buffer has been summed.
     void set_known() noexcept { is_known_ = true; }
     [[nodiscard]] bool is_known() const noexcept { return is_known_; }
 
-    /// Whether some rank uses parameter `i`; of this rank alone before the map is known.
+    /// Whether some rank uses parameter `i`; before the map is known, whether this rank does.
     [[nodiscard]] bool is_used(std::size_t i) const noexcept { return counts_[i] != 0; }
     [[nodiscard]] bool is_empty() const noexcept {
         return std::all_of(counts_.begin(), counts_.end(), [](auto count) { return count == 0; });
@@ -6395,12 +6411,12 @@ private:
 namespace joinable { inline namespace v0 {
 
 /// @file
-/// What Reducer and its sharded counterpart do alike with the marks of a rank's backward pass. Local.
+/// What Reducer and ShardReducer share for the marks of a rank's backward pass. Local.
 
 namespace detail {
 
-/// Calls f(i) for each parameter that a backward pass leaves out: `unused` is a range of indices, or a
-/// predicate over those of `trained`.
+/// Calls f(i) for each parameter that a backward pass leaves out. `unused` is a range of indices,
+/// or a predicate over the indices in `trained`.
 template <class Unused, class F>
 void for_each_unused(Unused const& unused, std::vector<std::size_t> const& trained, F const& f) {
     if constexpr (std::is_invocable_r_v<bool, Unused const&, std::size_t>) {
@@ -6433,12 +6449,13 @@ inline void require_in_range(std::size_t i, std::size_t count, int rank) {
     )};
 }
 
-/// `text`, and which parameters this rank did not mark, if there are any: those where is_missing(i).
+/// `text`, followed by the parameters that this rank did not mark (those with is_missing(i)), if
+/// any.
 template <class F>
 [[nodiscard]] std::string concat_missing(
     std::string_view text, ParameterList const& parameters, int rank, F const& is_missing
 ) {
-    constexpr std::size_t most = 16; // a text for people; the rest is counted
+    constexpr std::size_t most = 16; // for readers; the rest is counted
     std::size_t missing = 0;
     std::string names;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -6462,33 +6479,33 @@ template <class F>
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank's side of an iteration: which gradients are ready, which are unused, which buckets are
-/// full; packs gradients when their time has come, and says what was done wrong. Local.
+/// full. Packs gradients when they are ready and reports wrong calls. Local.
 class Iteration {
 public:
     Iteration(Gradients& gradients, BucketOptions const& options);
 
     /// Whether the map of used parameters is exchanged in every iteration.
     [[nodiscard]] bool finds_unused() const noexcept { return finds_unused_; }
-    /// None: all parameters are used.
+    /// Empty if all parameters are used.
     [[nodiscard]] std::optional<UsedMap>& used() noexcept { return used_; }
     [[nodiscard]] bool is_used(std::size_t i) const noexcept { return !used_ || used_->is_used(i); }
 
-    /// Its place in a bucket is about to be sent, because another rank uses the parameter: where this
-    /// one does not, puts zeros there, or what the gradient holds.
+    /// Fills the place of a parameter that another rank uses, before the bucket is sent. If this
+    /// rank does not use it, writes zeros or what the gradient holds.
     void take_unused(std::size_t i) const;
-    /// Whether everything of a bucket is in its place, or is known to be unused.
+    /// Whether every gradient of a bucket is in its place or known to be unused.
     [[nodiscard]] bool is_full(std::size_t bucket) const noexcept {
         return pending_[bucket] == 0 && !is_recording_;
     }
 
     // -- the course of an iteration ----------------------------------------------------------------
 
-    /// `has_pass`: gradients will be marked. Else contribute_nothing() or
+    /// `has_pass`: gradients will be marked. Otherwise contribute_nothing() or
     /// contribute_accumulated() follows.
     void begin(double factor, bool has_pass);
 
     void leave_out(std::size_t i);
-    /// What the recorded graph does not use.
+    /// Leaves out the parameters that the recorded graph does not use.
     void leave_out_unrecorded();
 
     void mark(std::size_t i);
@@ -6506,16 +6523,17 @@ public:
         }
     }
 
-    /// The pass has come to its end: what a static graph did not mark in its first iteration is
-    /// unused, everything else must be ready.
+    /// Ends the pass. Parameters that a static graph did not mark in its first iteration are
+    /// unused; all others must be ready.
     void complete();
     void write_used();
 
-    /// In which order the gradients became ready, unused ones last; empty where this rank had none.
+    /// The order in which the gradients became ready, unused ones last. Empty if this rank had
+    /// none.
     [[nodiscard]] std::vector<std::size_t> const& ready_order() const noexcept {
         return ready_order_;
     }
-    /// The buckets have been cut by an order: no more is recorded.
+    /// The buckets have been cut by an order, so no further order is recorded.
     void set_ordered() {
         records_order_ = false;
         fit_to_buckets();
@@ -6540,19 +6558,20 @@ private:
         gradients_.pack(i, factor_);
         settle(i, State::ready);
     }
-    /// With a static graph, after the first iteration, no bucket sends what no rank used in it.
+    /// With a static graph, later iterations cannot send a parameter that no rank used in the first
+    /// one.
     void take_used(std::size_t i);
-    /// A parameter that this iteration does not use: its gradient may be of earlier rounds.
+    /// Handles a parameter that this iteration does not use: its gradient may hold earlier rounds.
     void take_or_leave(std::size_t i) { accumulated_[i] ? take_used(i) : settle(i, State::unused); }
     void settle(std::size_t i, State state) {
         states_[i] = state;
         --pending_[gradients_.bucket_of(i)];
     }
 
-    /// Of several marks of a parameter the last one counts.
+    /// If a parameter has several marks, the last one counts.
     void complete_ready_order();
 
-    // -- what can be wrong -------------------------------------------------------------------------
+    // -- errors -----------------------------------------------------------------------------------
 
     void require_trained(std::size_t i) const;
 
@@ -6564,18 +6583,18 @@ private:
 
     Gradients& gradients_;
     std::vector<State> states_;        ///< per parameter
-    std::vector<std::size_t> pending_; ///< per bucket: gradients that are not in their place
+    std::vector<std::size_t> pending_; ///< per bucket: gradients that are not in place
     std::optional<UsedMap> used_;
-    std::vector<bool> accumulated_; ///< per parameter, where some may go unused
+    std::vector<bool> accumulated_; ///< per parameter, if some may be unused
     std::optional<StaticGraph> graph_;
     std::vector<std::size_t> ready_order_;
     double factor_ = 0;
     bool finds_unused_;
     bool sends_held_;
-    bool has_pass_ = false; ///< this rank's, of the open iteration
+    bool has_pass_ = false; ///< in the open iteration of this rank
     bool records_order_;
     bool is_open_ = false;
-    bool is_recording_ = false; ///< the static graph: what is used is known at the end only
+    bool is_recording_ = false; ///< the static graph: used parameters are known only at the end
 };
 
 }}} // namespace joinable::v0::detail
@@ -6699,7 +6718,7 @@ JOINABLE_DEFINITION void Iteration::write_used() {
 
 JOINABLE_DEFINITION void Iteration::end() {
     if (graph_ && used_->is_empty()) {
-        used_->clear(); // no rank had gradients: the graph is still to be seen
+        used_->clear(); // no rank had gradients: the graph is not recorded yet
     }
     std::fill(accumulated_.begin(), accumulated_.end(), false);
     is_open_ = false;
@@ -6728,7 +6747,7 @@ JOINABLE_DEFINITION void Iteration::complete_ready_order() {
     if (ready_order_.empty()) {
         return;
     }
-    std::vector<std::size_t> order; // from the end, each one once
+    std::vector<std::size_t> order; // from the end, each once
     std::vector<bool> is_listed(states_.size());
     auto const list = [&](std::size_t i) {
         if (!is_listed[i]) {
@@ -6810,35 +6829,35 @@ JOINABLE_DEFINITION std::string Iteration::concat_missing(std::string_view text)
 
 namespace joinable { inline namespace v0 {
 
-/// Averages gradients over ranks, bucket by bucket, while the backward pass still runs. Stands
-/// alone: an engine without a guard drives it by its verbs.
+/// Averages gradients over ranks, bucket by bucket, while the backward pass still runs. An engine
+/// without a guard can drive it directly by its verbs.
 ///
-/// One iteration: prepare_for_backward(factor); mark_ready(i) for every trainable parameter, in any
-/// order; finalize_backward(). A rank without gradients runs contribute_zeros() instead. The
-/// collectives of an iteration, on every rank:
+/// One iteration: prepare_for_backward(factor), then mark_ready(i) for every trainable parameter in
+/// any order, then finalize_backward(). A rank without gradients calls contribute_zeros() instead.
+/// Every rank runs these collectives in an iteration:
 ///
 /// | collective                 | when                                                            |
 /// |----------------------------|-----------------------------------------------------------------|
 /// | sum of the map of used     | find_unused: every iteration; static_graph: the first one       |
 /// | parameters                 |                                                                 |
-/// | buckets, by the reduction  | in index order, each when it is full: never in ready order. With|
-/// |                            | a map, of each run of parameters that some rank uses            |
-/// | broadcast of the ready     | once, after the first iteration: the buckets are cut anew       |
+/// | buckets, by the reduction  | in index order, each when it is full, never in ready order. With|
+/// |                            | a map, one for each run of parameters that some rank uses       |
+/// | broadcast of the ready     | once, after the first iteration, to cut the buckets again       |
 /// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
-/// `Reduction` says how a bucket travels, see BucketReduction. Nothing is allocated after the buckets
-/// are final. `Times` is told of each collective of a bucket.
+/// `Reduction` defines how a bucket travels, see BucketReduction. Nothing is allocated after the
+/// buckets are final. `Times` is notified of each collective of a bucket.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
     static_assert(models_bucket_reduction<Reduction, Comm>());
 
 public:
-    /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what
-    /// the parameters refer to.
+    /// Local. Buckets are in arenas of make_arena(). `comm` and the objects that the parameters
+    /// refer to must outlive the reducer.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
-    ///         gradient does not fit its value; gradients as bucket views without set_grad; nobody
-    ///         can scale gradients of a device: neither Device::can_scale() nor the reduction. Nothing
-    ///         was changed.
+    ///         gradient does not fit its value; gradients as bucket views lack set_grad; neither
+    ///         the device (Device::can_scale()) nor the reduction can scale gradients. Nothing was
+    ///         changed.
     Reducer(
         Comm& comm,
         ParameterList parameters,
@@ -6863,19 +6882,19 @@ public:
     Reducer(Reducer const&) = delete;
     Reducer& operator=(Reducer const&) = delete;
 
-    /// Collective, once, when all ranks have made their reducers, of the same parameters: registers
-    /// the memory of the buckets with the communicator, where it can (RegistersArenas). All
-    /// iterations use that memory, those of ranks without gradients, too.
+    /// Registers the memory of the buckets with the communicator, if it can (RegistersArenas).
+    /// Collective, once, after all ranks have made their reducers of the same parameters. All
+    /// iterations use that memory, also on ranks without gradients.
     void register_memory() {
         if constexpr (RegistersArenas<Comm>) {
             gradients_.for_each_arena([this](Arena const& arena) {
-                static_cast<void>(comm_.register_arena(arena)); // or it is used as it is
+                static_cast<void>(comm_.register_arena(arena)); // else it is used unregistered
             });
         }
     }
 
-    /// Local. Gradients become views of the buckets, where BucketOptions::gradient_as_bucket_view says so: for
-    /// what was made with TakeGradients::later.
+    /// Makes gradients views of the buckets, if BucketOptions::gradient_as_bucket_view is set. For
+    /// a reducer made with TakeGradients::later. Local.
     void take_gradients() { gradients_.take(); }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {
@@ -6887,19 +6906,19 @@ public:
 
     [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
     [[nodiscard]] Times& timeline() noexcept { return timeline_; }
-    /// An iteration has failed: nothing of it is shown as under way any more. Local.
+    /// Ends the timeline ranges of an iteration that failed. Local.
     void end_ranges() noexcept {
         for (auto& range : ranges_) {
             range.reset();
         }
     }
 
-    /// Starts an iteration in which this rank's gradients are multiplied by `factor`: the divisor of
-    /// the average, with this rank's weight in it. It happens as they are packed, or as they are summed
-    /// (ScalesSums). With factor 0 this rank contributes zeros, whatever its gradients hold: a mean
-    /// over no samples is not a number. `unused` says which parameters get no gradient: a range of
-    /// indices, or a predicate over them. `order_source` is the rank whose ready order is taken for new
-    /// buckets, the same on all ranks. Collective in effect; does not block.
+    /// Starts an iteration. This rank's gradients are multiplied by `factor`, the divisor of the
+    /// average with this rank's weight in it, as they are packed or as they are summed
+    /// (ScalesSums). With factor 0 this rank contributes zeros whatever its gradients hold, because
+    /// a mean over no samples is NaN. `unused` names the parameters that get no gradient: a range
+    /// of indices or a predicate over them. `order_source` is the rank whose ready order is used
+    /// for new buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused
     ///         without find_unused, or are listed twice, out of range or not trainable.
     template <class Unused = std::initializer_list<std::size_t>>
@@ -6915,18 +6934,20 @@ public:
         advance();
     }
 
-    /// Gradient `i` was added to in a round that is not reduced. Needed where parameters may go
-    /// unused: what was accumulated counts in the next iteration, used there or not. Local.
+    /// Records that gradient `i` was added to in a round that is not reduced. Needed if parameters
+    /// may be unused: the next iteration sends it even if the pass does not use it. Local.
     /// @throws ContractViolation  `i` is out of range or needs no gradient.
     void mark_accumulated(std::size_t i) { iteration_.mark_accumulated(i); }
 
-    /// The gradient of parameter `i` is final: packs it, launches every bucket that is full and whose
-    /// predecessors are launched, and tests the oldest bucket under way: communicators that need it
-    /// make progress so while the pass computes. A parameter without gradient contributes zeros. With a
-    /// static graph every use marks; the last one counts. Collective in effect; does not block.
+    /// Marks the gradient of parameter `i` as final. Packs it, launches every full bucket whose
+    /// predecessors are launched, and tests the oldest bucket in flight, so that communicators can
+    /// make progress during the pass. A parameter without a gradient contributes zeros. With a
+    /// static graph every use marks, and the last mark counts. Collective in effect; does not
+    /// block.
     /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
-    ///         gradient, was marked before or said to be unused, or its gradient does not fit its
-    ///         value. The iteration is lost. Or what the communicator throws.
+    ///         gradient, was marked before or declared unused, or its gradient does not fit its
+    ///         value. The iteration is lost.
+    /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
         iteration_.mark(i);
         advance();
@@ -6935,26 +6956,26 @@ public:
         }
     }
 
-    /// From here on this rank contributes zeros: a batch failed. finalize_backward() is still to be
-    /// called. Collective in effect; does not block.
-    /// @throws ContractViolation  no iteration is open, or a bucket is on its way: too late.
+    /// Contributes zeros from now on, because a batch failed. Call finalize_backward() afterwards.
+    /// Collective in effect; does not block.
+    /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is in flight.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
         if (launched_ != 0) {
             detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
-        gradients_.device().submit(); // what was packed, before zeros take its place
+        gradients_.device().submit(); // what was packed, before zeros replace it
         iteration_.contribute_nothing();
         contributes_ = false;
         advance();
     }
 
-    /// Waits for all buckets and writes the averages into the gradients; a parameter without
-    /// gradient gets a view of its bucket where set_grad allows it. What no rank uses stays as it
-    /// is. Collective.
-    /// @throws ContractViolation  parameters were not marked (the text lists them), the graph is not
-    ///         the first iteration's, or one has no place for its average; what the communicator
-    ///         throws.
+    /// Waits for all buckets and writes the averages into the gradients. A parameter without a
+    /// gradient gets a view of its bucket if it has set_grad. Parameters that no rank uses are not
+    /// touched. Collective.
+    /// @throws ContractViolation  parameters were not marked (the text lists them), the graph
+    ///         differs from the first iteration's, or a parameter has no place for its average.
+    /// @throws what the communicator throws.
     void finalize_backward() {
         iteration_.require_open("finalize_backward()");
         iteration_.complete();
@@ -6973,26 +6994,26 @@ public:
         iteration_.end();
     }
 
-    /// The whole iteration of a rank that has no gradients: the same collectives with zeros, and
-    /// the averages written into its gradients. For one that has joined a guard the options say what
-    /// becomes of these (BucketOptions::joined_gradients). Collective. Throws what finalize_backward()
-    /// throws.
+    /// Runs a whole iteration for a rank that has no gradients: the same collectives with zeros;
+    /// the averages are written into its gradients. For a rank that has joined a guard,
+    /// BucketOptions::joined_gradients says what happens to these. Collective. Throws what
+    /// finalize_backward() throws.
     void contribute_zeros(int order_source = 0, bool has_joined = false) {
         begin(0.0, order_source, false, has_joined);
         contribute_nothing();
         finalize_backward();
     }
 
-    /// The same for a rank that runs no backward pass, but whose gradients hold what it accumulated
-    /// in earlier rounds (mark_accumulated): they are multiplied by `factor` and take part.
+    /// The same for a rank without a backward pass whose gradients hold what it accumulated in
+    /// earlier rounds (mark_accumulated). They are multiplied by `factor` and contribute.
     void contribute_accumulated(double factor, int order_source = 0, bool has_joined = false) {
         begin(factor, order_source, false, has_joined);
         iteration_.contribute_accumulated();
         finalize_backward();
     }
 
-    /// A guard begins or ends, after its post hooks: what joined ranks write into gradients is meant
-    /// until then. Local.
+    /// Called when a guard begins, and after its post hooks: averages in the gradients of joined
+    /// ranks last until then. Local.
     void begin_guard() noexcept { gradients_.begin_guard(); }
     void end_guard() {
         gradients_.end_guard();
@@ -7005,13 +7026,13 @@ private:
         std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
     ))>;
 
-    // The script of an iteration, the same for ranks with and without gradients.
+    // The script of an iteration, the same on ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass, bool has_joined = false) {
         contributes_ = factor != 0.0; // else zeros are packed
         gradients_.begin(has_joined);
         bool const scales_later = reduction_scales_ && contributes_;
-        end_ranges(); // of one that failed
+        end_ranges(); // of an iteration that failed
         iteration_.begin(scales_later ? 1.0 : factor, has_pass);
         factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
@@ -7032,8 +7053,8 @@ private:
         iteration_.used()->set_known();
     }
 
-    /// Launches, in index order, the buckets that are full. What is used by some rank is known
-    /// before the first one: so nothing that no rank uses is sent.
+    /// Launches the full buckets in index order. The map of used parameters is known before the
+    /// first one, so parameters that no rank uses are never sent.
     void advance() {
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!map_work_ || !detail::make_progress(*map_work_)) {
@@ -7116,8 +7137,8 @@ private:
         }
     }
 
-    /// Takes over the order of `order_source`, if it has one: a rank that skipped has none, and the
-    /// next iteration tries again.
+    /// Takes the order of `order_source`. A rank that skipped has none; then the next iteration
+    /// tries again.
     void rebuild() {
         if (comm_.rank() == order_source_) {
             std::vector<std::size_t> const& order = iteration_.ready_order();
@@ -7135,7 +7156,7 @@ private:
     }
 
     void fit_to_buckets() {
-        // With a map each parameter may be a run of its own, between two that nobody uses.
+        // With a map each parameter may be a run of its own, between two unused ones.
         std::size_t const runs = iteration_.used() ? gradients_.trained().size() : buckets().size();
         works_ = std::vector<std::optional<BucketWork>>(runs);
         ranges_ = std::vector<std::optional<Range>>(runs);
@@ -7146,20 +7167,20 @@ private:
     detail::HostCollectives<Comm> host_;
     Reduction reduction_;
     bool reduction_scales_;
-    double factor_ = 1; ///< by which it does
+    double factor_ = 1; ///< applied by the reduction
     bool contributes_ = false;
     detail::Gradients gradients_;
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
-    std::size_t launched_ = 0; ///< works
-    std::size_t tested_ = 0;   ///< of them, those that are known to be through
+    std::size_t launched_ = 0; ///< number of works started
+    std::size_t tested_ = 0;   ///< number of works known to be complete
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     Times timeline_;
     std::vector<BucketRun> runs_;              ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
-    // Destroyed first: they use the memory of what is above.
+    // Destroyed first, because they use the memory of the members above.
     std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;
     std::vector<std::optional<BucketWork>> works_;
 };
@@ -7177,66 +7198,68 @@ Reducer(Comm&, ParameterList, BucketOptions, Reduction) -> Reducer<Comm, Reducti
 
 namespace joinable { inline namespace v0 {
 
-/// What happens when some ranks have run out of inputs and others have not.
+/// The behaviour of a guard when some ranks have run out of inputs and others have not.
 enum class EndPolicy : std::uint8_t {
-    drain,         ///< the others go on to their end, and the joined ranks shadow them
+    drain,         ///< the others continue to their end, and the joined ranks shadow them
     stop_at_first, ///< all ranks leave after the same number of rounds, without an exception
     throw_early,   ///< all ranks throw EarlyTermination, before the pass of that round
 };
 
-/// What an active rank does in a round.
+/// The kind of work that an active rank does in a round.
 enum class Phase : std::uint8_t {
     train,
-    evaluate, ///< no gradients: such a round never syncs
+    evaluate, ///< no gradients, so the round never syncs
 };
 
-/// What a rank says about the round that it opens. All active ranks must say the same, apart from
-/// the number of their weight and `skips`.
+/// A rank's announcement of the round that it opens. All active ranks must announce the same, apart
+/// from the value of `weight` and `skips`.
 struct RoundNotice {
     bool will_sync = true; ///< whether gradients are reduced in this round
     Phase phase = Phase::train;
-    /// Samples or tokens of this rank's input: averages are then weighted. None = unweighted. Give
-    /// it in all rounds that accumulate together or in none: one without it adds gradients, but no
-    /// weight.
+    /// The number of samples or tokens in this rank's input; averages are then weighted. None =
+    /// unweighted. Give it in all rounds that accumulate together or in none: a round without it
+    /// adds gradients, but no weight.
     std::optional<std::uint64_t> weight = {};
-    /// This rank has no gradient of its own for this round (a batch that failed): it counts with
-    /// weight 0. In a guard it may leave `weight` out where the others give one. Outside a guard, and
-    /// in one that is not enabled, it says `.weight = 0` there. With known lengths
-    /// (JoinOptions::inputs) nobody hears of it: its weight stays in the divisor, and the others count
-    /// it as a contributor.
+    /// This rank has no gradient of its own for this round (a batch that failed), so it counts with
+    /// weight 0. In a guard it may omit `weight` where the others give one. Outside a guard, and in
+    /// one that is not enabled, it gives `.weight = 0` there. With known lengths
+    /// (JoinOptions::inputs) the others do not learn of it: its weight stays in the divisor, and
+    /// they count it as a contributor.
     bool skips = false;
 
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;
 };
 
-/// How a guard behaves. `end_policy`, `sync_every`, `carry_accumulated` and whether `inputs` and
-/// `weight_per_input` are given must be the same on every rank, or all ranks throw Mismatch when they
-/// enter. `enable` must be, too: a rank that does not enter is missing there until the deadline.
+/// Options of a guard. These must be the same on every rank, or all ranks throw Mismatch when they
+/// enter: `end_policy`, `sync_every`, `carry_accumulated`, and whether `inputs` and
+/// `weight_per_input` are given. `enable` must be the same, too: the others wait until the deadline
+/// for a rank that does not enter.
 struct JoinOptions {
     bool enable = true; ///< false: nothing is attached and nothing is sent
     EndPolicy end_policy = EndPolicy::drain;
-    /// Inside the guard, overrides the deadline of its communicators. Positive.
+    /// Overrides the deadline of the communicators inside the guard. Positive.
     std::optional<std::chrono::nanoseconds> timeout = {};
     /// This rank's number of inputs. When every rank gives it and the communicators can abort,
-    /// rounds need no roll calls: no vote, no leaving early, no notice but the default one.
+    /// rounds need no roll calls. Votes, leaving early and notices other than the default are then
+    /// errors.
     std::optional<std::size_t> inputs = {};
-    /// The weight in a notice that says nothing.
+    /// The weight of a default notice.
     std::optional<std::uint64_t> weight_per_input = {};
-    /// A notice that says nothing syncs in every `sync_every`th round only.
+    /// With default notices only every `sync_every`th round syncs.
     std::size_t sync_every = 1;
-    /// What a rank accumulated in rounds that did not sync before it ran out flows into the next
-    /// reduction, once. False: it is dropped, as PyTorch does.
+    /// A rank that runs out adds what it accumulated in rounds that did not sync to the next
+    /// reduction, once. False drops it, as PyTorch does.
     bool carry_accumulated = true;
-    /// Told when this rank has shadowed more than `skew_limit` rounds in a row, at most once a
-    /// minute in this process. What it throws leaves the guard.
+    /// Called when this rank has shadowed more than `skew_limit` rounds in a row, at most once a
+    /// minute in this process. An exception that it throws leaves the guard.
     std::function<void(std::string_view)> warn = {};
     std::size_t skew_limit = 1000;
 };
 
 namespace detail {
 
-/// The notice of round `round`: one that says nothing, or nothing but that it skips, is given the
-/// options' weight and sync period.
+/// The notice of round `round`. A default notice, or one that sets only `skips`, gets the options'
+/// weight and sync period.
 [[nodiscard]] inline RoundNotice
 completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noexcept {
     if (notice == RoundNotice{.skips = notice.skips}) {
@@ -7248,7 +7271,7 @@ completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noe
 
 } // namespace detail
 
-/// The enumerator's name, for error texts.
+/// The enumerator's name for error texts.
 [[nodiscard]] constexpr std::string_view name_of(EndPolicy policy) noexcept {
     constexpr std::string_view names[] = {"drain", "stop_at_first", "throw_early"};
     return names[static_cast<std::size_t>(policy)];
@@ -7260,8 +7283,9 @@ completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noe
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A communicator as guards, models and groups see it by which ranks agree: type-erased, so that the
-/// type of a guard does not depend on it, and small, because they only sum words and abort.
+/// The type-erased communicator by which the ranks of guards, models and groups agree. Erasure
+/// keeps the type of a guard independent of it. It is small, because its users only sum words and
+/// abort.
 class ControlCommunicator {
 public:
     ControlCommunicator() = default;
@@ -7271,7 +7295,7 @@ public:
 
     [[nodiscard]] virtual int rank() const = 0;
     [[nodiscard]] virtual int size() const = 0;
-    /// Identity: two participants over one communicator object have the same.
+    /// An identity: the same for two participants over one communicator object.
     [[nodiscard]] virtual void const* address() const noexcept = 0;
 
     /// Starts summing `words` over all ranks, in place. One sum at a time.
@@ -7279,14 +7303,14 @@ public:
     virtual bool test_sum() = 0;
     virtual void wait_sum() = 0;
 
-    /// Local. Nothing where the communicator cannot abort.
+    /// Local. Does nothing if the communicator cannot abort.
     virtual void abort(AbortReason const& reason) = 0;
     [[nodiscard]] virtual bool can_abort() const noexcept = 0;
 
-    /// Local. False where the communicator cannot renew deadlines.
+    /// Local. Returns false if the communicator cannot renew deadlines.
     virtual bool keep_alive() = 0;
 
-    /// Local. The deadline that was in force, none where the communicator has no deadline.
+    /// Local. Returns the previous deadline, or none if the communicator has no deadline.
     virtual std::optional<std::chrono::nanoseconds>
     exchange_deadline(std::chrono::nanoseconds deadline) = 0;
 
@@ -7294,14 +7318,14 @@ public:
         post_sum(words);
         wait_sum();
     }
-    /// `words` of one rank to all: the others' count as zeros.
+    /// Sends `words` of one rank to all. The other ranks add zeros.
     void broadcast(std::span<std::uint64_t> words, int root) {
         if (rank() != root) {
             std::fill(words.begin(), words.end(), 0);
         }
         sum(words);
     }
-    /// What all ranks say, which is as much on each, one behind another.
+    /// The concatenation of all ranks' words. Every rank gives the same number of words.
     [[nodiscard]] std::vector<std::uint64_t> gather(std::span<std::uint64_t const> mine) {
         std::vector<std::uint64_t> all(static_cast<std::size_t>(size()) * mine.size());
         std::copy(
@@ -7312,8 +7336,8 @@ public:
     }
 };
 
-/// `Held` is a communicator, or a reference to one. A `Base` may ask for more than guards need: what
-/// derives from this answers it.
+/// `Held` is a communicator or a reference to one. A `Base` may have more members than guards need;
+/// a class derived from this implements them.
 template <class Held, class Base = ControlCommunicator>
 class ControlOver : public Base {
     using Comm = std::remove_reference_t<Held>;
@@ -7322,7 +7346,7 @@ public:
     explicit ControlOver(Comm& comm) noexcept
         requires std::is_reference_v<Held>
         : comm_{comm}, host_{comm_} {}
-    /// `make()` returns what is held, which need not be movable.
+    /// `make()` returns the communicator, which need not be movable.
     template <std::invocable Make>
     explicit ControlOver(Make const& make) : comm_(make()), host_{comm_} {}
 
@@ -7380,15 +7404,16 @@ private:
 // ---- joinable/agreement/agree.hpp
 
 /// @file
-/// What fails or differs on one rank fails on all of them: the one mechanism for it.
+/// The mechanism by which an error or a difference on one rank becomes an error on all ranks.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr int max_world_size = 1 << 18; ///< so that no sum of squares overflows
 inline constexpr std::uint32_t digest_mask = (1U << 23) - 1;
 
-/// Whether all of `count` ranks added the same value F < 2^23: sum and sum of squares determine it,
-/// because the mean of squares equals the square of the mean for equal values only.
+/// Tells whether all of `count` ranks added the same value F < 2^23. The sum and the sum of squares
+/// determine this, because the mean of squares equals the square of the mean only if all values are
+/// equal.
 struct Agreement {
     std::uint64_t sum = 0;
     std::uint64_t squares = 0;
@@ -7399,7 +7424,8 @@ struct Agreement {
     [[nodiscard]] std::optional<std::uint32_t> value(std::uint64_t count) const noexcept;
 };
 
-/// The words of a sum that shows whether ranks have the same 64 bits: three agreements on 22 of them.
+/// The words of a sum that shows whether ranks have the same 64 bits: three agreements, on 22 bits
+/// each.
 struct HashAgreement {
     static constexpr std::size_t words = 6;
 
@@ -7407,31 +7433,31 @@ struct HashAgreement {
     static bool is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept;
 };
 
-inline constexpr std::size_t text_bytes = 256; ///< of one rank, in any message
+inline constexpr std::size_t text_bytes = 256; ///< of one rank's text, in any message
 
-/// A text that only one rank adds to the sum; what is too long ends with "...".
+/// Writes a text that only one rank adds to the sum. A text that is too long ends with "...".
 void write_text(std::span<std::uint64_t> words, std::string_view text);
 std::string read_text(std::span<std::uint64_t const> words);
 
-/// The sum of one bit per rank, from `first` on, as ranks.
+/// The ranks of a sum of one bit per rank, from `first` on.
 void set_bit(std::span<std::uint64_t> words, int bit);
 void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first);
 
-/// What ranks ask each other when they know that they differ, in messages of one size. All ranks of
-/// `control` make the same calls.
+/// The questions that ranks ask each other after they found a difference, in messages of one size.
+/// All ranks of `control` make the same calls.
 class Inquiry {
 public:
-    /// `lowest` of the `count` ranks that have a say; a rank without one adds nothing.
+    /// `count` ranks have a say, `lowest` is the lowest of them. A rank without a say adds nothing.
     Inquiry(ControlCommunicator& control, int lowest, std::uint64_t count, bool has_say)
         : control_{control}, lowest_{lowest}, count_{count}, has_say_{has_say} {}
 
-    /// The ranks on which `is_so`, ascending.
+    /// The ranks for which `is_so` is true, ascending.
     [[nodiscard]] std::vector<int> ranks_with(bool is_so);
 
-    /// Why all ranks throw after some of them failed, the lowest with its `text`.
+    /// The reason to throw after some ranks failed, the lowest with its `text`.
     [[nodiscard]] AbortReason failure(bool has_failed, std::string_view text);
 
-    /// Why all ranks throw after the hashes of their lists differed: names the first item that does.
+    /// The reason to throw after hashes of lists differed. It names the first item that differs.
     [[nodiscard]] AbortReason difference(AgreementList const& list);
 
 private:
@@ -7439,7 +7465,7 @@ private:
     static constexpr int bits = 64 * slot_count * HashAgreement::words;
     static constexpr std::size_t label_bytes = 112;
 
-    /// One item in each slot; the last one stands for all that follow.
+    /// Each slot holds one item; the last slot stands for all further items.
     [[nodiscard]] std::size_t first_difference(AgreementList const& list);
 
     [[nodiscard]] std::span<std::uint64_t> place(std::size_t byte, std::size_t bytes) noexcept {
@@ -7447,11 +7473,11 @@ private:
     }
     void write_item(std::size_t at, AgreementList::Item const& item);
     [[nodiscard]] AgreementList::Item read_item(std::size_t at);
-    /// Where the name begins in "models differ: parameter 3", behind the title.
+    /// Where the name begins in "models differ: parameter 3": after the title.
     [[nodiscard]] static std::size_t name_in(std::string const& label);
     /// "rank 1 compares models (parameter 3: f32)".
     [[nodiscard]] static std::string place_of(int rank, AgreementList::Item const& item);
-    /// Labels that differ are both said, their common title once.
+    /// If the labels differ, the text has both, and their common title once.
     [[nodiscard]] std::string text_of(int other);
 
     ControlCommunicator& control_;
@@ -7461,17 +7487,17 @@ private:
     std::array<std::uint64_t, slot_count * HashAgreement::words> words_{};
 };
 
-/// Collective. What the ranks without an error are to throw, where a rank has one or lists differ;
-/// then a rank with an error throws its own. Throws what the communicator throws.
-/// Complexity: one sum of seven words where all is well, no allocation.
+/// Collective. Returns the reason to throw for ranks without an error, if a rank has an error or
+/// lists differ. A rank with an error then throws its own. Throws what the communicator throws.
+/// Complexity: without errors and differences one sum of seven words, and no allocation.
 [[nodiscard]] std::optional<AbortReason> find_disagreement(
     ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
 );
 
-/// Collective. Returns where no rank has an error and all lists are the same. Else all ranks throw:
-/// this one `local_error`, if it has one, others PeerFailed with its text, or all Mismatch that names
-/// the first item that differs, two values of it and the ranks that differ from rank 0. The
-/// communicator stays usable then; what else is thrown has aborted it.
+/// Collective. Returns if no rank has an error and all lists are equal. Otherwise all ranks throw:
+/// a rank with a `local_error` that one, the others PeerFailed with its text. If lists differ, all
+/// throw Mismatch, which names the first item that differs, two values of it and the ranks that
+/// differ from rank 0. The communicator stays usable then; any other error has aborted it.
 void agree(
     ControlCommunicator& control,
     AgreementList const& list,
@@ -7484,17 +7510,17 @@ void agree(
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What peers should be told about an exception. A failure that came from other ranks keeps its
-/// culprits; anything else has none yet, which stands for the rank that throws it.
+/// The reason to tell peers about an exception. A failure that came from other ranks keeps its
+/// culprits. Any other has none yet, which stands for the rank that throws it.
 AbortReason failure_of(std::exception_ptr const& error);
 
-/// The reason of what the communicator threw by which ranks meet: what ended it for all of them.
+/// The failure that ended the communicator by which ranks meet, from its exception.
 AbortReason reason_of(std::exception_ptr const& error);
 
 std::string failure_text(std::vector<int> const& ranks, std::string const& text);
 
-/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed, unless all
-/// ranks throw an error that names none.
+/// The same reason, ready to be thrown on other ranks. Without culprits `rank` is the culprit,
+/// unless it is an error without culprits on all ranks.
 AbortReason blamed_on(int rank, AbortReason reason);
 
 }}} // namespace joinable::v0::detail
@@ -7774,25 +7800,25 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
 
-/// The seven words of a roll call: what one rank adds, and after the sum what all ranks said.
+/// The seven words of a roll call: one rank's contribution, or the sum over all ranks.
 struct RollCallLanes {
     std::uint32_t active = 0;
     std::uint32_t arrived = 0;      ///< ran out of inputs since the previous roll call
     std::uint32_t failed = 0;       ///< leaves by an exception
     std::uint32_t stop = 0;         ///< votes to stop
     std::uint32_t weighted = 0;     ///< gives a weight
-    std::uint32_t contributors = 0; ///< has a gradient for this round, or holds one from before
-    std::uint64_t weight = 0;       ///< in a round that syncs with what is held since the last one
+    std::uint32_t contributors = 0; ///< has a gradient for this round or from before
+    std::uint64_t weight = 0;       ///< in a round that syncs, with the weight held before
     Agreement code;                 ///< readable: see RoundCode
-    Agreement digest;               ///< of what the rank is about to do
-    std::uint32_t silent = 0;       ///< skips and gives no weight: does not say whether others do
+    Agreement digest;               ///< of the rank's next action
+    std::uint32_t silent = 0;       ///< skips without a weight: cannot tell whether others give one
 
     using Words = std::array<std::uint64_t, 7>;
 
     [[nodiscard]] Words encode() const noexcept;
     static RollCallLanes decode(Words const& words) noexcept;
 
-    /// Whether all say the same of the round, but for weights.
+    /// Whether all ranks announce the same round, apart from weights.
     [[nodiscard]] bool have_one_code() const noexcept {
         return code.value(active) && digest.value(active);
     }
@@ -7806,19 +7832,20 @@ private:
     static Fields unpacked(std::uint64_t word) noexcept;
 };
 
-/// What ranks that have run out of inputs accumulated since the last round that synced.
+/// What ranks that ran out of inputs since the last round that synced had accumulated.
 struct Carry {
-    std::uint64_t ranks = 0; ///< that accumulated anything
+    std::uint64_t ranks = 0; ///< the ranks that accumulated anything
     std::uint64_t weight = 0;
 
     friend constexpr bool operator==(Carry const&, Carry const&) = default;
 };
 
-/// How a rank opened a round; with look-ahead it announces the next round before this one's
+/// How a rank opened a round. With look_ahead the rank announces the next round before this round's
 /// collectives, and joined ranks do the same.
 enum class Opening : std::uint8_t { notification, next, look_ahead };
 
-/// The code lane: everything about a round that active ranks must agree on and error texts name.
+/// The code lane: everything about a round that active ranks must agree on and that error texts
+/// name.
 struct RoundCode {
     Phase phase = Phase::train;
     bool syncs = false;
@@ -7827,14 +7854,15 @@ struct RoundCode {
 
     [[nodiscard]] std::uint32_t encode() const noexcept;
     static RoundCode decode(std::uint32_t code) noexcept;
-    /// For a round in which ranks disagree; whether they have a weight, where all that are asked say so.
+    /// Lists a round for ranks that disagree about it. `is_weighted` is given if all ranks that are
+    /// asked tell.
     void agree_on(AgreementList& list, std::optional<bool> is_weighted) const;
 };
 
 enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
 
-/// What all ranks said, judged in the order that makes every rank see the same: a failure hides a
-/// mismatch (a leaving rank cannot say what it would have done), and both hide an end.
+/// Judges the sum in an order that gives every rank the same verdict. A failure hides a mismatch,
+/// because a leaving rank cannot say what it would have done. Both hide an end.
 [[nodiscard]] Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept;
 
 }}} // namespace joinable::v0::detail
@@ -7938,14 +7966,15 @@ JOINABLE_DEFINITION Verdict judge(RollCallLanes const& said, EndPolicy policy) n
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one rank accumulated in training rounds that did not sync, since the last one that did.
+/// What one rank accumulated in training rounds since the last round that synced.
 struct Accumulated {
-    std::size_t rounds = 0;   ///< such rounds, on whichever ranks they were active
-    std::size_t batches = 0;  ///< those to which this rank added a gradient of its own
-    std::uint64_t weight = 0; ///< of this rank in those rounds
+    std::size_t rounds = 0;   ///< rounds that did not sync, on any rank
+    std::size_t batches = 0;  ///< the rounds to which this rank added a gradient
+    std::uint64_t weight = 0; ///< the weight of this rank in those rounds
 
-    /// Checks the weight `own` of an input, before its round.
-    /// @throws ContractViolation  with what is held it is too much to be summed over all ranks.
+    /// Checks the weight `own` of an input before its round.
+    /// @throws ContractViolation  together with the held weight it is too large to be summed over
+    ///         all ranks.
     void require_summable(Phase phase, std::uint64_t own) const {
         if (own > max_weight) {
             throw ContractViolation{
@@ -7961,7 +7990,7 @@ struct Accumulated {
         }
     }
 
-    /// After a round in which this rank had an input of weight `own`.
+    /// Counts a round in which this rank had an input of weight `own`.
     void pass(bool syncs, Phase phase, bool skips, std::uint64_t own) noexcept {
         if (!syncs && phase == Phase::train) {
             batches += skips ? 0 : 1;
@@ -7969,7 +7998,7 @@ struct Accumulated {
         }
         pass(syncs, phase);
     }
-    /// After a round that this rank only followed.
+    /// Counts a round that this rank only followed.
     void pass(bool syncs, Phase phase) noexcept {
         if (syncs) {
             *this = {};
@@ -7991,14 +8020,14 @@ class Rounds;
 } // namespace detail
 
 /// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
-/// that is not enabled, all ranks count as active and only this rank's own weight is known. Cheap
+/// that is not enabled, all ranks count as active, and only this rank's own weight is known. Cheap
 /// to copy; `is_active` is valid until the next round opens.
 class Round {
 public:
     Round() = default;
 
-    /// The round of a participant that no guard watches: all ranks active and contributing, as far
-    /// as this rank knows, and only this rank's weight.
+    /// The round of a participant outside enabled guards. It takes all ranks as active and
+    /// contributing, and knows this rank's weight only.
     static Round outside_guard(
         int world_size, RoundNotice const& notice, detail::Accumulated const& accumulated = {}
     ) noexcept {
@@ -8023,34 +8052,35 @@ public:
     [[nodiscard]] inline bool is_active(int rank) const;
     /// Whether notices carry weights.
     [[nodiscard]] bool is_weighted() const noexcept { return is_weighted_; }
-    /// The sum of all ranks' weights; outside a guard this rank's own.
+    /// The sum of all ranks' weights. Outside a guard, this rank's own weight.
     [[nodiscard]] std::uint64_t weight_sum() const noexcept { return weight_sum_; }
-    /// This rank's weight; in a round that syncs, since the last one that did. On a rank that
-    /// shadows 0, but what it held when it ran out in the first round that syncs after.
+    /// This rank's weight. In a round that syncs it includes the weights since the last one that
+    /// did. On a shadowing rank it is 0, except in the first round that syncs after it ran out:
+    /// there it is what the rank held.
     [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
-    /// Whether this rank's gradients are in the sum of this round. Not if it skips the round and
-    /// accumulated nothing since the last round that synced, nor if the weights of all ranks sum to
-    /// 0. On a rank that shadows, only in the first round that syncs after it ran out, and if it
-    /// accumulated something before (JoinOptions::carry_accumulated).
+    /// Whether this rank's gradients are in the sum of this round. False if the rank skips the
+    /// round and accumulated nothing since the last round that synced, or if the weights of all
+    /// ranks sum to 0. On a shadowing rank it is true only in the first round that syncs after it
+    /// ran out, and only if it accumulated something before (JoinOptions::carry_accumulated).
     [[nodiscard]] bool contributes() const noexcept { return contributes_; }
-    /// How many ranks contribute, the same on all: the divisor of an average over them. With 0 the
-    /// average is zeros. Which ranks skip is not known outside a guard, where it is the number of
-    /// ranks, and with known lengths.
+    /// The number of contributing ranks, the same on all ranks: the divisor of an average over
+    /// them. If it is 0, the average is zeros. Outside a guard and with known lengths, ranks that
+    /// skip are not known; outside a guard this is the number of ranks.
     [[nodiscard]] int contributor_count() const noexcept { return contributor_count_; }
-    /// Training rounds that did not sync since the last one that did, before this one. Counted from
-    /// 0 inside a guard. The same on all ranks.
+    /// The number of training rounds that did not sync between the last round that did and this
+    /// one. Inside a guard the count starts at 0. The same on all ranks.
     [[nodiscard]] std::size_t accumulated_rounds() const noexcept { return accumulated_rounds_; }
-    /// The lowest active rank, which broadcasts fresh state.
+    /// The lowest active rank. It broadcasts fresh state.
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
-    /// Whether this rank has run out of inputs and only follows.
+    /// Whether this rank has run out of inputs and only shadows.
     [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
     /// Whether an enabled guard opened this round.
     [[nodiscard]] bool in_guard() const noexcept { return session_ != nullptr; }
 
-    /// Keeps this participant's part of the round open until done(): call it right after the
-    /// notification when collectives follow later. Local; nothing outside a guard.
+    /// Keeps this participant's part of the round open until done(). Call it right after the
+    /// notification if collectives follow later. Local. Outside a guard it does nothing.
     inline void hold();
-    /// Ends this participant's part: all its collectives of the round are complete. Local.
+    /// Ends this participant's part. All its collectives of the round must be complete. Local.
     inline void done();
 
 private:
@@ -8149,11 +8179,11 @@ JOINABLE_DEFINITION std::string to_string(JoinResult const& result) {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The rounds of a guard whose ranks said at entry how many inputs they have. What a roll call
-/// would hear follows from that, so nothing needs to be sent. Every rank has the same schedule.
+/// The rounds of a guard whose ranks gave their numbers of inputs at entry. They determine what a
+/// roll call would hear, so nothing is sent. Every rank has the same schedule.
 class Schedule {
 public:
-    /// What one rank said of itself.
+    /// What one rank said at entry.
     struct Shard {
         std::uint64_t inputs = 0;
         std::uint64_t weight = 0; ///< of each input
@@ -8161,26 +8191,26 @@ public:
 
     Schedule(std::vector<Shard> shards, bool is_weighted, std::size_t sync_every);
 
-    /// The notice of a round, for a rank that says nothing.
+    /// The code of a round with the default notice.
     [[nodiscard]] RoundCode code(std::size_t round) const noexcept {
         return {Phase::train, (round + 1) % sync_every_ == 0};
     }
 
-    /// Checks what `rank` is about to say in `round`.
+    /// Checks `rank`'s announcement of `round`.
     /// @throws ContractViolation  it leaves earlier or later than it said at entry, votes to stop,
-    /// or gives another notice.
+    ///         or gives another notice.
     void require_promised(int rank, std::size_t round, RollCallLanes const& mine) const;
 
-    /// What all ranks say in the next round, summed; arriving() are those that arrive in it. Nobody
-    /// is known to skip, so all active ranks are contributors.
+    /// The sum of what all ranks say in the next round; arriving() are the ranks that arrive in it.
+    /// Skips are not known, so all active ranks are contributors.
     [[nodiscard]] RollCallLanes next();
     /// Ascending.
     [[nodiscard]] std::vector<int> const& arriving() const noexcept { return arriving_; }
-    /// What they accumulated.
+    /// What the arriving ranks accumulated.
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
 
 private:
-    /// A rank that is active has been in all rounds since the last one that synced.
+    /// An active rank has been in all rounds since the last one that synced.
     [[nodiscard]] std::uint64_t rounds_in_weight(RoundCode const& code) const noexcept {
         return code.syncs ? sync_every_ : 1;
     }
@@ -8293,42 +8323,44 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
 // ---- joinable/join/detail/roll_call.hpp
 
 /// @file
-/// The agreement that opens every round: one sum of seven words, from which every rank computes
-/// the same verdict. Knows nothing of guards, participants or RAII.
+/// The agreement that opens every round: one sum of seven words, from which every rank computes the
+/// same verdict. It is independent of guards, participants and RAII.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Who is where, and the exchanges that find it out. All ranks of `control` make the same calls.
+/// Tracks which ranks are active, and runs the exchanges that tell. All ranks of `control` make the
+/// same calls.
 class RollCall {
 public:
     RollCall(ControlCommunicator& control, EndPolicy policy);
 
-    /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this rank
-    /// accumulated, if it arrives.
-    /// @throws ContractViolation  it is not what the schedule says, if there is one.
+    /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this
+    /// rank accumulated, if it arrives.
+    /// @throws ContractViolation  it differs from the schedule, if there is one.
     void post(RollCallLanes const& mine, Carry const& carry = {});
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
 
-    /// From now on nothing is sent, until the schedule ends with a verdict other than `go_on`.
+    /// From now on the schedule answers, and nothing is sent, until it gives a verdict other than
+    /// `go_on`.
     void follow(Schedule schedule) { schedule_ = std::move(schedule); }
     [[nodiscard]] bool is_scheduled() const noexcept { return schedule_.has_value(); }
 
-    /// Waits for the roll call that was posted and returns the verdict, the same on every rank.
-    /// One more message only when a rank arrives or fails, or when ranks disagree.
-    /// `text` is sent along if this rank failed. Throws what the communicator throws.
+    /// Waits for the posted roll call and returns the verdict, the same on every rank. Sends one
+    /// more message only when a rank arrives or fails, or when ranks disagree. `text` is sent along
+    /// if this rank failed. Throws what the communicator throws.
     Verdict answer(std::string_view text = {});
 
-    /// What all ranks said in the last roll call, summed.
+    /// The sum of what all ranks said in the last roll call.
     [[nodiscard]] RollCallLanes const& said() const noexcept { return said_; }
-    /// The ranks that arrived in the last roll call in which any did, ascending.
+    /// The ranks that arrived in the last roll call that had arrivals, ascending.
     [[nodiscard]] std::vector<int> const& arrived() const noexcept { return arrived_; }
-    /// What the ranks that arrived in the last roll call accumulated before; nothing if none did.
+    /// What the ranks that arrived in the last roll call had accumulated; nothing if none arrived.
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
-    /// After the verdicts failed and mismatch: what every rank throws.
+    /// After the verdicts failed and mismatch: the reason that every rank throws.
     [[nodiscard]] AbortReason const& failure() const noexcept { return failure_; }
 
-    /// Rounds that were opened, the current one included.
+    /// The number of opened rounds, including the current one.
     [[nodiscard]] std::size_t rounds() const noexcept { return rounds_; }
     [[nodiscard]] bool is_active(int rank) const { return is_active_[index(rank)]; }
     [[nodiscard]] std::size_t rounds_of(int rank) const {
@@ -8343,12 +8375,13 @@ private:
 
     void note_arrivals(std::vector<int> const& ranks);
 
-    /// A bitmap of those who arrive, the sum of one bit per rank, and their carry: said once and here,
-    /// so that a round that does not sync, which nobody can know before it is heard, sums the weights
-    /// of its active ranks alone.
+    /// Sums a bitmap of the arriving ranks and their carry. Roll calls do not repeat the carry:
+    /// ranks send them before they know whether the round syncs, and one that does not sync sums
+    /// the weights of its active ranks only.
     void exchange_arrivals();
 
-    /// Among the active ranks; where only weights differ, among those that say whether they have one.
+    /// Compares the active ranks. If only weights differ, it compares the ranks that say whether
+    /// they have one.
     void name_difference();
 
     ControlCommunicator& control_;
@@ -8486,8 +8519,8 @@ JOINABLE_DEFINITION void RollCall::name_difference() {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The name of a type as the compiler prints it, for error texts only: it differs between
-/// compilers, so nothing may depend on it.
+/// The name of a type as the compiler prints it. It differs between compilers, so use it only in
+/// error texts.
 template <class T>
 [[nodiscard]] constexpr std::string_view type_name() noexcept {
     std::string_view const text = __PRETTY_FUNCTION__;
@@ -8500,8 +8533,8 @@ template <class T>
     return rest.substr(0, rest.find_first_of(";]"));
 }
 
-/// The name that a class was declared with: without namespaces and template arguments, which compilers
-/// print differently.
+/// The declared name of a class, without namespaces and template arguments, which compilers print
+/// differently.
 template <class T>
 [[nodiscard]] constexpr std::string_view class_name() noexcept {
     std::string_view name = type_name<T>();
@@ -8525,8 +8558,8 @@ template <class T>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The rounds of a guard that is not enabled: nobody is heard, but what the options and next() say
-/// of a round holds for its participants as it does in one that is enabled.
+/// The rounds of a guard that is not enabled. Nothing is sent, but the options and the notices of
+/// next() apply to the participants as in an enabled guard.
 class LocalRounds {
 public:
     explicit LocalRounds(JoinOptions const& options) : options_{options} {}
@@ -8538,8 +8571,8 @@ public:
         opened_ = completed(notice, options_, rounds_);
         count(*opened_);
     }
-    /// What a participant's notice comes to. The first one opens the rounds that next() does not;
-    /// those after it say their own notice or the options', not the first one's.
+    /// Completes a participant's notice. If next() opened no round, the first participant opens it.
+    /// Later participants use their own notice or the options', not the first one's.
     [[nodiscard]] RoundNotice announce(bool is_first, RoundNotice const& notice) noexcept {
         if (opened_) {
             bool const says_nothing_new =
@@ -8555,7 +8588,7 @@ public:
     }
 
     [[nodiscard]] std::size_t count() const noexcept { return rounds_; }
-    /// After the last one that synced.
+    /// The training rounds after the last one that synced.
     [[nodiscard]] std::size_t unsynced() const noexcept { return unsynced_; }
 
 private:
@@ -8578,14 +8611,14 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How a guard ends on this rank: whether it has, and why.
+/// The outcome of a guard on this rank: whether it has ended, and why.
 class GuardOutcome {
 public:
     explicit GuardOutcome(std::vector<ControlCommunicator*> communicators)
         : communicators_{std::move(communicators)} {}
 
-    /// Keeps the reason of a failure that is about to leave the guard; the first one counts.
-    /// Without an exception in flight, or one that says nothing, it is `text`.
+    /// Keeps the reason of a failure that is about to leave the guard. Only the first one counts.
+    /// The message is `text` if no exception is in flight or the exception has no message.
     void record(std::string_view text) {
         if (!recorded_) {
             recorded_ = failure_of(std::current_exception());
@@ -8594,27 +8627,28 @@ public:
             }
         }
     }
-    /// Keeps the reason of a failure of the roll calls, which all ranks throw, unless one was kept.
+    /// Keeps the reason of a failed roll call, which all ranks throw, unless a reason was kept
+    /// before.
     void record_end_of_roll_calls() {
         if (!recorded_) {
             recorded_ = reason_of(std::current_exception());
         }
     }
     void forget() noexcept { recorded_.reset(); }
-    /// What peers should be told.
+    /// The reason that peers are told.
     [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
 
     [[nodiscard]] bool is_over() const noexcept { return is_over_; }
     void end() noexcept { is_over_ = true; }
 
-    /// Ends by what all ranks agreed on: they all throw it.
+    /// Ends with a failure that all ranks agreed on. All of them throw it.
     [[noreturn]] void fail(AbortReason const& failure) {
         is_over_ = true;
         failure_ = failure;
         throw_failure(failure);
     }
 
-    /// Ends by telling every rank, wherever it waits.
+    /// Ends and tells every rank, wherever it waits.
     void abort(AbortReason const& reason) {
         is_over_ = true;
         for (ControlCommunicator* communicator : communicators_) {
@@ -8622,7 +8656,7 @@ public:
         }
     }
 
-    /// @throws ContractViolation  the guard has ended; or again the failure that it ended with.
+    /// @throws ContractViolation  the guard has ended without a failure; else the failure again.
     void require_alive() const {
         if (failure_) {
             throw_failure(*failure_);
@@ -8646,7 +8680,7 @@ private:
     std::vector<ControlCommunicator*> communicators_; ///< distinct
     bool is_over_ = false;
     std::optional<AbortReason> recorded_; ///< why this rank leaves
-    std::optional<AbortReason> failure_;  ///< what the guard itself threw
+    std::optional<AbortReason> failure_;  ///< the failure that the guard threw
 };
 
 }}} // namespace joinable::v0::detail
@@ -8655,48 +8689,48 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What an active rank says of a round when it opens it.
+/// An active rank's announcement of a round.
 struct Announcement {
     RoundNotice notice;
     Opening opening = Opening::notification;
-    std::size_t opener = 0; ///< the notifying participant
+    std::size_t opener = 0; ///< the participant that notifies
 
     [[nodiscard]] bool syncs() const noexcept {
         return notice.will_sync && notice.phase == Phase::train;
     }
 };
 
-/// The rounds of a guard as one rank announces, hears and counts them. Knows nothing of whose part
-/// it is inside a round, nor of how a guard ends.
+/// The rounds of a guard as one rank announces, hears and counts them. It is independent of the
+/// turns inside a round and of how a guard ends.
 class Rounds {
 public:
     Rounds(ControlCommunicator& control, JoinOptions const& options)
         : control_{control}, options_{options}, roll_call_{control, options.end_policy} {}
 
-    /// Collective. Ranks say how many inputs they have, and need no roll calls from now on.
+    /// Collective. Ranks exchange their numbers of inputs and need no roll calls from now on.
     void exchange_lengths();
 
     // -- saying ----------------------------------------------------------------------------------
 
-    /// What a notice comes to in the next round.
+    /// Completes a notice for the next round.
     /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
     [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const;
 
-    /// The next round as this rank alone knows it.
+    /// The next round, as far as this rank alone knows it.
     [[nodiscard]] Round preview(Announcement const& said) const noexcept;
 
     void announce(Announcement const& said);
-    /// That this rank has run out of inputs, and what it holds.
+    /// Announces that this rank has run out of inputs, and what it holds.
     void announce_arrival();
-    /// Nothing but a vote: for a rank that has joined, and for the closing of a guard. A vote may
-    /// come after the arrival was announced: with look-ahead, or from a hook.
+    /// Announces at most a vote: for a rank that has joined, and for the closing of a guard. A vote
+    /// may follow the announced arrival with look-ahead or from a hook.
     void announce_nothing() {
         RollCallLanes lanes;
         lanes.stop = take_vote();
         roll_call_.post(lanes);
     }
 
-    /// For a rank that leaves: says so to the others, who all hear of it.
+    /// Tells the others that this rank leaves by an exception.
     void announce_failure(std::string const& text) {
         RollCallLanes lanes;
         lanes.failed = 1;
@@ -8715,14 +8749,14 @@ public:
 
     Verdict hear();
 
-    /// After the verdict to go on: the round as all ranks agreed on it, for a rank that announced
-    /// it or, without `own`, for one that shadows it.
+    /// After the verdict to go on: the round as all ranks agreed on it. `own` is this rank's
+    /// announcement, or empty if it shadows the round.
     [[nodiscard]] Round adopt(Session& session, std::optional<Announcement> const& own);
-    /// How the active ranks opened the round that was heard last; not known with known lengths.
+    /// How the active ranks opened the last round. Not known with known lengths.
     [[nodiscard]] Opening opening() const noexcept { return agreed_code().opening; }
     [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.said().stop > 0; }
 
-    /// What happened up to now.
+    /// The result up to now.
     [[nodiscard]] JoinResult result(bool stopped_early) const;
     [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
 
@@ -8731,11 +8765,11 @@ private:
     [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
         return !said.notice.skips || accumulated_.batches != 0;
     }
-    /// 0 where it skips, unless the others know no better than what was promised at entry.
+    /// 0 if it skips. With known lengths a rank that skips keeps the promised weight.
     [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
         return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);
     }
-    /// In a round that syncs, since the last one that did.
+    /// A round that syncs includes the weight held since the last one that did.
     [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
         return own_weight(said.notice) + (said.syncs() ? accumulated_.weight : 0);
     }
@@ -8746,12 +8780,12 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
-    Accumulated accumulated_;   ///< by this rank; by one that has joined: from before
+    Accumulated accumulated_;   ///< by this rank; if it has joined, before it joined
     Carry carry_;               ///< of all ranks that joined since the last round that synced
-    bool was_weighted_ = false; ///< the last training round of which a rank said whether it is
+    bool was_weighted_ = false; ///< in the last training round that told
     bool vote_ = false;
     bool is_vote_sent_ = false;
-    JoinResult result_; ///< what is counted as rounds go by
+    JoinResult result_; ///< counts rounds as they pass
 };
 
 }}} // namespace joinable::v0::detail
@@ -8837,7 +8871,8 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     if (code.phase == Phase::train && said.silent != said.active) {
         was_weighted_ = said.weighted != 0;
     }
-    // Where all skip nobody says; what joined ranks still hold is of rounds that said.
+    // If all ranks skip, none tells whether it is weighted; joined ranks may hold gradients of the
+    // last round that told.
     round.is_weighted_ = said.weighted != 0 || (said.silent == said.active && was_weighted_);
     round.active_count_ = static_cast<int>(said.active);
     bool const takes_carry = code.syncs && options_.carry_accumulated;
@@ -8903,15 +8938,16 @@ namespace joinable { inline namespace v0 { namespace detail {
     throw ContractViolation{text};
 }
 
-/// What a session knows of a participant.
+/// The facts about a participant that a session needs.
 struct ParticipantInfo {
     std::string_view name;
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
-    std::string_view verb = {};                 ///< the member that notifies, if it says which
+    std::string_view verb = {};                 ///< the member that notifies, if it is given
 };
 
-/// Whose turn it is inside a round. A participant's part begins with its notification and ends with
-/// the next one's, or, where it was held open, with done(). Positions are in hook order.
+/// The turns of participants inside a round. A part begins with the participant's notification. It
+/// ends with the next participant's notification or, if it was held open, with done(). Positions
+/// are in hook order.
 class TurnOrder {
 public:
     explicit TurnOrder(std::vector<ParticipantInfo> participants)
@@ -8924,15 +8960,15 @@ public:
         auto* const asks = participants_[position].takes_part;
         return asks == nullptr || asks(round);
     }
-    /// The first participant, from `from` on, that takes part in a round.
+    /// The first participant, from `from` on, that takes part in the round.
     [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const;
-    /// Whose part comes next in the open round, if there is any.
+    /// The participant whose part comes next in the open round, if any.
     [[nodiscard]] std::optional<std::size_t> next() const {
         return round_ ? first(*round_, cursor_) : std::nullopt;
     }
 
     /// @throws ContractViolation  the round that `opener` announces begins with another
-    /// participant.
+    ///         participant.
     void require_first(std::size_t opener, Round const& announced) const;
 
     void open(Round const& round) {
@@ -8953,25 +8989,26 @@ public:
         is_open_ = false;
     }
 
-    /// Begins the part of `position` in the open round. False when it may open the next round,
-    /// which it must not where the loop does that. @throws ContractViolation  it is not its turn.
+    /// Begins the part of `position` in the open round. Returns false if `position` may open the
+    /// next round; with `loop_opens_rounds` it may not.
+    /// @throws ContractViolation  it is not its turn.
     bool take_turn(std::size_t position, bool loop_opens_rounds);
 
     /// @throws ContractViolation  a part is held open, or a participant is missing.
     void require_complete() const;
 
-    /// Whether a participant is communicating, as far as it says when its part ends.
+    /// Whether a part has begun and not ended. A part without done() ends with the next part.
     [[nodiscard]] bool is_open() const noexcept { return is_open_ || held_by_; }
-    /// Whether nobody owes a collective.
+    /// Whether no participant owes a collective.
     [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
 
 private:
     [[nodiscard]] std::string_view verb(std::size_t position) const {
         return participants_[position].verb;
     }
-    /// As texts go on after its name.
+    /// The verb that follows its name in error texts.
     [[nodiscard]] std::string notified(std::size_t position) const;
-    /// The end of a text: the order of the participants that take part in a round.
+    /// The end of a text: the order of the participants that take part in the round.
     [[nodiscard]] std::string order(Round const& round) const;
     [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const;
 
@@ -9115,7 +9152,8 @@ TurnOrder::takes_no_part(std::size_t position, Round const& round) const {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The hooks of a guard, so that the loop over rounds need not be a template.
+/// The hooks of a guard behind virtual functions, so that the loop over rounds need not be a
+/// template.
 class HookRunner {
 public:
     HookRunner() = default;
@@ -9128,8 +9166,8 @@ protected:
     ~HookRunner() = default;
 };
 
-/// One rank's side of a guard: which round is open, whose part it is, and how it ends. Everything
-/// that a guard does apart from owning hooks and restoring what it attached.
+/// One rank's side of a guard: the open round, whose part it is, and how the guard ends. It does
+/// everything except owning hooks and restoring what the guard attached.
 class Session {
 public:
     Session(
@@ -9141,19 +9179,21 @@ public:
     Session(Session const&) = delete; // rounds know the options by address
     Session& operator=(Session const&) = delete;
 
-    /// Collective: agrees on `list`, and on how many inputs ranks have if they know. @throws PeerFailed,
-    /// Mismatch  on all ranks together, but `local_error` where there is one.
+    /// Collective. Agrees on `list`, and exchanges the numbers of inputs if ranks know them.
+    /// Rethrows `local_error`, if there is one.
+    /// @throws PeerFailed, Mismatch  on all ranks together.
     void enter(AgreementList const& list, std::exception_ptr const& local_error);
 
     [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
 
     // -- what participants call ------------------------------------------------------------------
 
-    /// Opens a round (the answer comes with `answer`), or begins a part of the open one. Local, but
-    /// where a round may end the guard instead it waits: no pass of a round that is not held may run.
+    /// Opens a round (`answer` waits for it), or begins a part of the open one. Local, except with
+    /// EndPolicy::throw_early: then it waits, so that no pass runs for a round that does not take
+    /// place.
     void announce(std::size_t position, RoundNotice const& notice);
 
-    /// Blocks until the round that was announced is agreed on, and returns it.
+    /// Blocks until the announced round is agreed on, and returns it.
     Round answer(std::size_t position) {
         settle();
         Round round = round_;
@@ -9168,17 +9208,17 @@ public:
     }
     void done() { turns_.done(); }
 
-    /// Something that this guard does not list is about to be used over one of its communicators.
-    /// @throws ContractViolation  joined ranks would not follow: no part of a participant is open, in
-    /// which they run its hook, and rounds have not ended.
+    /// Called before an object outside this guard uses one of its communicators.
+    /// @throws ContractViolation  joined ranks would not follow, because no part of a participant
+    ///         is open and rounds have not ended.
     void require_followed(std::string_view name);
 
     void record_failure(std::string_view text) { outcome_.record(text); }
     void forget_failure() noexcept { outcome_.forget(); }
 
     [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
-    /// Whether the announced round is open. A round that this rank shadows is, though with
-    /// look-ahead the next roll call is posted already.
+    /// Whether the announced round is open. A round that this rank shadows is open, even if
+    /// look-ahead has already posted the next roll call.
     [[nodiscard]] bool is_answered() const noexcept {
         return !rounds_.is_posted() || is_ahead_ || is_shadowing_;
     }
@@ -9186,30 +9226,31 @@ public:
         return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
     }
 
-    /// Whether next() or iterate() announced a batch, and not that it is skipped. Local.
+    /// Whether next() or iterate() announced a batch that is not skipped. Local.
     [[nodiscard]] bool has_announced_batch() const noexcept {
         return opened_ && opened_->opening != Opening::notification && !opened_->notice.skips;
     }
 
     // -- what the guard calls --------------------------------------------------------------------
 
-    /// Opens a round if this rank has an input. False when it is to leave the loop.
+    /// Opens a round if this rank has an input. False tells it to leave the loop.
     bool next(bool have_input, RoundNotice const& notice, Opening opening);
 
-    /// Announces the round after the open one, or without a notice that there is none for this
-    /// rank, before the collectives of the open round.
+    /// Announces the round after the open one, before the collectives of the open one. Without a
+    /// notice it announces that this rank has no further round.
     void look_ahead(std::optional<RoundNotice> const& notice);
 
     void vote_stop();
 
-    /// Makes this rank joined, shadows until all are, runs the post hooks.
+    /// Joins, shadows until all ranks have joined, and runs the post hooks.
     void finish(HookRunner& hooks);
 
-    /// For a guard that an exception leaves. Blocks at most the deadline, never throws: between
-    /// rounds it says so in the next roll call, anywhere else it aborts the communicators.
+    /// Leaves a guard by an exception. Never throws, and blocks at most until the deadline. Between
+    /// rounds it announces the failure in the next roll call; anywhere else it aborts the
+    /// communicators.
     void leave_by_exception() noexcept;
 
-    /// What finish() returned, once it has.
+    /// The result of finish(), once it has run.
     [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
     [[nodiscard]] bool is_over() const noexcept { return outcome_.is_over(); }
     [[nodiscard]] Round const& round() const noexcept { return round_; }
@@ -9224,11 +9265,11 @@ private:
     /// Waits for the answer of a posted roll call, if there is one, and acts on it.
     void settle();
 
-    /// The answer; verdicts that end the guard with an exception are thrown here.
+    /// Returns the answer, or throws the verdicts that end the guard with an exception.
     Verdict hear();
 
-    /// After an exchange that all ranks take part in has thrown, on this rank alone or because the
-    /// communicator failed: the others cannot go on.
+    /// Aborts after an exchange of all ranks has thrown, on this rank alone or because the
+    /// communicator failed. The others cannot continue.
     void fail_together() {
         outcome_.record_end_of_roll_calls();
         abort();
@@ -9248,7 +9289,8 @@ private:
         turns_.require_complete();
     }
 
-    /// Others compute a round already that this rank has announced: they cannot go on without it.
+    /// Aborts if this rank has announced a round ahead: the others already compute it and need this
+    /// rank.
     void require_nothing_ahead();
 
     [[nodiscard]] bool is_between_rounds() const;
@@ -9264,8 +9306,8 @@ private:
 
     Round round_;
     std::optional<Announcement> opened_; ///< the last round that this rank opened
-    bool is_ahead_ = false;              ///< the posted roll call is of the next round already
-    std::optional<Announcement> ahead_;  ///< what it says; none when it says the end
+    bool is_ahead_ = false;              ///< the posted roll call is of the next round
+    std::optional<Announcement> ahead_;  ///< its notice; none when it announces the end
     bool is_shadowing_ = false;
     bool stopped_ = false;   ///< by agreement, before every rank ran out
     bool has_ended_ = false; ///< the end verdict was heard, post hooks run
@@ -9286,7 +9328,7 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Lets one call through per minute, whichever thread makes it.
+/// Lets one call per minute through, from any thread.
 class OncePerMinute {
 public:
     [[nodiscard]] bool allows(std::chrono::steady_clock::time_point now) noexcept {
@@ -9308,8 +9350,8 @@ private:
     return warnings;
 }
 
-/// Tells the user that this rank has been shadowing for long: it costs time, and is often a sign
-/// of badly dealt data.
+/// Warns the user that this rank has been shadowing for many rounds. That costs time, and the data
+/// is often dealt badly.
 inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shadow_rounds) {
     if (shadow_rounds <= options.skew_limit || !options.warn ||
         !skew_warnings().allows(std::chrono::steady_clock::now())) {
@@ -9372,7 +9414,7 @@ Session::enter(AgreementList const& list, std::exception_ptr const& local_error)
 JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice const& notice) {
     outcome_.require_alive();
     if (is_shadowing_) {
-        return; // a hook may run the code of active ranks
+        return; // a hook may run code of active ranks
     }
     require_no_announcement();
     bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
@@ -9540,7 +9582,7 @@ JOINABLE_DEFINITION Verdict Session::act_on(Verdict verdict) {
             to_text(ranks_text(rounds_.roll_call().arrived())) + " ran out of inputs after " +
                 to_text(rounds_.roll_call().rounds()) + " rounds"
         };
-    case Verdict::stop: // a rank that opens no round can vote whatever the others do
+    case Verdict::stop: // a rank that opens no round can always vote
         if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
             outcome_.fail({FailureKind::contract, {}, stop_needs_loop});
         }
@@ -9637,14 +9679,13 @@ JOINABLE_DEFINITION void Session::shadow_until_end(HookRunner& hooks) {
 // ---- joinable/join/detail/occupation.hpp
 
 /// @file
-/// Which communicators are inside a guard.
+/// The communicators that are inside guards.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Keeps communicators to one guard at a time: with two, the roll calls of one
-/// could meet those of the other, depending on the data. A communicator is a
-/// class of the user's, so the note that it is inside a guard is kept here, in
-/// this process.
+/// Allows a communicator in one guard at a time. With two guards, the roll calls of one could meet
+/// those of the other, depending on the data. Communicators are classes of the user, so the record
+/// is kept here, for this process.
 class Occupation {
 public:
     Occupation() = default;
@@ -9656,7 +9697,7 @@ public:
     void begin(std::vector<ControlCommunicator*> const& communicators, Session& session);
     void end() noexcept;
 
-    /// The guard that a communicator is inside of; null: none.
+    /// The guard that a communicator is inside of; null if none.
     [[nodiscard]] static Session* session_over(void const* communicator) noexcept;
 
 private:
@@ -9667,7 +9708,7 @@ private:
     /// The communicators that are inside guards of this process.
     struct Occupied {
         std::atomic_flag busy{};
-        std::atomic<std::size_t> count{0}; ///< of the entries: 0 in programs without guards
+        std::atomic<std::size_t> count{0}; ///< the number of entries; 0 in programs without guards
         std::vector<Entry> entries;
     };
     static std::vector<Entry>::const_iterator
@@ -9696,8 +9737,9 @@ private:
     Session* session_ = nullptr;
 };
 
-/// Something that no guard lists is about to be used over `communicator`. `name` is what texts call it.
-/// @throws ContractViolation  the communicator is inside a guard, whose joined ranks would not follow.
+/// Called before an object outside the guard uses `communicator`. Error texts call it `name`.
+/// @throws ContractViolation  the communicator is inside a guard, and joined ranks would not
+///         follow.
 inline void require_unguarded(void const* communicator, std::string_view name) {
     if (Session* const session = Occupation::session_over(communicator)) {
         session->require_followed(name);
@@ -9726,7 +9768,7 @@ Occupation::begin(std::vector<ControlCommunicator*> const& communicators, Sessio
                                     "first, or split() the communicator"};
         }
     }
-    all.reserve(all.size() + communicators.size()); // or some could be noted and not others
+    all.reserve(all.size() + communicators.size()); // or some could be recorded and others not
     for (ControlCommunicator const* communicator : communicators) {
         all.push_back({communicator->address(), &session});
     }
@@ -9793,8 +9835,8 @@ class Attachment;
 Session* session_of(JoinState const& state) noexcept;
 } // namespace detail
 
-/// What a class owns to be joinable: whether it is inside a guard, and which. A new one is not
-/// inside any. Guards set and clear it; nobody else does.
+/// The state that a joinable class owns: whether it is inside a guard, and inside which one. A new
+/// state is inside none. Only guards set and clear it.
 class JoinState {
 public:
     JoinState() = default;
@@ -9806,8 +9848,8 @@ private:
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
 
-    /// The round of a participant that no enabled guard watches, on top of what it holds.
-    /// @throws ContractViolation  a weight above the maximum.
+    /// The round of a participant outside enabled guards. Adds the weight that the state holds.
+    /// @throws ContractViolation  a weight is above the maximum.
     Round open_alone(int world_size, RoundNotice const& notice) {
         RoundNotice const said =
             local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
@@ -9819,21 +9861,21 @@ private:
     }
 
     detail::Session* session_ = nullptr;
-    detail::Accumulated accumulated_; ///< outside guards, and in those that are not enabled
+    detail::Accumulated accumulated_; ///< outside guards, and in guards that are not enabled
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
 
-/// What a participant is told of the guard that it enters.
+/// Describes a guard to a participant that enters it.
 struct GuardView {
     bool carries_accumulated; ///< JoinOptions::carry_accumulated
     bool steps;               ///< a hook is labelled labels::step or labels::shards
     bool reduces;             ///< a hook is labelled labels::gradients
-    /// Where values are whose gradients are averaged. All of them, unless a participant that averages does
-    /// not say it, by list_averaged(std::vector<void const*>&) const.
+    /// The addresses of the values whose gradients are averaged. Incomplete if a participant that
+    /// averages has no list_averaged(std::vector<void const*>&) const.
     std::vector<void const*> averaged;
     bool lists_all_averaged;
-    /// Where values are that the participants before this one step, as far as they say so, by
+    /// The addresses of the values that earlier participants step, if they report them by
     /// list_stepped(std::vector<void const*>&) const.
     std::vector<void const*> stepped;
 };
@@ -9844,8 +9886,9 @@ inline Session* session_of(JoinState const& state) noexcept {
     return state.session_;
 }
 
-/// The owner of `state` is about to communicate; texts call it `name`. @throws ContractViolation  its
-/// communicator is inside a guard, but it is not, and no part of a participant of that guard is open.
+/// Called before the owner of `state` communicates; error texts call it `name`.
+/// @throws ContractViolation  its communicator is inside a guard, but the owner is not, and no part
+///         of a participant of that guard is open.
 template <class Comm>
 void require_listed(JoinState const& state, Comm const& comm, std::string_view name) {
     if (session_of(state) == nullptr) {
@@ -9875,13 +9918,13 @@ template <class J>
 concept has_join_state = requires(J& joinable) {
     { joinable.join_state() } -> std::same_as<JoinState&>;
 };
-// A member that is declared in another way is called, too, so that the compiler says so.
+// A member that is declared in another way is called, too, so that the compiler reports the error.
 template <class J>
 concept has_join_name =
     requires(J const& joinable) { joinable.join_name(); } || requires { &J::join_name; };
 template <class J>
 concept has_join_verb = requires { std::string_view{J::join_verb}; };
-/// How texts call a participant. Valid as long as the participant and its name are.
+/// The name of a participant in error texts. Valid as long as the participant and its name.
 template <class J>
 std::string_view join_name_of(J const& joinable) {
     if constexpr (has_join_name<J>) {
@@ -9927,24 +9970,24 @@ using join_communicator_t =
 /// | `joinable.join_hook(args)`     | JoinHook      | what joined ranks run in its place; local;    |
 /// |                                |               | `args` is arguments<J::join_keywords>, and no |
 /// |                                |               | member join_keywords means keywords<>         |
-/// | `joinable.join_communicator()` | Communicator& | over which its collectives run                |
+/// | `joinable.join_communicator()` | Communicator& | the communicator of its collectives           |
 /// | `joinable.join_state()`        | JoinState&    | a member that it owns                         |
-/// | `joinable.join_name()`         | string_view   | how texts call it, the same on every rank;    |
-/// | (optional, const)              |               | else it is the name of the class              |
+/// | `joinable.join_name()`         | string_view   | its name in texts, the same on every rank;    |
+/// | (optional, const)              |               | default: the name of the class                |
 /// | `J::join_verb`                 | string_view   | the member that notifies, for texts, such as  |
 /// | (optional)                     |               | "step()"                                      |
 /// | `joinable.agree_on(list)`      |               | adds to an AgreementList what must be the     |
 /// | (optional, const)              |               | same on every rank that enters a guard        |
-/// | `joinable.check_guard(view)`   |               | throws where it cannot take part in a guard   |
+/// | `joinable.check_guard(view)`   |               | throws if it cannot take part in the guard    |
 /// | (optional, const)              |               | that a GuardView describes                    |
 ///
-/// Not checkable, still required: it calls notify_join_context or announce_round before its
+/// Not checkable, but required: the class calls notify_join_context or announce_round before its
 /// collectives of a round.
 template <class J>
 concept Joinable = detail::has_join_hook<J> && JoinHook<join_hook_t<J>> &&
                    detail::has_join_communicator<J> && detail::has_join_state<J>;
 
-/// Says in one sentence what a class lacks to be Joinable.
+/// Says in one sentence why a class is not Joinable.
 template <class J>
 consteval bool models_joinable() {
     static_assert(
@@ -9971,7 +10014,7 @@ consteval bool models_joinable() {
     return Joinable<J>;
 }
 
-/// A round that was announced and may not be answered yet. Outside a guard it is answered.
+/// A round that was announced and may not be answered yet. Outside a guard it is always answered.
 class PendingRound {
 public:
     PendingRound() = default;
@@ -9986,8 +10029,8 @@ public:
     }
 
     /// Blocks until all ranks have opened the round; call it before the first collective.
-    /// @throws PeerFailed, Mismatch, EarlyTermination  what the ranks agreed on; TimedOut and what
-    ///         else the communicator throws. The guard is over then.
+    /// @throws PeerFailed, Mismatch, EarlyTermination  the ranks agreed on it; the guard is over.
+    /// @throws TimedOut  and other errors of the communicator; the guard is over.
     [[nodiscard]] Round wait() {
         if (state_ == nullptr || state_->session_ == nullptr) {
             return local_;
@@ -9995,14 +10038,15 @@ public:
         return state_->session_->answer(state_->position_);
     }
 
-    /// Whether gradients will be reduced, as far as this rank has announced. Local.
+    /// Whether gradients will be reduced, according to this rank's announcement. Local.
     [[nodiscard]] bool will_sync() const noexcept {
         return state_ == nullptr || state_->session_ == nullptr
                    ? local_.will_sync()
                    : state_->session_->announced_sync();
     }
 
-    /// Whether wait() returns at once, because another opened the round, or no guard did. Local.
+    /// Whether wait() returns at once, because another participant opened the round or no guard is
+    /// open. Local.
     [[nodiscard]] bool is_answered() const noexcept {
         return state_ == nullptr || state_->session_ == nullptr || state_->session_->is_answered();
     }
@@ -10012,17 +10056,18 @@ private:
     Round local_;
 };
 
-/// Announces the collectives of a participant without waiting: the first participant of a round
-/// opens it (posts the roll call), the others follow in hook order. Call it before the forward
-/// pass, and wait() before the first collective, so that the roll call hides behind the pass.
+/// Announces the collectives of a participant without waiting. The first participant of a round
+/// opens it (posts the roll call); the others follow in hook order. Call it before the forward pass
+/// and call wait() before the first collective, so that the roll call overlaps with the pass.
 ///
-/// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows it
-/// does nothing; outside any guard it only notes what accumulates until a round syncs. With
-/// EndPolicy::throw_early it waits: a rank that has run out ends the guard before the pass.
+/// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows, the
+/// call does nothing. Outside any guard it only records what accumulates until a round syncs. With
+/// EndPolicy::throw_early it waits, because a rank that has run out ends the guard before the pass.
 /// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
-///         names the participants. It is in no guard, but its communicator is in one, and the call is not
-///         made in a part of a participant of that guard: joined ranks would not follow. With
-///         EndPolicy::throw_early what PendingRound::wait throws.
+///         names the participants. Also if the participant is in no guard, but its communicator is
+///         in one, and no part of a participant of that guard is open: joined ranks would not
+///         follow.
+/// @throws what PendingRound::wait throws, with EndPolicy::throw_early.
 template <class J>
 PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     static_assert(models_joinable<J>());
@@ -10032,16 +10077,16 @@ PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     return {joinable.join_state(), joinable.join_communicator().size(), notice};
 }
 
-/// Announces the collectives of a participant and waits until all ranks have opened the round.
-/// See announce_round and PendingRound::wait for who calls, and what throws.
+/// Announces the collectives of a participant and waits until all ranks have opened the round. See
+/// announce_round and PendingRound::wait for the callers and the errors.
 template <class J>
 Round notify_join_context(J& joinable, RoundNotice notice = {}) {
     return announce_round(joinable, notice).wait();
 }
 
-/// Keeps the text of a failure, and the exception being handled if there is one, for the peers to
-/// see when it leaves the guard. Local; the first record counts; nothing outside a guard. Call it
-/// where a participant's verb catches an exception, then rethrow.
+/// Keeps the text of a failure, and the exception being handled if there is one. Peers see it when
+/// the exception leaves the guard. Local. Only the first record counts; outside a guard the call
+/// does nothing. Call it where a participant's verb catches an exception, then rethrow.
 template <class J>
 void record_failure(J& joinable, std::string_view text) {
     if (auto* const session = detail::session_of(joinable.join_state()); session != nullptr) {
@@ -10051,7 +10096,8 @@ void record_failure(J& joinable, std::string_view text) {
 
 namespace detail {
 
-/// Takes back what record_failure kept: the joinable has dealt with it, and the guard goes on.
+/// Discards what record_failure kept: the joinable has handled the failure, and the guard
+/// continues.
 template <class J>
 void forget_failure(J& joinable) noexcept {
     if (auto* const session = session_of(joinable.join_state()); session != nullptr) {
@@ -10108,8 +10154,8 @@ struct Participants {
 
 namespace detail {
 
-/// What participants() returns after an assertion has said what is wrong with its arguments, so
-/// that a guard made of it need not say it again in worse words.
+/// The result of participants() after an assertion has explained what is wrong with its arguments.
+/// A guard that is made of it does not repeat the error in worse words.
 struct RefusedParticipants {};
 
 template <class... Hooks>
@@ -10120,9 +10166,9 @@ consteval void check_order() {
 
 } // namespace detail
 
-/// Lists the joinables of a guard, and marks where the list ends. Non-const lvalues only; they must
-/// outlive the guard. All that can be wrong with them at compile time is said here: the return type
-/// is deduced, so that compilers look into the body before they look at the guard.
+/// Lists the joinables of a guard and marks where the list ends. It takes non-const lvalues only;
+/// they must outlive the guard. All compile-time errors of participants are reported here: the
+/// return type is deduced, so compilers check this body before the guard.
 template <class... Js>
 [[nodiscard]] auto participants(Js&&... joinables) {
     static_assert(sizeof...(Js) > 0, "participants: a Join needs at least one participant");
@@ -10155,9 +10201,10 @@ struct Control {
     Comm& communicator;
 };
 
-/// Names the communicator for a guard's roll calls, in place of that of the first participant in
-/// hook order: one that reduces host memory, of the same ranks in the same order. It must outlive
-/// the guard, and may serve nothing else meanwhile that would come between two roll calls.
+/// Names the communicator for a guard's roll calls, in place of the communicator of the first
+/// participant in hook order. It must reduce host memory and have the same ranks in the same order.
+/// It must outlive the guard, and must not be used for anything that could come between two roll
+/// calls.
 template <class Comm>
 [[nodiscard]] Control<Comm> control(Comm& communicator) {
     static_assert(models_communicator<Comm>());
@@ -10174,8 +10221,8 @@ template <class Comm>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Tells a destructor whether an exception destroys its object: one that was thrown after the object
-/// was made. A member of the object.
+/// A member that tells the destructor of an object whether an exception destroys the object.
+/// Exceptions from before the construction of the object do not count.
 class Unwinding {
 public:
     [[nodiscard]] bool has_begun() const noexcept { return std::uncaught_exceptions() > before_; }
@@ -10189,8 +10236,8 @@ private:
 // ---- joinable/join/detail/attachments.hpp
 
 /// @file
-/// What a guard changes outside itself, each undone by a destructor, and what
-/// it checks before.
+/// The changes that a guard makes outside itself, each undone by a destructor, and the checks
+/// before them.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -10210,7 +10257,7 @@ public:
         state.session_ = &session;
         state.position_ = position;
     }
-    /// For a guard that is not enabled; inside another one it changes nothing.
+    /// For a guard that is not enabled. If the state is in another guard, this changes nothing.
     void attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept;
 
     void detach() noexcept;
@@ -10223,8 +10270,7 @@ struct NamedState {
     JoinState const* state;
     std::string_view name;
 };
-/// @throws ContractViolation  a participant is twice in a guard, or in another
-/// one.
+/// @throws ContractViolation  a participant is in a guard twice, or in another one.
 void check_states(std::initializer_list<NamedState> participants);
 
 /// Restores the deadlines of communicators that a guard has overridden.
@@ -10248,8 +10294,7 @@ private:
 /// @throws ContractViolation  an option is out of its range.
 void check_options(JoinOptions const& options);
 
-/// @throws ContractViolation  the communicators are not of the same ranks, or
-/// of too many.
+/// @throws ContractViolation  the communicators have different ranks, or too many.
 void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
 
 }}} // namespace joinable::v0::detail
@@ -10398,7 +10443,7 @@ struct HookSlots<std::index_sequence<Is...>, Js...> : HookSlot<Is, Js>... {
         : HookSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
 };
 
-/// The hooks of a guard, in argument order; run in the order that their labels ask for.
+/// The hooks of a guard, stored in argument order and run in the order that their labels require.
 template <class... Js>
 class GuardHooks final : public HookRunner {
 public:
@@ -10413,7 +10458,7 @@ public:
         run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
     }
 
-    /// What a session knows of a participant.
+    /// The facts about a participant that a session needs.
     template <class J>
     static ParticipantInfo describe(J const& joinable) {
         using Hook = join_hook_t<J>;
@@ -10473,11 +10518,11 @@ private:
 // ---- joinable/join/detail/entry.hpp
 
 /// @file
-/// What ranks compare when they enter a guard.
+/// The lists that ranks compare when they enter a guard.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Not `enable`, with which nobody enters, nor what each rank has for itself.
+/// Leaves out `enable`, because ranks without it do not enter, and what may differ by rank.
 inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_abort) {
     list.begin_section("options differ: ");
     list.add("end_policy", name_of(options.end_policy));
@@ -10507,7 +10552,7 @@ void agree_on_keyword(AgreementList& list, std::optional<typename K::value_type>
     }
 }
 
-/// What one participant has for itself: its keywords and what it adds.
+/// The entries of one participant: its keywords and what its agree_on() adds.
 template <class J, class... Ks>
 void agree_on_participant(
     AgreementList& list, J const& joinable, KeywordArgument<Ks> const&... keywords
@@ -10545,8 +10590,8 @@ void check_guard(J const& joinable, GuardView& view) {
     }
 }
 
-/// The participants in hook order and the order of their post hooks, options,
-/// then each participant.
+/// Lists the participants in hook order, the order of post hooks, the options, then each
+/// participant.
 template <std::size_t... Main, std::size_t... Post, class... Js, class... Ks>
 AgreementList entry_list(
     std::tuple<Js&...> const& joinables,
@@ -10579,13 +10624,13 @@ AgreementList entry_list(
 
 namespace joinable { inline namespace v0 {
 
-/// The tag of Join::iterate that announces every round one element early.
+/// The tag of Join::iterate that posts every roll call one element early.
 inline constexpr struct look_ahead_t {
 } look_ahead{};
 
 namespace detail {
 
-/// The notice of a range whose elements announce nothing special.
+/// The notice of a range whose elements need none.
 struct DefaultNotice {
     template <class Element>
     RoundNotice operator()(Element const&) const noexcept {
@@ -10595,7 +10640,7 @@ struct DefaultNotice {
 
 } // namespace detail
 
-/// What Join::iterate returns: an input range that opens a round before each element, and calls
+/// The result of Join::iterate: an input range that opens a round before each element and calls
 /// `announce` once for each.
 template <class Guard, class Range, class Announce, bool LooksAhead>
 class GuardedRange {
@@ -10662,7 +10707,7 @@ private:
         if (position == end) {
             return {};
         }
-        RoundNotice const notice = announce_(*position); // no optional of it: that takes a number
+        RoundNotice const notice = announce_(*position); // an optional would also accept a number
         return notice;
     }
 
@@ -10677,9 +10722,9 @@ private:
 
 namespace joinable { inline namespace v0 {
 
-/// Lets ranks with different numbers of inputs run collectives together: ranks that have run out
-/// shadow the collectives of the others until everybody is done, and a failure of one rank becomes
-/// the same typed error on all.
+/// Lets ranks with different numbers of inputs run collectives together. A rank that has run out of
+/// inputs shadows the collectives of the others until all ranks are done. A failure of one rank
+/// becomes the same typed error on all ranks.
 ///
 /// @code
 /// joinable::Join guard{joinable::participants(ddp, step), {.end_policy = ...}, keyword = value};
@@ -10688,24 +10733,26 @@ namespace joinable { inline namespace v0 {
 /// auto const result = guard.finish();
 /// @endcode
 ///
-/// A round is opened by the notification of a participant, or by next() or iterate(), alike on all
-/// ranks. Construction, finish() and the destructor are collective. When an exception leaves the
-/// guard the others see PeerFailed: between rounds they hear of it in their next roll call and the
-/// communicators stay usable, anywhere else the communicators are aborted. After a throw of the
-/// guard itself it is over, and its participants can enter another.
-/// Cost: one sum of seven words per round, one more message when a rank arrives or fails; none
-/// with known lengths (JoinOptions::inputs).
+/// A participant's notification, next() or iterate() opens a round, in the same way on all ranks.
+/// Construction, finish() and the destructor are collective. When an exception leaves the guard on
+/// one rank, the others see PeerFailed. Between rounds they learn of it in their next roll call,
+/// and the communicators stay usable; anywhere else the communicators are aborted. After the guard
+/// itself has thrown it is over, and its participants can enter another one.
+/// Cost: one sum of seven words per round, and one more message when a rank arrives or fails.
+/// Nothing with known lengths (JoinOptions::inputs).
 template <class... Js>
 class [[nodiscard("a Join guards until it is destroyed: give it a name")]] Join {
     using Sequence = hook_sequence<Js...>;
     using Hooks = detail::GuardHooks<Js...>;
 
 public:
-    /// Collective. @throws ContractViolation  a participant or a communicator is in another guard,
-    /// a participant is twice in this one, or the communicators differ in rank or size, or cannot
-    /// keep the timeout. @throws PeerFailed another rank's constructor threw. @throws Mismatch ranks
-    /// construct different guards; the text names the first thing that differs, with both values.
-    /// Nothing stays attached.
+    /// Collective. After a throw nothing stays attached.
+    /// @throws ContractViolation  a participant or a communicator is in another guard, a
+    ///         participant is twice in this one, or the communicators differ in rank or size, or
+    ///         cannot keep the timeout.
+    /// @throws PeerFailed  another rank's constructor threw.
+    /// @throws Mismatch  the ranks construct different guards; the text names the first difference,
+    ///         with both values.
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
@@ -10734,7 +10781,8 @@ public:
     Join(Join const&) = delete;
     Join& operator=(Join const&) = delete;
 
-    /// Finishes, unless that was done or an exception is in flight. May throw what finish() throws.
+    /// Calls finish() unless that was done or an exception is in flight. May throw what finish()
+    /// throws.
     ~Join() noexcept(false) {
         if (!options_.enable || session_.is_over()) {
             return;
@@ -10746,9 +10794,10 @@ public:
         }
     }
 
-    /// Opens a round: collective over the active ranks. `have_input` false sends nothing; finish()
-    /// will say it. Returns whether to run a round; false = leave the loop, also when all ranks
-    /// agreed to stop. @throws what a roll call throws: see PendingRound::wait.
+    /// Opens a round. Collective over the active ranks. With `have_input` false it sends nothing;
+    /// finish() announces the end. Returns whether to run a round. False means to leave the loop,
+    /// also when all ranks agreed to stop.
+    /// @throws what a roll call throws: see PendingRound::wait.
     bool next(bool have_input, RoundNotice const& notice = {}) {
         if (!options_.enable) {
             if (have_input) {
@@ -10759,8 +10808,9 @@ public:
         return session_.next(have_input, notice, detail::Opening::next);
     }
 
-    /// next() over a range: `for (auto& batch : guard.iterate(batches, announce))`.
-    /// `announce(element)` returns the RoundNotice of its round. Leaving the loop by break is joining.
+    /// Calls next() for each element of a range:
+    /// `for (auto& batch : guard.iterate(batches, announce))`. `announce(element)` returns the
+    /// RoundNotice of the element's round. A rank that leaves the loop by break joins.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
         return GuardedRange<Join, Range, Announce, false>{
@@ -10769,9 +10819,10 @@ public:
     }
 
     /// The same for a forward range, one element early: each round's roll call is posted before the
-    /// collectives of the round before it, so that its answer is there when it is needed. A vote
-    /// counts one round later. Leaving such a loop by break is a ContractViolation on all ranks,
-    /// which then compute a round already that this rank has announced: vote_stop() instead.
+    /// collectives of the previous round, so the answer is there when it is needed. A vote takes
+    /// effect one round later. Leaving such a loop by break is a ContractViolation on all ranks,
+    /// because the others already compute a round that this rank has announced. Call vote_stop()
+    /// instead.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(look_ahead_t, Range&& range, Announce announce = {}) {
         return GuardedRange<Join, Range, Announce, true>{
@@ -10779,16 +10830,18 @@ public:
         };
     }
 
-    /// Votes to stop all ranks together: the next roll call says so, and no rank runs that round.
-    /// Local. @throws ContractViolation  rounds are opened by notification.
+    /// Votes to stop all ranks together. The next roll call carries the vote, and no rank runs that
+    /// round. Local.
+    /// @throws ContractViolation  notifications open the rounds.
     void vote_stop() {
         if (options_.enable) {
             session_.vote_stop();
         }
     }
 
-    /// Local. Says that this rank is still at work (a validation, a checkpoint): the others wait for
-    /// it one more deadline from now. @throws ContractViolation  the control communicator cannot.
+    /// Tells the others that this rank is still working (a validation, a checkpoint). They wait for
+    /// it one more deadline from now. Local.
+    /// @throws ContractViolation  the control communicator has no keep_alive().
     void keep_alive()
         requires(RenewsDeadline<join_communicator_t<Js>> && ...)
     {
@@ -10808,9 +10861,9 @@ public:
     /// The round that was opened last.
     [[nodiscard]] Round const& round() const noexcept { return session_.round(); }
 
-    /// Collective: joins, shadows the others until all have joined or stopped, runs the post hooks.
-    /// Calling it again returns the same. @throws what a roll call or a hook throws; the guard is
-    /// over then.
+    /// Joins, shadows the others until all have joined or stopped, and runs the post hooks.
+    /// Collective. Further calls return the same result.
+    /// @throws what a roll call or a hook throws; the guard is over then.
     JoinResult finish() {
         if (!options_.enable) {
             JoinResult result;
@@ -10838,7 +10891,7 @@ private:
     static Erased erased(Comm& comm) {
         return std::make_unique<detail::ControlOver<Comm&>>(comm);
     }
-    /// Without control(): the roll calls go over the first participant's communicator.
+    /// Without control() the roll calls use the first participant's communicator.
     static Erased own_control() {
         using First = std::tuple_element_t<detail::first_of(Sequence{}), std::tuple<Js...>>;
         static_assert(
@@ -10894,7 +10947,7 @@ private:
         }
     }
 
-    /// Everything that the guard attached goes back to what it was.
+    /// Restores everything that the guard attached.
     void release() noexcept {
         for (detail::Attachment& attachment : attachments_) {
             attachment.detach();
@@ -10904,7 +10957,6 @@ private:
         occupation_.end();
     }
 
-    // The guard is made of what each participant adds to it, kept in argument order.
     using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;
 
     template <class K, class... Given>
@@ -10922,7 +10974,8 @@ private:
         )...}};
     }
 
-    /// Distinct, the control communicator and then in hook order: the first serves the roll calls.
+    /// The distinct communicators: the control communicator, then the others in hook order. The
+    /// first one serves the roll calls.
     template <std::size_t... Is>
     std::vector<detail::ControlCommunicator*> communicators(std::index_sequence<Is...>) const {
         std::vector<detail::ControlCommunicator*> distinct;
@@ -10947,7 +11000,7 @@ private:
         return {Hooks::describe(std::get<Is>(joinables))...};
     }
 
-    /// The local checks and the hooks: what fails here fails together in the entry exchange.
+    /// The local checks and the hooks. A failure here fails on all ranks in the entry exchange.
     template <class... Ks>
     void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
         auto const all = communicators(Sequence{});
@@ -10990,7 +11043,7 @@ private:
     detail::Deadlines deadlines_;
     detail::Session session_;
     std::optional<Hooks> hooks_;
-    detail::LocalRounds local_rounds_{options_}; ///< if it is not enabled
+    detail::LocalRounds local_rounds_{options_}; ///< used when it is not enabled
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
 };
 
@@ -10999,12 +11052,12 @@ private:
 // ---- joinable/join/explain.hpp
 
 /// @file
-/// What `Join guard{...}` says when its arguments fit no constructor. Without this header that is
-/// "class template argument deduction failed" and a list of candidates. Each deduction guide below
-/// is worse than those of the constructors, so it is chosen only when they do not match, and names
-/// a class whose assertion is the explanation. A parameter `...` takes what no other does: braces
-/// with a misspelt name. Guides come after the class: clang (14 and 19) forgets those of its
-/// constructors otherwise.
+/// Explains in one sentence why the arguments of `Join guard{...}` fit no constructor. Without this
+/// header the compiler says "class template argument deduction failed" and lists candidates. Each
+/// deduction guide below is a worse match than the guides of the constructors, so it is chosen only
+/// when those do not match. It names a class whose assertion is the explanation. A parameter `...`
+/// takes braces with a misspelt name, which match nothing else. The guides follow the class: clang
+/// (14 and 19) otherwise forgets the guides of its constructors.
 
 namespace joinable { inline namespace v0 {
 
@@ -11013,7 +11066,7 @@ namespace detail {
 template <class>
 inline constexpr bool never = false;
 
-/// Any participants(...): its conversion makes a guide worse than a constructor's.
+/// Any participants(...). The conversion makes a guide a worse match than a constructor's.
 struct SomeParticipants {
     template <class... Js>
     SomeParticipants(Participants<Js...> const&);
@@ -11055,7 +11108,7 @@ struct Explained {};
 
 } // namespace detail
 
-/// What a guard with wrong arguments becomes: nothing but the explanation.
+/// The class that a guard with wrong arguments becomes. It holds only the explanation.
 template <class Explanation>
 class Join<detail::Explained<Explanation>> : Explanation {
 public:
@@ -11064,20 +11117,20 @@ public:
     explicit Join(...);
 };
 
-/// Something else came first.
+/// The first argument is not participants(...).
 template <class Given>
     requires(!detail::are_participants<std::remove_cvref_t<Given>>)
 Join(Given&&, ...) -> Join<detail::Explained<detail::ParticipantsNotFirst<Given>>>;
-/// Something in braces came first.
+/// The first argument is something in braces.
 Join(...) -> Join<detail::Explained<detail::ParticipantsNotFirst<void>>>;
 
-/// participants() has explained it.
+/// participants() has explained the error already.
 Join(detail::RefusedParticipants, ...) -> Join<detail::Explained<detail::AlreadyExplained>>;
 
-/// What comes after the participants is none of the forms.
+/// The arguments after participants(...) have none of the accepted forms.
 Join(detail::SomeParticipants, ...)
     -> Join<detail::Explained<detail::ArgumentsAfterParticipants<void>>>;
-/// Options come after a keyword.
+/// The options follow a keyword.
 template <class K>
 Join(detail::SomeParticipants, KeywordArgument<K>, ...)
     -> Join<detail::Explained<detail::KeywordBeforeOptions<K>>>;
@@ -11088,9 +11141,9 @@ Join(detail::SomeParticipants, KeywordArgument<K>, ...)
 
 namespace joinable { inline namespace v0 {
 
-/// Any collective as a participant, without a class: `Action log{comm, act, shadow};`.
+/// Makes any collective a participant, without a class: `Action log{comm, act, shadow};`.
 ///
-/// Active ranks call `log(...)` once per round, which runs `act(...)`; joined ranks run `shadow()`
+/// Active ranks call `log(...)` once per round, which runs `act(...)`. Joined ranks run `shadow()`
 /// (or `shadow(round)`), which must issue the same collectives in the same order.
 template <class Act, class Shadow, class Comm>
 class Action {
@@ -11145,7 +11198,7 @@ private:
 
 template <class Comm, class Act, class Shadow>
 Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
-/// Explains what is missing.
+/// Explains which argument is missing.
 template <class Act, class Shadow>
 Action(Act, Shadow) -> Action<Act, Shadow, detail::NoCommunicator>;
 
@@ -11155,62 +11208,63 @@ Action(Act, Shadow) -> Action<Act, Shadow, detail::NoCommunicator>;
 
 namespace joinable { inline namespace v0 {
 
-/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight, both of
-/// all its samples since the last round that synced.
+/// What a rank's gradient is if notices carry weights. g is the gradient and w the weight; both
+/// cover all samples of the rank since the last round that synced.
 enum class GradientKind : std::uint8_t {
-    mean, ///< the mean over the rank's own samples: the average is sum(w * g) / sum(w)
-    sum,  ///< their sum: the average is sum(g) / sum(w)
+    mean, ///< the mean over the rank's own samples; the average is sum(w * g) / sum(w)
+    sum,  ///< the sum over them; the average is sum(g) / sum(w)
 };
 
-/// When buffers are sent in a round that syncs. Both wait for the round's roll call: before the
-/// forward pass the wait is in the way, after it the pass has hidden it.
+/// When buffers are sent in a round that syncs. Both wait for the round's roll call. Before the
+/// forward pass this wait costs time; after it, the pass has hidden the roll call.
 enum class BufferSync : std::uint8_t { after_forward, before_forward };
 
-/// How gradients are cut into buckets (see BucketOptions) and averaged, and what keeps the rest of a
-/// model the same.
-/// The same on every rank.
+/// How gradients are cut into buckets (see BucketOptions) and averaged, and how the rest of a model
+/// is kept equal. The same on every rank.
 struct DataParallelOptions {
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
-    /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
-    /// communication starts early.
+    /// The limit of the bucket that is launched first, at most bucket_cap_bytes. It is small, so
+    /// that communication starts early.
     std::size_t first_bucket_bytes = std::size_t{1} << 20U;
-    /// Gradients live in the buckets and are never copied; needs parameter_traits::set_grad for
-    /// every parameter. They are valid as long as the reducer.
+    /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
+    /// every parameter. The gradients are valid as long as the reducer.
     bool gradient_as_bucket_view = false;
-    /// Parameters may go without a gradient in an iteration: the engine says which before backward,
-    /// and ranks exchange one small map per iteration. What no rank uses is neither sent nor
-    /// touched; what another rank uses gets the average.
+    /// Parameters may have no gradient in an iteration. The engine names them before backward, and
+    /// ranks exchange one small map per iteration. A parameter that no rank uses is neither sent
+    /// nor touched; one that another rank uses gets the average.
     bool find_unused = false;
-    /// Every iteration uses the same parameters, equally often: recorded in a rank's first one,
-    /// checked in all others. Finds unused parameters by itself, and sends one map in all.
+    /// Every iteration uses the same parameters equally often. A rank records them in its first
+    /// iteration and checks all others. Finds unused parameters by itself and sends one map in
+    /// total.
     bool static_graph = false;
-    /// Buffers are sent from the lowest active rank in every round that syncs, and at the start and
-    /// the end with the model. Rounds that accumulate do not send them. Off: each rank has its own.
+    /// Buffers are sent from the lowest active rank in every round that syncs, and with the model
+    /// at the start and the end. Rounds that accumulate do not send them. Off: each rank keeps its
+    /// own.
     bool broadcast_buffers = true;
     GradientKind gradient_kind = GradientKind::mean;
-    /// Limits of the first bucket, the second and so on; the last one repeats. Given, they stand in
-    /// for the two limits above.
+    /// Limits of the first bucket, the second and so on; the last one repeats. If given, they
+    /// replace the two limits above.
     std::vector<std::size_t> bucket_caps_bytes = {};
-    /// Until the order in which gradients become ready is known there is one bucket per dtype;
-    /// after the first iteration it is cut by that order. Off: cut at once, from the last parameter
-    /// to the first. Without effect where find_unused is on and static_graph is not.
+    /// There is one bucket per dtype until the order in which gradients become ready is known.
+    /// After the first iteration it is cut by that order. Off: cut at once, from the last parameter
+    /// to the first. No effect with find_unused unless static_graph is on.
     bool rebuild_buckets = true;
     BufferSync buffer_sync = BufferSync::after_forward;
-    /// Take rank 0's values at construction; off: they are the same on all ranks already.
+    /// Take rank 0's values at construction. Off: they must be equal on all ranks already.
     bool sync_at_start = true;
     /// When a guard ends, take the values of the last rank that trained.
     bool sync_at_end = true;
     /// What a joined rank keeps in its gradients.
     JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
-    /// What a rank sends of a parameter that its pass does not use.
+    /// What a rank sends for a parameter that its pass does not use.
     UnusedGradients unused_gradients = UnusedGradients::zero;
-    /// For debugging: hashes each gradient at ready(i) and again when the backward pass has ended, and
-    /// throws ContractViolation with the name of one that changed in between. Nothing is sent before that,
-    /// so nothing overlaps. Gradients are in host memory.
+    /// For debugging. Hashes each gradient at ready(i) and again after the backward pass, and
+    /// throws ContractViolation with the name of a gradient that changed in between. Nothing is
+    /// sent before that, so nothing overlaps. Gradients must be in host memory.
     bool verify_ready = false;
 };
 
-/// What the buckets of a model need to know of its options.
+/// The options that the buckets of a model need.
 [[nodiscard]] inline BucketOptions bucket_options(DataParallelOptions const& options) {
     return {
         .bucket_cap_bytes = options.bucket_cap_bytes,
@@ -11231,7 +11285,7 @@ struct DataParallelOptions {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// As long as it lives a flag has another value; then that of before.
+/// Sets a flag for its lifetime, then restores the previous value.
 class ScopedFlag {
 public:
     ScopedFlag(bool& flag, bool value) noexcept
@@ -11251,9 +11305,9 @@ private:
 
 namespace joinable { inline namespace v0 {
 
-/// Keyword of a guard, for each DistributedDataParallel in it: whether gradients are divided by the
-/// number of all ranks (true, the default) or of the ranks that are still active. Where notices carry
-/// weights it has no effect.
+/// Keyword of a guard, for each DistributedDataParallel in it. Gradients are divided by the number
+/// of all ranks (true, the default) or of the contributing ranks (Round::contributor_count()). It
+/// has no effect if notices carry weights.
 inline constexpr struct divide_by_initial_world_size_t
     : keyword<divide_by_initial_world_size_t, bool> {
     using keyword::operator=;
@@ -11261,14 +11315,14 @@ inline constexpr struct divide_by_initial_world_size_t
 
 namespace detail {
 
-/// What gradients are averaged over.
+/// How gradients are averaged.
 struct Averaging {
     GradientKind kind;
     bool divides_by_initial_world_size = true;
 
-    /// What a rank's gradients are multiplied with, so that their sum is the average. Local in a
-    /// guard; outside, a weighted round sums the weights, which is collective.
-    /// 0 where the weights of all ranks sum to 0.
+    /// The factor of a rank's gradients that makes their sum the average; 0 if the weights of all
+    /// ranks sum to 0. Local in a guard. Outside a guard a weighted round sums the weights, which
+    /// is collective.
     template <Communicator Comm>
     [[nodiscard]] double factor(Comm& comm, Round const& round) const {
         double own = 1.0;
@@ -11300,10 +11354,10 @@ void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 );
 
-/// Refuses parameters without a value on `device`, those with elements at a null pointer, and those
-/// whose values or whose gradients share memory: they would be averaged and stepped more than once.
-/// Local.
-/// Complexity: sorts the parameters; compares those whose address ranges meet.
+/// Refuses parameters without a value on `device`, parameters with elements at a null pointer, and
+/// parameters whose values or gradients share memory: they would be averaged and stepped more than
+/// once. Local.
+/// Complexity: sorts the parameters; compares those whose address ranges overlap.
 void check_parameters(ParameterList const& list, DeviceId device);
 
 }}} // namespace joinable::v0::detail
@@ -11379,16 +11433,17 @@ JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId de
 // ---- joinable/participant/detail/compared_model.hpp
 
 /// @file
-/// What ranks compare of a model: see agreement/agree.hpp.
+/// The properties of a model that ranks compare: see agreement/agree.hpp.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 void agree_on(AgreementList& list, DataParallelOptions const& options);
 
-/// Each parameter with its name, dtype, extents, strides and requires_grad. Returns how many there are.
+/// Lists each parameter with its name, dtype, extents, strides and requires_grad. Returns the
+/// counts as a text.
 std::string agree_on(AgreementList& list, ParameterList const& parameters);
 
-/// Each tensor with its dtype and extents.
+/// Lists each tensor with its dtype and extents.
 void agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind);
 
 }}} // namespace joinable::v0::detail
@@ -11455,8 +11510,8 @@ agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) 
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// All of a model but its gradients, and what keeps it the same on all ranks: parameters, buffers
-/// and attached state from one rank at the start and the end, buffers in every round that syncs.
+/// All of a model except its gradients, kept equal on all ranks. Parameters, buffers and attached
+/// state are sent from one rank at the start and the end, buffers in every round that syncs.
 template <Communicator Comm>
 class ModuleState {
 public:
@@ -11471,8 +11526,8 @@ public:
           buffers_{std::move(buffers), piece_bytes, "buffer", BufferMemory{comm}},
           options_{options} {}
 
-    /// The script of a round that syncs, for ranks that are active and ranks that shadow.
-    /// Collective; no allocation but what a hook does.
+    /// The script of a round that syncs, on active and shadowing ranks. Collective; only a hook may
+    /// allocate.
     void sync_buffers(Round const& round) {
         if (!options_.broadcast_buffers) {
             return;
@@ -11484,11 +11539,11 @@ public:
         }
     }
 
-    /// Collective. Parameters, buffers and attached state as they are on `root`.
+    /// Collective. Sends parameters, buffers and attached state of `root` to all ranks.
     void sync(int root) { plan_sync().run(comm_, root); }
 
-    /// Local: allocates all that sync() needs, so that a rank without the memory can say so before
-    /// the others wait for it.
+    /// Local. Allocates everything that sync() needs, so that a rank without enough memory can
+    /// report it before the others wait.
     [[nodiscard]] CoalescedBroadcast plan_sync() {
         std::vector<AnyView> views;
         for (AnyParameter const& parameter : parameters_) {
@@ -11505,7 +11560,7 @@ public:
     }
 
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
-    /// Whether buffers are sent before the forward pass, else before the backward pass.
+    /// Whether buffers are sent before the forward pass; if not, before the backward pass.
     [[nodiscard]] bool syncs_before_forward() const noexcept {
         return options_.broadcast_buffers && options_.buffer_sync == BufferSync::before_forward;
     }
@@ -11560,19 +11615,20 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Finds gradients that still change after their ready(i), see DataParallelOptions::verify_ready. It keeps
-/// the marks of a backward pass back until the pass has ended: a bucket on its way changes gradients itself.
+/// Finds gradients that still change after their ready(i), see DataParallelOptions::verify_ready.
+/// It delays the marks of a backward pass until the pass has ended, because a bucket in flight
+/// changes gradients itself.
 class ReadyCheck {
 public:
-    /// @throws ContractViolation  gradients are on a device, where the host reads nothing.
+    /// @throws ContractViolation  gradients are on a device, where the host cannot read them.
     ReadyCheck(ParameterList parameters, DeviceId device);
 
     void begin() noexcept { marks_.clear(); }
     void mark(std::size_t i) { marks_.push_back({i, hash_of(i)}); }
 
-    /// Calls `mark_ready(i)` for each mark, in the order of the marks. Of several marks of one gradient
-    /// (a static graph) the last one counts.
-    /// @throws ContractViolation  a gradient is not what it was when it was marked.
+    /// Calls `mark_ready(i)` for each mark, in order. If a gradient has several marks (a static
+    /// graph), the last one counts.
+    /// @throws ContractViolation  a gradient has changed since it was marked.
     template <class F>
     void release(F const& mark_ready) {
         std::vector<bool> is_checked(parameters_.size());
@@ -11604,7 +11660,8 @@ private:
         std::uint64_t hash;
     };
 
-    /// Of elements in logical order: a gradient may move, and have gaps between its elements.
+    /// The hash of the elements in logical order, because a gradient may move and may have gaps
+    /// between its elements.
     [[nodiscard]] std::uint64_t hash_of(std::size_t i) const;
     static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension);
 
@@ -11638,7 +11695,7 @@ JOINABLE_DEFINITION ReadyCheck::ReadyCheck(ParameterList parameters, DeviceId de
 JOINABLE_DEFINITION std::uint64_t ReadyCheck::hash_of(std::size_t i) const {
     AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
     if (!gradient || !has_memory(gradient)) {
-        return 0; // what is wrong with it the reducer says
+        return 0; // the reducer reports the error
     }
     Hash hash;
     add(hash, static_cast<char const*>(gradient.data()), gradient, 0);
@@ -11666,27 +11723,28 @@ ReadyCheck::add(Hash& hash, char const* data, AnyView const& view, std::size_t d
 namespace joinable { inline namespace v0 {
 
 /// The passes of a model whose gradients are averaged: the verbs that DistributedDataParallel and
-/// ShardedDataParallel have in common. `GradientReducer` is what Reducer is: it averages as gradients become
-/// ready.
+/// ShardedDataParallel share. `GradientReducer` has the interface of Reducer and averages gradients
+/// as they become ready.
 template <Communicator Comm, class GradientReducer>
 class Passes {
 public:
-    /// Collective, outside a guard. Tensors of an optimizer's state (momentum, numbers of steps) as
-    /// `ranges` that joinable::buffers() takes: all ranks agree on their count, extents and dtypes,
-    /// take rank 0's values now, and when a guard ends get them with the model.
-    /// @throws ContractViolation  in a guard, or a tensor is missing; then the others throw
-    ///         PeerFailed. @throws Mismatch  the text names the first tensor that differs.
+    /// Attaches tensors of an optimizer's state (momentum, step counts). `ranges` are ranges that
+    /// joinable::buffers() takes. All ranks agree on count, extents and dtypes and take rank 0's
+    /// values. When a guard ends, the tensors are sent with the model. Collective, outside a guard.
+    /// @throws ContractViolation  called in a guard, or a tensor is missing; then the others throw
+    ///         PeerFailed.
+    /// @throws Mismatch  the text names the first tensor that differs.
     template <class... Ranges>
     void attach_state(Ranges&&... ranges) {
         require_outside("attach_state()");
         module_->attach(std::forward<Ranges>(ranges)...);
     }
 
-    /// Local, the same on every rank, outside a guard. `hook(comm, buffers, round)` takes the place
-    /// of the broadcast of buffers in each round that syncs, on active ranks as on joined ones, where
-    /// round.is_shadow(): it must issue the same collectives there (zeros, where it sums). What
-    /// it throws has to leave the guard: skip() would call it again. A null function brings the
-    /// broadcast back.
+    /// Replaces the broadcast of buffers by `hook(comm, buffers, round)` in each round that syncs.
+    /// On joined ranks round.is_shadow() is true, and the hook must issue the same collectives
+    /// (with zeros, if it sums). Its exceptions must leave the guard, because skip() would call it
+    /// again. A null function restores the broadcast. Local, the same on every rank, outside a
+    /// guard.
     /// @throws ContractViolation  in a guard or a round, or broadcast_buffers is off.
     void set_buffer_hook(
         std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)> hook
@@ -11695,9 +11753,9 @@ public:
         module_->set_buffer_hook(std::move(hook));
     }
 
-    /// Announces a round and runs the forward pass, behind which the roll call hides.
-    /// Returns what `pass` returns. Collective over the active ranks. When `pass` throws, the round
-    /// is open for the others: skip() goes on with them.
+    /// Announces a round and runs the forward pass, which overlaps with the roll call. Returns what
+    /// `pass` returns. Collective over the active ranks. If `pass` throws, the round is open for
+    /// the others: continue with skip().
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         begin_forward(notice);
@@ -11711,7 +11769,7 @@ public:
         }
     }
 
-    /// Explains what comes in the place of a notice, but is none.
+    /// Explains an argument in the place of a notice that is none.
     template <class F, class Other>
         requires(!std::convertible_to<Other, RoundNotice>)
     void forward(F&&, Other const&) {
@@ -11722,8 +11780,8 @@ public:
     }
 
     /// Runs the backward pass, averages gradients as they become ready, and waits for all of them.
-    /// `pass` takes a callable `ready(i)`; `unused` is what prepare_for_backward() takes. In a round
-    /// that does not sync it only runs the pass: gradients accumulate.
+    /// `pass` takes a callable `ready(i)`; `unused` is as for prepare_for_backward(). In a round
+    /// that does not sync it only runs the pass, and gradients accumulate.
     template <class F, class Unused = std::initializer_list<std::size_t>>
     void backward(F&& pass, Unused const& unused = {}) {
         auto const ready = [this](std::size_t i) { mark_ready(i); };
@@ -11740,9 +11798,10 @@ public:
         }
     }
 
-    /// Collective over the active ranks; does not block in a round that syncs, except with
-    /// EndPolicy::throw_early. Whether it syncs is what the round's opener said: under next() and
-    /// iterate() the notice given there, else the notice given here, and never inside no_sync().
+    /// Announces a round. Collective over the active ranks. Does not block in a round that syncs,
+    /// except with EndPolicy::throw_early. The opener of the round says whether it syncs: with
+    /// next() and iterate() by the notice given there, otherwise by this notice. A round inside
+    /// no_sync() never syncs.
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice notice = {}) {
         if (gathers_values()) {
@@ -11754,9 +11813,9 @@ public:
         begin_forward(notice);
     }
 
-    /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
-    /// pass gives no gradient, a range of indices or a predicate over them: see
-    /// DataParallelOptions::find_unused. See PendingRound::wait for what throws.
+    /// Blocks until all ranks have opened the round. `unused` names the parameters that the
+    /// backward pass gives no gradient: a range of indices or a predicate over them, see
+    /// DataParallelOptions::find_unused. See PendingRound::wait for the errors.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
@@ -11781,8 +11840,8 @@ public:
         });
     }
 
-    /// See Reducer::mark_ready. In a round that does not sync the gradient counts as accumulated:
-    /// the next round that syncs reduces it.
+    /// See Reducer::mark_ready. In a round that does not sync the gradient counts as accumulated,
+    /// and the next round that syncs reduces it.
     void mark_ready(std::size_t i) {
         guarded([&] {
             if (stage_ == Stage::unsynced) {
@@ -11813,16 +11872,16 @@ public:
         });
     }
 
-    /// Rounds that open while the result lives do not sync: gradients accumulate. Under next() and
-    /// iterate() say {.will_sync = false} there instead. The same on all ranks. Local.
+    /// Rounds that open during the lifetime of the result do not sync: gradients accumulate. With
+    /// next() and iterate(), use {.will_sync = false} there instead. The same on all ranks. Local.
     [[nodiscard("keep what no_sync() returns: rounds do not sync while it lives")]] auto
     no_sync() noexcept {
         return detail::ScopedFlag{is_inside_no_sync_, true};
     }
 
-    /// Goes through a round without this rank's batch, because it failed (out of memory, a bad
-    /// sample); the round goes on for all. In place of forward(), or after forward() or backward()
-    /// threw. The optimizer steps as always.
+    /// Runs a round without this rank's batch, because the batch failed (out of memory, a bad
+    /// sample). The round continues on all ranks. Call it instead of forward(), or after forward()
+    /// or backward() threw. The optimizer steps as usual.
     ///
     /// | called                              | this rank's weight | its gradients               |
     /// |-------------------------------------|--------------------|-----------------------------|
@@ -11831,21 +11890,21 @@ public:
     /// | then, until its first bucket is sent| as announced       | zeros                       |
     /// | later                               |                    | ContractViolation: too late |
     ///
-    /// In a round that does not sync, before its backward pass has ended, and in an evaluation whose
-    /// forward() threw, it ends the round; nothing is taken back. Where weights sum to 0, because all
-    /// ranks skip, the average is zeros: see Round::contributor_count. Outside a guard, and in one that
-    /// is not enabled, say `skip({.weight = 0})` where the others give a weight. Collective: blocks
-    /// until the averages are written, if the round syncs.
+    /// In a round that does not sync (before its backward pass has ended) and in an evaluation
+    /// whose forward() threw, it ends the round and undoes nothing. If the weights sum to 0,
+    /// because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
+    /// and in one that is not enabled, call `skip({.weight = 0})` if the others give a weight.
+    /// Collective: blocks until the averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             require_stepped();
             if constexpr (gathers) {
-                reducer_->require_let_go(); // before any collective: skip() can be called again
+                reducer_->require_let_go(); // before any collective, so skip() can be called again
             }
-            detail::forget_failure(*this); // the batch's: peers need not hear of it
+            detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
             auto const* const session = detail::session_of(state_);
             if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
-                open_round({}); // the batch failed after next() had announced it
+                open_round({}); // the batch failed after next() announced it
             } else if (stage_ == Stage::idle) {
                 notice.skips = true;
                 open_round(notice);
@@ -11880,11 +11939,11 @@ public:
 protected:
     friend GradientReducer;
 
-    /// Whether `GradientReducer` may gather values for passes, as detail::ShardedReduction does: then it gives
-    /// them `use`, too.
+    /// Whether `GradientReducer` may gather values for passes, as detail::ShardedReduction does. It
+    /// then also passes `use` to them.
     static constexpr bool gathers = requires(GradientReducer& reducer) { reducer.begin_forward(); };
 
-    /// Whether a pass takes these.
+    /// Whether a pass takes these arguments.
     template <class F, class... Args>
     [[nodiscard]] static consteval bool takes() {
         if constexpr (gathers) {
@@ -11908,17 +11967,21 @@ protected:
         return false;
     }
 
-    /// `state` is the participant's. `steps`: who derives calls end_round() when it has stepped, else the
-    /// round ends with the reduction.
+    /// `state` is the participant's. With `steps` the derived class calls end_round() after its
+    /// step; otherwise the round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
         : comm_{comm}, averaging_{kind}, state_{state}, steps_{steps} {}
     Passes(Passes const&) = delete;
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
 
-    /// The stage of the open round. idle: none is open, or it has no gradients. forward: its forward
-    /// pass, when it syncs. backward: its backward pass. reduced: its step, where this class steps.
-    /// unsynced: all of a round that does not sync. failed: an evaluation that threw.
+    /// The stage of the open round.
+    /// - idle: no round is open, or it has no gradients
+    /// - forward: the forward pass of a round that syncs
+    /// - backward: its backward pass
+    /// - reduced: its step, if this class steps
+    /// - unsynced: all of a round that does not sync
+    /// - failed: an evaluation that threw
     enum class Stage : std::uint8_t { idle, forward, backward, reduced, unsynced, failed };
 
     using RoundRange = decltype(std::declval<GradientReducer&>().timeline().round(false));
@@ -11942,7 +12005,7 @@ protected:
 
     void begin_forward(RoundNotice notice) {
         guarded([&] {
-            // Outside a guard nothing was said of a forward pass whose outputs are not used.
+            // Outside a guard, a forward pass whose outputs are not used announced nothing.
             bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
             require_stepped();
             if (gathers_values() && (stage_ == Stage::unsynced || stage_ == Stage::failed)) {
@@ -11979,9 +12042,9 @@ protected:
             round_ = pending_.wait();
             syncs = round_.will_sync();
             if (!syncs && !holds) {
-                round_.done(); // nothing is reduced: the part ends here
+                round_.done(); // nothing is reduced, so the part ends here
             } else {
-                round_.hold(); // until the gradients are reduced nobody else communicates
+                round_.hold(); // no other participant communicates until the gradients are reduced
                 if (syncs && module_->syncs_before_forward()) {
                     module_->sync_buffers(round_);
                 }
@@ -11997,11 +12060,11 @@ protected:
         round_.hold();
         prepare_reduction(round_);
     }
-    /// What comes between the passes, on ranks that train and on ranks that shadow.
+    /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
         if constexpr (gathers) {
             reducer_->finish_forward();
-            // What it refuses comes before any message, so skip() can follow.
+            // If it refuses, no message was sent, so skip() can follow.
             reducer_->begin_round(round);
         }
         if (!module_->syncs_before_forward()) {
@@ -12026,7 +12089,7 @@ protected:
             end_unsynced(false);
         }
     }
-    /// A round that reduces nothing has been held where its passes gather values.
+    /// A round that reduces nothing was held if its passes gather values.
     void end_unsynced([[maybe_unused]] bool trains) {
         if constexpr (gathers) {
             if (reducer_->gathers_values()) {
@@ -12035,7 +12098,7 @@ protected:
             }
         }
     }
-    /// A round has failed: nothing of it is shown as under way any more.
+    /// Ends the timeline ranges of a round that failed.
     void end_ranges() noexcept {
         if (reducer_) {
             reducer_->end_ranges();
@@ -12043,8 +12106,8 @@ protected:
         round_range_.reset();
     }
 
-    /// The reduction of a rank that runs no pass: it has joined, or skips. It may hold gradients of
-    /// earlier rounds.
+    /// The reduction of a rank that runs no pass, because it has joined or skips. It may hold
+    /// gradients of earlier rounds.
     void contribute_without_pass(Round const& round) {
         double const factor = averaging_.factor(comm_, round);
         if (std::exchange(has_accumulated_, false) && round.contributes()) {
@@ -12055,7 +12118,7 @@ protected:
     }
 
     void begin_guard() {
-        stage_ = Stage::idle; // whatever an earlier guard left open
+        stage_ = Stage::idle; // discards what an earlier guard left open
         reducer_->begin_guard();
     }
     void sync_at_end(JoinResult const& result) {
@@ -12063,7 +12126,7 @@ protected:
             module_->sync(result.authoritative_rank);
         }
     }
-    /// What joined ranks run in place of the passes of a round that syncs.
+    /// Runs on joined ranks in place of the passes of a round that syncs.
     void shadow(Round const& round) {
         if (module_->syncs_before_forward()) {
             module_->sync_buffers(round);
@@ -12085,7 +12148,7 @@ protected:
 
     Comm& comm_;
     detail::Averaging averaging_;
-    std::optional<GradientReducer> reducer_; ///< set by who derives, as is the next one
+    std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with DataParallelOptions::verify_ready
     Round round_;
@@ -12094,7 +12157,7 @@ protected:
 private:
     JoinState& state_;
     PendingRound pending_;
-    std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
+    std::optional<RoundRange> round_range_; ///< during an open training round of this rank
     bool steps_;
     bool is_inside_no_sync_ = false;
     bool has_accumulated_ = false; ///< gradients, since the last round that synced
@@ -12113,7 +12176,7 @@ concept describes_model =
     std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions> ||
     (std::convertible_to<T, Reduction> && BucketReduction<Reduction, Comm>);
 
-/// Says what a communicator lacks before a base class does.
+/// Checks the communicator before a base class does.
 template <class Comm, class Reduction, class Times>
 struct PassesOver {
     static_assert(models_communicator<Comm>());
@@ -12122,8 +12185,9 @@ struct PassesOver {
 
 } // namespace detail
 
-/// Keeps the replicas of a model in step: parameters start as rank 0's, gradients are averaged
-/// while the backward pass runs, and in a guard joined ranks shadow and receive the same averages.
+/// Keeps the replicas of a model equal. Parameters start with rank 0's values, and gradients are
+/// averaged while the backward pass runs. In a guard joined ranks shadow and receive the same
+/// averages.
 ///
 /// @code
 /// joinable::DistributedDataParallel ddp{comm, model.parameters()};
@@ -12131,25 +12195,27 @@ struct PassesOver {
 /// ddp.backward([&](auto ready) { model.backward(ready); }); // ready(i): gradient i is final
 /// @endcode
 ///
-/// An engine with hooks of its own calls the verbs: prepare_for_forward, prepare_for_backward,
+/// An engine with its own hooks calls the verbs: prepare_for_forward, prepare_for_backward,
 /// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
-/// (divide_by_initial_world_size = false), or by weight where notices carry one. `Reduction` says how
-/// a bucket travels, see BucketReduction. `Times` is told when rounds and buckets begin and end.
+/// (divide_by_initial_world_size = false), or by weight if notices carry one. `Reduction` defines
+/// how a bucket travels, see BucketReduction. `Times` is notified when rounds and buckets begin and
+/// end.
 ///
-/// Zero gradients before the pass or after the step. A joined rank runs neither: its gradients hold
-/// the averages of the others' rounds until the guard ends, and are zeros then, so that its first pass
-/// in the next guard adds to nothing (DataParallelOptions::joined_gradients). What zeros in a Step's
-/// body, after the step, runs on joined ranks as well.
+/// Zero gradients before the pass or after the step. A joined rank runs neither. Its gradients hold
+/// the averages of the others' rounds until the guard ends, and are then zeroed, so that its first
+/// pass in the next guard starts from zeros (DataParallelOptions::joined_gradients). If the body of
+/// a Step zeros gradients after the step, it does so on joined ranks as well.
 template <class Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class DistributedDataParallel : public detail::PassesOver<Comm, Reduction, Times>::type {
     using Base = typename detail::PassesOver<Comm, Reduction, Times>::type;
 
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
-    /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
-    /// options, then take rank 0's values.
-    /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or on another
-    ///         device, or whatever else fails here, as memory does; the other ranks throw PeerFailed.
+    /// `buffers` is the result of joinable::buffers(). All ranks agree on counts, extents, dtypes
+    /// and options, then take rank 0's values.
+    /// @throws ContractViolation  Reducer refuses the arguments, or a buffer is missing or on
+    ///         another device; the other ranks throw PeerFailed, as after any other local failure,
+    ///         such as std::bad_alloc.
     /// @throws Mismatch  ranks have different options or models; the text names the first option,
     ///         parameter or buffer that differs, with both values.
     template <class Parameters>
@@ -12216,7 +12282,7 @@ public:
               options,
               std::move(reduction)
           } {}
-    /// With default options. The type is deduced, so that {} is never taken for a reduction.
+    /// With default options. The type is deduced, so that {} is never taken as a reduction.
     template <class Parameters, class R, std::enable_if_t<std::is_same_v<R, Reduction>, int> = 0>
     DistributedDataParallel(Comm& comm, Parameters&& parameters, BufferList buffers, R reduction)
         : DistributedDataParallel{
@@ -12236,12 +12302,12 @@ public:
               std::move(reduction)
           } {}
 
-    /// Explains what comes in the place of buffers or options, but is neither.
+    /// Explains an argument in the place of buffers or options that is neither.
     template <
         class Parameters,
         class Other,
         class... Rest,
-        // No requires clause: clang 14 ignores it in the deduction guide that comes of this.
+        // No requires clause: clang 14 ignores it in the implicit deduction guide.
         std::enable_if_t<!detail::describes_model<Other, Comm, Reduction>, int> = 0>
     DistributedDataParallel(Comm& comm, Parameters&& parameters, Other&&, Rest&&...)
         : DistributedDataParallel{comm, std::forward<Parameters>(parameters)} {
@@ -12258,7 +12324,7 @@ public:
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
-    /// What joined ranks run: the same buckets with zeros, and the averages into their gradients.
+    /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
     class Hook {
     public:
         using label = labels::gradients;
@@ -12293,7 +12359,7 @@ public:
 
     private:
         DistributedDataParallel& ddp_;
-        detail::ScopedFlag divides_; ///< as the guard asks for
+        detail::ScopedFlag divides_; ///< set for the guard
     };
 
     using typename Base::join_keywords;
@@ -12302,7 +12368,7 @@ public:
     }
     [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
     static constexpr std::string_view join_verb = "forward() or skip()";
-    /// Options and model: two models that ranks list in another order are told apart.
+    /// Lists the options and the model. Models whose parameters are listed in another order differ.
     void agree_on(AgreementList& list) const {
         detail::agree_on(list, module_->options());
         list.add("reduction", Reduction::name);
@@ -12316,7 +12382,8 @@ public:
             }
         }
     }
-    /// @throws ContractViolation  joined ranks leave their gradients untouched, but others use them.
+    /// @throws ContractViolation  joined ranks leave their gradients untouched, but other
+    ///         participants use them.
     void check_guard(GuardView const& guard) const {
         char const* const why =
             guard.carries_accumulated
@@ -12336,7 +12403,7 @@ private:
     using Base::ready_check_;
     using Base::reducer_;
 
-    std::string model_; ///< as guards compare it
+    std::string model_; ///< in the form that guards compare
     JoinState state_;
 };
 
@@ -12368,7 +12435,7 @@ DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Re
 
 namespace detail {
 
-/// In place of a communicator where options in braces have a name that they do not have.
+/// Stands for the communicator if options in braces have a wrong name.
 template <class Options>
 struct MisspeltOptions {
     static_assert(
@@ -12381,7 +12448,7 @@ struct MisspeltOptions {
 
 } // namespace detail
 
-/// What a model with such options becomes: nothing but the explanation.
+/// The class that a model with such options becomes. It holds only the explanation.
 template <class Options>
 class DistributedDataParallel<detail::MisspeltOptions<Options>> : detail::MisspeltOptions<Options> {
 public:
@@ -12399,12 +12466,12 @@ DistributedDataParallel(detail::AnyArgument, detail::AnyArgument, ...)
 
 namespace joinable { inline namespace v0 {
 
-/// A plain optimizer as a participant: `Step step{comm, [&] { optimizer.step(model); }};`.
+/// Makes a plain optimizer a participant: `Step step{comm, [&] { optimizer.step(model); }};`.
 ///
-/// Active ranks call step() once in every round that syncs; joined ranks run the same body there,
-/// on the same reduced gradients, so parameters and optimizer state stay the same on all ranks
-/// without any message. Runs after labels::gradients. `body` may take the Round: one that is not to
-/// step where no rank had a gradient returns if `round.contributor_count() == 0`, equal on all ranks.
+/// Active ranks call step() once in every round that syncs. Joined ranks run the same body on the
+/// same reduced gradients, so parameters and optimizer state stay equal on all ranks without any
+/// message. Runs after labels::gradients. `body` may take the Round. To skip the step if no rank
+/// had a gradient, return if `round.contributor_count() == 0`, which is the same on all ranks.
 template <class Body, class Comm>
 class Step {
     static_assert(
@@ -12416,9 +12483,8 @@ class Step {
 public:
     Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}
 
-    /// Local (the notification is its part of the round).
-    /// @throws ContractViolation  in a guard, in a round that does not sync: ranks would step
-    /// apart.
+    /// Local, apart from the notification.
+    /// @throws ContractViolation  the round of the guard does not sync: ranks would step apart.
     void step() {
         Round const round = notify_join_context(*this);
         detail::run_part(*this, round, [&] { run(round); });
@@ -12460,7 +12526,7 @@ private:
 
 template <class Comm, class Body>
 Step(Comm&, Body) -> Step<Body, Comm>;
-/// Explains what is missing.
+/// Explains which argument is missing.
 template <class Body>
 Step(Body) -> Step<Body, detail::NoCommunicator>;
 
@@ -12469,21 +12535,21 @@ Step(Body) -> Step<Body, detail::NoCommunicator>;
 // ---- joinable/core.hpp
 
 /// @file
-/// Everything that needs no threads: guards over a communicator of the engine's own.
+/// Everything that needs no threads: guards over an engine's own communicator.
 
-// Each header comes after those it includes: so g++ says in three lines where an error was included
-// from, not in ten, before it says what the error is.
+// Each header follows the headers it includes. g++ then needs three lines, not ten, to say where an
+// error was included from.
 // clang-format off
 // clang-format on
 
 // ---- joinable/detail/kept_range.hpp
 
 /// @file
-/// How a view keeps the range that it was made from.
+/// The ways in which a view keeps the range it was made from.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A named range, kept by its address.
+/// A reference to a named range, kept by address.
 template <class Range>
 class RangeReference {
 public:
@@ -12501,14 +12567,14 @@ inline constexpr bool is_view = std::ranges::enable_view<Range>;
 template <class Range>
 inline constexpr bool is_view<RangeReference<Range>> = true;
 
-/// Whether iterators outlive the object that they come from.
+/// Whether iterators outlive the range object.
 template <class Range>
 inline constexpr bool is_borrowed = std::ranges::enable_borrowed_range<Range>;
 template <class Range>
 inline constexpr bool is_borrowed<RangeReference<Range>> = true;
 
-/// What keeps an argument of type `Range&&`: a named container is referred to, a view is copied, a
-/// temporary container is moved.
+/// The type that keeps an argument of type `Range&&`: a named container is referenced, a view is
+/// copied, a temporary container is moved.
 template <class Range>
 using Kept = std::conditional_t<
     std::is_lvalue_reference_v<Range> && !is_view<std::remove_cvref_t<Range>>,
@@ -12534,7 +12600,7 @@ concept has_multi_pass_iterators = requires(Range& range) {
     { std::end(range) } -> std::same_as<decltype(std::begin(range))>;
 };
 
-/// The category that the old iterator tag may claim: it promises references to elements.
+/// The category that the legacy iterator tag may claim: it promises references to elements.
 template <class Reference>
 using tag_for_t = std::conditional_t<
     std::is_lvalue_reference_v<Reference>,
@@ -12544,8 +12610,8 @@ using tag_for_t = std::conditional_t<
 } // namespace detail
 
 /// One bucket of a BucketedView: the elements of the underlying range that share it, in order.
-/// They are found while they are read: nothing beyond the last one that was asked for. Valid as
-/// long as the underlying range.
+/// Elements are found while they are read, never beyond the last one requested. Valid as long as
+/// the underlying range.
 template <class BaseIterator>
 class LazyBucket {
 public:
@@ -12608,7 +12674,7 @@ public:
     [[nodiscard]] constexpr iterator end() const { return {*this, end_, index_}; }
     [[nodiscard]] constexpr DType dtype() const noexcept { return kind_.dtype; }
     [[nodiscard]] constexpr DeviceId device() const noexcept { return kind_.device; }
-    /// The limit in bytes that this bucket is cut by.
+    /// The limit in bytes of this bucket.
     [[nodiscard]] constexpr std::size_t limit() const noexcept { return limit_; }
 
 private:
@@ -12620,20 +12686,20 @@ private:
 };
 
 /// The buckets of a range of Tensors, Parameters or TensorSizes, as
-/// compute_bucket_assignment_by_size gives them for the same limits, each one cut when it is asked
-/// for. A forward range of LazyBucket; iterators are valid as long as the view. `Base` is what
-/// keeps the range: a reference or the range itself.
+/// compute_bucket_assignment_by_size gives them for the same limits. Each one is cut on demand. A
+/// forward range of LazyBucket; iterators are valid as long as the view. `Base` keeps the range: a
+/// reference or the range itself.
 ///
-/// How lazy that can be: buckets come in the order of their lowest elements, and those of different
-/// dtypes and devices interleave. So a bucket that closes early waits for those that began before
-/// it, but never for what follows: the next bucket begins at the first element that no earlier one
-/// has taken. To say where a bucket begins, nothing is read beyond the last elements of the earlier
-/// ones and the element after those; to read it, nothing beyond its own last element, which is
-/// known as the last when it reaches the limit (a bucket that stays open is read to the end of the
-/// range). No bucket is stored.
+/// Buckets come in the order of their lowest elements, and buckets of different dtypes and devices
+/// interleave. A bucket that closes early waits for buckets that began before it, but never for
+/// what follows: the next bucket begins at the first element that no earlier one has taken. Finding
+/// the beginning of a bucket reads at most the last elements of the earlier ones and the element
+/// after those. Reading a bucket reads nothing beyond its last element, which is the one that
+/// reaches the limit. A bucket that stays open is read to the end of the range. No bucket is
+/// stored.
 ///
 /// Complexity: reading all buckets is linear in the elements times the number of different dtypes
-/// and devices. An iterator keeps a few words per dtype and device met so far, and allocates them.
+/// and devices. An iterator allocates a few words per dtype and device met so far.
 template <class Base>
 class BucketedView {
 public:
@@ -12646,7 +12712,7 @@ public:
         using reference = value_type;
         using pointer = void;
         using iterator_concept = std::forward_iterator_tag;
-        using iterator_category = std::input_iterator_tag; // buckets are made, not referred to
+        using iterator_category = std::input_iterator_tag; // buckets are values, not references
 
         iterator() = default;
         constexpr iterator(BucketedView const& view, base_iterator first)
@@ -12690,8 +12756,8 @@ public:
     private:
         struct Kind {
             TensorSize size;       ///< of one such tensor
-            std::size_t buckets;   ///< how many of them were passed
-            std::size_t taken_end; ///< the position after the last element of those
+            std::size_t buckets;   ///< how many of its buckets were passed
+            std::size_t taken_end; ///< the position after their last element
         };
 
         constexpr void take(value_type const& bucket) {
@@ -12742,7 +12808,7 @@ namespace views {
 
 namespace detail {
 
-/// What `range | bucketed(limits)` waits for.
+/// The right operand of `range | bucketed(limits)`.
 class BucketedClosure {
 public:
     explicit constexpr BucketedClosure(std::span<std::size_t const> limits)
@@ -12774,7 +12840,7 @@ private:
 } // namespace detail
 
 /// `range | views::bucketed(limits)`: the BucketedView of a forward range. A named container is
-/// referred to, a view is copied, a temporary container is moved into the result. Local; an empty
+/// referenced, a view is copied, a temporary container is moved into the result. Local; an empty
 /// range has no buckets.
 /// @throws ContractViolation  there are no limits.
 [[nodiscard]] constexpr auto bucketed(std::span<std::size_t const> limits) {
@@ -12788,12 +12854,12 @@ private:
 
 }} // namespace joinable::v0
 
-/// A view unless it owns its range: then copying it would copy that.
+/// A view, unless it owns its range, which a copy would copy, too.
 template <class Base>
 inline constexpr bool std::ranges::enable_view<joinable::BucketedView<Base>> =
     joinable::detail::is_view<Base>;
 
-/// Its iterators refer to the underlying range alone.
+/// Its iterators refer only to the underlying range.
 template <class BaseIterator>
 inline constexpr bool std::ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
 template <class BaseIterator>
@@ -12803,15 +12869,16 @@ inline constexpr bool std::ranges::enable_view<joinable::LazyBucket<BaseIterator
 
 namespace joinable { inline namespace v0 {
 
-/// A bucket assignment of at most `Capacity` tensors that allocates nothing, so that it can be a
-/// constexpr variable (a BucketAssignment lives in a constant expression only as long as that):
+/// A bucket assignment of at most `Capacity` tensors that does not allocate, so that it can be a
+/// constexpr variable. A BucketAssignment exists only during the evaluation of a constant
+/// expression.
 ///
 ///     constexpr std::array<TensorSize, 3> sizes{{{10}, {10}, {5, DType::f64}}};
 ///     constexpr FixedBucketAssignment<3> layout{compute_bucket_assignment_by_size(sizes, {80})};
 template <std::size_t Capacity>
 class FixedBucketAssignment {
 public:
-    /// @throws ContractViolation  more tensors than the capacity.
+    /// @throws ContractViolation  there are more tensors than the capacity.
     explicit constexpr FixedBucketAssignment(BucketAssignment const& assignment) {
         for (auto const& members : assignment.buckets) {
             if (members.size() > Capacity - starts_[size_]) {
@@ -20548,19 +20615,19 @@ private:
 
 namespace joinable { inline namespace v0 {
 
-/// Which of all orders an epoch takes: the same two numbers give the same order on every rank, with
-/// every compiler and standard library. Pairs do not share orders: epoch 1 of seed 7 is not epoch 0
-/// of seed 8.
+/// Selects the order of an epoch. The same two numbers give the same order on every rank, with
+/// every compiler and standard library. Different pairs give different orders: epoch 1 of seed 7 is
+/// not epoch 0 of seed 8.
 struct Shuffle {
     std::uint64_t seed = 0;
-    std::uint64_t epoch = 0; ///< to be counted up, or every epoch has the same order
+    std::uint64_t epoch = 0; ///< count it up, or every epoch has the same order
 };
 
 namespace detail {
 
 /// The upper half of the product.
 [[nodiscard]] constexpr std::uint64_t multiply_high(std::uint64_t a, std::uint64_t b) noexcept {
-    constexpr std::uint64_t low = 0xffff'ffff; // no compiler's 128-bit integer is in the standard
+    constexpr std::uint64_t low = 0xffff'ffff; // the standard has no 128-bit integer
     std::uint64_t const cross = (a >> 32) * (b & low) + ((a & low) * (b & low) >> 32);
     std::uint64_t const other = (a & low) * (b >> 32) + (cross & low);
     return (a >> 32) * (b >> 32) + (cross >> 32) + (other >> 32);
@@ -20572,8 +20639,8 @@ class SplitMix64 {
 public:
     explicit constexpr SplitMix64(std::uint64_t state) noexcept : state_{state} {}
 
-    /// That of an epoch: each starts at a state of its own, which the generator that the seed gives
-    /// draws. It can be asked for any epoch, since the state just counts up.
+    /// The generator of an epoch. Each epoch starts at its own state, which the generator of the
+    /// seed draws. Any epoch can be reached directly, because states are counted up.
     explicit constexpr SplitMix64(Shuffle shuffle) noexcept : state_{0} {
         SplitMix64 states{SplitMix64{shuffle.seed}() + shuffle.epoch * increment};
         state_ = states();
@@ -20586,9 +20653,9 @@ public:
         return bits ^ (bits >> 31);
     }
 
-    /// Any number below `bound`, each as likely as any other. @pre bound is not 0.
+    /// A number below `bound`, uniformly distributed. @pre bound is not 0.
     /// Lemire, "Fast random integer generation in an interval" (ACM TOMACS 29, 2019): mostly one
-    /// multiplication and no division; draws again with a probability of less than bound / 2^64.
+    /// multiplication and no division; draws again with a probability below bound / 2^64.
     constexpr std::uint64_t below(std::uint64_t bound) noexcept {
         std::uint64_t drawn = (*this)();
         if (drawn * bound < bound) {
@@ -20610,8 +20677,8 @@ private:
 
 /// The numbers from 0 to `count` - 1 in the order of an epoch. Local; the same on every rank.
 ///
-/// Fisher and Yates's shuffle, from the last place to the first. Not std::shuffle, whose result is
-/// another in each standard library. Complexity: linear, one draw for each place but one.
+/// Fisher and Yates's shuffle, from the last place to the first. Not std::shuffle, because its
+/// result differs between standard libraries. Complexity: linear, one draw for each place but one.
 [[nodiscard]] constexpr std::vector<std::size_t> permutation(std::size_t count, Shuffle shuffle) {
     std::vector<std::size_t> order(count);
     for (std::size_t i = 0; i < count; ++i) {
@@ -20630,12 +20697,12 @@ private:
 
 namespace joinable { inline namespace v0 {
 
-/// Whose part of a range: that of one rank of several. Whatever has a rank() and a size() converts
-/// to it, and `{rank, size}` does. A rank with several workers has a shard for each of them as
+/// One rank's share of a range. Any object with rank() and size() converts to it, and so does
+/// `{rank, size}`. A rank with several workers gives each its own share:
 /// `{rank * workers + worker, size * workers}`.
 class Share {
 public:
-    /// @throws ContractViolation  there is no such rank.
+    /// @throws ContractViolation  the rank is out of range.
     constexpr Share(int rank, int size) : rank_{rank}, size_{size} {
         if (rank < 0 || rank >= size) {
             throw ContractViolation{detail::concat(
@@ -20662,13 +20729,13 @@ private:
 
 namespace detail {
 
-/// The positions `first`, `first + step`, ...: a list without memory.
+/// The positions `first`, `first + step`, ... without a list in memory.
 struct Stride {
     std::size_t first = 0;
     std::size_t step = 1;
     std::size_t count = 0;
 
-    /// How `count` elements are dealt one by one.
+    /// Deals `count` elements one by one.
     static constexpr Stride of(std::size_t count, Share share) noexcept {
         auto const rank = static_cast<std::size_t>(share.rank());
         auto const size = static_cast<std::size_t>(share.size());
@@ -20680,7 +20747,7 @@ struct Stride {
     }
 };
 
-/// What an iterator needs of positions.
+/// The form of the positions that iterators keep.
 constexpr Stride cursor_of(Stride const& positions) noexcept {
     return positions;
 }
@@ -20706,11 +20773,11 @@ template <class Range>
 
 } // namespace detail
 
-/// Some elements of a range, in an order of their own. A sized random-access range.
+/// Some elements of a range, in their own order. A sized random-access range.
 ///
-/// `Base` keeps the range: a reference or the range itself. `Positions` are positions in it, a list
-/// or a rule. Iterators are valid as long as the shard; with a rule, and where the range is kept by
-/// its address, as long as the range. Made by shard and shard_by_weight.
+/// `Base` keeps the range: a reference or the range itself. `Positions` are positions in it: a list
+/// or a rule. Iterators are valid as long as the shard. With a rule and a referenced range they are
+/// valid as long as the range. Made by shard and shard_by_weight.
 template <class Base, class Positions>
 class Shard {
 public:
@@ -20801,19 +20868,20 @@ private:
 };
 
 /// The elements that one rank works on when a range is dealt to all ranks one by one: elements
-/// rank, rank + size, rank + 2 * size, ... Every element is one rank's: nothing is padded and
-/// nothing is dropped, so ranks may differ by one element, and some have none where there are fewer
-/// elements than ranks; a Join guard lets them. Local; the range must be the same on all ranks.
+/// rank, rank + size, rank + 2 * size, ... Every element belongs to one rank. Nothing is padded and
+/// nothing is dropped, so ranks may differ by one element, and some have none if there are fewer
+/// elements than ranks. A Join guard allows this. Local; the range must be the same on all ranks.
 ///
-/// One by one and not in blocks: so round k of all ranks takes the elements from k * size on, in the
-/// order in which one rank would take them whatever the number of ranks is, and data that is sorted,
-/// by label or by length, does not leave each rank with a part of its own.
+/// Elements are dealt one by one, not in blocks. Round k of all ranks thus takes the elements from
+/// k * size on, in the order in which a single rank would take them. If the data is sorted by label
+/// or length, each rank still gets elements from everywhere.
 ///
 ///     for (auto& batch : joinable::shard(batches, comm)) { ... }
 ///
-/// The range: random access, also when it is const, and sized, and of that size as long as the shard
-/// is used. A named container is referred to, a view is copied, a temporary container is moved into
-/// the result, which copies it when it is copied and so is no view. Constant time and no memory.
+/// The range must be random access (also when const) and sized, and must keep its size while the
+/// shard is used. A named container is referenced. A view is copied. A temporary container is moved
+/// into the result; copying such a result copies the container, so it is not a view. Constant time
+/// and no memory.
 template <class Range>
 [[nodiscard]] constexpr auto shard(Range&& range, Share share) {
     detail::Stride const positions = detail::Stride::of(detail::count_of(range), share);
@@ -20822,13 +20890,13 @@ template <class Range>
     };
 }
 
-/// The same of the range in the order of an epoch, which is the same on all ranks; another epoch
+/// The same for the range in the order of an epoch, which is the same on all ranks. Every epoch
 /// deals and orders anew. The result owns a list of its positions.
 ///
 ///     for (auto& batch : joinable::shard(batches, comm, {.seed = 7, .epoch = epoch})) { ... }
 ///
-/// Complexity: linear in the range, on every rank; memory for one position per element while it is
-/// made, and per own element then.
+/// Complexity: linear in the range, on every rank. Memory for one position per element during
+/// construction, and per own element afterwards.
 template <class Range>
 [[nodiscard]] constexpr auto shard(Range&& range, Share share, Shuffle shuffle) {
     auto const dealt = joinable::shard(permutation(detail::count_of(range), shuffle), share);
@@ -20840,7 +20908,7 @@ template <class Range>
 
 }} // namespace joinable::v0
 
-/// A view unless it owns its range or a list: then copying it would copy that.
+/// A view, unless it owns its range or a list, which a copy would copy, too.
 template <class Base>
 inline constexpr bool std::ranges::enable_view<joinable::Shard<Base, joinable::detail::Stride>> =
     joinable::detail::is_view<Base>;
@@ -20858,7 +20926,7 @@ namespace detail {
 template <class W>
 concept is_weight = (std::integral<W> && !std::same_as<W, bool>) || std::floating_point<W>;
 
-/// What weights are added up in: exactly where they are integers.
+/// The type in which weights are summed: exact for integers.
 template <class W>
 using WeightSum = std::conditional_t<std::integral<W>, std::uint64_t, double>;
 
@@ -20866,7 +20934,7 @@ template <class W>
 [[nodiscard]] constexpr bool is_valid_weight(W weight) noexcept {
     if constexpr (std::unsigned_integral<W>) {
         return true;
-    } else { // NaN is neither
+    } else { // NaN fails both comparisons
         return weight >= 0 &&
                static_cast<WeightSum<W>>(weight) <= (std::numeric_limits<WeightSum<W>>::max)();
     }
@@ -20907,8 +20975,8 @@ template <class Range, class Weight>
     return weights;
 }
 
-/// Which elements are of the rank, in the order of `order`, a permutation of all elements. Heaviest
-/// first, each to the least loaded rank.
+/// The elements of the rank, in the order of `order`, a permutation of all elements. The heaviest
+/// element goes first; each goes to the least loaded rank.
 template <class Weight>
 [[nodiscard]] std::vector<std::size_t> longest_processing_time_first(
     std::span<Weight const> weights, Share share, std::vector<std::size_t> order
@@ -20961,23 +21029,23 @@ deal_by_weight(Range&& range, Share share, Weight& weight, std::vector<std::size
 
 } // namespace detail
 
-/// The elements that one rank works on when a range is dealt by weight, so that ranks have about as
-/// much to do although elements differ, as files do in length: in the order of the range. Every
-/// element is one rank's. Local; the range and its weights must be the same on all ranks.
+/// The elements that one rank works on when a range is dealt by weight, in the order of the range.
+/// Ranks get about the same total weight although elements differ, as files differ in length. Every
+/// element belongs to one rank. Local; the range and its weights must be the same on all ranks.
 ///
 ///     for (File const& file : joinable::shard_by_weight(files, comm, &File::bytes)) { ... }
 ///
 /// `weight` is called once with each element, in order, and returns an integer or a floating-point
-/// number that is not negative. The heaviest element comes first, each goes to the rank with the
-/// least so far, among equals to the one with the fewest elements, then to the lowest. The largest
-/// sum of a rank is at most 4/3 - 1/(3 * size) times what it is in the best of all ways: Graham,
-/// "Bounds on multiprocessing timing anomalies" (SIAM J. Appl. Math. 17, 1969), theorem 2.
+/// number that is not negative. Elements are dealt from the heaviest on. Each goes to the rank with
+/// the smallest sum so far; ties go to the rank with the fewest elements, then to the lowest rank.
+/// The largest sum of a rank is at most 4/3 - 1/(3 * size) times the optimum: Graham, "Bounds on
+/// multiprocessing timing anomalies" (SIAM J. Appl. Math. 17, 1969), theorem 2.
 ///
 /// The range: as for shard. The result owns a list of its positions.
-/// @throws ContractViolation  a weight is negative or not finite; all weights add up to more than a
-///         std::uint64_t (of integers) or a double holds.
-/// Complexity: n log n + n log size comparisons for n elements, on every rank; memory for a weight
-/// and two positions per element while it is made.
+/// @throws ContractViolation  a weight is negative or not finite, or the sum of all weights does
+///         not fit into a std::uint64_t (of integers) or a double.
+/// Complexity: n log n + n log size comparisons for n elements, on every rank. Memory for a weight
+/// and two positions per element during construction.
 template <class Range, class Weight>
 [[nodiscard]] auto shard_by_weight(Range&& range, Share share, Weight weight) {
     std::vector<std::size_t> order(detail::count_of(range));
@@ -20985,8 +21053,8 @@ template <class Range, class Weight>
     return detail::deal_by_weight(std::forward<Range>(range), share, weight, std::move(order));
 }
 
-/// The same in the order of an epoch. Among elements of one weight chance decides whose they are;
-/// what the ranks' weights add up to is the same in every epoch.
+/// The same in the order of an epoch. Elements of equal weight are dealt at random; the ranks' sums
+/// of weights are the same in every epoch.
 template <class Range, class Weight>
 [[nodiscard]] auto shard_by_weight(Range&& range, Share share, Weight weight, Shuffle shuffle) {
     auto order = permutation(detail::count_of(range), shuffle);
@@ -21137,10 +21205,10 @@ struct tensor_traits<std::variant<Ts...>> {
 // ---- joinable/join.hpp
 
 /// @file
-/// Everything: the core, the communicators that come with it, what plans buckets ahead of time, what
-/// deals data to ranks, and what adapts models of one memory or of
-/// several tensor types.
+/// Everything: the core, its communicators, the planning of buckets, the dealing of data to ranks,
+/// and adapters for models with one memory or with several tensor types.
 
-// The core first, which orders its own so that errors say in few lines where they were included from.
+// The core comes first. It orders its own headers so that errors need few lines to say where they
+// were included from.
 // clang-format off
 // clang-format on

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// Trains a network of Eigen's matrices over ranks whose shards differ in length, and beside it one network alone on
-// the union of their batches. Both end with the same values, to rounding.
+// Trains a network of Eigen's matrices over ranks whose shards differ in length, and for comparison
+// one network alone on the union of their batches. Both end with the same values, up to rounding.
 #include <joinable/interop/eigen.hpp>
 #include <joinable/join.hpp>
 
@@ -41,7 +41,7 @@ struct Batch {
     }
 };
 
-/// For joinable a parameter, because it has these two members.
+/// joinable takes it as a parameter because of these two members.
 template <class Matrix>
 struct Parameter {
     Matrix value, grad;
@@ -68,13 +68,14 @@ public:
         return joinable::parameters(w_, b_, v_, c_);
     }
 
-    /// Half of the mean squared distance to the targets.
+    /// Half the mean squared distance to the targets.
     float forward(Batch const& batch) {
         hidden_ = ((w_.value * batch.inputs).colwise() + b_.value).array().tanh();
         error_ = ((v_.value * hidden_).colwise() + c_.value) - batch.targets;
         return error_.squaredNorm() / 2 / static_cast<float>(batch.size());
     }
-    /// The gradients of what forward() returned. Calls ready(i) when that of parameter i is final.
+    /// Computes the gradients of forward()'s result. Calls ready(i) when the gradient of parameter
+    /// i is final.
     template <class Ready>
     void backward(Batch const& batch, Ready ready) {
         MatrixXf const slope = error_ / static_cast<float>(batch.size());
@@ -96,7 +97,7 @@ public:
         c_.value -= rate * c_.grad;
     }
 
-    /// The largest difference of a value.
+    /// The largest difference between two values.
     [[nodiscard]] float distance(Network const& other) const {
         return std::max(
             {(w_.value - other.w_.value).cwiseAbs().maxCoeff(),
@@ -114,7 +115,7 @@ private:
     MatrixXf hidden_, error_; // of the last forward pass
 };
 
-/// The function that is learned: a wave in one input, scaled by the other.
+/// The function to learn: a wave in one input, scaled by the other.
 Batch make_data() {
     std::mt19937 random{1};
     std::uniform_real_distribution<float> uniform{-1, 1};
@@ -124,7 +125,7 @@ Batch make_data() {
     return data;
 }
 
-/// The batches of each rank, r + 1 parts of all for rank r: the last one has the most.
+/// The batches of each rank. Rank r gets r + 1 parts of all, so the last rank has the most.
 std::vector<std::vector<Batch>> deal(Batch const& data, int ranks) {
     auto const parts_before = [](int rank) { return static_cast<Index>(rank) * (rank + 1) / 2; };
     std::vector<std::vector<Batch>> shards;
@@ -153,7 +154,7 @@ void train_together(
     for (int epoch = 0; epoch < epochs; ++epoch) {
         joinable::Join guard{joinable::participants(ddp, step)};
         for (Batch const& batch : shard) {
-            // By its samples: so a short batch counts for less.
+            // Weighted by samples, so that a short batch counts for less.
             auto const weight = static_cast<std::uint64_t>(batch.size());
             ddp.forward([&] { network.forward(batch); }, {.weight = weight});
             ddp.backward([&](auto ready) { network.backward(batch, ready); });
@@ -166,7 +167,7 @@ void train_together(
     }
 }
 
-/// Trains it on all batches of a round at once.
+/// Trains a network on all batches of a round at once.
 std::vector<float> train_alone(
     std::vector<std::vector<Batch>> const& shards, Batch const& data, int epochs, Network& network
 ) {

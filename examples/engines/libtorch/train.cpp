@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
-// Trains a convolutional network of libtorch on images of digits, over ranks whose shards differ in length, and beside
-// it one network alone on the union of their batches. Both end with the same values, to rounding.
+// Trains a convolutional network of libtorch on images of digits, over ranks whose shards differ in
+// length, and for comparison one network alone on the union of their batches. Both end with the
+// same values, up to rounding.
 #include <joinable/interop/torch.hpp>
 #include <joinable/join.hpp>
 
@@ -42,7 +43,7 @@ struct Batch {
     }
 };
 
-/// Digits as a display of seven segments shows them, shifted and with noise.
+/// Digits of a seven-segment display, shifted and with noise.
 Batch make_digits(std::int64_t count) {
     // Bits: top, middle, bottom, then left and right of the upper half, of the lower half.
     constexpr std::array<unsigned, 10> shown{
@@ -74,7 +75,7 @@ Batch make_digits(std::int64_t count) {
     return batch;
 }
 
-/// Rank r gets r + 1 shares of the samples, in batches of which the last one may be short.
+/// Rank r gets r + 1 shares of the samples, in batches; the last batch may be short.
 std::vector<std::vector<Batch>> deal(Batch const& data, int ranks) {
     std::vector<std::vector<Batch>> shards(static_cast<std::size_t>(ranks));
     std::int64_t const shares = ranks * (ranks + 1) / 2;
@@ -117,7 +118,7 @@ double accuracy_on(Network& network, Batch const& data) {
 
 auto const settings = torch::optim::SGDOptions{0.02}.momentum(0.9);
 
-/// What a rank does: `ddp`, `step`, `join` are what distributed training adds.
+/// The work of a rank. `ddp`, `step` and `join` are what distributed training adds.
 template <class Comm>
 std::vector<double> train_together(
     Comm& comm,
@@ -172,7 +173,7 @@ std::vector<double> train_alone(
     return losses;
 }
 
-/// Writes what compare.py needs to train the same network on the same batches.
+/// Writes the data from which compare.py trains the same network on the same batches.
 void save(
     std::string const& path,
     Options const& options,

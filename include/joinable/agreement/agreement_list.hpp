@@ -29,8 +29,8 @@ inline constexpr bool is_optional<std::optional<V>> = true;
 template <class V>
 using element_of = std::remove_cvref_t<decltype(*std::begin(std::declval<V const&>()))>;
 
-/// Whether AgreementList can hold a value: a number, an enumerator, a string, a range or an optional
-/// of these.
+/// Whether AgreementList can hold a value: a number, an enumerator, a string, or a range or an
+/// optional of these.
 template <class V>
 consteval bool is_agreeable() {
     if constexpr (std::is_arithmetic_v<V> || std::is_enum_v<V> ||
@@ -39,7 +39,7 @@ consteval bool is_agreeable() {
     } else if constexpr (is_optional<V>) {
         return is_agreeable<typename V::value_type>();
     } else if constexpr (requires { typename element_of<V>; }) {
-        if constexpr (!std::is_same_v<element_of<V>, V>) { // as a path's is
+        if constexpr (!std::is_same_v<element_of<V>, V>) { // a path's element is a path
             return is_agreeable<element_of<V>>();
         }
     }
@@ -54,7 +54,7 @@ inline std::string in_quotes(std::string_view string) {
     return text + '"';
 }
 
-/// A text that no other value of the type has. Strings are quoted in ranges and optionals.
+/// A text that no other value of the type has. In ranges and optionals, strings are quoted.
 template <class V>
 std::string agreed_text(V const& value, bool is_inside = false) {
     if constexpr (std::is_same_v<V, bool>) {
@@ -62,7 +62,7 @@ std::string agreed_text(V const& value, bool is_inside = false) {
     } else if constexpr (std::is_enum_v<V>) {
         return agreed_text(static_cast<std::underlying_type_t<V>>(value));
     } else if constexpr (std::is_floating_point_v<V>) {
-        std::array<char, 64> text{}; // the shortest one that gives the number back
+        std::array<char, 64> text{}; // the shortest text that reads back as the number
         return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
     } else if constexpr (std::is_integral_v<V>) {
         return std::to_string(value);
@@ -82,13 +82,14 @@ std::string agreed_text(V const& value, bool is_inside = false) {
 
 } // namespace detail
 
-/// What ranks must say alike: labels and values, in the order in which they are compared. A
-/// participant adds what its ranks compute with in `void agree_on(AgreementList& list) const`, which
-/// a guard calls when it is entered. An item is its two texts: its hash follows from them.
+/// The labels and values that must be the same on all ranks, in the order in which they are
+/// compared. A participant lists what its ranks must share in
+/// `void agree_on(AgreementList& list) const`; a guard calls it when it is entered. An item
+/// consists of its two texts, and its hash follows from them.
 class AgreementList {
 public:
-    /// `value` is a number, an enumerator, a string, or a range or an optional of these. Floating
-    /// point numbers are compared by their bits, apart from those of NaNs.
+    /// `value` is a number, an enumerator, a string, or a range or an optional of these.
+    /// Floating-point numbers are compared by their bits, except for NaNs.
     template <class V>
     void add(std::string_view label, V const& value) {
         static_assert(
@@ -99,7 +100,7 @@ public:
         items_.push_back({title_ + std::string{label}, detail::agreed_text(value)});
     }
 
-    /// The labels of items that follow begin with `title`: "options differ: ".
+    /// The labels of the following items begin with `title`, such as "options differ: ".
     void begin_section(std::string title) { title_ = std::move(title); }
 
     struct Item {
@@ -108,7 +109,7 @@ public:
     };
     [[nodiscard]] std::vector<Item> const& items() const noexcept { return items_; }
 
-    /// The hash of an item; 0 behind the last one.
+    /// The hash of an item; 0 beyond the last one.
     [[nodiscard]] std::uint64_t hash(std::size_t i) const noexcept {
         if (i >= items_.size()) {
             return 0;
@@ -117,7 +118,8 @@ public:
         detail::Hash const hash = detail::Hash{}.add(label).add(value).add(value.size());
         return (std::max)(hash.value(), std::uint64_t{1});
     }
-    /// Of item `first` and all that follow; a function of hash(first) and hash_from(first + 1).
+    /// The hash of item `first` and all items after it; a function of hash(first) and
+    /// hash_from(first + 1).
     [[nodiscard]] std::uint64_t hash_from(std::size_t first) const noexcept {
         std::uint64_t rest = 0;
         for (std::size_t i = items_.size(); i > first; --i) {

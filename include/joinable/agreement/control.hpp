@@ -17,8 +17,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A communicator as guards, models and groups see it by which ranks agree: type-erased, so that the
-/// type of a guard does not depend on it, and small, because they only sum words and abort.
+/// The type-erased communicator by which the ranks of guards, models and groups agree. Erasure
+/// keeps the type of a guard independent of it. It is small, because its users only sum words and
+/// abort.
 class ControlCommunicator {
 public:
     ControlCommunicator() = default;
@@ -28,7 +29,7 @@ public:
 
     [[nodiscard]] virtual int rank() const = 0;
     [[nodiscard]] virtual int size() const = 0;
-    /// Identity: two participants over one communicator object have the same.
+    /// An identity: the same for two participants over one communicator object.
     [[nodiscard]] virtual void const* address() const noexcept = 0;
 
     /// Starts summing `words` over all ranks, in place. One sum at a time.
@@ -36,14 +37,14 @@ public:
     virtual bool test_sum() = 0;
     virtual void wait_sum() = 0;
 
-    /// Local. Nothing where the communicator cannot abort.
+    /// Local. Does nothing if the communicator cannot abort.
     virtual void abort(AbortReason const& reason) = 0;
     [[nodiscard]] virtual bool can_abort() const noexcept = 0;
 
-    /// Local. False where the communicator cannot renew deadlines.
+    /// Local. Returns false if the communicator cannot renew deadlines.
     virtual bool keep_alive() = 0;
 
-    /// Local. The deadline that was in force, none where the communicator has no deadline.
+    /// Local. Returns the previous deadline, or none if the communicator has no deadline.
     virtual std::optional<std::chrono::nanoseconds>
     exchange_deadline(std::chrono::nanoseconds deadline) = 0;
 
@@ -51,14 +52,14 @@ public:
         post_sum(words);
         wait_sum();
     }
-    /// `words` of one rank to all: the others' count as zeros.
+    /// Sends `words` of one rank to all. The other ranks add zeros.
     void broadcast(std::span<std::uint64_t> words, int root) {
         if (rank() != root) {
             std::fill(words.begin(), words.end(), 0);
         }
         sum(words);
     }
-    /// What all ranks say, which is as much on each, one behind another.
+    /// The concatenation of all ranks' words. Every rank gives the same number of words.
     [[nodiscard]] std::vector<std::uint64_t> gather(std::span<std::uint64_t const> mine) {
         std::vector<std::uint64_t> all(static_cast<std::size_t>(size()) * mine.size());
         std::copy(
@@ -69,8 +70,8 @@ public:
     }
 };
 
-/// `Held` is a communicator, or a reference to one. A `Base` may ask for more than guards need: what
-/// derives from this answers it.
+/// `Held` is a communicator or a reference to one. A `Base` may have more members than guards need;
+/// a class derived from this implements them.
 template <class Held, class Base = ControlCommunicator>
 class ControlOver : public Base {
     using Comm = std::remove_reference_t<Held>;
@@ -79,7 +80,7 @@ public:
     explicit ControlOver(Comm& comm) noexcept
         requires std::is_reference_v<Held>
         : comm_{comm}, host_{comm_} {}
-    /// `make()` returns what is held, which need not be movable.
+    /// `make()` returns the communicator, which need not be movable.
     template <std::invocable Make>
     explicit ControlOver(Make const& make) : comm_(make()), host_{comm_} {}
 

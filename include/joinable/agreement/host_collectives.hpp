@@ -7,8 +7,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Collectives over a few words on the host, whatever memory the communicator moves: through memory
-/// of its device, see agreement/staged_collectives.hpp, which comes with each device. One at a time.
+/// Collectives over a few words on the host, over any communicator. If it moves device memory, they
+/// go through memory of its device: see agreement/staged_collectives.hpp, which every device
+/// includes. One at a time.
 template <class Comm>
 class HostCollectives {
     static_assert(

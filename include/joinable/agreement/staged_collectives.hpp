@@ -16,13 +16,14 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The collectives of a communicator that moves memory of a device. wait() also waits for whatever else is in
-/// flight on it.
+/// The collectives of a communicator that moves device memory. wait() also waits for everything
+/// else in flight on the communicator.
 template <class Comm>
     requires(!reduces_host_memory<Comm> && gives_device<Comm>)
 class HostCollectives<Comm> {
 public:
-    /// wait() copies the result back. The host's buffer and what made it stay where they are.
+    /// wait() copies the result back. The host's buffer and the HostCollectives must stay where
+    /// they are.
     class Work {
     public:
         Work(work_of<Comm> inner, HostCollectives& owner, Buffer host)
@@ -61,8 +62,9 @@ public:
     }
 
 private:
-    /// A few bytes, which nobody registers: no arenas of the communicator. The device's is freed first,
-    /// which waits for all that the device does: a rank that fails may have a copy under way.
+    /// A few bytes that need no registration, so no arenas of the communicator. The device memory
+    /// is freed first, which waits for all work of the device: a rank that fails may have a copy in
+    /// flight.
     struct Staging {
         Arena host;
         Arena device;
@@ -87,7 +89,7 @@ private:
     }
 
     Comm& comm_;
-    std::vector<Staging> stagings_; ///< the last one is in use; nothing is freed before the end
+    std::vector<Staging> stagings_; ///< the last one is in use; none is freed before the end
 };
 
 }}} // namespace joinable::v0::detail

@@ -13,8 +13,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What one collective of a reducer moves: a bucket, or a run of its parameters where some of them
-/// are not used. Ranks have the same runs.
+/// The payload of one collective of a reducer: a bucket, or a run of its parameters if some of them
+/// are not used. The same runs on all ranks.
 struct BucketRun {
     std::size_t bucket; ///< its index
     Buffer buffer;      ///< in the bucket's memory, valid as long as the reducer
@@ -44,7 +44,7 @@ concept finishes_runs =
 
 } // namespace detail
 
-/// How a bucket travels: what a Reducer does with a bucket that is full. Ranks use the same one.
+/// How a bucket travels: the operation of a Reducer on a full bucket. The same on all ranks.
 ///
 /// `reduction` is an lvalue of `R`, `comm` of `Comm`, `run` a BucketRun.
 /// | expression                      | result      | meaning                                        |
@@ -59,10 +59,9 @@ concept finishes_runs =
 /// | `reduction.start(comm, run,     | Work        | collective, does not block: sends the run.     |
 /// | factor, contributes)`           |             | `factor` is 1 unless it scales and this rank   |
 /// |                                 |             | contributes; else the run holds zeros          |
-/// | `reduction.finish(comm, run)`   |             | after the work was waited for, in the order of |
-/// |                                 |             | start(); may release what the run needed       |
-///
-/// Not checkable, still required: start() sends the same collectives on every rank, whether it
+/// | `reduction.finish(comm, run)`   |             | called after waiting for the work, in the order|
+/// |                                 |             | of start(); may release what the run needed    |
+/// Not checkable, but required: start() issues the same collectives on every rank, whether the rank
 /// contributes or not. The reducer owns the reduction. Models: AllReduce.
 template <class R, class Comm>
 concept BucketReduction =
@@ -70,7 +69,7 @@ concept BucketReduction =
     detail::says_whether_it_delivers<R> && detail::says_whether_it_scales<R, Comm> &&
     detail::starts_runs<R, Comm> && detail::finishes_runs<R, Comm>;
 
-/// Says in one sentence what a class lacks to be a BucketReduction.
+/// Says in one sentence why a class is not a BucketReduction.
 template <class R, class Comm>
 consteval bool models_bucket_reduction() {
     static_assert(
@@ -103,8 +102,8 @@ struct AllReduce {
     static constexpr std::string_view name = "AllReduce";
     static constexpr bool delivers = true;
 
-    /// Where the sum scales, gradients that live in their buckets are not touched before. Devices
-    /// that can scale are more exact: transports round factors to the buffer's dtype.
+    /// If the sum scales, gradients that live in their buckets are not touched before it. A device
+    /// that can scale is more exact, because transports round factors to the buffer's dtype.
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm& comm) noexcept {
         return ScalesSums<Comm> &&

@@ -15,8 +15,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
-/// tensor, which is alone in its bucket).
+/// The tensors of each bucket, and the limit in bytes that the bucket was cut by (0 for a sparse
+/// tensor, which has a bucket of its own).
 struct BucketAssignment {
     std::vector<std::vector<std::size_t>> buckets;
     std::vector<std::size_t> limits;
@@ -52,8 +52,8 @@ constexpr void check_assignment_input(
             " indices"
         )};
     }
-    // Vectors are filled with a value: what libstdc++ 12 does without one is no constant expression
-    // to clang, and neither is its std::vector<bool>.
+    // Vectors are filled with a value: what libstdc++ 12 does without one is not a constant
+    // expression for clang, and neither is its std::vector<bool>.
     std::vector<unsigned char> seen(indices.empty() ? 0 : count, 0);
     for (std::size_t const index : indices) {
         if (index >= count || seen[index]) {
@@ -71,17 +71,19 @@ constexpr void check_assignment_input(
 
 } // namespace detail
 
-/// Cuts tensors into buckets of one dtype and device each, in order: a bucket closes after the
-/// tensor with which it reaches its limit in bytes, and the next bucket of that dtype and device
-/// gets the next limit (the last one repeats). Tensors flagged in `expect_sparse` are alone.
+/// Cuts tensors into buckets of one dtype and device each, in order. A bucket closes after the
+/// tensor with which it reaches its limit in bytes. The next bucket of that dtype and device gets
+/// the next limit; the last limit repeats. Tensors flagged in `expect_sparse` are alone in their
+/// buckets.
 ///
 /// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
-/// lowest tensor; with it they stay in the order in which they closed, those left open at the end
-/// by the first tensor of their dtype and device, so that the result is the same everywhere.
-/// Local; also in constant expressions. `tensors` is a random-access range of Tensors, Parameters
-/// or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
+/// lowest tensor. With it they stay in the order in which they closed; buckets left open at the end
+/// follow in the order of the first tensor of their dtype and device. So the result is the same
+/// everywhere. Local; also in constant expressions. `tensors` is a random-access range of Tensors,
+/// Parameters or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
 /// Complexity: linear in the tensors times the number of different dtypes and devices.
-/// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
+/// @throws ContractViolation  there are no tensors or limits, sizes differ, or the indices are not
+///         a permutation.
 template <class Tensors>
 [[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
     Tensors const& tensors,
@@ -95,7 +97,7 @@ template <class Tensors>
         "Parameter, or be a TensorSize; specialise joinable::tensor_traits for their type"
     );
     struct Open {
-        TensorSize kind; ///< of its first tensor: who may join
+        TensorSize kind; ///< the first tensor's dtype and device
         std::size_t limit_index = 0;
         std::size_t bytes = 0;
         std::vector<std::size_t> members;

@@ -18,13 +18,13 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Copies tensors from one rank to all, many in one broadcast, again and again: what is packed
-/// where is planned once. Where a tensor lies and how it is strided is asked anew each time.
+/// Copies tensors from one rank to all, many in one broadcast, as often as needed. The packing is
+/// planned once. Addresses and strides of tensors are read on each run.
 class CoalescedBroadcast {
 public:
-    /// Local. Plans pieces that close with the tensor by which they reach `piece_bytes`; allocates
-    /// two of them, or as many as there are, in `memory`, where the tensors have to be, too. `what`
-    /// is how errors call a tensor.
+    /// Local. Plans pieces; a piece closes with the tensor by which it reaches `piece_bytes`.
+    /// Allocates up to two pieces in `memory`, where the tensors must be, too. Error texts call a
+    /// tensor `what`.
     /// @throws ContractViolation  a tensor is missing (a null pointer) or on another device.
     explicit CoalescedBroadcast(
         TensorList tensors,
@@ -33,11 +33,11 @@ public:
         BufferMemory const& memory = {}
     );
 
-    /// Collective over `comm`; all ranks have planned for tensors of the same extents and dtypes in
-    /// the same order, strided as they like. Blocks until this rank's are written. At most two
-    /// pieces are in flight; no allocation.
-    /// @throws ContractViolation  what current_views() throws, before anything is sent; what the
-    ///         communicator throws. Tensors not reached yet are unchanged.
+    /// Collective over `comm`. All ranks must have planned for tensors of the same extents and
+    /// dtypes in the same order; strides may differ. Blocks until this rank's tensors are written.
+    /// At most two pieces are in flight; no allocation.
+    /// @throws ContractViolation  what current_views() throws, before anything is sent.
+    /// @throws what the communicator throws; tensors that were not reached are unchanged.
     template <Communicator Comm>
     void run(Comm& comm, int root) {
         std::vector<AnyView> const& views = current_views();
@@ -64,7 +64,7 @@ public:
                 if (is_root) {
                     move(pieces_[p]);
                 }
-                device.submit(); // what was in these arenas has been read
+                device.submit(); // the previous contents of these arenas have been read
                 // nvcc 13 warns of a dropped reference to a work, too
                 static_cast<void>(work.emplace(comm.broadcast(pieces_[p].buffer, root)));
             }
@@ -78,12 +78,12 @@ public:
 private:
     FixedTensors tensors_;
     BufferMemory memory_;
-    std::vector<Arena> arenas_;  ///< of the pieces with even and with odd index
-    std::vector<Bucket> pieces_; ///< what is not empty, with row-major views
+    std::vector<Arena> arenas_;  ///< for pieces of even and of odd index
+    std::vector<Bucket> pieces_; ///< the ones that are not empty, with row-major views
 };
 
-/// Copies tensors from `root` to all ranks: see CoalescedBroadcast, which this makes and runs once.
-/// `tensors` is a range that joinable::buffers() takes. Collective.
+/// Copies tensors from `root` to all ranks: makes a CoalescedBroadcast and runs it once. `tensors`
+/// is a range that joinable::buffers() takes. Collective.
 template <Communicator Comm, class Tensors>
 void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes, int root) {
     CoalescedBroadcast{

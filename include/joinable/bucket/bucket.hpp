@@ -16,33 +16,34 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Where buckets start in an arena, in bytes: whole cache lines, so that no two buckets share one.
+/// Alignment of buckets in an arena, in bytes: whole cache lines, so that no two buckets share one.
 inline constexpr std::size_t bucket_alignment = Arena::default_alignment;
 
-/// Gradients, or other tensors, of one dtype that go through one collective.
+/// Gradients, or other tensors, of one dtype that are sent in one collective.
 struct Bucket {
     Buffer buffer;                       ///< all of them, one after another
-    std::vector<std::size_t> parameters; ///< whose gradients: indices into the ParameterList
-    std::vector<AnyView> views;          ///< where each one's gradient is in the buffer
+    std::vector<std::size_t> parameters; ///< indices into the ParameterList
+    std::vector<AnyView> views;          ///< each one's gradient in the buffer
 };
 
 namespace detail {
 
-/// The trainable parameters, last one first: gradients usually become ready in this order.
+/// The trainable parameters, last one first. Gradients usually become ready in this order.
 std::vector<std::size_t> expected_ready_order(ParameterList const& parameters);
 
 } // namespace detail
 
-/// The buckets of a model, and the memory that they are in: one arena per dtype. All members local;
-/// the same calls have the same results on all ranks that have the same parameters.
+/// The buckets of a model and their memory, one arena per dtype. All members are local. The same
+/// calls give the same results on all ranks with the same parameters.
 class BucketLayout {
 public:
     BucketLayout() = default; ///< no buckets
 
-    /// Cuts the parameters that `order` lists into buckets that close when they reach their limit
-    /// in bytes, in arenas of `memory`, which are as large as the gradients plus at most one cache
-    /// line per parameter. Complexity: linear in the parameters, plus what the arenas cost.
-    /// @throws ContractViolation  no parameter is listed; a value is missing or on another device.
+    /// Cuts the parameters in `order` into buckets, which close when they reach their limit in
+    /// bytes. The arenas are in `memory` and have the size of the gradients plus at most one cache
+    /// line per parameter. Complexity: linear in the parameters, plus the cost of the arenas.
+    /// @throws ContractViolation  no parameter is listed, or a value is missing or on another
+    ///         device.
     BucketLayout(
         ParameterList const& parameters,
         std::span<std::size_t const> order,
@@ -50,12 +51,12 @@ public:
         BufferMemory const& memory = {}
     );
 
-    /// In the order in which they are launched: as they fill when gradients come in `order`.
+    /// In launch order: as they fill when gradients become ready in `order`.
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return buckets_; }
     /// The bytes of all arenas.
     [[nodiscard]] std::size_t bytes() const noexcept;
 
-    /// Calls f(arena) for each, in an order that all ranks have which have the same parameters.
+    /// Calls f(arena) for each arena, in the same order on all ranks with the same parameters.
     template <class F>
     void for_each_arena(F const& f) const {
         for (Arena const& arena : arenas_) {
@@ -65,10 +66,11 @@ public:
         }
     }
 
-    /// Cuts the same parameters again. Contents move along inside the arenas, on the host without a
-    /// second copy of them; views of before point to other gradients afterwards.
-    /// Complexity: of the bytes, linear where the order stays, else times at most the square of the
-    /// logarithm of the number of parameters. `order` is a permutation of what was given before.
+    /// Cuts the same parameters again. Contents move with them inside the arenas, on the host
+    /// without a second copy. Earlier views then refer to other gradients. `order` is a permutation
+    /// of the previous one.
+    /// Complexity: in bytes, linear if the order stays, else times at most the square of the
+    /// logarithm of the number of parameters.
     void rebuild(
         ParameterList const& parameters,
         std::span<std::size_t const> order,
@@ -79,7 +81,7 @@ private:
     static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
 
     static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept;
-    /// Calls f(parameter, view) for what is in the arena of a dtype, in the order of offsets.
+    /// Calls f(parameter, view) for everything in the arena of a dtype, in the order of offsets.
     template <class F>
     static void for_each_place(std::vector<Bucket> const& buckets, std::size_t dtype, F const& f) {
         for (Bucket const& bucket : buckets) {
@@ -97,12 +99,12 @@ private:
         std::span<std::size_t const> limits);
 
     BufferMemory memory_;
-    std::array<Arena, dtype_count> arenas_; ///< by dtype; empty where no parameter has it
+    std::array<Arena, dtype_count> arenas_; ///< by dtype; empty if no parameter has it
     std::vector<Bucket> buckets_;
 };
 
 /// The buckets of a model whose gradients become ready from the last trainable parameter to the
-/// first: to look at, or to plan with. Local. Throws what BucketLayout throws.
+/// first, for inspection or planning. Local. Throws what BucketLayout throws.
 [[nodiscard]] inline BucketLayout
 make_bucket_layout(ParameterList const& parameters, BucketOptions const& options) {
     return {parameters, detail::expected_ready_order(parameters), detail::bucket_limits(options)};

@@ -40,7 +40,7 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
     for (std::size_t const i : order) {
         detail::check_value(parameters, i, memory_.id());
         AnyView const value = parameters[i].value();
-        bytes[index(value.dtype())] += // whatever the cut: each one may start a bucket
+        bytes[index(value.dtype())] += // for any cut: each may start a bucket
             value.numel() * size_of(value.dtype()) + bucket_alignment;
     }
     for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {

@@ -26,7 +26,7 @@ concept has_multi_pass_iterators = requires(Range& range) {
     { std::end(range) } -> std::same_as<decltype(std::begin(range))>;
 };
 
-/// The category that the old iterator tag may claim: it promises references to elements.
+/// The category that the legacy iterator tag may claim: it promises references to elements.
 template <class Reference>
 using tag_for_t = std::conditional_t<
     std::is_lvalue_reference_v<Reference>,
@@ -36,8 +36,8 @@ using tag_for_t = std::conditional_t<
 } // namespace detail
 
 /// One bucket of a BucketedView: the elements of the underlying range that share it, in order.
-/// They are found while they are read: nothing beyond the last one that was asked for. Valid as
-/// long as the underlying range.
+/// Elements are found while they are read, never beyond the last one requested. Valid as long as
+/// the underlying range.
 template <class BaseIterator>
 class LazyBucket {
 public:
@@ -100,7 +100,7 @@ public:
     [[nodiscard]] constexpr iterator end() const { return {*this, end_, index_}; }
     [[nodiscard]] constexpr DType dtype() const noexcept { return kind_.dtype; }
     [[nodiscard]] constexpr DeviceId device() const noexcept { return kind_.device; }
-    /// The limit in bytes that this bucket is cut by.
+    /// The limit in bytes of this bucket.
     [[nodiscard]] constexpr std::size_t limit() const noexcept { return limit_; }
 
 private:
@@ -112,20 +112,20 @@ private:
 };
 
 /// The buckets of a range of Tensors, Parameters or TensorSizes, as
-/// compute_bucket_assignment_by_size gives them for the same limits, each one cut when it is asked
-/// for. A forward range of LazyBucket; iterators are valid as long as the view. `Base` is what
-/// keeps the range: a reference or the range itself.
+/// compute_bucket_assignment_by_size gives them for the same limits. Each one is cut on demand. A
+/// forward range of LazyBucket; iterators are valid as long as the view. `Base` keeps the range: a
+/// reference or the range itself.
 ///
-/// How lazy that can be: buckets come in the order of their lowest elements, and those of different
-/// dtypes and devices interleave. So a bucket that closes early waits for those that began before
-/// it, but never for what follows: the next bucket begins at the first element that no earlier one
-/// has taken. To say where a bucket begins, nothing is read beyond the last elements of the earlier
-/// ones and the element after those; to read it, nothing beyond its own last element, which is
-/// known as the last when it reaches the limit (a bucket that stays open is read to the end of the
-/// range). No bucket is stored.
+/// Buckets come in the order of their lowest elements, and buckets of different dtypes and devices
+/// interleave. A bucket that closes early waits for buckets that began before it, but never for
+/// what follows: the next bucket begins at the first element that no earlier one has taken. Finding
+/// the beginning of a bucket reads at most the last elements of the earlier ones and the element
+/// after those. Reading a bucket reads nothing beyond its last element, which is the one that
+/// reaches the limit. A bucket that stays open is read to the end of the range. No bucket is
+/// stored.
 ///
 /// Complexity: reading all buckets is linear in the elements times the number of different dtypes
-/// and devices. An iterator keeps a few words per dtype and device met so far, and allocates them.
+/// and devices. An iterator allocates a few words per dtype and device met so far.
 template <class Base>
 class BucketedView {
 public:
@@ -138,7 +138,7 @@ public:
         using reference = value_type;
         using pointer = void;
         using iterator_concept = std::forward_iterator_tag;
-        using iterator_category = std::input_iterator_tag; // buckets are made, not referred to
+        using iterator_category = std::input_iterator_tag; // buckets are values, not references
 
         iterator() = default;
         constexpr iterator(BucketedView const& view, base_iterator first)
@@ -182,8 +182,8 @@ public:
     private:
         struct Kind {
             TensorSize size;       ///< of one such tensor
-            std::size_t buckets;   ///< how many of them were passed
-            std::size_t taken_end; ///< the position after the last element of those
+            std::size_t buckets;   ///< how many of its buckets were passed
+            std::size_t taken_end; ///< the position after their last element
         };
 
         constexpr void take(value_type const& bucket) {
@@ -234,7 +234,7 @@ namespace views {
 
 namespace detail {
 
-/// What `range | bucketed(limits)` waits for.
+/// The right operand of `range | bucketed(limits)`.
 class BucketedClosure {
 public:
     explicit constexpr BucketedClosure(std::span<std::size_t const> limits)
@@ -266,7 +266,7 @@ private:
 } // namespace detail
 
 /// `range | views::bucketed(limits)`: the BucketedView of a forward range. A named container is
-/// referred to, a view is copied, a temporary container is moved into the result. Local; an empty
+/// referenced, a view is copied, a temporary container is moved into the result. Local; an empty
 /// range has no buckets.
 /// @throws ContractViolation  there are no limits.
 [[nodiscard]] constexpr auto bucketed(std::span<std::size_t const> limits) {
@@ -280,12 +280,12 @@ private:
 
 }} // namespace joinable::v0
 
-/// A view unless it owns its range: then copying it would copy that.
+/// A view, unless it owns its range, which a copy would copy, too.
 template <class Base>
 inline constexpr bool std::ranges::enable_view<joinable::BucketedView<Base>> =
     joinable::detail::is_view<Base>;
 
-/// Its iterators refer to the underlying range alone.
+/// Its iterators refer only to the underlying range.
 template <class BaseIterator>
 inline constexpr bool std::ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
 template <class BaseIterator>

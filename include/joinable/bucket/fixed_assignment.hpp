@@ -10,15 +10,16 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A bucket assignment of at most `Capacity` tensors that allocates nothing, so that it can be a
-/// constexpr variable (a BucketAssignment lives in a constant expression only as long as that):
+/// A bucket assignment of at most `Capacity` tensors that does not allocate, so that it can be a
+/// constexpr variable. A BucketAssignment exists only during the evaluation of a constant
+/// expression.
 ///
 ///     constexpr std::array<TensorSize, 3> sizes{{{10}, {10}, {5, DType::f64}}};
 ///     constexpr FixedBucketAssignment<3> layout{compute_bucket_assignment_by_size(sizes, {80})};
 template <std::size_t Capacity>
 class FixedBucketAssignment {
 public:
-    /// @throws ContractViolation  more tensors than the capacity.
+    /// @throws ContractViolation  there are more tensors than the capacity.
     explicit constexpr FixedBucketAssignment(BucketAssignment const& assignment) {
         for (auto const& members : assignment.buckets) {
             if (members.size() > Capacity - starts_[size_]) {

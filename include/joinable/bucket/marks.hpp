@@ -14,12 +14,12 @@
 namespace joinable { inline namespace v0 {
 
 /// @file
-/// What Reducer and its sharded counterpart do alike with the marks of a rank's backward pass. Local.
+/// What Reducer and ShardReducer share for the marks of a rank's backward pass. Local.
 
 namespace detail {
 
-/// Calls f(i) for each parameter that a backward pass leaves out: `unused` is a range of indices, or a
-/// predicate over those of `trained`.
+/// Calls f(i) for each parameter that a backward pass leaves out. `unused` is a range of indices,
+/// or a predicate over the indices in `trained`.
 template <class Unused, class F>
 void for_each_unused(Unused const& unused, std::vector<std::size_t> const& trained, F const& f) {
     if constexpr (std::is_invocable_r_v<bool, Unused const&, std::size_t>) {
@@ -52,12 +52,13 @@ inline void require_in_range(std::size_t i, std::size_t count, int rank) {
     )};
 }
 
-/// `text`, and which parameters this rank did not mark, if there are any: those where is_missing(i).
+/// `text`, followed by the parameters that this rank did not mark (those with is_missing(i)), if
+/// any.
 template <class F>
 [[nodiscard]] std::string concat_missing(
     std::string_view text, ParameterList const& parameters, int rank, F const& is_missing
 ) {
-    constexpr std::size_t most = 16; // a text for people; the rest is counted
+    constexpr std::size_t most = 16; // for readers; the rest is counted
     std::size_t missing = 0;
     std::string names;
     for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -12,8 +12,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Where buckets are, for classes that know no communicator: in the memory that it moves, from
-/// make_arena(), or on the heap. Refers to the communicator.
+/// Allocates buckets for classes that know no communicator: in the memory that a communicator
+/// moves, from make_arena(), or on the heap. Refers to the communicator.
 class BufferMemory {
 public:
     BufferMemory() = default; ///< the heap
@@ -23,7 +23,7 @@ public:
               return make_arena(*static_cast<Comm*>(from), bytes);
           }} {}
 
-    /// Who touches what is in the arenas.
+    /// The device that reads and writes the arenas.
     [[nodiscard]] Device& device() const noexcept { return *device_; }
     [[nodiscard]] DeviceId id() const noexcept { return device_->id(); }
     [[nodiscard]] Arena allocate(std::size_t bytes) const {

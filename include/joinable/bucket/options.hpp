@@ -8,49 +8,50 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What a rank's gradients are when it has joined a guard and shadows the reductions of the others.
+/// The gradients of a rank that has joined a guard and shadows the reductions of the others.
 enum class JoinedGradients : std::uint8_t {
-    /// The averages, while the guard lives; when it ends, zeros where a reduction that this rank
-    /// shadowed wrote last: for engines that zero gradients, be it before the pass or after the step.
-    /// Where a shadowed round reduces nothing, because no rank uses a parameter, zeros at once, or a
-    /// Step would take an earlier average again.
+    /// The averages during the guard. When it ends, zeros in every gradient whose last write was a
+    /// reduction that this rank shadowed: for engines that zero gradients before the pass or after
+    /// the step. If a shadowed round reduces nothing, because no rank uses a parameter, its
+    /// gradient is zeroed at once, or a Step would use an earlier average again.
     zeroed_at_end,
-    /// The averages, also when the guard has ended: for engines that never zero them.
+    /// The averages, also after the guard has ended: for engines that never zero gradients.
     kept,
-    /// As this rank's last own round left them, as in PyTorch. Not beside a Step; needs
-    /// JoinOptions::carry_accumulated = false. Where gradients may lie in buckets (set_grad) it
-    /// allocates as much memory again.
+    /// The gradients of this rank's last own round, as in PyTorch. Not together with a Step; needs
+    /// JoinOptions::carry_accumulated = false. If gradients may lie in buckets (set_grad) it
+    /// allocates the same memory again.
     untouched,
 };
 
-/// What a rank sends of a parameter that its pass does not use, where another rank does.
+/// What a rank sends for a parameter that its pass does not use, but another rank's does.
 enum class UnusedGradients : std::uint8_t {
     zero, ///< zeros, and what it accumulated in rounds that did not sync
-    held, ///< what the gradient holds, be it of a round that was reduced, as in PyTorch
+    held, ///< the gradient's contents, even of a reduced round, as in PyTorch
 };
 
 /// How gradients are cut into buckets. The same on every rank.
 struct BucketOptions {
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
-    /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
-    /// communication starts early.
+    /// The limit of the bucket that is launched first, at most bucket_cap_bytes. It is small, so
+    /// that communication starts early.
     std::size_t first_bucket_bytes = std::size_t{1} << 20U;
-    /// Gradients live in the buckets and are never copied; needs parameter_traits::set_grad for
-    /// every parameter. They are valid as long as the reducer.
+    /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
+    /// every parameter. The gradients are valid as long as the reducer.
     bool gradient_as_bucket_view = false;
-    /// Parameters may go without a gradient in an iteration: the engine says which before backward,
-    /// and ranks exchange one small map per iteration. What no rank uses is neither sent nor
-    /// touched; what another rank uses gets the average.
+    /// Parameters may have no gradient in an iteration. The engine names them before backward, and
+    /// ranks exchange one small map per iteration. A parameter that no rank uses is neither sent
+    /// nor touched; one that another rank uses gets the average.
     bool find_unused = false;
-    /// Every iteration uses the same parameters, equally often: recorded in a rank's first one,
-    /// checked in all others. Finds unused parameters by itself, and sends one map in all.
+    /// Every iteration uses the same parameters equally often. A rank records them in its first
+    /// iteration and checks all others. Finds unused parameters by itself and sends one map in
+    /// total.
     bool static_graph = false;
-    /// Limits of the first bucket, the second and so on; the last one repeats. Given, they stand in
-    /// for the two limits above.
+    /// Limits of the first bucket, the second and so on; the last one repeats. If given, they
+    /// replace the two limits above.
     std::vector<std::size_t> bucket_caps_bytes = {};
-    /// Until the order in which gradients become ready is known there is one bucket per dtype;
-    /// after the first iteration it is cut by that order. Off: cut at once, from the last parameter
-    /// to the first. Without effect where find_unused is on and static_graph is not.
+    /// There is one bucket per dtype until the order in which gradients become ready is known.
+    /// After the first iteration it is cut by that order. Off: cut at once, from the last parameter
+    /// to the first. No effect with find_unused unless static_graph is on.
     bool rebuild_buckets = true;
     JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
     UnusedGradients unused_gradients = UnusedGradients::zero;
@@ -58,7 +59,7 @@ struct BucketOptions {
 
 namespace detail {
 
-/// Whether buckets are cut when the order of gradients is known.
+/// Whether buckets are cut after the order of gradients is known.
 [[nodiscard]] inline bool rebuilds(BucketOptions const& options) noexcept {
     return options.rebuild_buckets && (options.static_graph || !options.find_unused);
 }

@@ -25,35 +25,35 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Averages gradients over ranks, bucket by bucket, while the backward pass still runs. Stands
-/// alone: an engine without a guard drives it by its verbs.
+/// Averages gradients over ranks, bucket by bucket, while the backward pass still runs. An engine
+/// without a guard can drive it directly by its verbs.
 ///
-/// One iteration: prepare_for_backward(factor); mark_ready(i) for every trainable parameter, in any
-/// order; finalize_backward(). A rank without gradients runs contribute_zeros() instead. The
-/// collectives of an iteration, on every rank:
+/// One iteration: prepare_for_backward(factor), then mark_ready(i) for every trainable parameter in
+/// any order, then finalize_backward(). A rank without gradients calls contribute_zeros() instead.
+/// Every rank runs these collectives in an iteration:
 ///
 /// | collective                 | when                                                            |
 /// |----------------------------|-----------------------------------------------------------------|
 /// | sum of the map of used     | find_unused: every iteration; static_graph: the first one       |
 /// | parameters                 |                                                                 |
-/// | buckets, by the reduction  | in index order, each when it is full: never in ready order. With|
-/// |                            | a map, of each run of parameters that some rank uses            |
-/// | broadcast of the ready     | once, after the first iteration: the buckets are cut anew       |
+/// | buckets, by the reduction  | in index order, each when it is full, never in ready order. With|
+/// |                            | a map, one for each run of parameters that some rank uses       |
+/// | broadcast of the ready     | once, after the first iteration, to cut the buckets again       |
 /// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
-/// `Reduction` says how a bucket travels, see BucketReduction. Nothing is allocated after the buckets
-/// are final. `Times` is told of each collective of a bucket.
+/// `Reduction` defines how a bucket travels, see BucketReduction. Nothing is allocated after the
+/// buckets are final. `Times` is notified of each collective of a bucket.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
     static_assert(models_bucket_reduction<Reduction, Comm>());
 
 public:
-    /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what
-    /// the parameters refer to.
+    /// Local. Buckets are in arenas of make_arena(). `comm` and the objects that the parameters
+    /// refer to must outlive the reducer.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
-    ///         gradient does not fit its value; gradients as bucket views without set_grad; nobody
-    ///         can scale gradients of a device: neither Device::can_scale() nor the reduction. Nothing
-    ///         was changed.
+    ///         gradient does not fit its value; gradients as bucket views lack set_grad; neither
+    ///         the device (Device::can_scale()) nor the reduction can scale gradients. Nothing was
+    ///         changed.
     Reducer(
         Comm& comm,
         ParameterList parameters,
@@ -78,19 +78,19 @@ public:
     Reducer(Reducer const&) = delete;
     Reducer& operator=(Reducer const&) = delete;
 
-    /// Collective, once, when all ranks have made their reducers, of the same parameters: registers
-    /// the memory of the buckets with the communicator, where it can (RegistersArenas). All
-    /// iterations use that memory, those of ranks without gradients, too.
+    /// Registers the memory of the buckets with the communicator, if it can (RegistersArenas).
+    /// Collective, once, after all ranks have made their reducers of the same parameters. All
+    /// iterations use that memory, also on ranks without gradients.
     void register_memory() {
         if constexpr (RegistersArenas<Comm>) {
             gradients_.for_each_arena([this](Arena const& arena) {
-                static_cast<void>(comm_.register_arena(arena)); // or it is used as it is
+                static_cast<void>(comm_.register_arena(arena)); // else it is used unregistered
             });
         }
     }
 
-    /// Local. Gradients become views of the buckets, where BucketOptions::gradient_as_bucket_view says so: for
-    /// what was made with TakeGradients::later.
+    /// Makes gradients views of the buckets, if BucketOptions::gradient_as_bucket_view is set. For
+    /// a reducer made with TakeGradients::later. Local.
     void take_gradients() { gradients_.take(); }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {
@@ -102,19 +102,19 @@ public:
 
     [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
     [[nodiscard]] Times& timeline() noexcept { return timeline_; }
-    /// An iteration has failed: nothing of it is shown as under way any more. Local.
+    /// Ends the timeline ranges of an iteration that failed. Local.
     void end_ranges() noexcept {
         for (auto& range : ranges_) {
             range.reset();
         }
     }
 
-    /// Starts an iteration in which this rank's gradients are multiplied by `factor`: the divisor of
-    /// the average, with this rank's weight in it. It happens as they are packed, or as they are summed
-    /// (ScalesSums). With factor 0 this rank contributes zeros, whatever its gradients hold: a mean
-    /// over no samples is not a number. `unused` says which parameters get no gradient: a range of
-    /// indices, or a predicate over them. `order_source` is the rank whose ready order is taken for new
-    /// buckets, the same on all ranks. Collective in effect; does not block.
+    /// Starts an iteration. This rank's gradients are multiplied by `factor`, the divisor of the
+    /// average with this rank's weight in it, as they are packed or as they are summed
+    /// (ScalesSums). With factor 0 this rank contributes zeros whatever its gradients hold, because
+    /// a mean over no samples is NaN. `unused` names the parameters that get no gradient: a range
+    /// of indices or a predicate over them. `order_source` is the rank whose ready order is used
+    /// for new buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused
     ///         without find_unused, or are listed twice, out of range or not trainable.
     template <class Unused = std::initializer_list<std::size_t>>
@@ -130,18 +130,20 @@ public:
         advance();
     }
 
-    /// Gradient `i` was added to in a round that is not reduced. Needed where parameters may go
-    /// unused: what was accumulated counts in the next iteration, used there or not. Local.
+    /// Records that gradient `i` was added to in a round that is not reduced. Needed if parameters
+    /// may be unused: the next iteration sends it even if the pass does not use it. Local.
     /// @throws ContractViolation  `i` is out of range or needs no gradient.
     void mark_accumulated(std::size_t i) { iteration_.mark_accumulated(i); }
 
-    /// The gradient of parameter `i` is final: packs it, launches every bucket that is full and whose
-    /// predecessors are launched, and tests the oldest bucket under way: communicators that need it
-    /// make progress so while the pass computes. A parameter without gradient contributes zeros. With a
-    /// static graph every use marks; the last one counts. Collective in effect; does not block.
+    /// Marks the gradient of parameter `i` as final. Packs it, launches every full bucket whose
+    /// predecessors are launched, and tests the oldest bucket in flight, so that communicators can
+    /// make progress during the pass. A parameter without a gradient contributes zeros. With a
+    /// static graph every use marks, and the last mark counts. Collective in effect; does not
+    /// block.
     /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
-    ///         gradient, was marked before or said to be unused, or its gradient does not fit its
-    ///         value. The iteration is lost. Or what the communicator throws.
+    ///         gradient, was marked before or declared unused, or its gradient does not fit its
+    ///         value. The iteration is lost.
+    /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
         iteration_.mark(i);
         advance();
@@ -150,26 +152,26 @@ public:
         }
     }
 
-    /// From here on this rank contributes zeros: a batch failed. finalize_backward() is still to be
-    /// called. Collective in effect; does not block.
-    /// @throws ContractViolation  no iteration is open, or a bucket is on its way: too late.
+    /// Contributes zeros from now on, because a batch failed. Call finalize_backward() afterwards.
+    /// Collective in effect; does not block.
+    /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is in flight.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
         if (launched_ != 0) {
             detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
-        gradients_.device().submit(); // what was packed, before zeros take its place
+        gradients_.device().submit(); // what was packed, before zeros replace it
         iteration_.contribute_nothing();
         contributes_ = false;
         advance();
     }
 
-    /// Waits for all buckets and writes the averages into the gradients; a parameter without
-    /// gradient gets a view of its bucket where set_grad allows it. What no rank uses stays as it
-    /// is. Collective.
-    /// @throws ContractViolation  parameters were not marked (the text lists them), the graph is not
-    ///         the first iteration's, or one has no place for its average; what the communicator
-    ///         throws.
+    /// Waits for all buckets and writes the averages into the gradients. A parameter without a
+    /// gradient gets a view of its bucket if it has set_grad. Parameters that no rank uses are not
+    /// touched. Collective.
+    /// @throws ContractViolation  parameters were not marked (the text lists them), the graph
+    ///         differs from the first iteration's, or a parameter has no place for its average.
+    /// @throws what the communicator throws.
     void finalize_backward() {
         iteration_.require_open("finalize_backward()");
         iteration_.complete();
@@ -188,26 +190,26 @@ public:
         iteration_.end();
     }
 
-    /// The whole iteration of a rank that has no gradients: the same collectives with zeros, and
-    /// the averages written into its gradients. For one that has joined a guard the options say what
-    /// becomes of these (BucketOptions::joined_gradients). Collective. Throws what finalize_backward()
-    /// throws.
+    /// Runs a whole iteration for a rank that has no gradients: the same collectives with zeros;
+    /// the averages are written into its gradients. For a rank that has joined a guard,
+    /// BucketOptions::joined_gradients says what happens to these. Collective. Throws what
+    /// finalize_backward() throws.
     void contribute_zeros(int order_source = 0, bool has_joined = false) {
         begin(0.0, order_source, false, has_joined);
         contribute_nothing();
         finalize_backward();
     }
 
-    /// The same for a rank that runs no backward pass, but whose gradients hold what it accumulated
-    /// in earlier rounds (mark_accumulated): they are multiplied by `factor` and take part.
+    /// The same for a rank without a backward pass whose gradients hold what it accumulated in
+    /// earlier rounds (mark_accumulated). They are multiplied by `factor` and contribute.
     void contribute_accumulated(double factor, int order_source = 0, bool has_joined = false) {
         begin(factor, order_source, false, has_joined);
         iteration_.contribute_accumulated();
         finalize_backward();
     }
 
-    /// A guard begins or ends, after its post hooks: what joined ranks write into gradients is meant
-    /// until then. Local.
+    /// Called when a guard begins, and after its post hooks: averages in the gradients of joined
+    /// ranks last until then. Local.
     void begin_guard() noexcept { gradients_.begin_guard(); }
     void end_guard() {
         gradients_.end_guard();
@@ -220,13 +222,13 @@ private:
         std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
     ))>;
 
-    // The script of an iteration, the same for ranks with and without gradients.
+    // The script of an iteration, the same on ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass, bool has_joined = false) {
         contributes_ = factor != 0.0; // else zeros are packed
         gradients_.begin(has_joined);
         bool const scales_later = reduction_scales_ && contributes_;
-        end_ranges(); // of one that failed
+        end_ranges(); // of an iteration that failed
         iteration_.begin(scales_later ? 1.0 : factor, has_pass);
         factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
@@ -247,8 +249,8 @@ private:
         iteration_.used()->set_known();
     }
 
-    /// Launches, in index order, the buckets that are full. What is used by some rank is known
-    /// before the first one: so nothing that no rank uses is sent.
+    /// Launches the full buckets in index order. The map of used parameters is known before the
+    /// first one, so parameters that no rank uses are never sent.
     void advance() {
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!map_work_ || !detail::make_progress(*map_work_)) {
@@ -331,8 +333,8 @@ private:
         }
     }
 
-    /// Takes over the order of `order_source`, if it has one: a rank that skipped has none, and the
-    /// next iteration tries again.
+    /// Takes the order of `order_source`. A rank that skipped has none; then the next iteration
+    /// tries again.
     void rebuild() {
         if (comm_.rank() == order_source_) {
             std::vector<std::size_t> const& order = iteration_.ready_order();
@@ -350,7 +352,7 @@ private:
     }
 
     void fit_to_buckets() {
-        // With a map each parameter may be a run of its own, between two that nobody uses.
+        // With a map each parameter may be a run of its own, between two unused ones.
         std::size_t const runs = iteration_.used() ? gradients_.trained().size() : buckets().size();
         works_ = std::vector<std::optional<BucketWork>>(runs);
         ranges_ = std::vector<std::optional<Range>>(runs);
@@ -361,20 +363,20 @@ private:
     detail::HostCollectives<Comm> host_;
     Reduction reduction_;
     bool reduction_scales_;
-    double factor_ = 1; ///< by which it does
+    double factor_ = 1; ///< applied by the reduction
     bool contributes_ = false;
     detail::Gradients gradients_;
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
-    std::size_t launched_ = 0; ///< works
-    std::size_t tested_ = 0;   ///< of them, those that are known to be through
+    std::size_t launched_ = 0; ///< number of works started
+    std::size_t tested_ = 0;   ///< number of works known to be complete
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     Times timeline_;
     std::vector<BucketRun> runs_;              ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
-    // Destroyed first: they use the memory of what is above.
+    // Destroyed first, because they use the memory of the members above.
     std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;
     std::vector<std::optional<BucketWork>> works_;
 };

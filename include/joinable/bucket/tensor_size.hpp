@@ -10,15 +10,15 @@
 
 namespace joinable { inline namespace v0 {
 
-/// All that bucket assignment asks of a tensor. Give it in place of tensors that have no memory
-/// yet: a layout can then be computed before the model is made, or by the compiler.
+/// The properties of a tensor that bucket assignment needs. It can replace tensors that have no
+/// memory yet, so a layout can be computed before the model is made, or at compile time.
 struct TensorSize {
     std::size_t numel = 0;
     DType dtype = DType::f32;
     DeviceId device = {};
 
     [[nodiscard]] constexpr std::size_t bytes() const noexcept { return numel * size_of(dtype); }
-    /// Whether tensors of both sizes may share a bucket: it has one dtype and is on one device.
+    /// Whether tensors of both sizes may share a bucket, which has one dtype and one device.
     [[nodiscard]] constexpr bool shares_buckets_with(TensorSize const& other) const noexcept {
         return dtype == other.dtype && device == other.device;
     }
@@ -42,7 +42,7 @@ template <has_tensor_size T>
     } else if constexpr (Tensor<T>) {
         return {joinable::numel(object), joinable::dtype(object), joinable::device(object)};
     } else {
-        // Traits take parameters that can be written; nothing is written for a size.
+        // Traits take mutable parameters, but the size is only read.
         return tensor_size_of(*parameter_traits<Object>::value(const_cast<Object&>(object)));
     }
 }

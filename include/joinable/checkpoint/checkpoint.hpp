@@ -36,11 +36,12 @@ namespace joinable { inline namespace v0 {
 
 /// Options of a Checkpoint. The same on every rank.
 struct CheckpointOptions {
-    std::size_t every = 1; ///< rounds that sync from one file to the next
+    std::size_t every = 1; ///< a file is written in every `every`-th round that syncs
 };
 
-/// The training of a ZeroRedundancyOptimizer or a ShardedDataParallel in one file: values, state, settings of
-/// the rules and numbers of steps. Each rank writes what it owns. Any number of ranks reads it, with either partition.
+/// Saves the training of a ZeroRedundancyOptimizer or a ShardedDataParallel in one file: values,
+/// state, settings of the rules and step counts. Each rank writes what it owns. Any number of ranks
+/// can read it, with either partition.
 ///
 /// @code
 /// joinable::Checkpoint save{zero, "model.safetensors", {.every = 100}};
@@ -56,11 +57,12 @@ struct CheckpointOptions {
 /// guard.finish();
 /// @endcode
 ///
-/// The layout is safetensors: `safetensors.torch.load_file` of Python reads it. A parameter is called by its
-/// name, or by its index if it has none; its state "NAME/exp_avg", its master "NAME/master". All ranks see one
-/// file system. A new file is made beside the old one, "FILE.part", and takes its place when it is whole and
-/// on the disk: a training that is killed at any time leaves a whole file. One training writes a file at
-/// a time. ZeroOptions::shared, buffers and the place in the inputs are the caller's to save.
+/// The layout is safetensors: Python's `safetensors.torch.load_file` reads it. A parameter is
+/// stored under its name, or its index if it has none; its state under "NAME/exp_avg", its master
+/// under "NAME/master". All ranks must see one file system. The new file is written beside the old
+/// one as "FILE.part" and replaces it when it is complete and on the disk, so killing the training
+/// at any time leaves a complete file. Only one training may write a file at a time. The caller
+/// saves ZeroOptions::shared, buffers and the position in the inputs.
 template <class Comm, class Rule>
 class Checkpoint {
     static_assert(models_communicator<Comm>());
@@ -71,7 +73,7 @@ class Checkpoint {
     );
 
 public:
-    /// Local. The optimizer must outlive it; more groups may be added to it.
+    /// Local. The optimizer must outlive it. Groups may still be added to the optimizer.
     /// @throws ContractViolation  `every` is 0.
     Checkpoint(
         ShardedOptimizer<Comm, Rule>& zero,
@@ -87,39 +89,42 @@ public:
         }
     }
 
-    /// Collective, outside a guard. Writes the file now.
-    /// @throws CommunicationError  a rank cannot write; ContractViolation  in a guard, or two parameters
-    ///         have one name. The same type on all ranks; the file is that of before, and the communicator can
-    ///         be used. What the communicator throws.
+    /// Collective, outside a guard. Writes the file now. On the first two errors all ranks throw
+    /// the same type, the old file stays, and the communicator is usable.
+    /// @throws CommunicationError  a rank cannot write.
+    /// @throws ContractViolation  in a guard, or two parameters have one name.
+    /// @throws what the communicator throws.
     void write() {
         require_outside("write()");
         write_file();
     }
 
-    /// Collective, outside a guard. Reads the file: values, state, settings and rounds().
-    /// @throws ContractViolation  in a guard; the file is no whole checkpoint, or of another model or rule:
-    ///         the text names the first tensor that differs. Nothing was changed. CommunicationError  a rank
-    ///         cannot read; what was read by then is kept. The same type on all ranks. What the
-    ///         communicator throws.
+    /// Collective, outside a guard. Reads the file: values, state, settings and rounds(). On the
+    /// first two errors all ranks throw the same type.
+    /// @throws ContractViolation  in a guard, or the file is not a complete checkpoint of this
+    ///         model and rule: the text names the first tensor that differs; nothing was changed.
+    /// @throws CommunicationError  a rank cannot read; what was read so far is kept.
+    /// @throws what the communicator throws.
     void read() { read(file_); }
-    /// The same from another file; write() keeps its own.
+    /// Reads another file; write() keeps its own.
     void read(std::filesystem::path const& from) {
         require_outside("read()");
         read_file(from.string());
     }
 
-    /// Counts a round, and writes the file in every CheckpointOptions::every-th. Once in each round that syncs,
-    /// after the optimizer has stepped. Collective. Throws what write() throws.
+    /// Counts a round and writes the file in every CheckpointOptions::every-th one. Call it once in
+    /// each round that syncs, after the optimizer has stepped. Collective. Throws what write()
+    /// throws.
     void step() {
         Round const round = notify_join_context(*this);
         detail::run_part(*this, round, [&] { run(); });
     }
 
-    /// How often step() was called, joined rounds and those of the training that was read included: how many
-    /// batches each rank has had, as far as it had any. Local.
+    /// The number of step() calls, including joined rounds and the rounds of the training that was
+    /// read. Each rank with enough inputs has had this many batches. Local.
     [[nodiscard]] std::uint64_t rounds() const noexcept { return rounds_; }
 
-    /// What joined ranks run: the same steps.
+    /// Runs the same steps on joined ranks.
     class Hook {
     public:
         using runs_after = labels_of<labels::shards, labels::gradients>;

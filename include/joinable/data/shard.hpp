@@ -18,12 +18,12 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Whose part of a range: that of one rank of several. Whatever has a rank() and a size() converts
-/// to it, and `{rank, size}` does. A rank with several workers has a shard for each of them as
+/// One rank's share of a range. Any object with rank() and size() converts to it, and so does
+/// `{rank, size}`. A rank with several workers gives each its own share:
 /// `{rank * workers + worker, size * workers}`.
 class Share {
 public:
-    /// @throws ContractViolation  there is no such rank.
+    /// @throws ContractViolation  the rank is out of range.
     constexpr Share(int rank, int size) : rank_{rank}, size_{size} {
         if (rank < 0 || rank >= size) {
             throw ContractViolation{detail::concat(
@@ -50,13 +50,13 @@ private:
 
 namespace detail {
 
-/// The positions `first`, `first + step`, ...: a list without memory.
+/// The positions `first`, `first + step`, ... without a list in memory.
 struct Stride {
     std::size_t first = 0;
     std::size_t step = 1;
     std::size_t count = 0;
 
-    /// How `count` elements are dealt one by one.
+    /// Deals `count` elements one by one.
     static constexpr Stride of(std::size_t count, Share share) noexcept {
         auto const rank = static_cast<std::size_t>(share.rank());
         auto const size = static_cast<std::size_t>(share.size());
@@ -68,7 +68,7 @@ struct Stride {
     }
 };
 
-/// What an iterator needs of positions.
+/// The form of the positions that iterators keep.
 constexpr Stride cursor_of(Stride const& positions) noexcept {
     return positions;
 }
@@ -94,11 +94,11 @@ template <class Range>
 
 } // namespace detail
 
-/// Some elements of a range, in an order of their own. A sized random-access range.
+/// Some elements of a range, in their own order. A sized random-access range.
 ///
-/// `Base` keeps the range: a reference or the range itself. `Positions` are positions in it, a list
-/// or a rule. Iterators are valid as long as the shard; with a rule, and where the range is kept by
-/// its address, as long as the range. Made by shard and shard_by_weight.
+/// `Base` keeps the range: a reference or the range itself. `Positions` are positions in it: a list
+/// or a rule. Iterators are valid as long as the shard. With a rule and a referenced range they are
+/// valid as long as the range. Made by shard and shard_by_weight.
 template <class Base, class Positions>
 class Shard {
 public:
@@ -189,19 +189,20 @@ private:
 };
 
 /// The elements that one rank works on when a range is dealt to all ranks one by one: elements
-/// rank, rank + size, rank + 2 * size, ... Every element is one rank's: nothing is padded and
-/// nothing is dropped, so ranks may differ by one element, and some have none where there are fewer
-/// elements than ranks; a Join guard lets them. Local; the range must be the same on all ranks.
+/// rank, rank + size, rank + 2 * size, ... Every element belongs to one rank. Nothing is padded and
+/// nothing is dropped, so ranks may differ by one element, and some have none if there are fewer
+/// elements than ranks. A Join guard allows this. Local; the range must be the same on all ranks.
 ///
-/// One by one and not in blocks: so round k of all ranks takes the elements from k * size on, in the
-/// order in which one rank would take them whatever the number of ranks is, and data that is sorted,
-/// by label or by length, does not leave each rank with a part of its own.
+/// Elements are dealt one by one, not in blocks. Round k of all ranks thus takes the elements from
+/// k * size on, in the order in which a single rank would take them. If the data is sorted by label
+/// or length, each rank still gets elements from everywhere.
 ///
 ///     for (auto& batch : joinable::shard(batches, comm)) { ... }
 ///
-/// The range: random access, also when it is const, and sized, and of that size as long as the shard
-/// is used. A named container is referred to, a view is copied, a temporary container is moved into
-/// the result, which copies it when it is copied and so is no view. Constant time and no memory.
+/// The range must be random access (also when const) and sized, and must keep its size while the
+/// shard is used. A named container is referenced. A view is copied. A temporary container is moved
+/// into the result; copying such a result copies the container, so it is not a view. Constant time
+/// and no memory.
 template <class Range>
 [[nodiscard]] constexpr auto shard(Range&& range, Share share) {
     detail::Stride const positions = detail::Stride::of(detail::count_of(range), share);
@@ -210,13 +211,13 @@ template <class Range>
     };
 }
 
-/// The same of the range in the order of an epoch, which is the same on all ranks; another epoch
+/// The same for the range in the order of an epoch, which is the same on all ranks. Every epoch
 /// deals and orders anew. The result owns a list of its positions.
 ///
 ///     for (auto& batch : joinable::shard(batches, comm, {.seed = 7, .epoch = epoch})) { ... }
 ///
-/// Complexity: linear in the range, on every rank; memory for one position per element while it is
-/// made, and per own element then.
+/// Complexity: linear in the range, on every rank. Memory for one position per element during
+/// construction, and per own element afterwards.
 template <class Range>
 [[nodiscard]] constexpr auto shard(Range&& range, Share share, Shuffle shuffle) {
     auto const dealt = joinable::shard(permutation(detail::count_of(range), shuffle), share);
@@ -228,7 +229,7 @@ template <class Range>
 
 }} // namespace joinable::v0
 
-/// A view unless it owns its range or a list: then copying it would copy that.
+/// A view, unless it owns its range or a list, which a copy would copy, too.
 template <class Base>
 inline constexpr bool std::ranges::enable_view<joinable::Shard<Base, joinable::detail::Stride>> =
     joinable::detail::is_view<Base>;

@@ -28,7 +28,7 @@ namespace detail {
 template <class W>
 concept is_weight = (std::integral<W> && !std::same_as<W, bool>) || std::floating_point<W>;
 
-/// What weights are added up in: exactly where they are integers.
+/// The type in which weights are summed: exact for integers.
 template <class W>
 using WeightSum = std::conditional_t<std::integral<W>, std::uint64_t, double>;
 
@@ -36,7 +36,7 @@ template <class W>
 [[nodiscard]] constexpr bool is_valid_weight(W weight) noexcept {
     if constexpr (std::unsigned_integral<W>) {
         return true;
-    } else { // NaN is neither
+    } else { // NaN fails both comparisons
         return weight >= 0 &&
                static_cast<WeightSum<W>>(weight) <= (std::numeric_limits<WeightSum<W>>::max)();
     }
@@ -77,8 +77,8 @@ template <class Range, class Weight>
     return weights;
 }
 
-/// Which elements are of the rank, in the order of `order`, a permutation of all elements. Heaviest
-/// first, each to the least loaded rank.
+/// The elements of the rank, in the order of `order`, a permutation of all elements. The heaviest
+/// element goes first; each goes to the least loaded rank.
 template <class Weight>
 [[nodiscard]] std::vector<std::size_t> longest_processing_time_first(
     std::span<Weight const> weights, Share share, std::vector<std::size_t> order
@@ -131,23 +131,23 @@ deal_by_weight(Range&& range, Share share, Weight& weight, std::vector<std::size
 
 } // namespace detail
 
-/// The elements that one rank works on when a range is dealt by weight, so that ranks have about as
-/// much to do although elements differ, as files do in length: in the order of the range. Every
-/// element is one rank's. Local; the range and its weights must be the same on all ranks.
+/// The elements that one rank works on when a range is dealt by weight, in the order of the range.
+/// Ranks get about the same total weight although elements differ, as files differ in length. Every
+/// element belongs to one rank. Local; the range and its weights must be the same on all ranks.
 ///
 ///     for (File const& file : joinable::shard_by_weight(files, comm, &File::bytes)) { ... }
 ///
 /// `weight` is called once with each element, in order, and returns an integer or a floating-point
-/// number that is not negative. The heaviest element comes first, each goes to the rank with the
-/// least so far, among equals to the one with the fewest elements, then to the lowest. The largest
-/// sum of a rank is at most 4/3 - 1/(3 * size) times what it is in the best of all ways: Graham,
-/// "Bounds on multiprocessing timing anomalies" (SIAM J. Appl. Math. 17, 1969), theorem 2.
+/// number that is not negative. Elements are dealt from the heaviest on. Each goes to the rank with
+/// the smallest sum so far; ties go to the rank with the fewest elements, then to the lowest rank.
+/// The largest sum of a rank is at most 4/3 - 1/(3 * size) times the optimum: Graham, "Bounds on
+/// multiprocessing timing anomalies" (SIAM J. Appl. Math. 17, 1969), theorem 2.
 ///
 /// The range: as for shard. The result owns a list of its positions.
-/// @throws ContractViolation  a weight is negative or not finite; all weights add up to more than a
-///         std::uint64_t (of integers) or a double holds.
-/// Complexity: n log n + n log size comparisons for n elements, on every rank; memory for a weight
-/// and two positions per element while it is made.
+/// @throws ContractViolation  a weight is negative or not finite, or the sum of all weights does
+///         not fit into a std::uint64_t (of integers) or a double.
+/// Complexity: n log n + n log size comparisons for n elements, on every rank. Memory for a weight
+/// and two positions per element during construction.
 template <class Range, class Weight>
 [[nodiscard]] auto shard_by_weight(Range&& range, Share share, Weight weight) {
     std::vector<std::size_t> order(detail::count_of(range));
@@ -155,8 +155,8 @@ template <class Range, class Weight>
     return detail::deal_by_weight(std::forward<Range>(range), share, weight, std::move(order));
 }
 
-/// The same in the order of an epoch. Among elements of one weight chance decides whose they are;
-/// what the ranks' weights add up to is the same in every epoch.
+/// The same in the order of an epoch. Elements of equal weight are dealt at random; the ranks' sums
+/// of weights are the same in every epoch.
 template <class Range, class Weight>
 [[nodiscard]] auto shard_by_weight(Range&& range, Share share, Weight weight, Shuffle shuffle) {
     auto order = permutation(detail::count_of(range), shuffle);

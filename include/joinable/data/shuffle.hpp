@@ -8,19 +8,19 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Which of all orders an epoch takes: the same two numbers give the same order on every rank, with
-/// every compiler and standard library. Pairs do not share orders: epoch 1 of seed 7 is not epoch 0
-/// of seed 8.
+/// Selects the order of an epoch. The same two numbers give the same order on every rank, with
+/// every compiler and standard library. Different pairs give different orders: epoch 1 of seed 7 is
+/// not epoch 0 of seed 8.
 struct Shuffle {
     std::uint64_t seed = 0;
-    std::uint64_t epoch = 0; ///< to be counted up, or every epoch has the same order
+    std::uint64_t epoch = 0; ///< count it up, or every epoch has the same order
 };
 
 namespace detail {
 
 /// The upper half of the product.
 [[nodiscard]] constexpr std::uint64_t multiply_high(std::uint64_t a, std::uint64_t b) noexcept {
-    constexpr std::uint64_t low = 0xffff'ffff; // no compiler's 128-bit integer is in the standard
+    constexpr std::uint64_t low = 0xffff'ffff; // the standard has no 128-bit integer
     std::uint64_t const cross = (a >> 32) * (b & low) + ((a & low) * (b & low) >> 32);
     std::uint64_t const other = (a & low) * (b >> 32) + (cross & low);
     return (a >> 32) * (b >> 32) + (cross >> 32) + (other >> 32);
@@ -32,8 +32,8 @@ class SplitMix64 {
 public:
     explicit constexpr SplitMix64(std::uint64_t state) noexcept : state_{state} {}
 
-    /// That of an epoch: each starts at a state of its own, which the generator that the seed gives
-    /// draws. It can be asked for any epoch, since the state just counts up.
+    /// The generator of an epoch. Each epoch starts at its own state, which the generator of the
+    /// seed draws. Any epoch can be reached directly, because states are counted up.
     explicit constexpr SplitMix64(Shuffle shuffle) noexcept : state_{0} {
         SplitMix64 states{SplitMix64{shuffle.seed}() + shuffle.epoch * increment};
         state_ = states();
@@ -46,9 +46,9 @@ public:
         return bits ^ (bits >> 31);
     }
 
-    /// Any number below `bound`, each as likely as any other. @pre bound is not 0.
+    /// A number below `bound`, uniformly distributed. @pre bound is not 0.
     /// Lemire, "Fast random integer generation in an interval" (ACM TOMACS 29, 2019): mostly one
-    /// multiplication and no division; draws again with a probability of less than bound / 2^64.
+    /// multiplication and no division; draws again with a probability below bound / 2^64.
     constexpr std::uint64_t below(std::uint64_t bound) noexcept {
         std::uint64_t drawn = (*this)();
         if (drawn * bound < bound) {
@@ -70,8 +70,8 @@ private:
 
 /// The numbers from 0 to `count` - 1 in the order of an epoch. Local; the same on every rank.
 ///
-/// Fisher and Yates's shuffle, from the last place to the first. Not std::shuffle, whose result is
-/// another in each standard library. Complexity: linear, one draw for each place but one.
+/// Fisher and Yates's shuffle, from the last place to the first. Not std::shuffle, because its
+/// result differs between standard libraries. Complexity: linear, one draw for each place but one.
 [[nodiscard]] constexpr std::vector<std::size_t> permutation(std::size_t count, Shuffle shuffle) {
     std::vector<std::size_t> order(count);
     for (std::size_t i = 0; i < count; ++i) {

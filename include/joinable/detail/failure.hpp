@@ -10,17 +10,17 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What peers should be told about an exception. A failure that came from other ranks keeps its
-/// culprits; anything else has none yet, which stands for the rank that throws it.
+/// The reason to tell peers about an exception. A failure that came from other ranks keeps its
+/// culprits. Any other has none yet, which stands for the rank that throws it.
 AbortReason failure_of(std::exception_ptr const& error);
 
-/// The reason of what the communicator threw by which ranks meet: what ended it for all of them.
+/// The failure that ended the communicator by which ranks meet, from its exception.
 AbortReason reason_of(std::exception_ptr const& error);
 
 std::string failure_text(std::vector<int> const& ranks, std::string const& text);
 
-/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed, unless all
-/// ranks throw an error that names none.
+/// The same reason, ready to be thrown on other ranks. Without culprits `rank` is the culprit,
+/// unless it is an error without culprits on all ranks.
 AbortReason blamed_on(int rank, AbortReason reason);
 
 }}} // namespace joinable::v0::detail

@@ -6,8 +6,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// FNV-1a with 64 bits: the same on every machine. Two inputs collide by accident once in 2^64, and
-/// on purpose easily.
+/// FNV-1a with 64 bits, the same on every machine. Two inputs collide by accident once in 2^64;
+/// collisions on purpose are easy.
 class Hash {
 public:
     constexpr Hash& add(std::string_view bytes) noexcept {

@@ -6,11 +6,11 @@
 #include <utility>
 
 /// @file
-/// How a view keeps the range that it was made from.
+/// The ways in which a view keeps the range it was made from.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A named range, kept by its address.
+/// A reference to a named range, kept by address.
 template <class Range>
 class RangeReference {
 public:
@@ -28,14 +28,14 @@ inline constexpr bool is_view = std::ranges::enable_view<Range>;
 template <class Range>
 inline constexpr bool is_view<RangeReference<Range>> = true;
 
-/// Whether iterators outlive the object that they come from.
+/// Whether iterators outlive the range object.
 template <class Range>
 inline constexpr bool is_borrowed = std::ranges::enable_borrowed_range<Range>;
 template <class Range>
 inline constexpr bool is_borrowed<RangeReference<Range>> = true;
 
-/// What keeps an argument of type `Range&&`: a named container is referred to, a view is copied, a
-/// temporary container is moved.
+/// The type that keeps an argument of type `Range&&`: a named container is referenced, a view is
+/// copied, a temporary container is moved.
 template <class Range>
 using Kept = std::conditional_t<
     std::is_lvalue_reference_v<Range> && !is_view<std::remove_cvref_t<Range>>,

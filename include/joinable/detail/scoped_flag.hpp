@@ -5,7 +5,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// As long as it lives a flag has another value; then that of before.
+/// Sets a flag for its lifetime, then restores the previous value.
 class ScopedFlag {
 public:
     ScopedFlag(bool& flag, bool value) noexcept

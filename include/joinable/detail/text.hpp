@@ -21,14 +21,14 @@ std::string to_text(Number number) {
     return std::to_string(number);
 }
 
-/// Six significant digits, as short as they can be: "0.5", "300", "1e-07".
+/// Six significant digits in the shortest form: "0.5", "300", "1e-07".
 inline std::string to_text(double number) {
     std::array<char, 32> text{};
     std::snprintf(text.data(), text.size(), "%g", number);
     return text.data();
 }
 
-/// "3", "3 and 5", "1, 3 and 5": how error texts list ranks and indices.
+/// "3", "3 and 5", "1, 3 and 5": the form of ranks and indices in error texts.
 template <class Number>
 std::string to_text(std::vector<Number> const& numbers) {
     std::string text;
@@ -41,8 +41,8 @@ std::string to_text(std::vector<Number> const& numbers) {
     return text;
 }
 
-/// A piece of a text, and how it is written. concat() is called with so many lists of types that what
-/// each of them compiles to must be small.
+/// A piece of a text and the function that appends it. concat() is instantiated for very many lists
+/// of types, so the code of each instance must be small.
 struct TextPiece {
     void const* piece;
     void (*append)(std::string& text, void const* piece);
@@ -54,7 +54,7 @@ TextPiece text_piece(Piece const& piece) noexcept {
                 text += to_text(*static_cast<Piece const*>(from));
             }};
 }
-inline TextPiece text_piece(char const* piece) noexcept { // of literals, too, whatever their length
+inline TextPiece text_piece(char const* piece) noexcept { // also for literals of any length
     return {piece, [](std::string& text, void const* from) {
                 text += static_cast<char const*>(from);
             }};

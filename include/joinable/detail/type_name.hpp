@@ -6,8 +6,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The name of a type as the compiler prints it, for error texts only: it differs between
-/// compilers, so nothing may depend on it.
+/// The name of a type as the compiler prints it. It differs between compilers, so use it only in
+/// error texts.
 template <class T>
 [[nodiscard]] constexpr std::string_view type_name() noexcept {
     std::string_view const text = __PRETTY_FUNCTION__;
@@ -20,8 +20,8 @@ template <class T>
     return rest.substr(0, rest.find_first_of(";]"));
 }
 
-/// The name that a class was declared with: without namespaces and template arguments, which compilers
-/// print differently.
+/// The declared name of a class, without namespaces and template arguments, which compilers print
+/// differently.
 template <class T>
 [[nodiscard]] constexpr std::string_view class_name() noexcept {
     std::string_view name = type_name<T>();

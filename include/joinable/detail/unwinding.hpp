@@ -5,8 +5,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Tells a destructor whether an exception destroys its object: one that was thrown after the object
-/// was made. A member of the object.
+/// A member that tells the destructor of an object whether an exception destroys the object.
+/// Exceptions from before the construction of the object do not count.
 class Unwinding {
 public:
     [[nodiscard]] bool has_begun() const noexcept { return std::uncaught_exceptions() > before_; }

@@ -21,7 +21,7 @@ concept has_end_hook = requires(H& hook) { hook.end_hook(); } || requires { &H::
 template <class H>
 concept has_post_hook = has_post_hook_of_result<H> || requires(H& hook) { hook.post_hook(bool{}); };
 template <class H>
-concept names_main_hook = requires { &H::main_hook; }; // whatever its parameters are
+concept names_main_hook = requires { &H::main_hook; }; // with any parameters
 template <class H>
 concept names_post_hook = requires { &H::post_hook; };
 template <class H>
@@ -37,7 +37,7 @@ inline constexpr bool gives_notice = requires { requires H::gives_notice; };
 
 /// What a joined rank runs in place of a participant.
 ///
-/// `hook` is an lvalue of `H`; constructed in place, need not be movable.
+/// `hook` is an lvalue of `H`. It is constructed in place and need not be movable.
 /// | expression                                | meaning                                          |
 /// |-------------------------------------------|--------------------------------------------------|
 /// | `hook.main_hook()` or                     | runs the collectives of one round, the same and  |
@@ -46,16 +46,16 @@ inline constexpr bool gives_notice = requires { requires H::gives_notice; };
 /// | `hook.post_hook(result)`                  | or the guard was stopped                         |
 /// | `hook.end_hook()` (optional)              | local; runs once after the post hooks of all     |
 /// |                                           | participants                                     |
-/// | `H::takes_part(round)` (optional, static) | whether the round concerns it; may ask a Round   |
-/// |                                           | for its number, phase and will_sync only         |
+/// | `H::takes_part(round)` (optional, static) | whether it takes part in the round; may read     |
+/// |                                           | only number, phase and will_sync of the Round    |
 /// | `H::gives_notice` (optional, static bool) | its participant's notification carries a notice, |
 /// |                                           | so it must be the first of a round               |
 ///
-/// Where it runs among other hooks: hook/ordering.hpp.
+/// hook/ordering.hpp describes where it runs among other hooks.
 template <class H>
 concept JoinHook = detail::has_main_hook<H> && detail::has_post_hook<H>;
 
-/// Says in one sentence what a class lacks to be a JoinHook.
+/// Says in one sentence why a class is not a JoinHook.
 template <class H>
 consteval bool models_join_hook() {
     static_assert(

@@ -12,7 +12,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// One `keyword = value` as it was given to a guard.
+/// One `keyword = value`, as given to a guard.
 template <class K>
 struct KeywordArgument {
     typename K::value_type value;
@@ -20,7 +20,8 @@ struct KeywordArgument {
 
 namespace detail {
 
-/// No silent change of meaning: a flag takes flags only, and a whole number no fraction.
+/// Refuses silent changes of meaning: a flag takes only flags, and a whole number takes no
+/// fraction.
 template <class From, class To>
 concept keyword_value = std::convertible_to<From, To> &&
                         std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
@@ -42,9 +43,9 @@ inline constexpr bool is_per_rank = requires { requires K::per_rank; };
 /// } sync_max_count{};
 /// @endcode
 /// `sync_max_count = true` is then an argument of `Join`, and `args.get(sync_max_count, false)`
-/// reads it in `join_hook`. The value must be the same on every rank, or must be given on none, unless
-/// `K` has a `static constexpr bool per_rank = true`. Numbers, enumerators, strings, ranges and
-/// optionals of these are compared; for another type `K` has a
+/// reads it in `join_hook`. The value must be the same on every rank or given on none, unless `K`
+/// has a `static constexpr bool per_rank = true`. Numbers, enumerators, strings, ranges and
+/// optionals of these are compared. For another type `K` needs a
 /// `static void agree_on(AgreementList& list, V const& value)`.
 template <class K, class V>
 struct keyword {
@@ -60,8 +61,8 @@ struct keyword {
 template <class... Ks>
 struct keywords {};
 
-/// What a joinable's `join_hook` receives: one type whatever was passed, so that the type of the
-/// hook does not depend on the call.
+/// The keyword values that `join_hook` receives. The type is the same whichever keywords were
+/// given, so the hook's type does not depend on the call.
 template <class Keywords>
 class arguments;
 
@@ -111,7 +112,7 @@ inline constexpr bool accepts_keyword = false;
 template <class K, class... Ks>
 inline constexpr bool accepts_keyword<K, keywords<Ks...>> = (std::same_as<K, Ks> || ...);
 
-/// Named by the compiler when its assertion fails, so that the message shows the keyword.
+/// A function template, so that a failing assertion shows the keyword.
 template <class K, std::size_t TimesGiven, class... AcceptedKeywords>
 consteval bool check_keyword() {
     static_assert(

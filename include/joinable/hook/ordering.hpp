@@ -12,30 +12,30 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A list of labels: what a hook runs before or after.
+/// A list of labels, for what a hook runs before or after.
 template <class... Labels>
 struct labels_of {};
 
-/// Labels that hooks of this library carry; an engine adds its own types freely.
+/// Labels of this library's hooks. An engine may add types of its own.
 namespace labels {
 struct gradients; ///< gradients are reduced here
 struct shards;    ///< sharded optimizer state is exchanged here
 struct step;      ///< a plain optimizer steps here
 } // namespace labels
 
-/// Where a hook runs among the hooks of one guard. The default reads the hook's own members, all
+/// Places a hook among the hooks of one guard. The default reads the hook's own members, all
 /// optional: `label` (default: the hook's type), `runs_before`, `runs_after` (labels_of<...>), and
-/// `post_runs_before`, `post_runs_after` for the post hooks where their order differs. To place a
-/// hook of another library, specialise this with `label`, `before`, `after` and, if need be,
-/// `post_before`, `post_after`. A label that no hook of the guard carries constrains nothing.
-/// Among hooks that may come next, those that give notices come first, then the argument order
-/// decides. Meant for up to 31 hooks in one guard.
+/// `post_runs_before`, `post_runs_after` if the post hooks run in another order. To place a hook of
+/// another library, specialise this with `label`, `before`, `after` and, if needed, `post_before`,
+/// `post_after`. A label that no hook of the guard carries constrains nothing. Among hooks that may
+/// come next, hooks that give notices come first; then the argument order decides. Meant for up to
+/// 31 hooks in one guard.
 template <class Hook>
 struct hook_order {};
 
 namespace detail {
 
-// What a hook declares: hook_order's member, else the hook's own, else a default.
+// The declarations of a hook: hook_order's member, else the hook's own, else a default.
 template <class H>
 struct label_of : std::type_identity<H> {};
 template <class H>
@@ -135,9 +135,9 @@ consteval auto edges_of() {
     return edges;
 }
 
-/// Kahn's algorithm (1962) that always takes the lowest index which is ready, `preferred` ones
-/// first: unique, stable, and the same on every rank. What is left over is peeled from its end too,
-/// so that only hooks on a cycle remain to be blamed.
+/// Kahn's algorithm (1962), always taking the lowest ready index, `preferred` ones first. The order
+/// is unique, stable, and the same on every rank. Hooks that remain are also peeled from the end,
+/// so that only hooks on a cycle are blamed.
 template <std::size_t N>
 constexpr Order<N> solve(Edges<N> const& edges, std::array<bool, N> const& preferred) {
     Order<N> order;
@@ -179,7 +179,7 @@ constexpr Order<N> solve(Edges<N> const& edges, std::array<bool, N> const& prefe
     return order;
 }
 
-/// Named by the compiler when its assertion fails, so that the message shows the hooks.
+/// A class template, so that a failing assertion shows the hooks.
 template <class... Hooks>
 struct hooks_on_cycle {
     static_assert(

@@ -8,13 +8,13 @@
 #include <joinable/tensor/traits.hpp>
 
 /// @file
-/// Armadillo's dense matrices and cubes as tensors, in CMake those of find_package(Armadillo). Opt-in: no
-/// other header includes this one. Nothing else is needed: `struct Layer { arma::fmat value, grad; };` is a
-/// Parameter.
+/// Armadillo's dense matrices and cubes as tensors; in CMake, find_package(Armadillo). Opt-in: no
+/// other header includes this one. No further code is needed:
+/// `struct Layer { arma::fmat value, grad; };` is a Parameter.
 ///
-/// Extents of Mat, Cube and their parts (`m.rows(0, 2)`, `c.slices(0, 1)`) are (rows, columns, slices), those of
-/// Col, Row and their parts (elements). An expression, such as `a + b`, is refused by one sentence.
-/// Collectives take elements as they lie, which is column by column.
+/// Extents of Mat, Cube and their parts (`m.rows(0, 2)`, `c.slices(0, 1)`) are (rows, columns,
+/// slices); extents of Col, Row and their parts are (elements). An expression such as `a + b` is
+/// refused with one sentence. Collectives take elements in memory order, which is column by column.
 
 namespace joinable { inline namespace v0 {
 
@@ -25,7 +25,7 @@ E arma_element_of(arma::Base<E, Derived> const&);
 template <class E, class Derived>
 E arma_element_of(arma::BaseCube<E, Derived> const&);
 
-/// Dense, and of elements that have a DType.
+/// Dense, with elements that have a DType.
 template <class T>
 concept of_armadillo = requires(T const& t) { requires Element<decltype(arma_element_of(t))>; };
 

@@ -11,16 +11,16 @@
 #include <joinable/tensor/traits.hpp>
 
 /// @file
-/// Eigen's dense matrices and arrays as tensors, in CMake those of find_package(Eigen3). Opt-in: no other
-/// header includes this one. Nothing else is needed:
+/// Eigen's dense matrices and arrays as tensors; in CMake, find_package(Eigen3). Opt-in: no other
+/// header includes this one. No further code is needed:
 /// ```cpp
 /// struct Layer { Eigen::MatrixXf value, grad; };                  // a Parameter
 /// joinable::all_reduce(comm, matrix.row(0)).wait();               // throws: a row has gaps; a column has none
 /// ```
-/// Matrix, Array, Map, Ref, Block and what else has memory (`a.transpose()`, `a.diagonal()`, `a.array()`):
-/// extents are (rows, cols), of a vector (size). An expression that has none, such as `a + b`, is refused by
-/// one sentence. Collectives take elements as they lie, which is column by column by default: give the
-/// same storage order on all ranks.
+/// Takes Matrix, Array, Map, Ref, Block and other expressions with memory (`a.transpose()`,
+/// `a.diagonal()`, `a.array()`). Extents are (rows, cols), or (size) for a vector. An expression
+/// without memory, such as `a + b`, is refused with one sentence. Collectives take elements in
+/// memory order, which is column by column by default: use the same storage order on all ranks.
 
 namespace joinable { inline namespace v0 {
 
@@ -29,14 +29,14 @@ namespace detail {
 template <class Derived>
 typename Derived::Scalar eigen_scalar_of(Eigen::DenseBase<Derived> const&);
 
-/// What stands for elements of 16 bits here.
+/// The type of elements of 16 bits in this library.
 template <class Scalar>
 using element_of_eigen = std::conditional_t<
     std::same_as<Scalar, Eigen::half>,
     Half,
     std::conditional_t<std::same_as<Scalar, Eigen::bfloat16>, BFloat16, Scalar>>;
 
-/// Dense, also by a base class, and of elements that have a DType.
+/// Dense, also through a base class, with elements that have a DType.
 template <class T>
 concept of_eigen =
     requires(T const& t) { requires Element<element_of_eigen<decltype(eigen_scalar_of(t))>>; };

@@ -15,9 +15,9 @@
 #include <joinable/tensor/traits.hpp>
 
 /// @file
-/// std::mdspan as a tensor, where its elements lie in memory by strides: with layout_right, layout_left or
-/// layout_stride, and the default accessor. Opt-in: no other header includes this one. Collectives take elements
-/// in the order of the layout: of layout_left column by column.
+/// std::mdspan as a tensor, if strides give the place of its elements: with layout_right,
+/// layout_left or layout_stride, and the default accessor. Opt-in: no other header includes this
+/// one. Collectives take elements in the order of the layout: with layout_left column by column.
 
 namespace joinable { inline namespace v0 {
 

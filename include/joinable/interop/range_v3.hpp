@@ -35,10 +35,11 @@
 #include <joinable/tensor/strided_view.hpp>
 
 /// @file
-/// The library's ranges as range-v3 views, and data dealt to ranks. Opt-in: no other header includes
-/// this one, and who includes it links range-v3, in CMake the target of find_package(range-v3).
+/// The library's ranges as range-v3 views, and views that deal data to ranks. Opt-in: no other
+/// header includes this one. Programs that include it link range-v3; in CMake, the target of
+/// find_package(range-v3).
 
-// range-v3 does not ask std::ranges which classes are views, nor the other way round.
+// range-v3 and std::ranges do not ask each other which classes are views.
 
 template <class T>
 inline constexpr bool ranges::enable_view<joinable::StridedView<T>> = true;
@@ -58,7 +59,7 @@ inline constexpr bool ranges::enable_borrowed_range<joinable::LazyBucket<BaseIte
 
 namespace joinable { inline namespace v0 {
 
-/// Where one parameter's gradient is: in which bucket, and from which of its elements on.
+/// The place of one parameter's gradient: its bucket, and the element at which it begins.
 struct BucketSlot {
     std::size_t bucket = 0;
     std::size_t parameter = 0; ///< its index
@@ -72,7 +73,7 @@ namespace views {
 
 namespace detail {
 
-/// Each slot begins where the one before it in the bucket ends.
+/// Each slot begins where the previous one in the bucket ends.
 inline BucketSlot place_after(BucketSlot const& previous, BucketSlot slot) {
     slot.offset = previous.offset + previous.length;
     return slot;
@@ -97,9 +98,9 @@ inline BucketSlot place_after(BucketSlot const& previous, BucketSlot slot) {
 }
 void bucket_slots(BucketLayout const&&) = delete; // it would be destroyed before its slots are read
 
-/// The slots that the buckets of a BucketedView would have, without any memory for them: offsets
-/// are those of a layout that takes the parameters in the order of the view. An input range; valid
-/// as long as the range below the view. Lazy like the view. Local.
+/// The slots that the buckets of a BucketedView would have, without memory for them. Offsets are
+/// those of a layout that takes the parameters in the order of the view. A lazy input range; valid
+/// as long as the range below the view. Local.
 template <class Base>
 [[nodiscard]] auto bucket_slots(BucketedView<Base> buckets) {
     static_assert(
@@ -121,10 +122,10 @@ template <class Base>
            ranges::views::join;
 }
 
-/// `range | contiguous_shard(rank, world)`: the part of a sized range that is this rank's when it is
-/// dealt in blocks, in rank order. Nothing is trimmed or padded: of n elements the first n % world
-/// ranks have one more than the others. Local.
-/// @throws ContractViolation  there is no such rank.
+/// `range | contiguous_shard(rank, world)`: this rank's part of a sized range that is dealt in
+/// blocks, in rank order. Nothing is trimmed or padded: of n elements the first n % world ranks
+/// have one more than the others. Local.
+/// @throws ContractViolation  the rank is out of range.
 [[nodiscard]] inline auto contiguous_shard(int rank, int world) {
     return ranges::make_view_closure([share = Share{rank, world}]<class Range>(Range&& range) {
         static_assert(
@@ -141,9 +142,9 @@ template <class Base>
     });
 }
 
-/// `range | strided_shard(rank, world)`: elements rank, rank + world, rank + 2 * world, ... of a
-/// range, as shard deals them, here of a range that need not be random access. Local.
-/// @throws ContractViolation  there is no such rank.
+/// `range | strided_shard(rank, world)`: elements rank, rank + world, rank + 2 * world, ... as
+/// shard deals them, from a range that need not be random access. Local.
+/// @throws ContractViolation  the rank is out of range.
 [[nodiscard]] inline auto strided_shard(int rank, int world) {
     return ranges::make_view_closure([share = Share{rank, world}]<class Range>(Range&& range) {
         using Difference = ranges::range_difference_t<Range>;
@@ -153,8 +154,8 @@ template <class Base>
     });
 }
 
-/// The ranks that still have an input in round `round` (from 0), ascending, when rank r has
-/// `lengths[r]` inputs. The others shadow that round. Valid as long as `lengths`. Local.
+/// The ranks that still have an input in round `round` (from 0), ascending; rank r has `lengths[r]`
+/// inputs. The others shadow that round. Valid as long as `lengths`. Local.
 [[nodiscard]] inline auto active_ranks(std::span<std::size_t const> lengths, std::size_t round) {
     return ranges::views::iota(0, static_cast<int>(lengths.size())) |
            ranges::views::filter([lengths, round](int rank) {

@@ -39,7 +39,8 @@
 #include <joinable/tensor/tensor_list.hpp>
 
 /// @file
-/// Data-parallel training for libtorch's C++. Opt-in, of libtorch 1.13 or later; include <torch/torch.h> as well:
+/// Data-parallel training for libtorch's C++. Opt-in; needs libtorch 1.13 or later. Include
+/// <torch/torch.h> as well:
 /// ```cpp
 /// joinable::torch::DistributedDataParallel ddp{comm, model};
 /// joinable::torch::Step step{comm, optimizer};
@@ -52,14 +53,14 @@
 /// }
 /// join.finish();
 /// ```
-/// Where a program uses the namespace joinable, names of libtorch begin with two colons.
+/// In a program that uses the namespace joinable, write names of libtorch with two leading colons.
 
 namespace joinable { inline namespace v0 { namespace torch {
 
 /// A tensor of a module by its name, for error texts.
 struct NamedTensor {
     std::string name;
-    at::Tensor tensor; ///< shares the module's
+    at::Tensor tensor; ///< shares the module's memory
 };
 
 }}} // namespace joinable::v0::torch
@@ -85,11 +86,11 @@ struct parameter_traits<torch::NamedTensor> {
 
 namespace joinable { inline namespace v0 { namespace torch {
 
-/// The parameters of a module, a holder or a pointer to one, with their names. One that is registered twice (tied
-/// weights) is listed once. Local.
+/// The parameters of a module, a holder or a pointer to one, with their names. A parameter that is
+/// registered twice (tied weights) is listed once. Local.
 template <class Module>
 [[nodiscard]] ParameterList parameters(Module&& module);
-/// Its buffers, as running means are. Local.
+/// The buffers of a module, such as running means. Local.
 template <class Module>
 [[nodiscard]] BufferList buffers(Module&& module);
 
@@ -97,7 +98,7 @@ template <class Module>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The module that a holder or a pointer refers to, or that it is.
+/// The module itself, or the module that a holder or a pointer refers to.
 template <class Module>
 auto& torch_module_of(Module& module) {
     if constexpr (requires { module.named_parameters(); }) {
@@ -109,11 +110,11 @@ auto& torch_module_of(Module& module) {
 template <class Holder>
 using TorchModule = std::remove_reference_t<decltype(torch_module_of(std::declval<Holder&>()))>;
 
-/// A shared pointer of this libtorch's kind.
+/// The shared pointer type that this libtorch uses.
 using TorchNode =
     decltype(::torch::autograd::impl::grad_accumulator(std::declval<at::Tensor const&>()));
 
-/// Runs when autograd has written a gradient.
+/// Runs after autograd has written a gradient.
 class TorchHook final : public ::torch::autograd::FunctionPostHook {
 public:
     explicit TorchHook(std::function<void()> body) : body_{std::move(body)} {}
@@ -128,7 +129,7 @@ private:
     std::function<void()> body_;
 };
 
-/// Says when the gradients of parameters are final, by the nodes that accumulate them.
+/// Notifies when the gradients of parameters are final, through the nodes that accumulate them.
 class TorchGradients {
 public:
     TorchGradients() = default;
@@ -140,14 +141,15 @@ public:
         }
     }
 
-    /// `ready(i)` is called from within the backward passes of all graphs, as long as this object lives.
+    /// Calls `ready(i)` within the backward passes of all graphs, during the lifetime of this
+    /// object.
     void watch(
         std::vector<torch::NamedTensor> const& parameters,
         std::function<void(std::size_t)> const& ready
     ) {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             if (at::Tensor const& tensor = parameters[i].tensor; tensor.requires_grad()) {
-                // Held, or each graph would have a new one, without the hook.
+                // Held, or each graph would make a new node without the hook.
                 TorchNode node = ::torch::autograd::impl::grad_accumulator(tensor);
                 auto const hook =
                     node->add_post_hook(std::make_unique<TorchHook>([ready, i] { ready(i); }));
@@ -156,7 +158,8 @@ public:
         }
     }
 
-    /// Gradients that live in these buckets get memory of their own, or none where that is short.
+    /// Moves gradients that live in these buckets to their own memory, or removes them if memory is
+    /// short.
     void leave(std::vector<Bucket> const& buckets) noexcept {
         for (Watched& watched : watched_) {
             at::Tensor& gradient = watched.tensor.mutable_grad();
@@ -170,7 +173,7 @@ public:
         }
     }
 
-    /// The parameters that the graph of these tensors does not lead to.
+    /// The parameters that the graph of these tensors does not reach.
     [[nodiscard]] std::vector<std::size_t> unused_in(std::vector<at::Tensor> const& outputs) const {
         std::unordered_set<::torch::autograd::Node const*> seen;
         std::vector<::torch::autograd::Node const*> open;
@@ -236,7 +239,8 @@ concept torch_optional = requires(T const& value) {
     *value;
 };
 
-/// Appends the tensors that need gradients. Returns false where it cannot look into what a pass returned.
+/// Appends the tensors that need gradients. Returns false if it cannot look into the result of a
+/// pass.
 template <class T>
 bool append_outputs(T const& value, std::vector<at::Tensor>& outputs) {
     if constexpr (std::same_as<T, at::Tensor>) {
@@ -311,8 +315,9 @@ BufferList buffers(Module&& module) {
     return joinable::buffers(std::move(tensors));
 }
 
-/// joinable::DistributedDataParallel of a torch::nn::Module: it hears from autograd when a gradient is final, so
-/// `loss.backward()` is all that a backward pass needs. All that is said there holds here, too.
+/// joinable::DistributedDataParallel of a torch::nn::Module. Autograd tells it when a gradient is
+/// final, so a backward pass needs only `loss.backward()`. The documentation of the base class
+/// applies here, too.
 ///
 /// | torch                                  | here                                                             |
 /// |----------------------------------------|------------------------------------------------------------------|
@@ -320,16 +325,16 @@ BufferList buffers(Module&& module) {
 /// |                                        | average                                                          |
 /// | frozen and tied parameters             | left out; averaged once                                          |
 /// | forward() in NoGradGuard               | an evaluation: nothing is averaged                               |
-/// | parameters that the outputs do not use | with DataParallelOptions::find_unused read off their graph       |
-/// | two forward passes, one backward pass  | refused, as a backward pass is that no forward() of this came    |
-/// |                                        | before: put both into one forward(pass)                          |
+/// | parameters that the outputs do not use | with DataParallelOptions::find_unused, read off their graph      |
+/// | two forward passes, one backward pass  | refused, like a backward pass without a forward() of this class  |
+/// |                                        | before it: put both into one forward(pass)                       |
 template <class Comm, class Module, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class DistributedDataParallel : public joinable::DistributedDataParallel<Comm, Reduction, Times> {
     using Base = joinable::DistributedDataParallel<Comm, Reduction, Times>;
 
 public:
-    /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer; a module itself
-    /// has to outlive this. Its parameters and buffers take rank 0's values.
+    /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer. A
+    /// module itself must outlive this object. Parameters and buffers take rank 0's values.
     /// @throws what joinable::DistributedDataParallel throws.
     template <class Holder>
     DistributedDataParallel(
@@ -351,11 +356,11 @@ public:
         );
     }
 
-    /// Gradients stay, in memory of their own.
+    /// Gradients stay, in their own memory.
     ~DistributedDataParallel() { gradients_.leave(this->buckets()); }
 
-    /// Announces a round, and runs the module's forward(inputs...) behind the roll call. Collective over the active
-    /// ranks. When it throws, skip() goes on with the others.
+    /// Announces a round and runs the module's forward(inputs...), which overlaps with the roll
+    /// call. Collective over the active ranks. If it throws, continue with skip().
     template <class... Inputs>
         requires(!detail::is_torch_pass<Inputs...>)
     decltype(auto) forward(Inputs&&... inputs) {
@@ -377,10 +382,10 @@ public:
             );
         }
     }
-    /// Runs `pass` as the forward pass, and returns what it returns.
+    /// Runs `pass` as the forward pass and returns its result.
     template <std::invocable Pass>
     auto forward(Pass&& pass, RoundNotice notice = {}) -> std::invoke_result_t<Pass> {
-        is_reducing_ = false; // whatever pass failed before
+        is_reducing_ = false; // of a pass that failed before
         unused_.clear();
         if (!at::GradMode::is_enabled()) {
             notice.phase = Phase::evaluate;
@@ -395,12 +400,12 @@ public:
         }
     }
 
-    /// `loss.backward(gradient)`, with one thing more: what it throws is told to the other ranks.
+    /// Calls `loss.backward(gradient)`. The other ranks learn of its exceptions.
     void backward(at::Tensor const& loss, at::Tensor const& gradient = {}) {
         this->guarded([&] { loss.backward(gradient); });
     }
 
-    /// What joined ranks run. See joinable::DistributedDataParallel.
+    /// Runs on joined ranks. See joinable::DistributedDataParallel.
     class Hook : public Base::Hook {
     public:
         Hook(DistributedDataParallel& ddp, bool divides_by_initial_world_size)
@@ -440,7 +445,7 @@ public:
     }
 
 private:
-    // The base's, which take a pass that calls ready(i): autograd calls it here.
+    // The base's verbs, which take a pass that calls ready(i). Here autograd calls it.
     using Base::finalize_backward;
     using Base::mark_ready;
     using Base::prepare_for_backward;
@@ -452,7 +457,7 @@ private:
         Base::mark_ready(i);
     }
 
-    /// The first gradient of a backward pass is there.
+    /// Begins the reduction with the first gradient of a backward pass.
     void begin_reduction() {
         if (is_reducing_) {
             return;
@@ -491,7 +496,7 @@ private:
                 };
             }
             unused_ = gradients_.unused_in(tensors);
-            // The graph may lead to none of the parameters, so that no gradient becomes ready.
+            // The graph may reach no parameter, so that no gradient becomes ready.
             for (at::Tensor const& tensor : tensors) {
                 tensor.register_hook([this,
                                       alive = std::weak_ptr<char>{is_alive_}](at::Tensor const&) {
@@ -508,8 +513,8 @@ private:
     detail::TorchGradients gradients_;
     bool finds_unused_;
     bool is_reducing_ = false;     ///< in a backward pass
-    mutable bool has_step_ = true; ///< the guard, as it says on entry
-    bool has_warned_ = false;      ///< of an optimizer that is behind
+    mutable bool has_step_ = true; ///< whether the guard steps, known on entry
+    bool has_warned_ = false;      ///< about an optimizer that is behind
     std::vector<std::size_t> unused_;
     std::shared_ptr<char> is_alive_ = std::make_shared<char>();
 };
@@ -524,7 +529,8 @@ template <class Comm, class Holder, class Reduction>
 DistributedDataParallel(Comm&, Holder&, DataParallelOptions, Reduction)
     -> DistributedDataParallel<Comm, detail::TorchModule<Holder>, Reduction>;
 
-/// An optimizer of libtorch as a participant, so that it also steps on ranks that have joined. See joinable::Step.
+/// Makes a libtorch optimizer a participant, so that it also steps on joined ranks. See
+/// joinable::Step.
 template <class Comm, class Optimizer>
 class Step : public joinable::Step<detail::StepOptimizer<Optimizer>, Comm> {
 public:

@@ -15,13 +15,14 @@
 #include <joinable/tensor/traits.hpp>
 
 /// @file
-/// torch::Tensor as a tensor, and as a parameter with its grad(). Opt-in, of libtorch 1.13 or later:
+/// torch::Tensor as a tensor, and as a parameter with its grad(). Opt-in; needs libtorch 1.13 or
+/// later:
 /// ```cpp
 /// joinable::all_reduce(comm, loss).wait();                                    // of any device that comm serves
 /// joinable::ZeroRedundancyOptimizer zero{comm, model->parameters(), joinable::Adam{}};
 /// ```
-/// Copies of a torch::Tensor share its elements, so ranges of them may be temporary. Elements are read and
-/// written without autograd: a value that changes so is not noticed by a graph that needs it.
+/// Copies of a torch::Tensor share its elements, so ranges of them may be temporary. Elements are
+/// read and written without autograd: a graph that needs a value does not notice such a change.
 ///
 /// | torch               | joinable  | torch                          | joinable                                |
 /// |---------------------|-----------|--------------------------------|-----------------------------------------|
@@ -33,7 +34,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// @throws ContractViolation  its elements cannot be read as they lie.
+/// @throws ContractViolation  its elements cannot be read in place.
 inline at::Tensor const& strided(at::Tensor const& tensor) {
     char const* const why =
         !tensor.defined() ? "undefined; give it a value"

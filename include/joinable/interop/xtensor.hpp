@@ -11,13 +11,14 @@
 #include <joinable/tensor/traits.hpp>
 
 /// @file
-/// xtensor's containers and views as tensors, in CMake those of find_package(xtensor). Opt-in: no other
-/// header includes this one. Nothing else is needed: `struct Layer { xt::xtensor<float, 2> value, grad; };` is
-/// a Parameter.
+/// xtensor's containers and views as tensors; in CMake, find_package(xtensor). Opt-in: no other
+/// header includes this one. No further code is needed:
+/// `struct Layer { xt::xtensor<float, 2> value, grad; };` is a Parameter.
 ///
-/// xarray, xtensor, xtensor_fixed, adaptors and the views of them that have strides (`xt::view(a, 0)`,
-/// `xt::transpose(a)`). What has none, such as `a + b` or a view by a list of indices, is refused by one sentence.
-/// Collectives take elements in the order of the type, row by row by default.
+/// Takes xarray, xtensor, xtensor_fixed, adaptors and their views with strides (`xt::view(a, 0)`,
+/// `xt::transpose(a)`). Expressions without strides, such as `a + b` or a view by a list of
+/// indices, are refused with one sentence. Collectives take elements in the order of the type, row
+/// by row by default.
 
 namespace joinable { inline namespace v0 {
 
@@ -26,7 +27,7 @@ namespace detail {
 template <class Derived>
 typename Derived::value_type xtensor_element_of(xt::xexpression<Derived> const&);
 
-/// Of elements that have a DType.
+/// Has elements with a DType.
 template <class T>
 concept of_xtensor = requires(T const& t) { requires Element<decltype(xtensor_element_of(t))>; };
 

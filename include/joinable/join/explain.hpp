@@ -12,12 +12,12 @@
 #include <joinable/join/participants.hpp>
 
 /// @file
-/// What `Join guard{...}` says when its arguments fit no constructor. Without this header that is
-/// "class template argument deduction failed" and a list of candidates. Each deduction guide below
-/// is worse than those of the constructors, so it is chosen only when they do not match, and names
-/// a class whose assertion is the explanation. A parameter `...` takes what no other does: braces
-/// with a misspelt name. Guides come after the class: clang (14 and 19) forgets those of its
-/// constructors otherwise.
+/// Explains in one sentence why the arguments of `Join guard{...}` fit no constructor. Without this
+/// header the compiler says "class template argument deduction failed" and lists candidates. Each
+/// deduction guide below is a worse match than the guides of the constructors, so it is chosen only
+/// when those do not match. It names a class whose assertion is the explanation. A parameter `...`
+/// takes braces with a misspelt name, which match nothing else. The guides follow the class: clang
+/// (14 and 19) otherwise forgets the guides of its constructors.
 
 namespace joinable { inline namespace v0 {
 
@@ -26,7 +26,7 @@ namespace detail {
 template <class>
 inline constexpr bool never = false;
 
-/// Any participants(...): its conversion makes a guide worse than a constructor's.
+/// Any participants(...). The conversion makes a guide a worse match than a constructor's.
 struct SomeParticipants {
     template <class... Js>
     SomeParticipants(Participants<Js...> const&);
@@ -68,7 +68,7 @@ struct Explained {};
 
 } // namespace detail
 
-/// What a guard with wrong arguments becomes: nothing but the explanation.
+/// The class that a guard with wrong arguments becomes. It holds only the explanation.
 template <class Explanation>
 class Join<detail::Explained<Explanation>> : Explanation {
 public:
@@ -77,20 +77,20 @@ public:
     explicit Join(...);
 };
 
-/// Something else came first.
+/// The first argument is not participants(...).
 template <class Given>
     requires(!detail::are_participants<std::remove_cvref_t<Given>>)
 Join(Given&&, ...) -> Join<detail::Explained<detail::ParticipantsNotFirst<Given>>>;
-/// Something in braces came first.
+/// The first argument is something in braces.
 Join(...) -> Join<detail::Explained<detail::ParticipantsNotFirst<void>>>;
 
-/// participants() has explained it.
+/// participants() has explained the error already.
 Join(detail::RefusedParticipants, ...) -> Join<detail::Explained<detail::AlreadyExplained>>;
 
-/// What comes after the participants is none of the forms.
+/// The arguments after participants(...) have none of the accepted forms.
 Join(detail::SomeParticipants, ...)
     -> Join<detail::Explained<detail::ArgumentsAfterParticipants<void>>>;
-/// Options come after a keyword.
+/// The options follow a keyword.
 template <class K>
 Join(detail::SomeParticipants, KeywordArgument<K>, ...)
     -> Join<detail::Explained<detail::KeywordBeforeOptions<K>>>;

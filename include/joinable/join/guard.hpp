@@ -26,9 +26,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Lets ranks with different numbers of inputs run collectives together: ranks that have run out
-/// shadow the collectives of the others until everybody is done, and a failure of one rank becomes
-/// the same typed error on all.
+/// Lets ranks with different numbers of inputs run collectives together. A rank that has run out of
+/// inputs shadows the collectives of the others until all ranks are done. A failure of one rank
+/// becomes the same typed error on all ranks.
 ///
 /// @code
 /// joinable::Join guard{joinable::participants(ddp, step), {.end_policy = ...}, keyword = value};
@@ -37,24 +37,26 @@ namespace joinable { inline namespace v0 {
 /// auto const result = guard.finish();
 /// @endcode
 ///
-/// A round is opened by the notification of a participant, or by next() or iterate(), alike on all
-/// ranks. Construction, finish() and the destructor are collective. When an exception leaves the
-/// guard the others see PeerFailed: between rounds they hear of it in their next roll call and the
-/// communicators stay usable, anywhere else the communicators are aborted. After a throw of the
-/// guard itself it is over, and its participants can enter another.
-/// Cost: one sum of seven words per round, one more message when a rank arrives or fails; none
-/// with known lengths (JoinOptions::inputs).
+/// A participant's notification, next() or iterate() opens a round, in the same way on all ranks.
+/// Construction, finish() and the destructor are collective. When an exception leaves the guard on
+/// one rank, the others see PeerFailed. Between rounds they learn of it in their next roll call,
+/// and the communicators stay usable; anywhere else the communicators are aborted. After the guard
+/// itself has thrown it is over, and its participants can enter another one.
+/// Cost: one sum of seven words per round, and one more message when a rank arrives or fails.
+/// Nothing with known lengths (JoinOptions::inputs).
 template <class... Js>
 class [[nodiscard("a Join guards until it is destroyed: give it a name")]] Join {
     using Sequence = hook_sequence<Js...>;
     using Hooks = detail::GuardHooks<Js...>;
 
 public:
-    /// Collective. @throws ContractViolation  a participant or a communicator is in another guard,
-    /// a participant is twice in this one, or the communicators differ in rank or size, or cannot
-    /// keep the timeout. @throws PeerFailed another rank's constructor threw. @throws Mismatch ranks
-    /// construct different guards; the text names the first thing that differs, with both values.
-    /// Nothing stays attached.
+    /// Collective. After a throw nothing stays attached.
+    /// @throws ContractViolation  a participant or a communicator is in another guard, a
+    ///         participant is twice in this one, or the communicators differ in rank or size, or
+    ///         cannot keep the timeout.
+    /// @throws PeerFailed  another rank's constructor threw.
+    /// @throws Mismatch  the ranks construct different guards; the text names the first difference,
+    ///         with both values.
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
@@ -83,7 +85,8 @@ public:
     Join(Join const&) = delete;
     Join& operator=(Join const&) = delete;
 
-    /// Finishes, unless that was done or an exception is in flight. May throw what finish() throws.
+    /// Calls finish() unless that was done or an exception is in flight. May throw what finish()
+    /// throws.
     ~Join() noexcept(false) {
         if (!options_.enable || session_.is_over()) {
             return;
@@ -95,9 +98,10 @@ public:
         }
     }
 
-    /// Opens a round: collective over the active ranks. `have_input` false sends nothing; finish()
-    /// will say it. Returns whether to run a round; false = leave the loop, also when all ranks
-    /// agreed to stop. @throws what a roll call throws: see PendingRound::wait.
+    /// Opens a round. Collective over the active ranks. With `have_input` false it sends nothing;
+    /// finish() announces the end. Returns whether to run a round. False means to leave the loop,
+    /// also when all ranks agreed to stop.
+    /// @throws what a roll call throws: see PendingRound::wait.
     bool next(bool have_input, RoundNotice const& notice = {}) {
         if (!options_.enable) {
             if (have_input) {
@@ -108,8 +112,9 @@ public:
         return session_.next(have_input, notice, detail::Opening::next);
     }
 
-    /// next() over a range: `for (auto& batch : guard.iterate(batches, announce))`.
-    /// `announce(element)` returns the RoundNotice of its round. Leaving the loop by break is joining.
+    /// Calls next() for each element of a range:
+    /// `for (auto& batch : guard.iterate(batches, announce))`. `announce(element)` returns the
+    /// RoundNotice of the element's round. A rank that leaves the loop by break joins.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
         return GuardedRange<Join, Range, Announce, false>{
@@ -118,9 +123,10 @@ public:
     }
 
     /// The same for a forward range, one element early: each round's roll call is posted before the
-    /// collectives of the round before it, so that its answer is there when it is needed. A vote
-    /// counts one round later. Leaving such a loop by break is a ContractViolation on all ranks,
-    /// which then compute a round already that this rank has announced: vote_stop() instead.
+    /// collectives of the previous round, so the answer is there when it is needed. A vote takes
+    /// effect one round later. Leaving such a loop by break is a ContractViolation on all ranks,
+    /// because the others already compute a round that this rank has announced. Call vote_stop()
+    /// instead.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(look_ahead_t, Range&& range, Announce announce = {}) {
         return GuardedRange<Join, Range, Announce, true>{
@@ -128,16 +134,18 @@ public:
         };
     }
 
-    /// Votes to stop all ranks together: the next roll call says so, and no rank runs that round.
-    /// Local. @throws ContractViolation  rounds are opened by notification.
+    /// Votes to stop all ranks together. The next roll call carries the vote, and no rank runs that
+    /// round. Local.
+    /// @throws ContractViolation  notifications open the rounds.
     void vote_stop() {
         if (options_.enable) {
             session_.vote_stop();
         }
     }
 
-    /// Local. Says that this rank is still at work (a validation, a checkpoint): the others wait for
-    /// it one more deadline from now. @throws ContractViolation  the control communicator cannot.
+    /// Tells the others that this rank is still working (a validation, a checkpoint). They wait for
+    /// it one more deadline from now. Local.
+    /// @throws ContractViolation  the control communicator has no keep_alive().
     void keep_alive()
         requires(RenewsDeadline<join_communicator_t<Js>> && ...)
     {
@@ -157,9 +165,9 @@ public:
     /// The round that was opened last.
     [[nodiscard]] Round const& round() const noexcept { return session_.round(); }
 
-    /// Collective: joins, shadows the others until all have joined or stopped, runs the post hooks.
-    /// Calling it again returns the same. @throws what a roll call or a hook throws; the guard is
-    /// over then.
+    /// Joins, shadows the others until all have joined or stopped, and runs the post hooks.
+    /// Collective. Further calls return the same result.
+    /// @throws what a roll call or a hook throws; the guard is over then.
     JoinResult finish() {
         if (!options_.enable) {
             JoinResult result;
@@ -187,7 +195,7 @@ private:
     static Erased erased(Comm& comm) {
         return std::make_unique<detail::ControlOver<Comm&>>(comm);
     }
-    /// Without control(): the roll calls go over the first participant's communicator.
+    /// Without control() the roll calls use the first participant's communicator.
     static Erased own_control() {
         using First = std::tuple_element_t<detail::first_of(Sequence{}), std::tuple<Js...>>;
         static_assert(
@@ -243,7 +251,7 @@ private:
         }
     }
 
-    /// Everything that the guard attached goes back to what it was.
+    /// Restores everything that the guard attached.
     void release() noexcept {
         for (detail::Attachment& attachment : attachments_) {
             attachment.detach();
@@ -253,7 +261,6 @@ private:
         occupation_.end();
     }
 
-    // The guard is made of what each participant adds to it, kept in argument order.
     using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;
 
     template <class K, class... Given>
@@ -271,7 +278,8 @@ private:
         )...}};
     }
 
-    /// Distinct, the control communicator and then in hook order: the first serves the roll calls.
+    /// The distinct communicators: the control communicator, then the others in hook order. The
+    /// first one serves the roll calls.
     template <std::size_t... Is>
     std::vector<detail::ControlCommunicator*> communicators(std::index_sequence<Is...>) const {
         std::vector<detail::ControlCommunicator*> distinct;
@@ -296,7 +304,7 @@ private:
         return {Hooks::describe(std::get<Is>(joinables))...};
     }
 
-    /// The local checks and the hooks: what fails here fails together in the entry exchange.
+    /// The local checks and the hooks. A failure here fails on all ranks in the entry exchange.
     template <class... Ks>
     void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
         auto const all = communicators(Sequence{});
@@ -339,7 +347,7 @@ private:
     detail::Deadlines deadlines_;
     detail::Session session_;
     std::optional<Hooks> hooks_;
-    detail::LocalRounds local_rounds_{options_}; ///< if it is not enabled
+    detail::LocalRounds local_rounds_{options_}; ///< used when it is not enabled
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
 };
 

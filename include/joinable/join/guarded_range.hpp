@@ -12,13 +12,13 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The tag of Join::iterate that announces every round one element early.
+/// The tag of Join::iterate that posts every roll call one element early.
 inline constexpr struct look_ahead_t {
 } look_ahead{};
 
 namespace detail {
 
-/// The notice of a range whose elements announce nothing special.
+/// The notice of a range whose elements need none.
 struct DefaultNotice {
     template <class Element>
     RoundNotice operator()(Element const&) const noexcept {
@@ -28,7 +28,7 @@ struct DefaultNotice {
 
 } // namespace detail
 
-/// What Join::iterate returns: an input range that opens a round before each element, and calls
+/// The result of Join::iterate: an input range that opens a round before each element and calls
 /// `announce` once for each.
 template <class Guard, class Range, class Announce, bool LooksAhead>
 class GuardedRange {
@@ -95,7 +95,7 @@ private:
         if (position == end) {
             return {};
         }
-        RoundNotice const notice = announce_(*position); // no optional of it: that takes a number
+        RoundNotice const notice = announce_(*position); // an optional would also accept a number
         return notice;
     }
 

@@ -43,8 +43,8 @@ class Attachment;
 Session* session_of(JoinState const& state) noexcept;
 } // namespace detail
 
-/// What a class owns to be joinable: whether it is inside a guard, and which. A new one is not
-/// inside any. Guards set and clear it; nobody else does.
+/// The state that a joinable class owns: whether it is inside a guard, and inside which one. A new
+/// state is inside none. Only guards set and clear it.
 class JoinState {
 public:
     JoinState() = default;
@@ -56,8 +56,8 @@ private:
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
 
-    /// The round of a participant that no enabled guard watches, on top of what it holds.
-    /// @throws ContractViolation  a weight above the maximum.
+    /// The round of a participant outside enabled guards. Adds the weight that the state holds.
+    /// @throws ContractViolation  a weight is above the maximum.
     Round open_alone(int world_size, RoundNotice const& notice) {
         RoundNotice const said =
             local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
@@ -69,21 +69,21 @@ private:
     }
 
     detail::Session* session_ = nullptr;
-    detail::Accumulated accumulated_; ///< outside guards, and in those that are not enabled
+    detail::Accumulated accumulated_; ///< outside guards, and in guards that are not enabled
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
 
-/// What a participant is told of the guard that it enters.
+/// Describes a guard to a participant that enters it.
 struct GuardView {
     bool carries_accumulated; ///< JoinOptions::carry_accumulated
     bool steps;               ///< a hook is labelled labels::step or labels::shards
     bool reduces;             ///< a hook is labelled labels::gradients
-    /// Where values are whose gradients are averaged. All of them, unless a participant that averages does
-    /// not say it, by list_averaged(std::vector<void const*>&) const.
+    /// The addresses of the values whose gradients are averaged. Incomplete if a participant that
+    /// averages has no list_averaged(std::vector<void const*>&) const.
     std::vector<void const*> averaged;
     bool lists_all_averaged;
-    /// Where values are that the participants before this one step, as far as they say so, by
+    /// The addresses of the values that earlier participants step, if they report them by
     /// list_stepped(std::vector<void const*>&) const.
     std::vector<void const*> stepped;
 };
@@ -94,8 +94,9 @@ inline Session* session_of(JoinState const& state) noexcept {
     return state.session_;
 }
 
-/// The owner of `state` is about to communicate; texts call it `name`. @throws ContractViolation  its
-/// communicator is inside a guard, but it is not, and no part of a participant of that guard is open.
+/// Called before the owner of `state` communicates; error texts call it `name`.
+/// @throws ContractViolation  its communicator is inside a guard, but the owner is not, and no part
+///         of a participant of that guard is open.
 template <class Comm>
 void require_listed(JoinState const& state, Comm const& comm, std::string_view name) {
     if (session_of(state) == nullptr) {
@@ -125,13 +126,13 @@ template <class J>
 concept has_join_state = requires(J& joinable) {
     { joinable.join_state() } -> std::same_as<JoinState&>;
 };
-// A member that is declared in another way is called, too, so that the compiler says so.
+// A member that is declared in another way is called, too, so that the compiler reports the error.
 template <class J>
 concept has_join_name =
     requires(J const& joinable) { joinable.join_name(); } || requires { &J::join_name; };
 template <class J>
 concept has_join_verb = requires { std::string_view{J::join_verb}; };
-/// How texts call a participant. Valid as long as the participant and its name are.
+/// The name of a participant in error texts. Valid as long as the participant and its name.
 template <class J>
 std::string_view join_name_of(J const& joinable) {
     if constexpr (has_join_name<J>) {
@@ -177,24 +178,24 @@ using join_communicator_t =
 /// | `joinable.join_hook(args)`     | JoinHook      | what joined ranks run in its place; local;    |
 /// |                                |               | `args` is arguments<J::join_keywords>, and no |
 /// |                                |               | member join_keywords means keywords<>         |
-/// | `joinable.join_communicator()` | Communicator& | over which its collectives run                |
+/// | `joinable.join_communicator()` | Communicator& | the communicator of its collectives           |
 /// | `joinable.join_state()`        | JoinState&    | a member that it owns                         |
-/// | `joinable.join_name()`         | string_view   | how texts call it, the same on every rank;    |
-/// | (optional, const)              |               | else it is the name of the class              |
+/// | `joinable.join_name()`         | string_view   | its name in texts, the same on every rank;    |
+/// | (optional, const)              |               | default: the name of the class                |
 /// | `J::join_verb`                 | string_view   | the member that notifies, for texts, such as  |
 /// | (optional)                     |               | "step()"                                      |
 /// | `joinable.agree_on(list)`      |               | adds to an AgreementList what must be the     |
 /// | (optional, const)              |               | same on every rank that enters a guard        |
-/// | `joinable.check_guard(view)`   |               | throws where it cannot take part in a guard   |
+/// | `joinable.check_guard(view)`   |               | throws if it cannot take part in the guard    |
 /// | (optional, const)              |               | that a GuardView describes                    |
 ///
-/// Not checkable, still required: it calls notify_join_context or announce_round before its
+/// Not checkable, but required: the class calls notify_join_context or announce_round before its
 /// collectives of a round.
 template <class J>
 concept Joinable = detail::has_join_hook<J> && JoinHook<join_hook_t<J>> &&
                    detail::has_join_communicator<J> && detail::has_join_state<J>;
 
-/// Says in one sentence what a class lacks to be Joinable.
+/// Says in one sentence why a class is not Joinable.
 template <class J>
 consteval bool models_joinable() {
     static_assert(
@@ -221,7 +222,7 @@ consteval bool models_joinable() {
     return Joinable<J>;
 }
 
-/// A round that was announced and may not be answered yet. Outside a guard it is answered.
+/// A round that was announced and may not be answered yet. Outside a guard it is always answered.
 class PendingRound {
 public:
     PendingRound() = default;
@@ -236,8 +237,8 @@ public:
     }
 
     /// Blocks until all ranks have opened the round; call it before the first collective.
-    /// @throws PeerFailed, Mismatch, EarlyTermination  what the ranks agreed on; TimedOut and what
-    ///         else the communicator throws. The guard is over then.
+    /// @throws PeerFailed, Mismatch, EarlyTermination  the ranks agreed on it; the guard is over.
+    /// @throws TimedOut  and other errors of the communicator; the guard is over.
     [[nodiscard]] Round wait() {
         if (state_ == nullptr || state_->session_ == nullptr) {
             return local_;
@@ -245,14 +246,15 @@ public:
         return state_->session_->answer(state_->position_);
     }
 
-    /// Whether gradients will be reduced, as far as this rank has announced. Local.
+    /// Whether gradients will be reduced, according to this rank's announcement. Local.
     [[nodiscard]] bool will_sync() const noexcept {
         return state_ == nullptr || state_->session_ == nullptr
                    ? local_.will_sync()
                    : state_->session_->announced_sync();
     }
 
-    /// Whether wait() returns at once, because another opened the round, or no guard did. Local.
+    /// Whether wait() returns at once, because another participant opened the round or no guard is
+    /// open. Local.
     [[nodiscard]] bool is_answered() const noexcept {
         return state_ == nullptr || state_->session_ == nullptr || state_->session_->is_answered();
     }
@@ -262,17 +264,18 @@ private:
     Round local_;
 };
 
-/// Announces the collectives of a participant without waiting: the first participant of a round
-/// opens it (posts the roll call), the others follow in hook order. Call it before the forward
-/// pass, and wait() before the first collective, so that the roll call hides behind the pass.
+/// Announces the collectives of a participant without waiting. The first participant of a round
+/// opens it (posts the roll call); the others follow in hook order. Call it before the forward pass
+/// and call wait() before the first collective, so that the roll call overlaps with the pass.
 ///
-/// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows it
-/// does nothing; outside any guard it only notes what accumulates until a round syncs. With
-/// EndPolicy::throw_early it waits: a rank that has run out ends the guard before the pass.
+/// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows, the
+/// call does nothing. Outside any guard it only records what accumulates until a round syncs. With
+/// EndPolicy::throw_early it waits, because a rank that has run out ends the guard before the pass.
 /// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
-///         names the participants. It is in no guard, but its communicator is in one, and the call is not
-///         made in a part of a participant of that guard: joined ranks would not follow. With
-///         EndPolicy::throw_early what PendingRound::wait throws.
+///         names the participants. Also if the participant is in no guard, but its communicator is
+///         in one, and no part of a participant of that guard is open: joined ranks would not
+///         follow.
+/// @throws what PendingRound::wait throws, with EndPolicy::throw_early.
 template <class J>
 PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     static_assert(models_joinable<J>());
@@ -282,16 +285,16 @@ PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     return {joinable.join_state(), joinable.join_communicator().size(), notice};
 }
 
-/// Announces the collectives of a participant and waits until all ranks have opened the round.
-/// See announce_round and PendingRound::wait for who calls, and what throws.
+/// Announces the collectives of a participant and waits until all ranks have opened the round. See
+/// announce_round and PendingRound::wait for the callers and the errors.
 template <class J>
 Round notify_join_context(J& joinable, RoundNotice notice = {}) {
     return announce_round(joinable, notice).wait();
 }
 
-/// Keeps the text of a failure, and the exception being handled if there is one, for the peers to
-/// see when it leaves the guard. Local; the first record counts; nothing outside a guard. Call it
-/// where a participant's verb catches an exception, then rethrow.
+/// Keeps the text of a failure, and the exception being handled if there is one. Peers see it when
+/// the exception leaves the guard. Local. Only the first record counts; outside a guard the call
+/// does nothing. Call it where a participant's verb catches an exception, then rethrow.
 template <class J>
 void record_failure(J& joinable, std::string_view text) {
     if (auto* const session = detail::session_of(joinable.join_state()); session != nullptr) {
@@ -301,7 +304,8 @@ void record_failure(J& joinable, std::string_view text) {
 
 namespace detail {
 
-/// Takes back what record_failure kept: the joinable has dealt with it, and the guard goes on.
+/// Discards what record_failure kept: the joinable has handled the failure, and the guard
+/// continues.
 template <class J>
 void forget_failure(J& joinable) noexcept {
     if (auto* const session = session_of(joinable.join_state()); session != nullptr) {

@@ -17,8 +17,8 @@ struct Participants {
 
 namespace detail {
 
-/// What participants() returns after an assertion has said what is wrong with its arguments, so
-/// that a guard made of it need not say it again in worse words.
+/// The result of participants() after an assertion has explained what is wrong with its arguments.
+/// A guard that is made of it does not repeat the error in worse words.
 struct RefusedParticipants {};
 
 template <class... Hooks>
@@ -29,9 +29,9 @@ consteval void check_order() {
 
 } // namespace detail
 
-/// Lists the joinables of a guard, and marks where the list ends. Non-const lvalues only; they must
-/// outlive the guard. All that can be wrong with them at compile time is said here: the return type
-/// is deduced, so that compilers look into the body before they look at the guard.
+/// Lists the joinables of a guard and marks where the list ends. It takes non-const lvalues only;
+/// they must outlive the guard. All compile-time errors of participants are reported here: the
+/// return type is deduced, so compilers check this body before the guard.
 template <class... Js>
 [[nodiscard]] auto participants(Js&&... joinables) {
     static_assert(sizeof...(Js) > 0, "participants: a Join needs at least one participant");
@@ -64,9 +64,10 @@ struct Control {
     Comm& communicator;
 };
 
-/// Names the communicator for a guard's roll calls, in place of that of the first participant in
-/// hook order: one that reduces host memory, of the same ranks in the same order. It must outlive
-/// the guard, and may serve nothing else meanwhile that would come between two roll calls.
+/// Names the communicator for a guard's roll calls, in place of the communicator of the first
+/// participant in hook order. It must reduce host memory and have the same ranks in the same order.
+/// It must outlive the guard, and must not be used for anything that could come between two roll
+/// calls.
 template <class Comm>
 [[nodiscard]] Control<Comm> control(Comm& communicator) {
     static_assert(models_communicator<Comm>());

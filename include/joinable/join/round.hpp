@@ -15,14 +15,14 @@ class Rounds;
 } // namespace detail
 
 /// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
-/// that is not enabled, all ranks count as active and only this rank's own weight is known. Cheap
+/// that is not enabled, all ranks count as active, and only this rank's own weight is known. Cheap
 /// to copy; `is_active` is valid until the next round opens.
 class Round {
 public:
     Round() = default;
 
-    /// The round of a participant that no guard watches: all ranks active and contributing, as far
-    /// as this rank knows, and only this rank's weight.
+    /// The round of a participant outside enabled guards. It takes all ranks as active and
+    /// contributing, and knows this rank's weight only.
     static Round outside_guard(
         int world_size, RoundNotice const& notice, detail::Accumulated const& accumulated = {}
     ) noexcept {
@@ -47,34 +47,35 @@ public:
     [[nodiscard]] inline bool is_active(int rank) const;
     /// Whether notices carry weights.
     [[nodiscard]] bool is_weighted() const noexcept { return is_weighted_; }
-    /// The sum of all ranks' weights; outside a guard this rank's own.
+    /// The sum of all ranks' weights. Outside a guard, this rank's own weight.
     [[nodiscard]] std::uint64_t weight_sum() const noexcept { return weight_sum_; }
-    /// This rank's weight; in a round that syncs, since the last one that did. On a rank that
-    /// shadows 0, but what it held when it ran out in the first round that syncs after.
+    /// This rank's weight. In a round that syncs it includes the weights since the last one that
+    /// did. On a shadowing rank it is 0, except in the first round that syncs after it ran out:
+    /// there it is what the rank held.
     [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
-    /// Whether this rank's gradients are in the sum of this round. Not if it skips the round and
-    /// accumulated nothing since the last round that synced, nor if the weights of all ranks sum to
-    /// 0. On a rank that shadows, only in the first round that syncs after it ran out, and if it
-    /// accumulated something before (JoinOptions::carry_accumulated).
+    /// Whether this rank's gradients are in the sum of this round. False if the rank skips the
+    /// round and accumulated nothing since the last round that synced, or if the weights of all
+    /// ranks sum to 0. On a shadowing rank it is true only in the first round that syncs after it
+    /// ran out, and only if it accumulated something before (JoinOptions::carry_accumulated).
     [[nodiscard]] bool contributes() const noexcept { return contributes_; }
-    /// How many ranks contribute, the same on all: the divisor of an average over them. With 0 the
-    /// average is zeros. Which ranks skip is not known outside a guard, where it is the number of
-    /// ranks, and with known lengths.
+    /// The number of contributing ranks, the same on all ranks: the divisor of an average over
+    /// them. If it is 0, the average is zeros. Outside a guard and with known lengths, ranks that
+    /// skip are not known; outside a guard this is the number of ranks.
     [[nodiscard]] int contributor_count() const noexcept { return contributor_count_; }
-    /// Training rounds that did not sync since the last one that did, before this one. Counted from
-    /// 0 inside a guard. The same on all ranks.
+    /// The number of training rounds that did not sync between the last round that did and this
+    /// one. Inside a guard the count starts at 0. The same on all ranks.
     [[nodiscard]] std::size_t accumulated_rounds() const noexcept { return accumulated_rounds_; }
-    /// The lowest active rank, which broadcasts fresh state.
+    /// The lowest active rank. It broadcasts fresh state.
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
-    /// Whether this rank has run out of inputs and only follows.
+    /// Whether this rank has run out of inputs and only shadows.
     [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
     /// Whether an enabled guard opened this round.
     [[nodiscard]] bool in_guard() const noexcept { return session_ != nullptr; }
 
-    /// Keeps this participant's part of the round open until done(): call it right after the
-    /// notification when collectives follow later. Local; nothing outside a guard.
+    /// Keeps this participant's part of the round open until done(). Call it right after the
+    /// notification if collectives follow later. Local. Outside a guard it does nothing.
     inline void hold();
-    /// Ends this participant's part: all its collectives of the round are complete. Local.
+    /// Ends this participant's part. All its collectives of the round must be complete. Local.
     inline void done();
 
 private:

@@ -14,14 +14,14 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The gradient of a piece that this rank steps: of a whole parameter, or of a run of its elements.
+/// The gradient of a piece that this rank steps: a whole parameter or a run of its elements.
 struct ShardGradient {
     std::size_t parameter; ///< its index
     AnyView view;
 };
 
-/// The gradients that a rank is about to step by, and sums over all ranks. What runs with it runs on
-/// every rank, on joined ones too, and calls sum() equally often on each.
+/// The gradients that a rank is about to step by, and sums over all ranks. Code that gets it runs
+/// on every rank, also on joined ones, and must call sum() the same number of times on each.
 class ShardGradients {
 public:
     using Sum = std::function<void(std::span<double>)>;
@@ -35,8 +35,9 @@ public:
     [[nodiscard]] auto end() const noexcept { return pieces_.end(); }
     /// The number of parameters in all groups, on all ranks.
     [[nodiscard]] std::size_t parameter_count() const noexcept { return parameters_; }
-    /// Sums numbers over all ranks, in place: what they found in the gradients that each has here. With
-    /// Sharding::none each has all of them, and numbers stay as they are. Collective; as many on every rank.
+    /// Sums numbers over all ranks, in place, such as results from each rank's own gradients. With
+    /// Sharding::none each rank has all gradients, and the numbers stay as they are. Collective;
+    /// the same count on every rank.
     void sum(std::span<double> numbers) const { sum_(numbers); }
     [[nodiscard]] double sum(double number) const {
         sum_({&number, 1});
@@ -51,7 +52,7 @@ private:
 
 namespace detail {
 
-/// What an element is computed in.
+/// The type that an element is computed in.
 template <class T>
 using wide_of = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -81,9 +82,10 @@ void for_each_element(AnyView const& view, F const& f) {
 
 } // namespace detail
 
-/// Scales gradients so that the norm of all of them is at most `max_norm`: PyTorch's clip_grad_norm_,
-/// as ZeroOptions::before_step. Squares are summed in double, for each parameter, and then in the
-/// order of parameters: the same bits whatever the number of ranks, if parameters are owned as a whole.
+/// Scales gradients so that the norm of all of them is at most `max_norm`: PyTorch's
+/// clip_grad_norm_, as ZeroOptions::before_step. Squares are summed in double, first for each
+/// parameter, then in the order of parameters. If parameters are owned whole, the bits are the same
+/// for any number of ranks.
 class ClipNorm {
 public:
     explicit ClipNorm(double max_norm) noexcept : max_norm_{max_norm} {}
@@ -91,7 +93,7 @@ public:
     /// Collective.
     bool operator()(ShardGradients const& gradients);
 
-    /// Before the last step was clipped.
+    /// The norm before the last step was clipped.
     [[nodiscard]] double norm() const noexcept { return norm_; }
 
 private:

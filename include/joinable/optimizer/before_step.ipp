@@ -21,7 +21,7 @@ JOINABLE_DEFINITION bool ClipNorm::operator()(ShardGradients const& gradients) {
     gradients.sum(squares_);
     norm_ = std::sqrt(std::accumulate(squares_.begin(), squares_.end(), 0.0));
     double const factor = max_norm_ / (norm_ + 1e-6);
-    if (!(factor >= 1.0)) { // one that is not a number makes gradients so, as in PyTorch
+    if (!(factor >= 1.0)) { // also for NaN: it spreads to the gradients, as in PyTorch
         for (auto const& gradient : gradients) {
             detail::for_each_element(gradient.view, [&]<class T>(T& element) {
                 using Wide = detail::wide_of<T>;

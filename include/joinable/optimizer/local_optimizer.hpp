@@ -13,9 +13,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A parameter that an optimizer of the engine steps.
+/// A parameter that an engine's optimizer steps.
 struct WholeParameter {
-    std::size_t index; ///< in the order in which parameters were given, of all groups
+    std::size_t index; ///< in the order in which parameters were given, across all groups
     AnyView value;
     AnyView gradient;   ///< averaged over ranks; it has the value's dtype and extents
     std::uint64_t step; ///< of this parameter, counted from 1
@@ -41,30 +41,29 @@ concept has_settings_without_pointer = requires(O& optimizer) {
 
 } // namespace detail
 
-/// An optimizer of an engine that steps one whole parameter at a time and keeps its state itself. It may
-/// look at all of a parameter, as LAMB does for its norm (You et al., 2020), so parameters are dealt out
-/// whole: Partition::by_parameters. All members local.
+/// An engine's optimizer that steps one whole parameter at a time and keeps its own state. It may
+/// read all of a parameter, as LAMB does for its norm (You et al., 2020), so parameters are dealt
+/// out whole: Partition::by_parameters. All members are local.
 ///
 /// `optimizer` is an lvalue of `O`, `constant` a const one.
 /// | expression                  | result | meaning                                                         |
 /// |-----------------------------|--------|-----------------------------------------------------------------|
 /// | `optimizer.step(parameter)` |        | steps a WholeParameter; called on its owner, in the same order  |
 /// |                             |        | in every step                                                   |
-/// | `optimizer.settings()`      | `S&`   | learning rate and what else changes between steps: joined       |
-/// |                             |        | owners get that of the lowest active rank. `S` is trivially     |
-/// |                             |        | copyable, and has no pointer, std::span or std::string_view:    |
-/// |                             |        | an address leads nowhere on another rank                        |
-/// | `constant.check()`          |        | optional; throws ContractViolation where the settings make no   |
-/// |                             |        | sense                                                           |
+/// | `optimizer.settings()`      | `S&`   | learning rate and other settings that change between steps;     |
+/// |                             |        | joined owners get those of the lowest active rank. `S` is       |
+/// |                             |        | trivially copyable and has no pointer, std::span or             |
+/// |                             |        | std::string_view: addresses are not valid on another rank       |
+/// | `constant.check()`          |        | optional; throws ContractViolation if the settings are invalid  |
 /// | `constant.agree_on(list)`   |        | optional; adds its settings to an AgreementList, for ranks to   |
 /// |                             |        | compare                                                         |
 ///
-/// O is movable, and no UpdateRule.
+/// O is movable and not an UpdateRule.
 template <class O>
 concept LocalOptimizer = std::movable<O> && !UpdateRule<O> && detail::has_step<O> &&
                          detail::has_settings<O> && detail::has_settings_without_pointer<O>;
 
-/// Says in one sentence what a class lacks to be a LocalOptimizer.
+/// Says in one sentence why a class is not a LocalOptimizer.
 template <class O>
 consteval bool models_local_optimizer() {
     static_assert(
@@ -90,7 +89,8 @@ consteval bool models_local_optimizer() {
 
 namespace detail {
 
-/// Says in one sentence what a class lacks to step shards: its members show which of both it wants to be.
+/// Says in one sentence why a class cannot step shards. Its members show which of the two concepts
+/// it means to model.
 template <class R>
 consteval bool steps_shards() {
     constexpr bool is_local = has_step<R> || has_settings<R>;
@@ -109,7 +109,7 @@ consteval bool steps_shards() {
     }
 }
 
-/// What travels of a rule or of an engine's optimizer.
+/// The settings of a rule or of an engine's optimizer that are sent to other ranks.
 template <class R>
 auto& settings_of(R& rule) {
     if constexpr (LocalOptimizer<R>) {
@@ -119,7 +119,8 @@ auto& settings_of(R& rule) {
     }
 }
 
-/// Names of the state that a rule keeps with the shard. An engine's optimizer keeps its own.
+/// The names of the state that a rule keeps with the shard. An engine's optimizer keeps its own
+/// state.
 template <class R>
 std::span<std::string_view const> state_names_of(R const& rule) {
     if constexpr (LocalOptimizer<R>) {

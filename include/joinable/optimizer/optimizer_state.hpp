@@ -11,8 +11,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What an optimizer keeps of a parameter, under one name: an element for each of the parameter's, in
-/// row-major order, whatever the layout of the value.
+/// State of an optimizer for one parameter, under one name. It has one element for each of the
+/// parameter's, in row-major order, whatever the layout of the value.
 struct StateTensor {
     std::string name; ///< of the rule's state_names(), or "master"
     DType dtype;
@@ -20,12 +20,12 @@ struct StateTensor {
     std::vector<std::byte> elements;
 };
 
-/// The state of an optimizer, whole: it does not show how many ranks it came from.
+/// The whole state of an optimizer, independent of the number of ranks.
 template <class Rule>
 struct OptimizerState {
     struct Parameter {
         std::uint64_t steps = 0;
-        std::vector<StateTensor> tensors; ///< none, if the parameter needs no gradient
+        std::vector<StateTensor> tensors; ///< none if the parameter needs no gradient
     };
 
     std::vector<Rule> rules;           ///< of the groups

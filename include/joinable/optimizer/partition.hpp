@@ -14,28 +14,28 @@
 
 namespace joinable { inline namespace v0 {
 
-/// How the elements of a model are dealt out to ranks, which own them: an owner keeps their optimizer
-/// state and steps them.
+/// How the elements of a model are dealt out to ranks. The owner of an element keeps its optimizer
+/// state and steps it.
 enum class Partition : std::uint8_t {
-    /// Whole parameters: from the largest to the smallest, each to the rank that owns the fewest
-    /// elements so far, the lowest of these.
+    /// Whole parameters. From the largest to the smallest, each goes to the rank that owns the
+    /// fewest elements so far; the lowest such rank wins ties.
     by_parameters,
-    /// As many elements for each rank, whatever parameters they are of. Values and gradients have to
-    /// be dense, and laid out alike.
+    /// The same number of elements for each rank, across parameter boundaries. Values and gradients
+    /// must be dense and laid out alike.
     flat,
 };
 
-/// What each rank has only a part of.
+/// What is divided among the ranks.
 enum class Sharding : std::uint8_t {
-    /// Nothing: each rank steps the whole model by averages that all ranks have, and by its own settings, which
-    /// have to be the same.
+    /// Nothing. Each rank steps the whole model with the averages that all ranks have and with its
+    /// own settings, which must be the same.
     none,
-    /// The state of the optimizer: the first stage of ZeRO. A round sends one and a half times as many bytes as
-    /// with `gradients`.
+    /// The optimizer state: the first stage of ZeRO. A round sends one and a half times as many
+    /// bytes as with `gradients`.
     optimizer,
-    gradients, ///< the averages of gradients, too: each goes to its owner alone, the second stage
-    /// The values, too: a pass gathers them while it uses them, the third stage. Needs `set_value` and
-    /// `release_value` in parameter_traits.
+    gradients, ///< also the averaged gradients, each only at its owner: the second stage
+    /// Also the values; a pass gathers them while it uses them: the third stage. Needs `set_value`
+    /// and `release_value` in parameter_traits.
     parameters,
 };
 
@@ -43,12 +43,12 @@ enum class Sharding : std::uint8_t {
     constexpr std::string_view names[] = {"none", "optimizer", "gradients", "parameters"};
     return names[static_cast<std::size_t>(sharding)];
 }
-/// Whether the average of a gradient goes to its owner alone.
+/// Whether the average of a gradient goes only to its owner.
 [[nodiscard]] constexpr bool reduces_to_owners(Sharding sharding) noexcept {
     return sharding == Sharding::gradients || sharding == Sharding::parameters;
 }
 
-/// A run of elements of one parameter that one rank owns, in the order in which they lie in memory.
+/// A run of elements of one parameter that one rank owns, in memory order.
 struct ShardPiece {
     std::size_t parameter; ///< its index
     std::size_t begin;     ///< first element
@@ -57,8 +57,8 @@ struct ShardPiece {
     std::size_t offset; ///< in the bucket, in elements
 };
 
-/// What is exchanged at once: parameters of one dtype, in parts that lie one after another in rank
-/// order. A flat part may end with elements of nobody, for all parts to be equal.
+/// The unit of exchange: parameters of one dtype, in one part per rank, in rank order. A flat part
+/// may end with padding that no rank owns, so that all parts are equal.
 struct ShardBucket {
     DType dtype;
     std::vector<std::size_t> counts; ///< elements of each rank's part
@@ -67,7 +67,7 @@ struct ShardBucket {
     [[nodiscard]] std::size_t count() const noexcept {
         return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
     }
-    /// Where the part of a rank begins.
+    /// The element at which a rank's part begins.
     [[nodiscard]] std::size_t offset_of(int rank) const noexcept {
         return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
     }
@@ -75,17 +75,17 @@ struct ShardBucket {
 
 namespace detail {
 
-/// An owner for each of the parameters, by the rule of Partition::by_parameters. `loads` has the
-/// elements of each rank before, and gets those after. Complexity: O(n (log n + ranks)).
+/// An owner for each parameter, by the rule of Partition::by_parameters. `loads` holds the elements
+/// of each rank and is updated. Complexity: O(n (log n + ranks)).
 std::vector<int>
 owners_by_size(std::span<std::size_t const> sizes, std::vector<std::size_t>& loads);
 
-/// A parameter of as many bytes travels alone where it has one owner: it is sent from where it is, and
-/// saves two copies. A smaller one would wait longer for its turn than copies take.
+/// A parameter of at least this size travels alone if it has one owner: it is sent from where it
+/// is, which saves two copies. A smaller one would wait longer for its turn than the copies take.
 inline constexpr std::size_t lone_bytes = std::size_t{64} << 10U;
 
-/// Runs of parameters of one dtype, in list order, that reach `cap` bytes; `chosen` are indices. One of
-/// `alone` bytes or more is a run of its own.
+/// Runs of parameters of one dtype, in list order, that reach `cap` bytes; `chosen` are indices. A
+/// parameter of `alone` bytes or more is a run of its own.
 std::vector<std::vector<std::size_t>> runs_by_size(
     ParameterList const& parameters,
     std::span<std::size_t const> chosen,
@@ -93,7 +93,8 @@ std::vector<std::vector<std::size_t>> runs_by_size(
     std::size_t alone
 );
 
-/// Parts by the owners of whole parameters; `owners` has one for each of the ParameterList.
+/// Cuts parts by the owners of whole parameters; `owners` has one entry for each parameter of the
+/// list.
 ShardBucket bucket_by_owners(
     ParameterList const& parameters,
     std::vector<std::size_t> run,
@@ -101,7 +102,7 @@ ShardBucket bucket_by_owners(
     std::size_t ranks
 );
 
-/// Equal parts, of whole cache lines.
+/// Cuts equal parts of whole cache lines.
 ShardBucket flat_bucket(
     ParameterList const& parameters, std::vector<std::size_t> const& run, std::size_t ranks
 );

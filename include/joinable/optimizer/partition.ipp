@@ -95,7 +95,7 @@ JOINABLE_DEFINITION ShardBucket flat_bucket(
     for (std::size_t const i : run) {
         std::size_t left = parameters[i].value().numel();
         std::size_t begin = 0;
-        do { // one without elements has a piece, too
+        do { // a parameter without elements has a piece, too
             std::size_t const owner = (std::min)(offset / part, ranks - 1);
             std::size_t const taken = (std::min)(left, (owner + 1) * part - offset);
             bucket.pieces.push_back({i, begin, taken, static_cast<int>(owner), offset});

@@ -13,9 +13,9 @@
 #include <joinable/optimizer/update_rule.hpp>
 
 /// @file
-/// The update rules of PyTorch's optimizers of the same names: torch/optim/sgd.py, adam.py and adamw.py
-/// of 2.15, with their defaults. Settings are computed in double and then rounded to the type of the
-/// elements, as there.
+/// The update rules of PyTorch's optimizers of the same names: torch/optim/sgd.py, adam.py and
+/// adamw.py of 2.15, with their defaults. As in PyTorch, settings are computed in double and then
+/// rounded to the type of the elements.
 
 namespace joinable { inline namespace v0 {
 
@@ -37,11 +37,11 @@ check_setting(std::string_view rule, std::string_view name, double value, double
     }
 }
 
-/// What happens to a gradient before a rule sees it.
+/// Changes to a gradient before a rule sees it.
 template <class T>
 struct GradientTerms {
     T sign;  ///< -1: ascends
-    T decay; ///< of the value, added to the gradient
+    T decay; ///< times the value, added to the gradient
 
     template <class V>
     [[gnu::always_inline]] void apply(V& gradient, V const& value) const noexcept {
@@ -57,7 +57,7 @@ struct SgdUpdate {
     static constexpr std::size_t state_count = has_momentum ? 1 : 0;
     GradientTerms<T> terms;
     T momentum;
-    T undamped; ///< of a gradient, what the momentum takes
+    T undamped; ///< the share of a gradient that goes into the momentum
     T negative_rate;
     bool is_first;
     bool is_nesterov;
@@ -87,7 +87,7 @@ template <class T, bool is_amsgrad>
 struct AdamUpdate {
     static constexpr std::size_t state_count = is_amsgrad ? 3 : 2;
     GradientTerms<T> terms;
-    T kept; ///< of the value, after a decay that does not go through the gradient
+    T kept; ///< factor of the value, for a decay that is not part of the gradient
     T first_rate;
     T beta2;
     T second_rate;
@@ -128,7 +128,7 @@ inline constexpr std::array<std::string_view, 3> adam_state{
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
 };
 
-/// Adam and AdamW, which differ in where a value decays.
+/// Adam and AdamW, which differ in where the weight decay is applied.
 template <bool is_amsgrad, class Settings, class T>
 void update_by_adam(Settings const& settings, bool is_decoupled, UpdateRange<T> const& range) {
     auto const step = static_cast<double>(range.step);
@@ -178,8 +178,8 @@ void agree_on_adam(List& list, Settings const& settings) {
 
 } // namespace detail
 
-/// Stochastic gradient descent, with momentum where it is not 0. The first step takes the gradient as
-/// the momentum, undamped.
+/// Stochastic gradient descent, with momentum if it is not 0. The first step uses the undamped
+/// gradient as the momentum.
 struct Sgd {
     double learning_rate = 1e-3;
     double momentum = 0;
@@ -240,8 +240,8 @@ private:
     }
 };
 
-/// Adam (Kingma and Ba, 2015). A weight decay is added to the gradient. With amsgrad (Reddi et al.,
-/// 2018) the largest average of squares counts.
+/// Adam (Kingma and Ba, 2015). The weight decay is added to the gradient. With amsgrad (Reddi et
+/// al., 2018) the largest average of squares is used.
 struct Adam {
     double learning_rate = 1e-3;
     double beta1 = 0.9;
@@ -265,7 +265,7 @@ struct Adam {
     }
 };
 
-/// Adam whose weight decay shrinks the value, and does not go through the gradient (Loshchilov and
+/// Adam with a weight decay that shrinks the value and is not part of the gradient (Loshchilov and
 /// Hutter, 2019).
 struct AdamW {
     double learning_rate = 1e-3;

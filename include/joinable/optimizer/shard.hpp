@@ -22,7 +22,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// Memory for a tensor whose elements do not lie as they are needed. It grows with what is asked for.
+/// Memory for a tensor whose elements have to be rearranged. It grows on demand.
 class Scratch {
 public:
     [[nodiscard]] std::byte* data(std::size_t bytes) {
@@ -38,18 +38,19 @@ private:
 
 } // namespace detail
 
-/// A bucket as one rank sees it: its pieces, their state, and the ways of elements between parameters,
-/// gradients and the bucket, where a parameter lies whole, dense, in the order of its value if that is
-/// dense. All members local; `parameters` is the list that the bucket was cut from.
+/// One rank's view of a bucket: its pieces, their state, and the copies between parameters,
+/// gradients and the bucket. In the bucket a parameter lies whole and dense, in the order of its
+/// value if that is dense. All members are local. `parameters` is the list that the bucket was cut
+/// from.
 class OptimizerShard {
 public:
-    /// `names` is the number of state arrays, `has_masters` if values of 16 bits are stepped as copies of
-    /// 32.
+    /// `names` is the number of state arrays. With `has_masters`, values of 16 bits are stepped as
+    /// copies of 32 bits.
     OptimizerShard(
         ShardBucket bucket, int rank, std::size_t names, bool has_masters, Sharding sharding
     );
 
-    /// The same, for a rule with another number of state arrays: zeros.
+    /// The same shard with zeroed state, for a rule with another number of state arrays.
     [[nodiscard]] OptimizerShard with_state(std::size_t names) const {
         return {bucket_, rank_, names, true, sharding_};
     }
@@ -59,49 +60,51 @@ public:
     [[nodiscard]] std::span<ShardPiece const> own() const noexcept {
         return std::span{bucket_.pieces}.subspan(first_, own_);
     }
-    /// What this rank steps: what it owns, or all with Sharding::none.
+    /// The pieces that this rank steps: its own, or all with Sharding::none.
     [[nodiscard]] std::span<ShardPiece const> kept() const noexcept {
         return keeps_all() ? std::span{bucket_.pieces} : own();
     }
     [[nodiscard]] bool keeps_all() const noexcept { return sharding_ == Sharding::none; }
-    /// The state of a piece that this rank keeps begins at this element of the arrays.
+    /// The element of the arrays at which the state of a kept piece begins.
     [[nodiscard]] std::size_t place_of_state(ShardPiece const& piece) const noexcept {
         return piece.offset - (keeps_all() ? 0 : part_offset());
     }
-    /// Elements of which rank `rank` keeps state.
+    /// The number of elements whose state rank `rank` keeps.
     [[nodiscard]] std::size_t kept_count(std::size_t rank) const noexcept {
         return keeps_all() ? bucket_.count() : bucket_.counts[rank];
     }
     /// The size of one element of values and gradients, in bytes.
     [[nodiscard]] std::size_t element() const noexcept { return size_of(bucket_.dtype); }
     [[nodiscard]] std::size_t bucket_bytes() const noexcept { return bucket_.count() * element(); }
-    /// Elements of this rank's part.
+    /// The number of elements in this rank's part.
     [[nodiscard]] std::size_t part() const noexcept {
         return bucket_.counts[static_cast<std::size_t>(rank_)];
     }
-    /// Where this rank's part begins, in elements.
+    /// The element at which this rank's part begins.
     [[nodiscard]] std::size_t part_offset() const noexcept { return bucket_.offset_of(rank_); }
-    /// Reduced gradients of this rank's part.
+    /// The reduced gradients of this rank's part.
     [[nodiscard]] std::byte* gradients() const noexcept { return gradients_.data(); }
     [[nodiscard]] bool reduces() const noexcept { return gradients_.bytes() != 0; }
 
-    /// Where the elements of a parameter are that begins at `data` in a bucket, or in scratch: dense.
+    /// A dense view of a parameter's elements, which begin at `data` in a bucket or in scratch
+    /// memory.
     [[nodiscard]] static AnyView place_of(AnyView const& value, std::byte* data);
 
-    /// Writes all gradients into a bucket, each element times `factor`: zeros where that is 0, or where
-    /// there is no gradient.
+    /// Writes all gradients into a bucket, each element times `factor`. Writes zeros if the factor
+    /// is 0 or there is no gradient.
     void pack_gradients(ParameterList const& parameters, double factor, std::byte* bucket) const;
     /// Writes the gradient of the parameter that begins with piece `k`.
     void pack_gradient(
         ParameterList const& parameters, std::size_t k, double factor, std::byte* bucket
     ) const;
 
-    /// Appends the gradients of the pieces that this rank steps, where there are any. `shift` is added to indices.
+    /// Appends the existing gradients of the pieces that this rank steps. `shift` is added to
+    /// indices.
     void append_gradients(
         ParameterList const& parameters, std::size_t shift, std::vector<ShardGradient>& list
     ) const;
 
-    /// Steps the pieces that this rank keeps and that have gradients. `steps` counts, for each parameter.
+    /// Steps the pieces that this rank keeps and that have gradients. `steps` counts per parameter.
     template <class Rule>
     void step(
         ParameterList const& parameters,
@@ -134,8 +137,8 @@ public:
         }
     }
 
-    /// Has an engine's optimizer step the parameters that this rank keeps and that have gradients. `shift` is added to
-    /// indices, `steps` counts, for each parameter.
+    /// Steps the parameters that this rank keeps and that have gradients by an engine's optimizer.
+    /// `shift` is added to indices; `steps` counts per parameter.
     template <LocalOptimizer Optimizer>
     void step_whole(
         ParameterList const& parameters,
@@ -155,17 +158,17 @@ public:
         }
     }
 
-    /// The one parameter of this bucket, where it is dense and has one owner: it can be sent from where it
-    /// is. Else an empty view.
+    /// The only parameter of this bucket if it is dense and has one owner, so that it can be sent
+    /// from where it is. Otherwise an empty view.
     [[nodiscard]] AnyView lone_value(ParameterList const& parameters) const;
 
     /// Copies this rank's values into its part of a bucket.
     void
     pack_own(ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch) const;
-    /// Copies all other values from a bucket.
+    /// Copies all values that other ranks own from a bucket.
     void unpack_others(ParameterList const& parameters, std::byte const* bucket) const;
 
-    /// Takes values of 16 bits as masters.
+    /// Copies values of 16 bits into their masters.
     void load_masters(ParameterList const& parameters, detail::Scratch& scratch) const;
 
 private:
@@ -191,7 +194,8 @@ private:
         return reinterpret_cast<float*>(state_.array(state_.names(), place_of_state(piece)));
     }
 
-    /// The elements of a piece in a row, in the order of the bucket: where they are, or in `scratch`.
+    /// The elements of a piece in bucket order: in place if possible, otherwise copied to
+    /// `scratch`.
     [[nodiscard]] std::byte* elements_of(
         AnyView const& value,
         AnyView const& tensor,
@@ -223,7 +227,7 @@ private:
     ShardBucket bucket_;
     int rank_;
     Sharding sharding_;
-    std::size_t first_ = 0; ///< of the pieces, this rank's
+    std::size_t first_ = 0; ///< index of this rank's first piece
     std::size_t own_ = 0;
     ShardState state_;
     Arena gradients_;

@@ -37,7 +37,7 @@ JOINABLE_DEFINITION void OptimizerShard::pack_gradients(
     ParameterList const& parameters, double factor, std::byte* bucket
 ) const {
     for (std::size_t k = 0; k < bucket_.pieces.size(); ++k) {
-        if (bucket_.pieces[k].begin == 0) { // else its parameter is there
+        if (bucket_.pieces[k].begin == 0) { // else its parameter has been packed
             pack_gradient(parameters, k, factor, bucket);
         }
     }

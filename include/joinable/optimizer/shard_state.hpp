@@ -17,17 +17,17 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What the owner of a part keeps of it: an array for each name of the rule, and one of masters where
-/// the values have 16 bits. Nothing, where an engine's optimizer keeps its state itself. Local.
+/// The state that the owner of a part keeps: an array for each name of the rule, and an array of
+/// masters if the values have 16 bits. Empty if an engine's optimizer keeps its own state. Local.
 class ShardState {
 public:
-    /// For `count` elements of `dtype`, a floating-point one; zeros.
+    /// State for `count` elements of `dtype`, a floating-point type; zeros.
     ShardState(DType dtype, std::size_t count, std::size_t names, bool has_masters)
         : dtype_{dtype}, count_{count}, names_{names}, has_masters_{has_masters},
           memory_{count * element_bytes()} {}
 
     [[nodiscard]] bool has_masters() const noexcept { return has_masters_; }
-    /// Those of the rule, then the masters.
+    /// The rule's arrays, then the masters.
     [[nodiscard]] std::size_t arrays() const noexcept { return names_ + (has_masters() ? 1 : 0); }
     [[nodiscard]] std::size_t names() const noexcept { return names_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
@@ -37,7 +37,7 @@ public:
     [[nodiscard]] std::size_t element_bytes() const noexcept {
         return arrays() * size_of(computed_in());
     }
-    /// From element `at` on.
+    /// Array `k` from element `at` on.
     [[nodiscard]] std::byte* array(std::size_t k, std::size_t at = 0) const noexcept {
         return memory_.data() + (k * count_ + at) * size_of(computed_in());
     }
@@ -52,14 +52,14 @@ private:
 
 namespace detail {
 
-/// memcpy() of what may be nothing, at null pointers.
+/// memcpy() that allows null pointers if there is nothing to copy.
 inline void copy_bytes(std::byte* to, std::byte const* from, std::size_t bytes) noexcept {
     if (bytes != 0) {
         std::memcpy(to, from, bytes);
     }
 }
 
-/// What an optimizer computes in: numbers of 16 bits have a master copy of 32.
+/// The type that an optimizer computes in: numbers of 16 bits have a master copy of 32 bits.
 template <class Stored>
 using master_of = std::conditional_t<sixteen_bits<Stored>, float, Stored>;
 
@@ -78,7 +78,7 @@ void narrow_to(std::byte* to, float const* from, std::size_t count) noexcept {
     );
 }
 
-/// The dtype as a type, where elements can be stepped.
+/// Calls f with the floating-point dtype as a type.
 template <class F>
 void visit_floating(DType dtype, F const& f) {
     switch (dtype) {
@@ -89,8 +89,8 @@ void visit_floating(DType dtype, F const& f) {
     }
 }
 
-/// Steps `size` elements, whose state begins at element `at` of the part. Values and gradients are of the
-/// dtype of the part.
+/// Steps `size` elements, whose state begins at element `at` of the part. Values and gradients have
+/// the part's dtype.
 template <class Stored, class Rule>
 void update_piece(
     Rule const& rule,

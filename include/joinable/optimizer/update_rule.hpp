@@ -34,7 +34,8 @@ struct PointerMember {
     template <class T>
     operator T*() const noexcept;
 };
-/// Converts to nothing: a class that takes it takes pointers, too, and is none.
+/// Converts to nothing. A class that can be made from it accepts more than pointers, so it is no
+/// pointer.
 struct NoMember {};
 template <std::size_t>
 using AnyMemberAt = AnyMember;
@@ -49,8 +50,8 @@ consteval bool has_pointer_after_any(std::index_sequence<Counts...>) {
     return (is_pointer_after<T>(std::make_index_sequence<Counts>{}) || ...);
 }
 
-/// Whether T is a pointer, or an aggregate with one among its first 16 members. Of other classes, and of members
-/// within members, a compiler does not see it.
+/// Whether T is a pointer, or an aggregate with a pointer among its first 16 members. A compiler
+/// cannot see this for other classes or for members of members.
 template <class T>
 consteval bool has_pointer() {
     if constexpr (std::is_aggregate_v<T> && std::is_trivially_copyable_v<T>) {
@@ -80,28 +81,29 @@ void check_rule(R const& rule) {
 
 } // namespace detail
 
-/// The settings of an optimizer, and how it steps an element. What an element becomes depends on that
-/// element alone, so that it does not matter who steps which range. All members local.
+/// The settings of an optimizer, and how it steps an element. The new value of an element depends
+/// only on that element, so any rank may step any range. All members are local.
 ///
 /// `rule` is a const lvalue of `R`.
 /// | expression             | result                             | meaning                                  |
 /// |------------------------|------------------------------------|------------------------------------------|
-/// | `rule.state_names()`   | std::span<std::string_view const>  | numbers that it keeps for each element,  |
-/// |                        |                                    | by name; the same number at every step   |
+/// | `rule.state_names()`   | std::span<std::string_view const>  | names of the numbers that it keeps for   |
+/// |                        |                                    | each element; as many at every step      |
 /// | `rule.update(range)`   |                                    | steps an UpdateRange of float or double  |
-/// | `rule.check()`         |                                    | optional; throws ContractViolation where |
-/// |                        |                                    | the settings make no sense               |
+/// | `rule.check()`         |                                    | optional; throws ContractViolation if    |
+/// |                        |                                    | the settings are invalid                 |
 /// | `rule.agree_on(list)`  |                                    | optional; adds its settings to an        |
 /// |                        |                                    | AgreementList, for ranks to compare      |
 ///
-/// R is trivially copyable: settings travel from rank to rank as they are in memory. No member is
-/// a pointer: on another rank an address leads nowhere. This is checked of the first 16 members of an aggregate.
-/// Not checkable, still required: no pointer within a member, no std::span, no std::string_view.
+/// R is trivially copyable, because settings are sent to other ranks as bytes. No member is a
+/// pointer, because addresses are not valid on another rank; this is checked for the first 16
+/// members of an aggregate.
+/// Not checkable, but required: no pointer within a member, no std::span, no std::string_view.
 template <class R>
 concept UpdateRule = std::is_trivially_copyable_v<R> && detail::has_state_names<R> &&
                      detail::has_update<R> && !detail::has_pointer<R>();
 
-/// Says in one sentence what a class lacks to be an UpdateRule.
+/// Says in one sentence why a class is not an UpdateRule.
 template <class R>
 consteval bool models_update_rule() {
     static_assert(

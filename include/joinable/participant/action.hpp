@@ -11,9 +11,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Any collective as a participant, without a class: `Action log{comm, act, shadow};`.
+/// Makes any collective a participant, without a class: `Action log{comm, act, shadow};`.
 ///
-/// Active ranks call `log(...)` once per round, which runs `act(...)`; joined ranks run `shadow()`
+/// Active ranks call `log(...)` once per round, which runs `act(...)`. Joined ranks run `shadow()`
 /// (or `shadow(round)`), which must issue the same collectives in the same order.
 template <class Act, class Shadow, class Comm>
 class Action {
@@ -68,7 +68,7 @@ private:
 
 template <class Comm, class Act, class Shadow>
 Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
-/// Explains what is missing.
+/// Explains which argument is missing.
 template <class Act, class Shadow>
 Action(Act, Shadow) -> Action<Act, Shadow, detail::NoCommunicator>;
 

@@ -11,9 +11,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Keyword of a guard, for each DistributedDataParallel in it: whether gradients are divided by the
-/// number of all ranks (true, the default) or of the ranks that are still active. Where notices carry
-/// weights it has no effect.
+/// Keyword of a guard, for each DistributedDataParallel in it. Gradients are divided by the number
+/// of all ranks (true, the default) or of the contributing ranks (Round::contributor_count()). It
+/// has no effect if notices carry weights.
 inline constexpr struct divide_by_initial_world_size_t
     : keyword<divide_by_initial_world_size_t, bool> {
     using keyword::operator=;
@@ -21,14 +21,14 @@ inline constexpr struct divide_by_initial_world_size_t
 
 namespace detail {
 
-/// What gradients are averaged over.
+/// How gradients are averaged.
 struct Averaging {
     GradientKind kind;
     bool divides_by_initial_world_size = true;
 
-    /// What a rank's gradients are multiplied with, so that their sum is the average. Local in a
-    /// guard; outside, a weighted round sums the weights, which is collective.
-    /// 0 where the weights of all ranks sum to 0.
+    /// The factor of a rank's gradients that makes their sum the average; 0 if the weights of all
+    /// ranks sum to 0. Local in a guard. Outside a guard a weighted round sums the weights, which
+    /// is collective.
     template <Communicator Comm>
     [[nodiscard]] double factor(Comm& comm, Round const& round) const {
         double own = 1.0;

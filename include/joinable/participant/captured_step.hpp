@@ -20,7 +20,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The passes of an engine and the reduction of their gradients as one CUDA graph, over NCCL.
+/// Captures the passes of an engine and the reduction of their gradients as one CUDA graph, over
+/// NCCL.
 ///
 /// @code
 /// joinable::CapturedStep captured{comm, gradients, [&](auto ready) { model.passes(ready); }};
@@ -33,23 +34,24 @@ namespace joinable { inline namespace v0 {
 /// }
 /// @endcode
 ///
-/// `passes(ready)` enqueues both passes on the caller's stream, and calls ready(i) where gradient i
-/// is final there, for 0, 1, 2, ... in this order: its all-reduce runs beside the rest. It is called
-/// once, in the first round, and again in the first one after a guard; all others launch the graph
-/// again. So a batch is what lies in the same memory, and all are of one size.
+/// `passes(ready)` enqueues both passes on the caller's stream. It calls ready(i) when gradient i
+/// is final there, for 0, 1, 2, ... in this order; the all-reduce of the gradient then overlaps
+/// with the rest. It is called in the first round and in the first round after a guard. All other
+/// rounds launch the graph again, so every batch must lie in the same memory and have the same
+/// size.
 ///
-/// A rank that has run out launches the same graph with the engine's nodes switched off and zeros in
-/// their gradients; there the averages arrive, too. What a gradient is multiplied with is read from
-/// device memory when the graph runs, so that weights and divisors may change with each round.
-/// Every round is for training and syncs.
+/// A rank that has run out launches the same graph with the engine's nodes disabled and zeros in
+/// its gradients; these receive the averages, too. The graph reads the factor of a gradient from
+/// device memory when it runs, so weights and divisors may change in each round. Every round trains
+/// and syncs.
 template <class Passes, class Comm>
 class CapturedStep {
     static_assert(detail::models_captured_step<Comm>());
 
 public:
-    /// Local. `gradients` are of floating-point dtypes in memory of the communicator's device, in the
-    /// order in which they are ready; the same on every rank.
-    /// @throws ContractViolation  a buffer is none of these.
+    /// Local. `gradients` have floating-point dtypes and are in memory of the communicator's
+    /// device, in the order in which they become ready; the same on every rank.
+    /// @throws ContractViolation  a buffer is not like this.
     CapturedStep(
         Comm& comm,
         std::vector<Buffer> gradients,
@@ -73,12 +75,13 @@ public:
     }
     CapturedStep(CapturedStep const&) = delete;
     CapturedStep& operator=(CapturedStep const&) = delete;
-    /// Waits for what is under way, up to the deadline; while unwinding it aborts.
+    /// Waits for the work in flight, up to the deadline. While unwinding it aborts.
     ~CapturedStep() = default;
 
-    /// Collective. A round: enqueues both passes and the averages, and returns; the caller's stream is
-    /// behind them. The host waits where it is four rounds ahead.
-    /// @throws ContractViolation  the round does not sync, or passes did not call ready(i) for all.
+    /// Runs a round. Enqueues both passes and the averages and returns; the caller's stream waits
+    /// for them. The host blocks when it is four rounds ahead. Collective.
+    /// @throws ContractViolation  the round does not sync, or the passes did not call ready(i) for
+    ///         all gradients.
     void step(RoundNotice notice = {}) {
         if (!notice.will_sync || notice.phase != Phase::train) {
             throw ContractViolation{"a captured step reduces gradients in each of its rounds, but "
@@ -108,7 +111,7 @@ public:
               } {}
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
-        /// A rank that was joined all the time has captured no passes.
+        /// A rank that was joined throughout has captured no passes.
         ~Hook() { step_.averages_.release_kernels(); }
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
         void main_hook(Round const& round) { step_.run(round, false); }
@@ -116,7 +119,7 @@ public:
 
     private:
         CapturedStep& step_;
-        detail::ScopedFlag divides_; ///< as the guard asks for
+        detail::ScopedFlag divides_; ///< set for the guard
     };
 
     using join_keywords = keywords<divide_by_initial_world_size_t>;
@@ -141,7 +144,7 @@ private:
         if (!averages_.is_captured()) {
             averages_.capture([&] { record(is_active); });
         }
-        averages_.run(factor, !is_active || factor == 0.0); // a mean over no samples is no number
+        averages_.run(factor, !is_active || factor == 0.0); // a mean over no samples is NaN
     }
 
     void record(bool is_active) {
@@ -181,7 +184,7 @@ private:
     std::vector<Buffer> gradients_;
     Passes passes_;
     detail::Averaging averaging_;
-    detail::NcclCapturedAverages averages_; ///< waits for its runs before the rest is destroyed
+    detail::NcclCapturedAverages averages_; ///< waits for its runs before others are destroyed
     JoinState state_;
 };
 

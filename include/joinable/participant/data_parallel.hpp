@@ -36,7 +36,7 @@ concept describes_model =
     std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions> ||
     (std::convertible_to<T, Reduction> && BucketReduction<Reduction, Comm>);
 
-/// Says what a communicator lacks before a base class does.
+/// Checks the communicator before a base class does.
 template <class Comm, class Reduction, class Times>
 struct PassesOver {
     static_assert(models_communicator<Comm>());
@@ -45,8 +45,9 @@ struct PassesOver {
 
 } // namespace detail
 
-/// Keeps the replicas of a model in step: parameters start as rank 0's, gradients are averaged
-/// while the backward pass runs, and in a guard joined ranks shadow and receive the same averages.
+/// Keeps the replicas of a model equal. Parameters start with rank 0's values, and gradients are
+/// averaged while the backward pass runs. In a guard joined ranks shadow and receive the same
+/// averages.
 ///
 /// @code
 /// joinable::DistributedDataParallel ddp{comm, model.parameters()};
@@ -54,25 +55,27 @@ struct PassesOver {
 /// ddp.backward([&](auto ready) { model.backward(ready); }); // ready(i): gradient i is final
 /// @endcode
 ///
-/// An engine with hooks of its own calls the verbs: prepare_for_forward, prepare_for_backward,
+/// An engine with its own hooks calls the verbs: prepare_for_forward, prepare_for_backward,
 /// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
-/// (divide_by_initial_world_size = false), or by weight where notices carry one. `Reduction` says how
-/// a bucket travels, see BucketReduction. `Times` is told when rounds and buckets begin and end.
+/// (divide_by_initial_world_size = false), or by weight if notices carry one. `Reduction` defines
+/// how a bucket travels, see BucketReduction. `Times` is notified when rounds and buckets begin and
+/// end.
 ///
-/// Zero gradients before the pass or after the step. A joined rank runs neither: its gradients hold
-/// the averages of the others' rounds until the guard ends, and are zeros then, so that its first pass
-/// in the next guard adds to nothing (DataParallelOptions::joined_gradients). What zeros in a Step's
-/// body, after the step, runs on joined ranks as well.
+/// Zero gradients before the pass or after the step. A joined rank runs neither. Its gradients hold
+/// the averages of the others' rounds until the guard ends, and are then zeroed, so that its first
+/// pass in the next guard starts from zeros (DataParallelOptions::joined_gradients). If the body of
+/// a Step zeros gradients after the step, it does so on joined ranks as well.
 template <class Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class DistributedDataParallel : public detail::PassesOver<Comm, Reduction, Times>::type {
     using Base = typename detail::PassesOver<Comm, Reduction, Times>::type;
 
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
-    /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
-    /// options, then take rank 0's values.
-    /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or on another
-    ///         device, or whatever else fails here, as memory does; the other ranks throw PeerFailed.
+    /// `buffers` is the result of joinable::buffers(). All ranks agree on counts, extents, dtypes
+    /// and options, then take rank 0's values.
+    /// @throws ContractViolation  Reducer refuses the arguments, or a buffer is missing or on
+    ///         another device; the other ranks throw PeerFailed, as after any other local failure,
+    ///         such as std::bad_alloc.
     /// @throws Mismatch  ranks have different options or models; the text names the first option,
     ///         parameter or buffer that differs, with both values.
     template <class Parameters>
@@ -139,7 +142,7 @@ public:
               options,
               std::move(reduction)
           } {}
-    /// With default options. The type is deduced, so that {} is never taken for a reduction.
+    /// With default options. The type is deduced, so that {} is never taken as a reduction.
     template <class Parameters, class R, std::enable_if_t<std::is_same_v<R, Reduction>, int> = 0>
     DistributedDataParallel(Comm& comm, Parameters&& parameters, BufferList buffers, R reduction)
         : DistributedDataParallel{
@@ -159,12 +162,12 @@ public:
               std::move(reduction)
           } {}
 
-    /// Explains what comes in the place of buffers or options, but is neither.
+    /// Explains an argument in the place of buffers or options that is neither.
     template <
         class Parameters,
         class Other,
         class... Rest,
-        // No requires clause: clang 14 ignores it in the deduction guide that comes of this.
+        // No requires clause: clang 14 ignores it in the implicit deduction guide.
         std::enable_if_t<!detail::describes_model<Other, Comm, Reduction>, int> = 0>
     DistributedDataParallel(Comm& comm, Parameters&& parameters, Other&&, Rest&&...)
         : DistributedDataParallel{comm, std::forward<Parameters>(parameters)} {
@@ -181,7 +184,7 @@ public:
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
-    /// What joined ranks run: the same buckets with zeros, and the averages into their gradients.
+    /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
     class Hook {
     public:
         using label = labels::gradients;
@@ -216,7 +219,7 @@ public:
 
     private:
         DistributedDataParallel& ddp_;
-        detail::ScopedFlag divides_; ///< as the guard asks for
+        detail::ScopedFlag divides_; ///< set for the guard
     };
 
     using typename Base::join_keywords;
@@ -225,7 +228,7 @@ public:
     }
     [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
     static constexpr std::string_view join_verb = "forward() or skip()";
-    /// Options and model: two models that ranks list in another order are told apart.
+    /// Lists the options and the model. Models whose parameters are listed in another order differ.
     void agree_on(AgreementList& list) const {
         detail::agree_on(list, module_->options());
         list.add("reduction", Reduction::name);
@@ -239,7 +242,8 @@ public:
             }
         }
     }
-    /// @throws ContractViolation  joined ranks leave their gradients untouched, but others use them.
+    /// @throws ContractViolation  joined ranks leave their gradients untouched, but other
+    ///         participants use them.
     void check_guard(GuardView const& guard) const {
         char const* const why =
             guard.carries_accumulated
@@ -259,7 +263,7 @@ private:
     using Base::ready_check_;
     using Base::reducer_;
 
-    std::string model_; ///< as guards compare it
+    std::string model_; ///< in the form that guards compare
     JoinState state_;
 };
 
@@ -291,7 +295,7 @@ DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Re
 
 namespace detail {
 
-/// In place of a communicator where options in braces have a name that they do not have.
+/// Stands for the communicator if options in braces have a wrong name.
 template <class Options>
 struct MisspeltOptions {
     static_assert(
@@ -304,7 +308,7 @@ struct MisspeltOptions {
 
 } // namespace detail
 
-/// What a model with such options becomes: nothing but the explanation.
+/// The class that a model with such options becomes. It holds only the explanation.
 template <class Options>
 class DistributedDataParallel<detail::MisspeltOptions<Options>> : detail::MisspeltOptions<Options> {
 public:

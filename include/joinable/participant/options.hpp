@@ -9,62 +9,63 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight, both of
-/// all its samples since the last round that synced.
+/// What a rank's gradient is if notices carry weights. g is the gradient and w the weight; both
+/// cover all samples of the rank since the last round that synced.
 enum class GradientKind : std::uint8_t {
-    mean, ///< the mean over the rank's own samples: the average is sum(w * g) / sum(w)
-    sum,  ///< their sum: the average is sum(g) / sum(w)
+    mean, ///< the mean over the rank's own samples; the average is sum(w * g) / sum(w)
+    sum,  ///< the sum over them; the average is sum(g) / sum(w)
 };
 
-/// When buffers are sent in a round that syncs. Both wait for the round's roll call: before the
-/// forward pass the wait is in the way, after it the pass has hidden it.
+/// When buffers are sent in a round that syncs. Both wait for the round's roll call. Before the
+/// forward pass this wait costs time; after it, the pass has hidden the roll call.
 enum class BufferSync : std::uint8_t { after_forward, before_forward };
 
-/// How gradients are cut into buckets (see BucketOptions) and averaged, and what keeps the rest of a
-/// model the same.
-/// The same on every rank.
+/// How gradients are cut into buckets (see BucketOptions) and averaged, and how the rest of a model
+/// is kept equal. The same on every rank.
 struct DataParallelOptions {
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
-    /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
-    /// communication starts early.
+    /// The limit of the bucket that is launched first, at most bucket_cap_bytes. It is small, so
+    /// that communication starts early.
     std::size_t first_bucket_bytes = std::size_t{1} << 20U;
-    /// Gradients live in the buckets and are never copied; needs parameter_traits::set_grad for
-    /// every parameter. They are valid as long as the reducer.
+    /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
+    /// every parameter. The gradients are valid as long as the reducer.
     bool gradient_as_bucket_view = false;
-    /// Parameters may go without a gradient in an iteration: the engine says which before backward,
-    /// and ranks exchange one small map per iteration. What no rank uses is neither sent nor
-    /// touched; what another rank uses gets the average.
+    /// Parameters may have no gradient in an iteration. The engine names them before backward, and
+    /// ranks exchange one small map per iteration. A parameter that no rank uses is neither sent
+    /// nor touched; one that another rank uses gets the average.
     bool find_unused = false;
-    /// Every iteration uses the same parameters, equally often: recorded in a rank's first one,
-    /// checked in all others. Finds unused parameters by itself, and sends one map in all.
+    /// Every iteration uses the same parameters equally often. A rank records them in its first
+    /// iteration and checks all others. Finds unused parameters by itself and sends one map in
+    /// total.
     bool static_graph = false;
-    /// Buffers are sent from the lowest active rank in every round that syncs, and at the start and
-    /// the end with the model. Rounds that accumulate do not send them. Off: each rank has its own.
+    /// Buffers are sent from the lowest active rank in every round that syncs, and with the model
+    /// at the start and the end. Rounds that accumulate do not send them. Off: each rank keeps its
+    /// own.
     bool broadcast_buffers = true;
     GradientKind gradient_kind = GradientKind::mean;
-    /// Limits of the first bucket, the second and so on; the last one repeats. Given, they stand in
-    /// for the two limits above.
+    /// Limits of the first bucket, the second and so on; the last one repeats. If given, they
+    /// replace the two limits above.
     std::vector<std::size_t> bucket_caps_bytes = {};
-    /// Until the order in which gradients become ready is known there is one bucket per dtype;
-    /// after the first iteration it is cut by that order. Off: cut at once, from the last parameter
-    /// to the first. Without effect where find_unused is on and static_graph is not.
+    /// There is one bucket per dtype until the order in which gradients become ready is known.
+    /// After the first iteration it is cut by that order. Off: cut at once, from the last parameter
+    /// to the first. No effect with find_unused unless static_graph is on.
     bool rebuild_buckets = true;
     BufferSync buffer_sync = BufferSync::after_forward;
-    /// Take rank 0's values at construction; off: they are the same on all ranks already.
+    /// Take rank 0's values at construction. Off: they must be equal on all ranks already.
     bool sync_at_start = true;
     /// When a guard ends, take the values of the last rank that trained.
     bool sync_at_end = true;
     /// What a joined rank keeps in its gradients.
     JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
-    /// What a rank sends of a parameter that its pass does not use.
+    /// What a rank sends for a parameter that its pass does not use.
     UnusedGradients unused_gradients = UnusedGradients::zero;
-    /// For debugging: hashes each gradient at ready(i) and again when the backward pass has ended, and
-    /// throws ContractViolation with the name of one that changed in between. Nothing is sent before that,
-    /// so nothing overlaps. Gradients are in host memory.
+    /// For debugging. Hashes each gradient at ready(i) and again after the backward pass, and
+    /// throws ContractViolation with the name of a gradient that changed in between. Nothing is
+    /// sent before that, so nothing overlaps. Gradients must be in host memory.
     bool verify_ready = false;
 };
 
-/// What the buckets of a model need to know of its options.
+/// The options that the buckets of a model need.
 [[nodiscard]] inline BucketOptions bucket_options(DataParallelOptions const& options) {
     return {
         .bucket_cap_bytes = options.bucket_cap_bytes,

@@ -26,27 +26,28 @@
 namespace joinable { inline namespace v0 {
 
 /// The passes of a model whose gradients are averaged: the verbs that DistributedDataParallel and
-/// ShardedDataParallel have in common. `GradientReducer` is what Reducer is: it averages as gradients become
-/// ready.
+/// ShardedDataParallel share. `GradientReducer` has the interface of Reducer and averages gradients
+/// as they become ready.
 template <Communicator Comm, class GradientReducer>
 class Passes {
 public:
-    /// Collective, outside a guard. Tensors of an optimizer's state (momentum, numbers of steps) as
-    /// `ranges` that joinable::buffers() takes: all ranks agree on their count, extents and dtypes,
-    /// take rank 0's values now, and when a guard ends get them with the model.
-    /// @throws ContractViolation  in a guard, or a tensor is missing; then the others throw
-    ///         PeerFailed. @throws Mismatch  the text names the first tensor that differs.
+    /// Attaches tensors of an optimizer's state (momentum, step counts). `ranges` are ranges that
+    /// joinable::buffers() takes. All ranks agree on count, extents and dtypes and take rank 0's
+    /// values. When a guard ends, the tensors are sent with the model. Collective, outside a guard.
+    /// @throws ContractViolation  called in a guard, or a tensor is missing; then the others throw
+    ///         PeerFailed.
+    /// @throws Mismatch  the text names the first tensor that differs.
     template <class... Ranges>
     void attach_state(Ranges&&... ranges) {
         require_outside("attach_state()");
         module_->attach(std::forward<Ranges>(ranges)...);
     }
 
-    /// Local, the same on every rank, outside a guard. `hook(comm, buffers, round)` takes the place
-    /// of the broadcast of buffers in each round that syncs, on active ranks as on joined ones, where
-    /// round.is_shadow(): it must issue the same collectives there (zeros, where it sums). What
-    /// it throws has to leave the guard: skip() would call it again. A null function brings the
-    /// broadcast back.
+    /// Replaces the broadcast of buffers by `hook(comm, buffers, round)` in each round that syncs.
+    /// On joined ranks round.is_shadow() is true, and the hook must issue the same collectives
+    /// (with zeros, if it sums). Its exceptions must leave the guard, because skip() would call it
+    /// again. A null function restores the broadcast. Local, the same on every rank, outside a
+    /// guard.
     /// @throws ContractViolation  in a guard or a round, or broadcast_buffers is off.
     void set_buffer_hook(
         std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)> hook
@@ -55,9 +56,9 @@ public:
         module_->set_buffer_hook(std::move(hook));
     }
 
-    /// Announces a round and runs the forward pass, behind which the roll call hides.
-    /// Returns what `pass` returns. Collective over the active ranks. When `pass` throws, the round
-    /// is open for the others: skip() goes on with them.
+    /// Announces a round and runs the forward pass, which overlaps with the roll call. Returns what
+    /// `pass` returns. Collective over the active ranks. If `pass` throws, the round is open for
+    /// the others: continue with skip().
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         begin_forward(notice);
@@ -71,7 +72,7 @@ public:
         }
     }
 
-    /// Explains what comes in the place of a notice, but is none.
+    /// Explains an argument in the place of a notice that is none.
     template <class F, class Other>
         requires(!std::convertible_to<Other, RoundNotice>)
     void forward(F&&, Other const&) {
@@ -82,8 +83,8 @@ public:
     }
 
     /// Runs the backward pass, averages gradients as they become ready, and waits for all of them.
-    /// `pass` takes a callable `ready(i)`; `unused` is what prepare_for_backward() takes. In a round
-    /// that does not sync it only runs the pass: gradients accumulate.
+    /// `pass` takes a callable `ready(i)`; `unused` is as for prepare_for_backward(). In a round
+    /// that does not sync it only runs the pass, and gradients accumulate.
     template <class F, class Unused = std::initializer_list<std::size_t>>
     void backward(F&& pass, Unused const& unused = {}) {
         auto const ready = [this](std::size_t i) { mark_ready(i); };
@@ -100,9 +101,10 @@ public:
         }
     }
 
-    /// Collective over the active ranks; does not block in a round that syncs, except with
-    /// EndPolicy::throw_early. Whether it syncs is what the round's opener said: under next() and
-    /// iterate() the notice given there, else the notice given here, and never inside no_sync().
+    /// Announces a round. Collective over the active ranks. Does not block in a round that syncs,
+    /// except with EndPolicy::throw_early. The opener of the round says whether it syncs: with
+    /// next() and iterate() by the notice given there, otherwise by this notice. A round inside
+    /// no_sync() never syncs.
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice notice = {}) {
         if (gathers_values()) {
@@ -114,9 +116,9 @@ public:
         begin_forward(notice);
     }
 
-    /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
-    /// pass gives no gradient, a range of indices or a predicate over them: see
-    /// DataParallelOptions::find_unused. See PendingRound::wait for what throws.
+    /// Blocks until all ranks have opened the round. `unused` names the parameters that the
+    /// backward pass gives no gradient: a range of indices or a predicate over them, see
+    /// DataParallelOptions::find_unused. See PendingRound::wait for the errors.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
@@ -141,8 +143,8 @@ public:
         });
     }
 
-    /// See Reducer::mark_ready. In a round that does not sync the gradient counts as accumulated:
-    /// the next round that syncs reduces it.
+    /// See Reducer::mark_ready. In a round that does not sync the gradient counts as accumulated,
+    /// and the next round that syncs reduces it.
     void mark_ready(std::size_t i) {
         guarded([&] {
             if (stage_ == Stage::unsynced) {
@@ -173,16 +175,16 @@ public:
         });
     }
 
-    /// Rounds that open while the result lives do not sync: gradients accumulate. Under next() and
-    /// iterate() say {.will_sync = false} there instead. The same on all ranks. Local.
+    /// Rounds that open during the lifetime of the result do not sync: gradients accumulate. With
+    /// next() and iterate(), use {.will_sync = false} there instead. The same on all ranks. Local.
     [[nodiscard("keep what no_sync() returns: rounds do not sync while it lives")]] auto
     no_sync() noexcept {
         return detail::ScopedFlag{is_inside_no_sync_, true};
     }
 
-    /// Goes through a round without this rank's batch, because it failed (out of memory, a bad
-    /// sample); the round goes on for all. In place of forward(), or after forward() or backward()
-    /// threw. The optimizer steps as always.
+    /// Runs a round without this rank's batch, because the batch failed (out of memory, a bad
+    /// sample). The round continues on all ranks. Call it instead of forward(), or after forward()
+    /// or backward() threw. The optimizer steps as usual.
     ///
     /// | called                              | this rank's weight | its gradients               |
     /// |-------------------------------------|--------------------|-----------------------------|
@@ -191,21 +193,21 @@ public:
     /// | then, until its first bucket is sent| as announced       | zeros                       |
     /// | later                               |                    | ContractViolation: too late |
     ///
-    /// In a round that does not sync, before its backward pass has ended, and in an evaluation whose
-    /// forward() threw, it ends the round; nothing is taken back. Where weights sum to 0, because all
-    /// ranks skip, the average is zeros: see Round::contributor_count. Outside a guard, and in one that
-    /// is not enabled, say `skip({.weight = 0})` where the others give a weight. Collective: blocks
-    /// until the averages are written, if the round syncs.
+    /// In a round that does not sync (before its backward pass has ended) and in an evaluation
+    /// whose forward() threw, it ends the round and undoes nothing. If the weights sum to 0,
+    /// because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
+    /// and in one that is not enabled, call `skip({.weight = 0})` if the others give a weight.
+    /// Collective: blocks until the averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             require_stepped();
             if constexpr (gathers) {
-                reducer_->require_let_go(); // before any collective: skip() can be called again
+                reducer_->require_let_go(); // before any collective, so skip() can be called again
             }
-            detail::forget_failure(*this); // the batch's: peers need not hear of it
+            detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
             auto const* const session = detail::session_of(state_);
             if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
-                open_round({}); // the batch failed after next() had announced it
+                open_round({}); // the batch failed after next() announced it
             } else if (stage_ == Stage::idle) {
                 notice.skips = true;
                 open_round(notice);
@@ -240,11 +242,11 @@ public:
 protected:
     friend GradientReducer;
 
-    /// Whether `GradientReducer` may gather values for passes, as detail::ShardedReduction does: then it gives
-    /// them `use`, too.
+    /// Whether `GradientReducer` may gather values for passes, as detail::ShardedReduction does. It
+    /// then also passes `use` to them.
     static constexpr bool gathers = requires(GradientReducer& reducer) { reducer.begin_forward(); };
 
-    /// Whether a pass takes these.
+    /// Whether a pass takes these arguments.
     template <class F, class... Args>
     [[nodiscard]] static consteval bool takes() {
         if constexpr (gathers) {
@@ -268,17 +270,21 @@ protected:
         return false;
     }
 
-    /// `state` is the participant's. `steps`: who derives calls end_round() when it has stepped, else the
-    /// round ends with the reduction.
+    /// `state` is the participant's. With `steps` the derived class calls end_round() after its
+    /// step; otherwise the round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
         : comm_{comm}, averaging_{kind}, state_{state}, steps_{steps} {}
     Passes(Passes const&) = delete;
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
 
-    /// The stage of the open round. idle: none is open, or it has no gradients. forward: its forward
-    /// pass, when it syncs. backward: its backward pass. reduced: its step, where this class steps.
-    /// unsynced: all of a round that does not sync. failed: an evaluation that threw.
+    /// The stage of the open round.
+    /// - idle: no round is open, or it has no gradients
+    /// - forward: the forward pass of a round that syncs
+    /// - backward: its backward pass
+    /// - reduced: its step, if this class steps
+    /// - unsynced: all of a round that does not sync
+    /// - failed: an evaluation that threw
     enum class Stage : std::uint8_t { idle, forward, backward, reduced, unsynced, failed };
 
     using RoundRange = decltype(std::declval<GradientReducer&>().timeline().round(false));
@@ -302,7 +308,7 @@ protected:
 
     void begin_forward(RoundNotice notice) {
         guarded([&] {
-            // Outside a guard nothing was said of a forward pass whose outputs are not used.
+            // Outside a guard, a forward pass whose outputs are not used announced nothing.
             bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
             require_stepped();
             if (gathers_values() && (stage_ == Stage::unsynced || stage_ == Stage::failed)) {
@@ -339,9 +345,9 @@ protected:
             round_ = pending_.wait();
             syncs = round_.will_sync();
             if (!syncs && !holds) {
-                round_.done(); // nothing is reduced: the part ends here
+                round_.done(); // nothing is reduced, so the part ends here
             } else {
-                round_.hold(); // until the gradients are reduced nobody else communicates
+                round_.hold(); // no other participant communicates until the gradients are reduced
                 if (syncs && module_->syncs_before_forward()) {
                     module_->sync_buffers(round_);
                 }
@@ -357,11 +363,11 @@ protected:
         round_.hold();
         prepare_reduction(round_);
     }
-    /// What comes between the passes, on ranks that train and on ranks that shadow.
+    /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
         if constexpr (gathers) {
             reducer_->finish_forward();
-            // What it refuses comes before any message, so skip() can follow.
+            // If it refuses, no message was sent, so skip() can follow.
             reducer_->begin_round(round);
         }
         if (!module_->syncs_before_forward()) {
@@ -386,7 +392,7 @@ protected:
             end_unsynced(false);
         }
     }
-    /// A round that reduces nothing has been held where its passes gather values.
+    /// A round that reduces nothing was held if its passes gather values.
     void end_unsynced([[maybe_unused]] bool trains) {
         if constexpr (gathers) {
             if (reducer_->gathers_values()) {
@@ -395,7 +401,7 @@ protected:
             }
         }
     }
-    /// A round has failed: nothing of it is shown as under way any more.
+    /// Ends the timeline ranges of a round that failed.
     void end_ranges() noexcept {
         if (reducer_) {
             reducer_->end_ranges();
@@ -403,8 +409,8 @@ protected:
         round_range_.reset();
     }
 
-    /// The reduction of a rank that runs no pass: it has joined, or skips. It may hold gradients of
-    /// earlier rounds.
+    /// The reduction of a rank that runs no pass, because it has joined or skips. It may hold
+    /// gradients of earlier rounds.
     void contribute_without_pass(Round const& round) {
         double const factor = averaging_.factor(comm_, round);
         if (std::exchange(has_accumulated_, false) && round.contributes()) {
@@ -415,7 +421,7 @@ protected:
     }
 
     void begin_guard() {
-        stage_ = Stage::idle; // whatever an earlier guard left open
+        stage_ = Stage::idle; // discards what an earlier guard left open
         reducer_->begin_guard();
     }
     void sync_at_end(JoinResult const& result) {
@@ -423,7 +429,7 @@ protected:
             module_->sync(result.authoritative_rank);
         }
     }
-    /// What joined ranks run in place of the passes of a round that syncs.
+    /// Runs on joined ranks in place of the passes of a round that syncs.
     void shadow(Round const& round) {
         if (module_->syncs_before_forward()) {
             module_->sync_buffers(round);
@@ -445,7 +451,7 @@ protected:
 
     Comm& comm_;
     detail::Averaging averaging_;
-    std::optional<GradientReducer> reducer_; ///< set by who derives, as is the next one
+    std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with DataParallelOptions::verify_ready
     Round round_;
@@ -454,7 +460,7 @@ protected:
 private:
     JoinState& state_;
     PendingRound pending_;
-    std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
+    std::optional<RoundRange> round_range_; ///< during an open training round of this rank
     bool steps_;
     bool is_inside_no_sync_ = false;
     bool has_accumulated_ = false; ///< gradients, since the last round that synced

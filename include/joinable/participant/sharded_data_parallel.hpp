@@ -29,7 +29,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// Says what a communicator lacks before a base class does.
+/// Checks the communicator before a base class does.
 template <class Comm>
 struct ShardedPassesOver {
     static_assert(models_communicator<Comm>());
@@ -38,10 +38,10 @@ struct ShardedPassesOver {
 
 } // namespace detail
 
-/// Trains replicas of a model of which each rank keeps a part: the state of the optimizer, or the averages of
-/// gradients as well, or the values, too (ShardedOptions::sharding; the stages 1, 2 and 3 of ZeRO, Rajbhandari
-/// et al., 2020); or nothing, for comparison. What DistributedDataParallel and ZeroRedundancyOptimizer are
-/// together, as one participant.
+/// Trains replicas of a model and shards a part of it among the ranks: the state of the optimizer,
+/// or also the averaged gradients, or also the values (ShardedOptions::sharding; the stages 1, 2
+/// and 3 of ZeRO, Rajbhandari et al., 2020), or nothing, for comparison. It combines
+/// DistributedDataParallel and ZeroRedundancyOptimizer in one participant.
 ///
 /// @code
 /// joinable::ShardedDataParallel sharded{
@@ -56,15 +56,15 @@ struct ShardedPassesOver {
 /// guard.finish();
 /// @endcode
 ///
-/// The values are those of the whole optimizer on every rank, bit for bit, in whatever round a rank runs out
-/// of inputs; to rounding where gradients of 16 bits go over a communicator that does not model
-/// ScalesScatteredSums. With Sharding::gradients a parameter's own gradient stays what the pass wrote, is
-/// released where parameter_traits have `release_grad`, and counts as zeros where the pass does not use the
-/// parameter; averages are for ShardedOptions::before_step to see. Zero gradients before the pass or after
-/// the step.
+/// The values equal those of an unsharded optimizer on every rank, bit for bit, in whatever round a
+/// rank runs out of inputs. They are equal up to rounding if gradients of 16 bits use a
+/// communicator that does not model ScalesScatteredSums. With Sharding::gradients a parameter's own
+/// gradient keeps what the pass wrote. It is released if parameter_traits have `release_grad`, and
+/// counts as zeros if the pass does not use the parameter. Averages are visible in
+/// ShardedOptions::before_step. Zero gradients before the pass or after the step.
 ///
-/// With Sharding::parameters a pass takes `use`, too, and `use(i)` waits for value i, which is there while what
-/// it returns lives:
+/// With Sharding::parameters a pass also takes `use`. `use(i)` waits for value i, which exists
+/// during the lifetime of the returned object:
 /// @code
 /// sharded.forward([&](auto use) {
 ///     for (std::size_t i = 0; i < layers; ++i) {
@@ -74,27 +74,30 @@ struct ShardedPassesOver {
 /// });
 /// sharded.backward([&](auto ready, auto use) { ... });
 /// @endcode
-/// Units of parameters are gathered in ascending order in a forward pass and in descending order in a backward
-/// pass, once each, by all ranks; joined ranks follow. A value that is used again is held in between. The
-/// gradients of a unit are ready before the backward pass needs the second unit after it. Values are released
-/// from construction on, and when it is destroyed: read them while what use_all() returns lives.
+/// All ranks gather units of parameters once per pass: in ascending order in a forward pass, in
+/// descending order in a backward pass. Joined ranks follow. Hold a value that is used again in
+/// between. The gradients of a unit must be ready before the backward pass needs the second unit
+/// after it. Values are released at construction and destruction: read them during the lifetime of
+/// the result of use_all().
 ///
-/// `Rule` is an UpdateRule, or a LocalOptimizer.
+/// `Rule` is an UpdateRule or a LocalOptimizer.
 template <class Comm, class Rule>
-class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gradients on their way
+class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gradients in flight
                             public detail::ShardedPassesOver<Comm>::type {
     using Training = typename detail::ShardedPassesOver<Comm>::type;
     using Optimizer = ShardedOptimizer<Comm, Rule>;
 
 public:
-    /// What use() returns to a pass: values are there while it lives, or until its let_go(). Move-only.
+    /// The result of use() in a pass: values exist during its lifetime, or until its let_go().
+    /// Move-only.
     using HeldValues = typename detail::ShardedUnits<Comm>::Held;
 
-    /// Collective. `parameters` is a range that joinable::parameters() takes, `buffers` what
-    /// joinable::buffers() returns. All ranks agree on them, on the rule and on the options, then take rank
-    /// 0's values. The parameters must outlive it.
-    /// @throws ContractViolation  as ZeroRedundancyOptimizer and DistributedDataParallel throw it; with
-    ///         Sharding::parameters a value cannot be set. The other ranks throw PeerFailed.
+    /// Collective. `parameters` is a range that joinable::parameters() takes, `buffers` the result
+    /// of joinable::buffers(). All ranks agree on them, on the rule and on the options, then take
+    /// rank 0's values. The parameters must outlive this object.
+    /// @throws ContractViolation  as for ZeroRedundancyOptimizer and DistributedDataParallel; with
+    ///         Sharding::parameters also if a value cannot be set. The other ranks throw
+    ///         PeerFailed.
     /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
     template <class Parameters>
     ShardedDataParallel(
@@ -138,9 +141,9 @@ public:
               options
           } {}
 
-    /// Collective, outside a guard. More parameters, with settings of their own. Their indices follow those
-    /// of the groups before: ready(i) takes them, too. Throws what the constructor throws; then the groups
-    /// are those of before.
+    /// Adds parameters with their own settings. Collective, outside a guard. Their indices follow
+    /// those of earlier groups, also for ready(i). Throws what the constructor throws; the groups
+    /// are then unchanged.
     template <class Parameters>
     void
     add_parameter_group(Parameters&& parameters, Rule rule, std::vector<int> const& owners = {}) {
@@ -150,11 +153,13 @@ public:
         add(std::forward<Parameters>(parameters), std::move(rule), owners, nothing, [] {});
     }
 
-    /// Collective, outside a guard. Gathers all values, and keeps them as long as the returned object lives.
-    /// Read them where ranks keep parts of them, or write them on all ranks alike and call reload() then.
-    /// Does nothing with another sharding. Destroy the returned object before the next pass.
-    /// @throws ContractViolation  in a guard, or values are held. std::bad_alloc  there is no room for all of
-    ///         them; then the other ranks throw PeerFailed.
+    /// Gathers all values and keeps them during the lifetime of the returned object. Collective,
+    /// outside a guard. If ranks keep parts of the values, read them here, or write them equally on
+    /// all ranks and then call reload(). Does nothing with another sharding. Destroy the returned
+    /// object before the next pass.
+    /// @throws ContractViolation  called in a guard, or values are held.
+    /// @throws std::bad_alloc  there is not enough memory for all values; then the other ranks
+    ///         throw PeerFailed.
     [[nodiscard]] std::vector<HeldValues> use_all() {
         Training::require_outside("use_all()");
         auto* const units = this->reducer_->values();
@@ -170,8 +175,8 @@ public:
         return units == nullptr ? 0 : units->bytes();
     }
 
-    /// Steps what this rank owns and exchanges it: once after each backward pass that syncs, and after each
-    /// skip(). Collective; blocks until all parameters are written. Throws what
+    /// Steps what this rank owns and exchanges it. Call it once after each backward pass that syncs
+    /// and after each skip(). Collective; blocks until all parameters are written. Throws what
     /// ZeroRedundancyOptimizer::step() throws.
     /// @throws ContractViolation  no gradients have been reduced since the last step.
     void step() {
@@ -187,7 +192,7 @@ public:
         });
     }
 
-    /// What joined ranks run: the same buckets with zeros, and the same steps.
+    /// Runs on joined ranks: the same buckets with zeros, and the same steps.
     class Hook {
     public:
         using label = labels::gradients;
@@ -216,7 +221,7 @@ public:
 
     private:
         ShardedDataParallel& sharded_;
-        detail::ScopedFlag divides_; ///< as the guard asks for
+        detail::ScopedFlag divides_; ///< set for the guard
     };
 
     using Optimizer::join_communicator;
@@ -233,8 +238,8 @@ public:
         detail::agree_on(list, this->module_->options());
         Optimizer::agree_on(list);
     }
-    /// @throws ContractViolation  what else steps in this guard has no averages to step by, or steps one of
-    ///         these parameters, too.
+    /// @throws ContractViolation  another participant that steps has no averages to step by, or
+    ///         steps one of these parameters, too.
     void check_guard(GuardView const& guard) const {
         if (guard.steps && guard.lists_all_averaged && guard.averaged.empty()) {
             throw ContractViolation{
@@ -244,7 +249,7 @@ public:
         }
         Optimizer::check_guard(guard);
     }
-    /// For GuardView::averaged: nothing, because nobody else steps by what this averages.
+    /// For GuardView::averaged: empty, because no other participant steps by these averages.
     void list_averaged(std::vector<void const*>&) const noexcept {}
 
 private:
@@ -332,7 +337,7 @@ private:
         )};
     }
 
-    /// The same for ranks that are active and ranks that shadow.
+    /// The same on active and shadowing ranks.
     void run(Round const& round) {
         if (steps_in_backward_) {
             this->finish_stepped();
@@ -343,8 +348,8 @@ private:
     }
 
     bool steps_in_backward_;
-    std::vector<Reduction> former_; ///< of before groups were added
-    BucketOptions buckets_;         ///< where all ranks have all averages
+    std::vector<Reduction> former_; ///< of earlier group lists
+    BucketOptions buckets_;         ///< used if all ranks have all averages
 };
 
 template <class Comm, class Parameters, class Rule>
@@ -357,7 +362,7 @@ template <class Comm, class Parameters, class Rule>
 ShardedDataParallel(Comm&, Parameters&&, BufferList, Rule, ShardedOptions)
     -> ShardedDataParallel<Comm, Rule>;
 
-/// What it becomes where arguments fit no constructor: nothing but the explanation.
+/// The class for arguments that fit no constructor. It holds only the explanation.
 template <class Options>
 class ShardedDataParallel<detail::NoCommunicator, Options> {
     static_assert(
@@ -370,7 +375,7 @@ class ShardedDataParallel<detail::NoCommunicator, Options> {
 public:
     explicit ShardedDataParallel(...);
 };
-/// `...` takes what is missing, too many, or in braces with a misspelt name.
+/// `...` takes missing arguments, too many, or braces with a wrong name.
 ShardedDataParallel(detail::AnyArgument, ...)
     -> ShardedDataParallel<detail::NoCommunicator, ShardedOptions>;
 

@@ -44,8 +44,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What ranks own of an optimizer: groups of parameters, their settings and their state, and the step that
-/// ZeroRedundancyOptimizer and ShardedDataParallel have in common. `Rule` is an UpdateRule, or a
+/// The ranks' shares of an optimizer: groups of parameters, their settings and state, and the step
+/// that ZeroRedundancyOptimizer and ShardedDataParallel share. `Rule` is an UpdateRule or a
 /// LocalOptimizer.
 template <class Comm, class Rule>
 class ShardedOptimizer {
@@ -53,15 +53,17 @@ class ShardedOptimizer {
     static_assert(detail::steps_shards<Rule>());
 
 public:
-    /// The settings of a group: set a learning rate here, alike on every rank that is active. Joined
-    /// ranks get those of the lowest active rank with each step. Ranks compare them when a guard begins, as
-    /// far as the rule has agree_on(); within a guard nothing compares them, because a step has no message
-    /// in which that is free, and what the owner of an element has counts for it. Local.
+    /// The settings of a group. Set a learning rate here, equally on every active rank. Joined
+    /// ranks get the settings of the lowest active rank with each step. Ranks compare settings when
+    /// a guard begins, if the rule has agree_on(). Within a guard they are not compared, because no
+    /// message of a step could carry the comparison for free; each element is stepped by its
+    /// owner's settings. Local.
     [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
 
-    /// Takes the values of 16 bits as masters again, because the engine has changed them. Where values are
-    /// sharded it takes what this rank owns of all values: call it while what use_all() returned lives. Local.
-    /// @throws ContractViolation  values are sharded, and are not there.
+    /// Reads values of 16 bits into the masters again after the engine changed the values. If
+    /// values are sharded it reads what this rank owns of all values: call it during the lifetime
+    /// of the result of use_all(). Local.
+    /// @throws ContractViolation  values are sharded and not gathered.
     void reload() {
         for (Group const& group : groups_) {
             if (group.values) {
@@ -73,8 +75,10 @@ public:
         }
     }
 
-    /// Collective, outside a guard. Gathers the state of all ranks at `to_rank`; state() returns it there.
-    /// @throws ContractViolation  in a guard, or `to_rank` is no rank. What the communicator throws.
+    /// Gathers the state of all ranks at `to_rank`, where state() returns it. Collective, outside a
+    /// guard.
+    /// @throws ContractViolation  called in a guard, or `to_rank` is out of range.
+    /// @throws what the communicator throws.
     void consolidate(int to_rank = 0) {
         require_own_state();
         require_outside("consolidate()");
@@ -101,9 +105,9 @@ public:
             consolidated_ = std::move(state);
         }
     }
-    /// What consolidate() gathered on this rank: rules, numbers of steps and tensors, in the order of the
-    /// parameters. The next step frees it. Local.
-    /// @throws ContractViolation  it gathered nothing here since the last step.
+    /// The result of consolidate() on this rank: rules, step counts and tensors, in the order of
+    /// the parameters. The next step frees it. Local.
+    /// @throws ContractViolation  nothing was gathered here since the last step.
     [[nodiscard]] OptimizerState<Rule> const& state() const {
         if (!consolidated_) {
             throw ContractViolation{detail::concat(
@@ -116,11 +120,11 @@ public:
         }
         return *consolidated_;
     }
-    /// Collective, outside a guard. Takes rules, numbers of steps and state from rank `from_rank`, whatever
-    /// number of ranks and partition they come from; the `state` of the others is not looked at. Values
-    /// are not part of it: load them before, where they have 16 bits.
-    /// @throws ContractViolation  in a guard; the state is of another model. The other ranks throw
-    ///         PeerFailed; nothing was changed.
+    /// Takes rules, step counts and state from rank `from_rank`; the other ranks' `state` is
+    /// ignored. The state may come from any number of ranks and either partition. It has no values:
+    /// load values of 16 bits before. Collective, outside a guard.
+    /// @throws ContractViolation  called in a guard, or the state is of another model; then the
+    ///         other ranks throw PeerFailed, and nothing was changed.
     void load(OptimizerState<Rule> const& state, int from_rank = 0) {
         require_own_state();
         require_outside("load()");
@@ -136,7 +140,7 @@ public:
         host_.broadcast(message, from_rank).wait();
         std::vector<std::vector<OptimizerShard>> shards;
         std::optional<detail::StateMessages> messages;
-        fail_together("load()", [&] { // where rules keep as much as before, its memory serves
+        fail_together("load()", [&] { // if rules keep as much state as before, its memory is reused
             messages.emplace(groups_);
             shards.resize(groups_.size());
             for (std::size_t k = 0; k < groups_.size(); ++k) {
@@ -161,8 +165,8 @@ public:
     }
 
     /// The rank that steps parameter `i`. Local.
-    /// @throws ContractViolation  the partition is flat; each rank steps all; `i` needs no gradient or is
-    ///         out of range.
+    /// @throws ContractViolation  the partition is flat, each rank steps all parameters, or `i`
+    ///         needs no gradient or is out of range.
     [[nodiscard]] int owner_of(std::size_t i) const {
         bool const has_owners = !is_flat() && sharding_ != Sharding::none;
         for (Group const& group : groups_) {
@@ -183,13 +187,14 @@ public:
         )};
     }
 
-    /// Parameters, shards and numbers of steps of each group, as this rank has them: what Checkpoint writes.
-    /// Its elements move when a group is added. Local.
+    /// This rank's parameters, shards and step counts of each group, for Checkpoint. Adding a group
+    /// invalidates references to its elements. Local.
     [[nodiscard]] std::vector<detail::ShardGroup> const& groups() const noexcept { return groups_; }
     /// The settings of all groups. Local.
     [[nodiscard]] std::span<Rule const> rules() const noexcept { return rules_; }
-    /// Takes settings and numbers of steps of another training of these parameters, before Checkpoint reads
-    /// values and state into their place. State of which the new settings keep another number is zeros. Local.
+    /// Takes settings and step counts of another training of these parameters. Checkpoint then
+    /// reads values and state in place. A shard is zeroed if the new settings keep another number
+    /// of states. Local.
     void resume(std::vector<Rule> rules, std::span<std::uint64_t const> steps) {
         consolidated_.reset();
         for (std::size_t k = 0; k < groups_.size(); ++k) {
@@ -209,8 +214,8 @@ public:
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
-    /// A line for each rank: elements that it steps, and bytes of its optimizer state, masters included.
-    /// The same text on every rank. Local.
+    /// A line for each rank: the elements that it steps, and the bytes of its optimizer state,
+    /// including masters. The same text on every rank. Local.
     [[nodiscard]] std::string table() const {
         std::string text = "rank    elements  bytes of state\n";
         for (std::size_t rank = 0; rank < loads_.size(); ++rank) {
@@ -225,7 +230,7 @@ public:
         }
         return text;
     }
-    /// Bytes of the averages of gradients that this rank keeps, where it keeps its part alone. Local.
+    /// Bytes of the averaged gradients, if this rank keeps only its part. Local.
     [[nodiscard]] std::size_t gradient_bytes() const noexcept {
         std::size_t bytes = 0;
         for_each_shard([&](OptimizerShard const& shard) {
@@ -233,7 +238,7 @@ public:
         });
         return bytes;
     }
-    /// Bytes of the values that this rank keeps, where it keeps its part alone. Local.
+    /// Bytes of the values, if this rank keeps only its part. Local.
     [[nodiscard]] std::size_t value_bytes() const noexcept {
         std::size_t bytes = 0;
         for (Group const& group : groups_) {
@@ -241,9 +246,9 @@ public:
         }
         return bytes;
     }
-    /// Bytes of the buckets in which they and the values travel. Local.
+    /// Bytes of the buckets in which gradients and values travel. Local.
     [[nodiscard]] std::size_t bucket_bytes() const noexcept { return arenas_.bytes(); }
-    /// Bytes of optimizer state on this rank, masters included. Local.
+    /// Bytes of optimizer state on this rank, including masters. Local.
     [[nodiscard]] std::size_t state_bytes() const noexcept {
         std::size_t bytes = 0;
         for_each_shard([&](OptimizerShard const& shard) { bytes += shard.state().bytes(); });
@@ -258,7 +263,8 @@ public:
             });
         }
     }
-    /// @throws ContractViolation  another optimizer of the guard steps one of these parameters, too.
+    /// @throws ContractViolation  another optimizer of the guard steps one of these parameters,
+    ///         too.
     void check_guard(GuardView const& guard) const {
         std::vector<void const*> others = guard.stepped;
         std::sort(others.begin(), others.end());
@@ -308,7 +314,7 @@ protected:
         detail::require_listed(state_, comm_, verb);
     }
 
-    /// What f() throws on one rank is thrown on all. Collective.
+    /// Runs f(); if it throws on one rank, all ranks throw. Collective.
     template <class F>
     void fail_together(char const* verb, F const& f) {
         AgreementList compared;
@@ -318,7 +324,7 @@ protected:
             f();
         });
     }
-    /// Ranks compare what f() lists.
+    /// The same; ranks compare the list that f() fills.
     template <class F>
     void fail_together(AgreementList const& compared, F const& f) {
         std::exception_ptr error;
@@ -331,8 +337,8 @@ protected:
         detail::agree(control, compared, error);
     }
 
-    /// Collective. A group more. `compare(list)` adds what ranks compare beside, and `also(group)` prepares
-    /// more on each rank: what they throw fails on all.
+    /// Adds a group. `compare(list)` adds further items to compare, and `also(group)` prepares more
+    /// on each rank. If they throw on one rank, all ranks throw. Collective.
     template <class Parameters, class Compare, class F>
     void
     add(Parameters&& parameters,
@@ -382,11 +388,12 @@ protected:
         groups_.push_back(std::move(group));
     }
 
-    /// They grow in a step only if an engine gives a tensor that is sent from where it is another layout.
+    /// They grow during a step only if an engine changes the layout of a tensor that was sent in
+    /// place.
     [[nodiscard]] detail::BucketArenas& arenas() noexcept { return arenas_; }
 
-    // The script of a step, the same for ranks that are active and ranks that shadow. Gradients are reduced
-    // between the two.
+    // The script of a step, the same on active and shadowing ranks. Gradients are reduced between
+    // begin_step() and finish_step().
 
     void begin_step(Round const& round) {
         for (std::size_t group = 0; group < groups_.size(); ++group) {
@@ -400,11 +407,11 @@ protected:
             step_and_exchange([this](std::size_t k, OptimizerShard const& s) { step_shard(k, s); });
         }
     }
-    /// In place of finish_step() where each shard has been stepped.
+    /// Replaces finish_step() if each shard has been stepped.
     void finish_stepped() {
         step_and_exchange([](std::size_t, OptimizerShard const&) {});
     }
-    /// Steps what this rank owns of a shard of group `k`, whose gradients are reduced. Local.
+    /// Steps what this rank owns of a shard of group `k` whose gradients are reduced. Local.
     void step_shard(std::size_t k, OptimizerShard const& shard) {
         Group& group = groups_[k];
         if constexpr (LocalOptimizer<Rule>) {
@@ -427,7 +434,7 @@ private:
     }
 
     [[nodiscard]] bool shards_values() const noexcept { return sharding_ == Sharding::parameters; }
-    /// Whether what an owner has stepped goes to the other ranks with the step.
+    /// Whether the step sends the values that owners have stepped to the other ranks.
     [[nodiscard]] bool sends_values() const noexcept {
         return sharding_ != Sharding::none && !shards_values();
     }
@@ -442,8 +449,8 @@ private:
         }
     }
 
-    /// Calls f(value, i) for the parameters that a rank steps and whose elements have a place in the engine's
-    /// memory: no other optimizer has taken values that are sharded.
+    /// Calls f(value, i) for the parameters that a rank steps and whose elements have an address in
+    /// the engine's memory. Sharded values have none, so no other optimizer can have them.
     template <class F>
     static void for_each_trained(Group const& group, F const& f) {
         for (std::size_t i = 0; i < group.parameters.size(); ++i) {
@@ -454,7 +461,7 @@ private:
         }
     }
 
-    /// Throws ContractViolation unless a state is that of this optimizer's parameters.
+    /// Throws ContractViolation unless the state fits this optimizer's parameters.
     void check_state(OptimizerState<Rule> const& state) const {
         if (state.rules.size() != rules_.size() || state.parameters.size() != parameter_count()) {
             throw ContractViolation{detail::concat(
@@ -480,7 +487,7 @@ private:
         return std::string(width - (std::min)(width, digits.size()), ' ') + digits;
     }
 
-    /// Local: what fails here fails on all ranks.
+    /// Local; a failure here becomes a failure on all ranks.
     void plan(
         Group& group,
         Rule const& rule,
@@ -512,7 +519,7 @@ private:
         return groups_.empty() ? 0 : groups_.back().first + groups_.back().parameters.size();
     }
 
-    /// Memory for the largest bucket of those that are packed, and for messages.
+    /// Allocates memory for the largest packed bucket and for messages.
     void make_arenas(Group const& group) {
         std::size_t reduced = 0;
         std::size_t packed = 0;
@@ -529,12 +536,12 @@ private:
         settings_.resize(shared);
     }
 
-    /// The bytes of a bucket's values, 0 where they are sent from where they are.
+    /// The bytes of a bucket's values; 0 if they are sent in place.
     [[nodiscard]] static std::size_t packed_bytes(Group const& group, OptimizerShard const& shard) {
         return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
     }
 
-    /// Where a rank has joined, it takes the settings of one that has not.
+    /// If ranks have joined, they take the settings of the lowest active rank.
     void share_settings(Round const& round) {
         if (round.active_count() == comm_.size()) {
             return;
@@ -593,7 +600,7 @@ private:
         return steps;
     }
 
-    /// While a bucket travels, the next one is stepped. Where values are sharded, the passes exchange them.
+    /// Steps the next bucket while one travels. If values are sharded, the passes exchange them.
     template <class F>
     void step_and_exchange(F const& step) {
         std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
@@ -627,9 +634,9 @@ private:
     std::vector<Rule> rules_; ///< of the groups
     std::vector<Group> groups_;
     std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
-    detail::BucketArenas arenas_;    ///< of the bucket that travels, and of the next one
+    detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
     detail::Scratch scratch_[2];
-    std::vector<std::byte> settings_;  ///< a message
+    std::vector<std::byte> settings_;  ///< buffer of a message
     std::vector<ShardGradient> owned_; ///< for before_step
     std::optional<OptimizerState<Rule>> consolidated_;
     JoinState state_;

@@ -13,16 +13,16 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Options of a ShardedDataParallel. All but `before_step` the same on every rank.
+/// Options of a ShardedDataParallel. All except `before_step` must be the same on every rank.
 struct ShardedOptions {
     Sharding sharding = Sharding::optimizer;
     Partition partition = Partition::by_parameters;
-    /// The owner of each parameter of the constructor's list, in place of the rule of by_parameters.
+    /// The owner of each parameter of the constructor's list, instead of the rule of by_parameters.
     std::vector<int> owners = {};
-    /// Gradients and values travel in buckets, which close when they reach this. From Sharding::gradients on a
-    /// rank has memory for two of them, and for as many more as fill at the same time. With
-    /// Sharding::parameters such a run of parameters is a unit, of which two have their values at a time, and
-    /// those that a pass keeps longer.
+    /// Gradients and values travel in buckets, which close when they reach this size. From
+    /// Sharding::gradients on a rank has memory for two of them, and for as many more as fill at
+    /// the same time. With Sharding::parameters such a run of parameters is a unit. The values of
+    /// two units exist at a time, plus those of units that a pass holds longer.
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U;
     GradientKind gradient_kind = GradientKind::mean;
     /// As in DataParallelOptions.
@@ -32,21 +32,22 @@ struct ShardedOptions {
     /// As in ZeroOptions.
     std::function<bool(ShardGradients const&)> before_step = {};
     std::vector<SharedObject> shared = {};
-    /// Steps what this rank owns of a bucket as soon as its averages are there, while the backward pass still
-    /// runs. So `ready(i)` says that the pass does not read value i any more, either, and `unused` that it
-    /// reads none of these. Settings are set before backward(). After a failure in the pass some owners have
-    /// stepped: go on from a checkpoint. From Sharding::gradients on; not together with `before_step`, which
-    /// sees all gradients before the first step.
+    /// Steps what this rank owns of a bucket as soon as its averages arrive, while the backward
+    /// pass still runs. `ready(i)` then also means that the pass no longer reads value i, and
+    /// `unused` that it reads none of the listed values. Settings must be set before backward().
+    /// After a failure in the pass some owners have stepped: continue from a checkpoint. From
+    /// Sharding::gradients on; not together with `before_step`, which sees all gradients before the
+    /// first step.
     bool step_in_backward = false;
-    /// As in DataParallelOptions, where all ranks have all averages. Off: a rank has each gradient twice, its
-    /// own and the one in a bucket.
+    /// As in DataParallelOptions, if all ranks have all averages. Off: a rank has each gradient
+    /// twice, its own and the one in a bucket.
     bool gradient_as_bucket_view = false;
 };
 
-/// What the optimizer needs to know of them.
+/// The options that the optimizer needs.
 [[nodiscard]] inline ZeroOptions zero_options(ShardedOptions const& options) {
     return {
-        // Where each rank steps all, it steps whole parameters.
+        // If each rank steps everything, it steps whole parameters.
         .partition =
             options.sharding == Sharding::none ? Partition::by_parameters : options.partition,
         .owners = options.owners,
@@ -56,7 +57,7 @@ struct ShardedOptions {
         .shared = options.shared,
     };
 }
-/// What the passes need to know of them.
+/// The options that the passes need.
 [[nodiscard]] inline DataParallelOptions data_parallel_options(ShardedOptions const& options) {
     return {
         .bucket_cap_bytes = options.bucket_cap_bytes,

@@ -11,12 +11,12 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A plain optimizer as a participant: `Step step{comm, [&] { optimizer.step(model); }};`.
+/// Makes a plain optimizer a participant: `Step step{comm, [&] { optimizer.step(model); }};`.
 ///
-/// Active ranks call step() once in every round that syncs; joined ranks run the same body there,
-/// on the same reduced gradients, so parameters and optimizer state stay the same on all ranks
-/// without any message. Runs after labels::gradients. `body` may take the Round: one that is not to
-/// step where no rank had a gradient returns if `round.contributor_count() == 0`, equal on all ranks.
+/// Active ranks call step() once in every round that syncs. Joined ranks run the same body on the
+/// same reduced gradients, so parameters and optimizer state stay equal on all ranks without any
+/// message. Runs after labels::gradients. `body` may take the Round. To skip the step if no rank
+/// had a gradient, return if `round.contributor_count() == 0`, which is the same on all ranks.
 template <class Body, class Comm>
 class Step {
     static_assert(
@@ -28,9 +28,8 @@ class Step {
 public:
     Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}
 
-    /// Local (the notification is its part of the round).
-    /// @throws ContractViolation  in a guard, in a round that does not sync: ranks would step
-    /// apart.
+    /// Local, apart from the notification.
+    /// @throws ContractViolation  the round of the guard does not sync: ranks would step apart.
     void step() {
         Round const round = notify_join_context(*this);
         detail::run_part(*this, round, [&] { run(round); });
@@ -72,7 +71,7 @@ private:
 
 template <class Comm, class Body>
 Step(Comm&, Body) -> Step<Body, Comm>;
-/// Explains what is missing.
+/// Explains which argument is missing.
 template <class Body>
 Step(Body) -> Step<Body, detail::NoCommunicator>;
 

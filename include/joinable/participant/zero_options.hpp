@@ -13,9 +13,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// An object that ZeroOptions::before_step reads or changes. Where a rank has joined, it gets what the
-/// lowest active rank has before each step. Refers to the object, which has no pointers: an address leads
-/// nowhere on another rank.
+/// An object that ZeroOptions::before_step reads or changes. If ranks have joined, they get the
+/// lowest active rank's object before each step. Refers to the object, which must have no pointers,
+/// because addresses are not valid on another rank.
 class SharedObject {
 public:
     template <class T>
@@ -40,23 +40,24 @@ private:
     std::size_t bytes_;
 };
 
-/// Options of a ZeroRedundancyOptimizer. All but `before_step` the same on every rank.
+/// Options of a ZeroRedundancyOptimizer. All except `before_step` must be the same on every rank.
 struct ZeroOptions {
     Partition partition = Partition::by_parameters;
-    /// The owner of each parameter of the constructor's list, in place of the rule of by_parameters.
+    /// The owner of each parameter of the constructor's list, instead of the rule of by_parameters.
     std::vector<int> owners = {};
-    /// Parameters are sent to the other ranks in buckets, which close when they reach this. A rank has
-    /// memory for two of them.
+    /// Parameters are sent to the other ranks in buckets, which close when they reach this size. A
+    /// rank has memory for two of them.
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U;
-    /// Averages gradients itself, to their owners only, where no DistributedDataParallel does. Weights
-    /// and the divisor are those of DataParallelOptions::gradient_kind `mean`. Gradients of a rank are
-    /// not changed. Every parameter is stepped, by zeros where no rank has a gradient.
+    /// Averages gradients itself, only to their owners, for guards without a
+    /// DistributedDataParallel. Weights and the divisor are those of
+    /// DataParallelOptions::gradient_kind `mean`. A rank's gradients are not changed. Every
+    /// parameter is stepped, with zeros if no rank has a gradient.
     bool reduces_gradients = false;
-    /// Called on every rank, joined ones too, between the reduction and the step, with the gradients
-    /// that this rank owns: clips, unscales, sets a rate. False skips the step, and has to be the same on
-    /// every rank: let ShardGradients::sum() decide.
+    /// Called between the reduction and the step on every rank, also on joined ones, with the
+    /// gradients that this rank owns. It may clip, unscale or set a rate. Returning false skips the
+    /// step. The result must be the same on every rank: base it on ShardGradients::sum().
     std::function<bool(ShardGradients const&)> before_step = {};
-    /// What `before_step` has beside the rules.
+    /// The state of `before_step` besides the rules.
     std::vector<SharedObject> shared = {};
 };
 

@@ -21,9 +21,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// An optimizer whose state is dealt out to ranks: each keeps that of the elements it owns, steps
-/// these, and sends them to the others. The first stage of ZeRO (Rajbhandari et al., 2020): a rank
-/// has 1 / size() of the state.
+/// An optimizer whose state is dealt out to ranks. Each rank keeps the state of the elements it
+/// owns, steps these elements, and sends them to the others. This is the first stage of ZeRO
+/// (Rajbhandari et al., 2020): a rank has 1 / size() of the state.
 ///
 /// @code
 /// joinable::DistributedDataParallel ddp{comm, model.parameters()};
@@ -37,12 +37,12 @@ namespace joinable { inline namespace v0 {
 /// guard.finish();
 /// @endcode
 ///
-/// The result is that of the whole optimizer on every rank, bit for bit, also when ranks run out of
-/// inputs: a joined owner steps by the same averages as the others. Numbers of 16 bits are stepped as
-/// masters of 32 bits, which their owner keeps. A parameter without a gradient on its owner is not
-/// stepped. Which parameters need gradients is settled when they are given.
+/// The result equals that of an unsharded optimizer on every rank, bit for bit, also when ranks run
+/// out of inputs: a joined owner steps by the same averages as the others. Numbers of 16 bits are
+/// stepped as masters of 32 bits, which their owner keeps. A parameter without a gradient on its
+/// owner is not stepped. Which parameters need gradients is fixed when they are added.
 ///
-/// `Rule` is an UpdateRule, or a LocalOptimizer: an engine's own, which keeps its state itself.
+/// `Rule` is an UpdateRule or a LocalOptimizer: an engine's optimizer that keeps its own state.
 template <class Comm, class Rule>
 class ZeroRedundancyOptimizer : public ShardedOptimizer<Comm, Rule> {
     using Base = ShardedOptimizer<Comm, Rule>;
@@ -50,8 +50,8 @@ class ZeroRedundancyOptimizer : public ShardedOptimizer<Comm, Rule> {
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes. All ranks agree on
     /// parameters, rule and options, then take rank 0's values. The parameters must outlive it.
-    /// @throws ContractViolation  a parameter is not on the host, or one of integers needs a gradient;
-    ///         none needs one; the rule or the options make no sense. The other ranks throw
+    /// @throws ContractViolation  a parameter is not on the host, one of integers needs a gradient,
+    ///         none needs one, or the rule or the options are invalid. The other ranks throw
     ///         PeerFailed.
     /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
     template <class Parameters>
@@ -65,9 +65,9 @@ public:
         );
     }
 
-    /// Collective, outside a guard. More parameters, with settings of their own. Their indices follow
-    /// those of the groups before. `owners` as in ZeroOptions. Throws what the constructor throws; then
-    /// the groups are those of before.
+    /// Adds parameters with their own settings. Collective, outside a guard. Their indices follow
+    /// those of earlier groups. `owners` as in ZeroOptions. Throws what the constructor throws; the
+    /// groups are then unchanged.
     template <class Parameters>
     void
     add_parameter_group(Parameters&& parameters, Rule rule, std::vector<int> const& owners = {}) {
@@ -75,19 +75,20 @@ public:
         add(std::forward<Parameters>(parameters), std::move(rule), owners);
     }
 
-    /// Steps what this rank owns and exchanges it, once in each round that syncs, after the gradients
-    /// are reduced. Collective; blocks until all parameters are written. `notice` has the weight of this
-    /// rank's batch, for ZeroOptions::reduces_gradients.
-    /// @throws ContractViolation  a gradient does not fit its value; a setting makes no sense, or
-    ///         changes how much state there is; a value of 16 bits is not its master rounded, see
-    ///         reload(); in a guard, the round does not sync. What the communicator throws. Some
-    ///         parameters may be stepped then.
+    /// Steps what this rank owns and exchanges it. Call it once in each round that syncs, after the
+    /// gradients are reduced. Collective; blocks until all parameters are written. `notice` has the
+    /// weight of this rank's batch, for ZeroOptions::reduces_gradients. Some parameters may be
+    /// stepped after an error.
+    /// @throws ContractViolation  a gradient does not fit its value; a setting is invalid or
+    ///         changes the amount of state; a value of 16 bits is not its rounded master, see
+    ///         reload(); the round of the guard does not sync.
+    /// @throws what the communicator throws.
     void step(RoundNotice const& notice = {}) {
         Round const round = notify_join_context(*this, notice);
         detail::run_part(*this, round, [&] { run(round); });
     }
 
-    /// What joined ranks run: the same steps.
+    /// Runs the same steps on joined ranks.
     class Hook {
     public:
         using label = labels::shards;
@@ -107,7 +108,7 @@ public:
 
     private:
         ZeroRedundancyOptimizer& zero_;
-        detail::ScopedFlag divides_; ///< as the guard asks for
+        detail::ScopedFlag divides_; ///< set for the guard
     };
 
     using Base::join_communicator;
@@ -117,8 +118,8 @@ public:
     }
     [[nodiscard]] std::string_view join_name() const noexcept { return "ZeroRedundancyOptimizer"; }
     static constexpr std::string_view join_verb = "step()";
-    /// @throws ContractViolation  nobody averages the gradients of this guard, or two do, or nobody averages
-    ///         that of a parameter; two optimizers step a parameter.
+    /// @throws ContractViolation  the gradients of this guard or of a parameter are averaged by no
+    ///         participant, or gradients are averaged twice, or two optimizers step a parameter.
     void check_guard(GuardView const& guard) const {
         if (guard.reduces == optimizer_options().reduces_gradients) {
             throw ContractViolation{
@@ -156,7 +157,7 @@ private:
         this->finish_step();
     }
 
-    /// Averages all gradients to their owners.
+    /// Averages all gradients, each only to its owner.
     void reduce(double factor) {
         auto const factors = detail::ShardFactors::of(join_communicator(), factor);
         for (detail::ShardGroup const& group : this->groups()) {
@@ -178,7 +179,7 @@ template <class Comm, class Parameters, class Rule>
 ZeroRedundancyOptimizer(Comm&, Parameters&&, Rule, ZeroOptions)
     -> ZeroRedundancyOptimizer<Comm, Rule>;
 
-/// What it becomes where arguments fit no constructor: nothing but the explanation.
+/// The class for arguments that fit no constructor. It holds only the explanation.
 template <class Options>
 class ZeroRedundancyOptimizer<detail::NoCommunicator, Options> {
     static_assert(
@@ -191,7 +192,7 @@ class ZeroRedundancyOptimizer<detail::NoCommunicator, Options> {
 public:
     explicit ZeroRedundancyOptimizer(...);
 };
-/// `...` takes what is missing, too many, or in braces with a misspelt name.
+/// `...` takes missing arguments, too many, or braces with a wrong name.
 ZeroRedundancyOptimizer(detail::AnyArgument, ...)
     -> ZeroRedundancyOptimizer<detail::NoCommunicator, ZeroOptions>;
 

@@ -13,15 +13,16 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// When gradients move into buckets: when these are made, or by take_gradients(), when all ranks have made theirs.
+/// When gradients move into buckets: in the constructor, or in take_gradients() after all ranks
+/// have constructed theirs.
 enum class TakeGradients : bool { now, later };
 
-/// The gradients of a model and their places in buckets: packs, delivers, moves. Knows nothing of
-/// communicators and iterations; all members are local. Gradients of a device stay in their memory
-/// from pack() until device().submit().
+/// The gradients of a model and their places in buckets: packs, delivers and moves them.
+/// Independent of communicators and iterations; all members are local. Gradients on a device must
+/// keep their memory from pack() until device().submit().
 class Gradients {
 public:
-    /// Buckets are in `memory`, as all gradients have to be.
+    /// Buckets are in `memory`; all gradients must be on the same device.
     /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
     Gradients(
         ParameterList parameters,
@@ -34,8 +35,8 @@ public:
     Gradients(Gradients const&) = delete; // places refer to the layout
     Gradients& operator=(Gradients const&) = delete;
 
-    /// Moves gradients into the buckets, where they are to be views. Where parameters may go unused, one
-    /// without a gradient stays so until it gets one.
+    /// Moves gradients into the buckets, if they are to be views. If parameters may be unused, one
+    /// without a gradient stays without until it gets one.
     void take() {
         if (are_views_) {
             move_into_buckets(only_existing_);
@@ -44,7 +45,7 @@ public:
 
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
-    /// The parameters that are trained, in the order in which buckets were cut.
+    /// The trained parameters, in the order in which buckets were cut.
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }
     [[nodiscard]] bool is_trained(std::size_t i) const noexcept {
         return places_[i].view != nullptr;
@@ -57,18 +58,20 @@ public:
     }
     [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
 
-    /// Puts gradient `i`, times `factor`, into its bucket, in one pass; zeros where there is none,
-    /// or the factor is 0: a mean over no samples is not a number. Done when device().submit() says so.
+    /// Copies gradient `i`, times `factor`, into its bucket in one pass. Writes zeros if there is
+    /// no gradient or the factor is 0, because a mean over no samples is NaN. Complete after
+    /// device().submit().
     void pack(std::size_t i, double factor) const;
     void zero(std::size_t i) const { device().fill_zero(*places_[i].view); }
 
     [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
 
-    /// A guard begins: none of its averages is in a gradient.
+    /// Begins a guard: no gradient holds an average of it.
     void begin_guard() noexcept;
-    /// An iteration begins, of a rank that has joined, or of one that has not.
+    /// Begins an iteration of a rank that has joined or has not.
     void begin(bool has_joined);
-    /// All averages of the iteration are delivered. `is_used(i)`: some rank uses the parameter.
+    /// Ends an iteration after all averages are delivered. `is_used(i)`: some rank uses the
+    /// parameter.
     template <class F>
     void complete(F const& is_used) const {
         for (std::size_t const i : trained_) {
@@ -79,16 +82,17 @@ public:
             }
         }
     }
-    /// The guard has ended. Done when device().finish() says so.
+    /// Ends the guard. Complete after device().finish().
     void end_guard() const;
 
-    /// Makes what is in the bucket gradient `i`. Done when device().finish() says so.
+    /// Makes the average in the bucket gradient `i`: copies it or sets a view. Complete after
+    /// device().finish().
     void deliver(std::size_t i);
 
-    /// Cuts the buckets anew, by `order`. Gradients that live in them move along.
+    /// Cuts the buckets again, by `order`. Gradients that live in them move along.
     void rebuild(std::vector<std::size_t> order);
 
-    /// How error texts call parameter `i` of this rank.
+    /// The name of this rank's parameter `i` in error texts.
     [[nodiscard]] std::string describe(std::size_t i) const;
 
 private:
@@ -124,13 +128,13 @@ private:
     std::vector<std::size_t> limits_;
     std::vector<std::size_t> trained_;
     BucketLayout layout_;
-    /// For gradients that live in buckets, while these carry the averages of others. The reductions of
-    /// all ranks run in the same buckets, because communicators have registered them.
+    /// Holds gradients that live in buckets while the buckets carry the averages of others. All
+    /// ranks reduce in the same buckets, because communicators have registered them.
     BucketLayout backup_;
     std::vector<Place> places_;        ///< per parameter
     std::vector<Place> backup_places_; ///< per parameter
     std::vector<bool> is_average_;     ///< per parameter, whether this guard's reductions wrote it
-    std::vector<bool> is_of_others_;   ///< the last one when this rank had joined
+    std::vector<bool> is_of_others_;   ///< the last one was written when this rank had joined
 };
 
 }}} // namespace joinable::v0::detail

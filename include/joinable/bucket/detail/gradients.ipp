@@ -86,7 +86,7 @@ JOINABLE_DEFINITION void Gradients::begin(bool has_joined) {
             device().copy(*places_[i].view, *backup_places_[i].view);
         }
     }
-    device().submit(); // before zeros take their place
+    device().submit(); // before zeros replace them
 }
 
 JOINABLE_DEFINITION void Gradients::end_guard() const {

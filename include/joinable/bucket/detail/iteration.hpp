@@ -18,33 +18,33 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank's side of an iteration: which gradients are ready, which are unused, which buckets are
-/// full; packs gradients when their time has come, and says what was done wrong. Local.
+/// full. Packs gradients when they are ready and reports wrong calls. Local.
 class Iteration {
 public:
     Iteration(Gradients& gradients, BucketOptions const& options);
 
     /// Whether the map of used parameters is exchanged in every iteration.
     [[nodiscard]] bool finds_unused() const noexcept { return finds_unused_; }
-    /// None: all parameters are used.
+    /// Empty if all parameters are used.
     [[nodiscard]] std::optional<UsedMap>& used() noexcept { return used_; }
     [[nodiscard]] bool is_used(std::size_t i) const noexcept { return !used_ || used_->is_used(i); }
 
-    /// Its place in a bucket is about to be sent, because another rank uses the parameter: where this
-    /// one does not, puts zeros there, or what the gradient holds.
+    /// Fills the place of a parameter that another rank uses, before the bucket is sent. If this
+    /// rank does not use it, writes zeros or what the gradient holds.
     void take_unused(std::size_t i) const;
-    /// Whether everything of a bucket is in its place, or is known to be unused.
+    /// Whether every gradient of a bucket is in its place or known to be unused.
     [[nodiscard]] bool is_full(std::size_t bucket) const noexcept {
         return pending_[bucket] == 0 && !is_recording_;
     }
 
     // -- the course of an iteration ----------------------------------------------------------------
 
-    /// `has_pass`: gradients will be marked. Else contribute_nothing() or
+    /// `has_pass`: gradients will be marked. Otherwise contribute_nothing() or
     /// contribute_accumulated() follows.
     void begin(double factor, bool has_pass);
 
     void leave_out(std::size_t i);
-    /// What the recorded graph does not use.
+    /// Leaves out the parameters that the recorded graph does not use.
     void leave_out_unrecorded();
 
     void mark(std::size_t i);
@@ -62,16 +62,17 @@ public:
         }
     }
 
-    /// The pass has come to its end: what a static graph did not mark in its first iteration is
-    /// unused, everything else must be ready.
+    /// Ends the pass. Parameters that a static graph did not mark in its first iteration are
+    /// unused; all others must be ready.
     void complete();
     void write_used();
 
-    /// In which order the gradients became ready, unused ones last; empty where this rank had none.
+    /// The order in which the gradients became ready, unused ones last. Empty if this rank had
+    /// none.
     [[nodiscard]] std::vector<std::size_t> const& ready_order() const noexcept {
         return ready_order_;
     }
-    /// The buckets have been cut by an order: no more is recorded.
+    /// The buckets have been cut by an order, so no further order is recorded.
     void set_ordered() {
         records_order_ = false;
         fit_to_buckets();
@@ -96,19 +97,20 @@ private:
         gradients_.pack(i, factor_);
         settle(i, State::ready);
     }
-    /// With a static graph, after the first iteration, no bucket sends what no rank used in it.
+    /// With a static graph, later iterations cannot send a parameter that no rank used in the first
+    /// one.
     void take_used(std::size_t i);
-    /// A parameter that this iteration does not use: its gradient may be of earlier rounds.
+    /// Handles a parameter that this iteration does not use: its gradient may hold earlier rounds.
     void take_or_leave(std::size_t i) { accumulated_[i] ? take_used(i) : settle(i, State::unused); }
     void settle(std::size_t i, State state) {
         states_[i] = state;
         --pending_[gradients_.bucket_of(i)];
     }
 
-    /// Of several marks of a parameter the last one counts.
+    /// If a parameter has several marks, the last one counts.
     void complete_ready_order();
 
-    // -- what can be wrong -------------------------------------------------------------------------
+    // -- errors -----------------------------------------------------------------------------------
 
     void require_trained(std::size_t i) const;
 
@@ -120,18 +122,18 @@ private:
 
     Gradients& gradients_;
     std::vector<State> states_;        ///< per parameter
-    std::vector<std::size_t> pending_; ///< per bucket: gradients that are not in their place
+    std::vector<std::size_t> pending_; ///< per bucket: gradients that are not in place
     std::optional<UsedMap> used_;
-    std::vector<bool> accumulated_; ///< per parameter, where some may go unused
+    std::vector<bool> accumulated_; ///< per parameter, if some may be unused
     std::optional<StaticGraph> graph_;
     std::vector<std::size_t> ready_order_;
     double factor_ = 0;
     bool finds_unused_;
     bool sends_held_;
-    bool has_pass_ = false; ///< this rank's, of the open iteration
+    bool has_pass_ = false; ///< in the open iteration of this rank
     bool records_order_;
     bool is_open_ = false;
-    bool is_recording_ = false; ///< the static graph: what is used is known at the end only
+    bool is_recording_ = false; ///< the static graph: used parameters are known only at the end
 };
 
 }}} // namespace joinable::v0::detail

@@ -121,7 +121,7 @@ JOINABLE_DEFINITION void Iteration::write_used() {
 
 JOINABLE_DEFINITION void Iteration::end() {
     if (graph_ && used_->is_empty()) {
-        used_->clear(); // no rank had gradients: the graph is still to be seen
+        used_->clear(); // no rank had gradients: the graph is not recorded yet
     }
     std::fill(accumulated_.begin(), accumulated_.end(), false);
     is_open_ = false;
@@ -150,7 +150,7 @@ JOINABLE_DEFINITION void Iteration::complete_ready_order() {
     if (ready_order_.empty()) {
         return;
     }
-    std::vector<std::size_t> order; // from the end, each one once
+    std::vector<std::size_t> order; // from the end, each once
     std::vector<bool> is_listed(states_.size());
     auto const list = [&](std::size_t i) {
         if (!is_listed[i]) {

@@ -7,7 +7,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How often each gradient becomes ready in an iteration: recorded in the first one, after which a
+/// Counts how often each gradient becomes ready. The first iteration is recorded. In later ones a
 /// gradient is final when it became ready as often as then. Local.
 class StaticGraph {
 public:
@@ -26,7 +26,7 @@ public:
         }
     }
 
-    /// Gradient `i` became ready: whether for the last time, as far as is recorded.
+    /// Counts a mark of gradient `i`. Returns whether it is the last one of the recorded number.
     [[nodiscard]] bool mark(std::size_t i) noexcept {
         if (!is_recorded_) {
             ++calls_[i];

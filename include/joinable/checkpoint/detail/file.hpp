@@ -27,12 +27,12 @@ namespace joinable { inline namespace v0 { namespace detail {
     };
 }
 
-/// An open file. Members throw CommunicationError where the system fails.
+/// An open file. Members throw CommunicationError if the system fails.
 class File {
 public:
     enum class Access { read, write, create, folder };
 
-    /// `create` makes a file that is not there, to be written.
+    /// `create` makes a new file for writing; it must not exist.
     File(std::string path, Access access) : path_{std::move(path)} {
         constexpr int flags[] = {
             O_RDONLY, O_WRONLY, O_WRONLY | O_CREAT | O_EXCL, O_RDONLY | O_DIRECTORY
@@ -47,7 +47,7 @@ public:
     }
     File(File const&) = delete;
     File& operator=(File const&) = delete;
-    ~File() { ::close(handle_); } // what is to last was synced
+    ~File() { ::close(handle_); } // what must last was synced
 
     [[nodiscard]] std::uint64_t bytes() const {
         ::off_t const end = ::lseek(handle_, 0, SEEK_END);
@@ -74,7 +74,7 @@ public:
         });
     }
 
-    /// Returns when all that this rank wrote would survive a loss of power.
+    /// Returns when everything that this rank wrote would survive a power loss.
     void sync() const {
         while (::fsync(handle_) != 0) {
             if (errno != EINTR) {
@@ -84,7 +84,7 @@ public:
     }
 
 private:
-    /// The system may move less than it was asked for.
+    /// The system may transfer less than requested.
     template <class Call>
     void
     transfer(std::string_view verb, std::size_t bytes, std::uint64_t at, Call const& call) const {
@@ -110,11 +110,11 @@ private:
     int handle_ = -1;
 };
 
-/// A file that takes the place of another one when it is whole. Until then the other one stays; a
-/// TemporaryFile that ends before removes what it made.
+/// A file that replaces another one when it is complete. The destructor removes a file that has not
+/// replaced the other one.
 class TemporaryFile {
 public:
-    /// Makes `path`. What a training that was killed left there is removed.
+    /// Creates `path`. Removes a leftover of a killed training.
     explicit TemporaryFile(std::string path)
         : path_{without_leftover(std::move(path))}, file_{path_, File::Access::create} {}
     TemporaryFile(TemporaryFile const&) = delete;
@@ -127,7 +127,7 @@ public:
 
     [[nodiscard]] File const& file() const noexcept { return file_; }
 
-    /// It is `target` from now on, after a loss of power, too.
+    /// Renames the file to `target`, so that it also survives a power loss.
     void replace(std::string const& target, std::string const& folder) {
         if (std::rename(path_.c_str(), target.c_str()) != 0) {
             fail_at("rename to", target);
@@ -138,7 +138,7 @@ public:
 
 private:
     static std::string without_leftover(std::string path) {
-        ::unlink(path.c_str()); // what is wrong with the path, creating it says
+        ::unlink(path.c_str()); // errors of the path show when it is created
         return path;
     }
 

@@ -21,14 +21,14 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The tensors of a model and its optimizer: for each parameter its value, then what its rule keeps, then the
-/// master, whichever rank has them. A value has the parameter's name, else its index; what is kept of it
-/// that name, a slash and its own.
+/// The tensors of a model and its optimizer, whichever rank has them: for each parameter its value,
+/// then the state of its rule, then the master. A value is named as its parameter, or by its index.
+/// State is named by that name, a slash and its own name.
 class ModelLayout {
 public:
     using Names = std::span<std::string_view const>; ///< of a rule
 
-    /// `names` are those of each group's rule.
+    /// `names` are the state names of each group's rule.
     /// @throws ContractViolation  two tensors would have one name.
     ModelLayout(
         std::string_view file, std::span<ShardGroup const> groups, std::vector<Names> const& names
@@ -53,8 +53,9 @@ public:
     [[nodiscard]] std::vector<StoredTensor> const& tensors() const noexcept { return tensors_; }
     void place() { place_tensors(tensors_); }
 
-    /// Takes the places of a file's tensors.
-    /// @throws ContractViolation  the file is of another model: names the first tensor that differs.
+    /// Takes the positions of the tensors from a file.
+    /// @throws ContractViolation  the file is of another model: names the first tensor that
+    ///         differs.
     void place_as(std::string_view file, FileHeader const& header) {
         std::unordered_map<std::string_view, StoredTensor const*> stored;
         for (StoredTensor const& tensor : header.tensors) {
@@ -93,12 +94,12 @@ public:
         }
     }
 
-    /// What this rank owns of the optimizer's state, or all that it keeps.
+    /// The optimizer state that this rank owns, and all that it keeps.
     [[nodiscard]] std::vector<TensorPart> own_state() const { return state(&OptimizerShard::own); }
     [[nodiscard]] std::vector<TensorPart> kept_state() const {
         return state(&OptimizerShard::kept);
     }
-    /// As many elements of each value as this rank owns; of frozen parameters all, if it `is_first`.
+    /// The elements of each value that this rank owns. The frozen parameters too, if it `is_first`.
     [[nodiscard]] std::vector<TensorPart> own_values(bool is_first) const {
         std::vector<TensorPart> parts;
         for_each_own([&](ShardGroup const& group, OptimizerShard const&, ShardPiece const& piece) {
@@ -115,7 +116,7 @@ public:
         }
         return parts;
     }
-    /// All values, whole; where ranks keep parts of them, those of this rank.
+    /// All values, whole. If ranks keep parts of values, the parts of this rank.
     [[nodiscard]] std::vector<TensorPart> values() const {
         if (!groups_.empty() && groups_.front().values) {
             return own_values(true);
@@ -128,7 +129,7 @@ public:
         }
         return parts;
     }
-    /// How often each parameter was stepped, where this rank owns its first element; else 0.
+    /// The step count of each parameter whose first element this rank owns; 0 for the others.
     [[nodiscard]] std::vector<std::uint64_t> own_steps() const {
         std::vector<std::uint64_t> steps(first_of_.size());
         for_each_own([&](ShardGroup const& group, OptimizerShard const&, ShardPiece const& piece) {
@@ -218,7 +219,8 @@ private:
     [[nodiscard]] TensorPart value_of(ShardGroup const& group, std::size_t i) const {
         AnyView const value = group.parameters[i].value();
         Shape const& extents = value.extents();
-        // Where all ranks have all of it, a share is one run of the file; else one of the memory that it has.
+        // If all ranks have the whole value, a share is one run of the file; otherwise one run of
+        // this rank's memory.
         return {
             first_of_[group.first + i],
             static_cast<std::byte*>(value.data()),

@@ -14,8 +14,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Collective. As agree(), but where ranks fail, those without an error throw the type of the lowest one's:
-/// a file that one rank cannot write is the same failure on all.
+/// Collective. Like agree(), but if ranks fail, ranks without an error throw the type of the lowest
+/// failed rank's error: a file that one rank cannot write is the same failure on all.
 inline void agree_alike(
     ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& error
 ) {
@@ -40,7 +40,8 @@ inline void agree_alike(
     }
 }
 
-/// Collective. Runs `work(list)` on every rank, then agrees on what it threw and added to the list.
+/// Collective. Runs `work(list)` on every rank, then agrees on its exception and its entries in the
+/// list.
 template <class F>
 void on_all_ranks(ControlCommunicator& control, F const& work) {
     AgreementList list;

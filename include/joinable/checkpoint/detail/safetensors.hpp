@@ -20,8 +20,8 @@
 #include <joinable/tensor/shape.hpp>
 
 /// @file
-/// The safetensors layout: 8 bytes with the length of the header, little-endian; the header, JSON; the data,
-/// row-major tensors without gaps. Pure: text in, text out.
+/// The safetensors layout: 8 bytes with the length of the header, little-endian; the header in
+/// JSON; the data, row-major tensors without gaps. Pure functions: text in, text out.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -30,7 +30,7 @@ struct StoredTensor {
     std::string name;
     DType dtype = DType::f32;
     Shape extents;
-    std::uint64_t begin = 0; ///< of its bytes in the data
+    std::uint64_t begin = 0; ///< first of its bytes in the data
     std::uint64_t end = 0;
 
     [[nodiscard]] std::size_t numel() const { return joinable::numel(extents); }
@@ -43,7 +43,7 @@ struct FileHeader {
 
 inline constexpr std::size_t length_bytes = 8; ///< before the header
 inline constexpr std::uint64_t max_header_bytes =
-    100'000'000; ///< as the format's own library has it
+    100'000'000; ///< the limit of the format's own library
 
 /// The format's names, by DType.
 inline constexpr std::string_view stored_dtypes[dtype_count] = {
@@ -61,8 +61,8 @@ template <class... Pieces>
     return concat(name_of(tensor.dtype), " ", to_text(tensor.extents));
 }
 
-/// Places tensors one after another in the data, those of larger elements first: then each is aligned. Their
-/// order in the list stays.
+/// Places tensors one after another in the data. Those of larger elements come first, so that each
+/// is aligned. Their order in the list stays.
 inline void place_tensors(std::vector<StoredTensor>& tensors) {
     std::uint64_t next = 0;
     for (std::size_t const element : {8U, 4U, 2U, 1U}) {
@@ -76,8 +76,8 @@ inline void place_tensors(std::vector<StoredTensor>& tensors) {
     }
 }
 
-/// What a file begins with: the length and the header, with spaces up to a multiple of 8 bytes.
-/// @throws ContractViolation  a name is no UTF-8, or the header is longer than the format allows.
+/// The start of a file: the length and the header, padded with spaces to a multiple of 8 bytes.
+/// @throws ContractViolation  a name is not UTF-8, or the header is longer than the format allows.
 [[nodiscard]] inline std::string header_text(std::string_view file, FileHeader const& header) {
     using nlohmann::json;
     std::string text;
@@ -110,8 +110,9 @@ inline void place_tensors(std::vector<StoredTensor>& tensors) {
     return length + text;
 }
 
-/// The length of the header of a file of `file_bytes` bytes, whose first ones are `start`.
-/// @throws ContractViolation  the file is too short for it, or the header longer than the format allows.
+/// The length of the header of a file of `file_bytes` bytes that begins with `start`.
+/// @throws ContractViolation  the file is too short for it, or the header longer than the format
+///         allows.
 [[nodiscard]] inline std::uint64_t
 header_length(std::string_view file, std::string_view start, std::uint64_t file_bytes) {
     if (file_bytes < length_bytes || start.size() < length_bytes) {
@@ -138,13 +139,13 @@ header_length(std::string_view file, std::string_view start, std::uint64_t file_
     return length;
 }
 
-/// Reads a header, and refuses what the format does not allow. `data_bytes` is the size of the data.
+/// Reads a header and refuses what the format does not allow. `data_bytes` is the size of the data.
 class HeaderParser {
 public:
     HeaderParser(std::string_view file, std::uint64_t data_bytes)
         : file_{file}, data_bytes_{data_bytes} {}
 
-    /// @throws ContractViolation  names the tensor, what was expected and what was found.
+    /// @throws ContractViolation  the text names the tensor, the expected and the actual value.
     [[nodiscard]] FileHeader parse(std::string_view text) const {
         Json const all = parse_json(text);
         if (!all.is_object()) {
@@ -170,7 +171,8 @@ private:
         refuse_file(file_, pieces...);
     }
 
-    /// JSON allows a name twice; the format does not. What nests deeper than a header is refused at once.
+    /// JSON allows a name twice; the format does not. Nesting deeper than a header's is refused at
+    /// once.
     [[nodiscard]] Json parse_json(std::string_view text) const {
         std::vector<std::set<std::string>> names;
         auto const check = [&](int depth, Json::parse_event_t event, Json& parsed) {
@@ -301,7 +303,7 @@ private:
 
     void check_size(StoredTensor const& tensor) const {
         std::uint64_t const bytes = tensor.end - tensor.begin;
-        std::uint64_t const most = bytes / size_of(tensor.dtype); // elements that there can be
+        std::uint64_t const most = bytes / size_of(tensor.dtype); // elements that the bytes hold
         std::uint64_t count = 1;
         bool fits = true;
         bool const is_empty =
@@ -323,7 +325,7 @@ private:
         }
     }
 
-    /// Sorts, and throws unless the tensors fill the data, one after another.
+    /// Sorts the tensors, and throws unless they fill the data one after another.
     void check_places(std::vector<StoredTensor>& tensors) const {
         std::sort(tensors.begin(), tensors.end(), [](auto const& a, auto const& b) {
             return std::pair{a.begin, a.end} < std::pair{b.begin, b.end};

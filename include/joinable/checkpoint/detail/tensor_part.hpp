@@ -18,20 +18,21 @@
 #include <joinable/tensor/shape.hpp>
 
 /// @file
-/// Elements of a tensor on their way between the memory of ranks and a file, and a hash of a tensor that does
-/// not depend on how ranks share it.
+/// Transfers elements of a tensor between the memory of ranks and a file. Computes a hash of a
+/// tensor that does not depend on how ranks share it.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
 
-/// The elements of a tensor that a rank has: those that an order in memory counts from `begin` on.
+/// The elements of a tensor that a rank has: `size` of them from position `begin` on, counted by
+/// `order`.
 struct TensorPart {
     std::size_t tensor; ///< its position in a list of stored ones
-    std::byte* data;    ///< of the element that has `offset`
+    std::byte* data;    ///< of the element at `offset`
     std::size_t offset; ///< in elements
     Shape strides;      ///< of the whole tensor
-    Shape order;        ///< dense strides: where an element lies if there are no gaps
+    Shape order;        ///< dense strides: positions of elements without gaps
     std::size_t begin;
     std::size_t size;
 
@@ -40,8 +41,8 @@ struct TensorPart {
     }
 };
 
-/// Calls `f(first, places)` for elements that are neighbours in row-major order, the first of which has
-/// number `first` there: `places` is where they lie.
+/// Calls `f(first, places)` for runs of elements that are adjacent in row-major order. `first` is
+/// the row-major number of the first one; `places` are the addresses.
 template <class F>
 void for_each_run(StoredTensor const& tensor, TensorPart const& part, F const& f) {
     std::array<std::byte*, 1024> places;
@@ -77,13 +78,13 @@ void for_each_run(StoredTensor const& tensor, TensorPart const& part, F const& f
     }
 }
 
-/// Whether a part lies in memory as it does in the file.
+/// Whether a part has the same order in memory as in the file.
 [[nodiscard]] inline bool is_in_order(StoredTensor const& tensor, TensorPart const& part) {
     return is_contiguous(tensor.extents, part.strides);
 }
 
-/// A sum over elements, so that ranks add what they have. One element that changes always changes it
-/// (splitmix64 is a bijection); two that are swapped do by all odds.
+/// A sum over elements, so that ranks can add their shares. A change of one element always changes
+/// the sum (splitmix64 is a bijection); swapping two elements almost certainly does.
 template <std::size_t Bytes>
 std::uint64_t hash_elements_of(std::byte const* data, std::uint64_t first, std::size_t count) {
     std::uint64_t sum = 0;
@@ -120,10 +121,10 @@ inline std::uint64_t hash_part(StoredTensor const& tensor, TensorPart const& par
     return sum;
 }
 
-/// The data of an open file. Between pieces the deadline of ranks that wait for this one is renewed.
+/// The data of an open file. Between pieces it renews the deadline of ranks that wait for this one.
 class FileData {
 public:
-    /// They begin at byte `first` of the file.
+    /// The data begins at byte `first` of the file.
     FileData(File const& file, std::uint64_t first, ControlCommunicator& control) noexcept
         : file_{file}, first_{first}, control_{control} {}
 
@@ -147,7 +148,7 @@ public:
             false
         );
     }
-    /// Of `count` elements in row-major order.
+    /// The hash of `count` elements in row-major order.
     [[nodiscard]] std::uint64_t
     hash(StoredTensor const& tensor, std::size_t first, std::size_t count) {
         std::uint64_t sum = 0;

@@ -17,13 +17,13 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What a checkpoint holds beside tensors.
+/// The contents of a checkpoint besides tensors.
 struct TrainingState {
     std::uint64_t rounds = 0;
-    std::uint64_t world_size = 0; ///< of the training that wrote it, for people
-    std::string rule;             ///< the class
+    std::uint64_t world_size = 0; ///< of the training that wrote it, for information
+    std::string rule;             ///< the name of the class
     std::uint64_t rule_bytes = 0;
-    std::vector<std::string> rules;              ///< settings of the groups, as they are in memory
+    std::vector<std::string> rules;              ///< settings of the groups, as bytes
     std::vector<std::uint64_t> group_sizes;      ///< parameters of each group
     std::vector<std::uint64_t> steps;            ///< of each parameter
     std::map<std::string, std::uint64_t> hashes; ///< of each tensor, by name
@@ -49,7 +49,7 @@ inline constexpr std::uint64_t checkpoint_version = 1;
     return hex_of(bytes);
 }
 
-/// Separated by spaces.
+/// The numbers, separated by spaces.
 [[nodiscard]] inline std::string listed(std::vector<std::uint64_t> const& numbers) {
     std::string text;
     for (std::uint64_t const number : numbers) {
@@ -58,7 +58,7 @@ inline constexpr std::uint64_t checkpoint_version = 1;
     return text;
 }
 
-/// A hash of all metadata but itself.
+/// A hash of all metadata except itself.
 [[nodiscard]] inline std::string checksum_of(std::map<std::string, std::string> const& metadata) {
     Hash hash;
     for (auto const& [key, value] : metadata) {
@@ -90,13 +90,13 @@ inline constexpr std::uint64_t checkpoint_version = 1;
     return metadata;
 }
 
-/// The way back. What does not fit is refused by its key.
+/// Parses metadata. A value that does not fit is refused by its key.
 class MetadataReader {
 public:
     MetadataReader(std::string_view file, std::map<std::string, std::string> const& metadata)
         : file_{file}, metadata_{metadata} {}
 
-    /// @throws ContractViolation  the text names the key, what was expected and what was found.
+    /// @throws ContractViolation  the text names the key, the expected and the actual value.
     [[nodiscard]] TrainingState state() const {
         require("format", std::string{checkpoint_format});
         require("version", std::to_string(checkpoint_version));

@@ -11,14 +11,15 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one rank accumulated in training rounds that did not sync, since the last one that did.
+/// What one rank accumulated in training rounds since the last round that synced.
 struct Accumulated {
-    std::size_t rounds = 0;   ///< such rounds, on whichever ranks they were active
-    std::size_t batches = 0;  ///< those to which this rank added a gradient of its own
-    std::uint64_t weight = 0; ///< of this rank in those rounds
+    std::size_t rounds = 0;   ///< rounds that did not sync, on any rank
+    std::size_t batches = 0;  ///< the rounds to which this rank added a gradient
+    std::uint64_t weight = 0; ///< the weight of this rank in those rounds
 
-    /// Checks the weight `own` of an input, before its round.
-    /// @throws ContractViolation  with what is held it is too much to be summed over all ranks.
+    /// Checks the weight `own` of an input before its round.
+    /// @throws ContractViolation  together with the held weight it is too large to be summed over
+    ///         all ranks.
     void require_summable(Phase phase, std::uint64_t own) const {
         if (own > max_weight) {
             throw ContractViolation{
@@ -34,7 +35,7 @@ struct Accumulated {
         }
     }
 
-    /// After a round in which this rank had an input of weight `own`.
+    /// Counts a round in which this rank had an input of weight `own`.
     void pass(bool syncs, Phase phase, bool skips, std::uint64_t own) noexcept {
         if (!syncs && phase == Phase::train) {
             batches += skips ? 0 : 1;
@@ -42,7 +43,7 @@ struct Accumulated {
         }
         pass(syncs, phase);
     }
-    /// After a round that this rank only followed.
+    /// Counts a round that this rank only followed.
     void pass(bool syncs, Phase phase) noexcept {
         if (syncs) {
             *this = {};

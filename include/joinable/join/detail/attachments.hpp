@@ -14,8 +14,8 @@
 #include <joinable/join/options.hpp>
 
 /// @file
-/// What a guard changes outside itself, each undone by a destructor, and what
-/// it checks before.
+/// The changes that a guard makes outside itself, each undone by a destructor, and the checks
+/// before them.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -35,7 +35,7 @@ public:
         state.session_ = &session;
         state.position_ = position;
     }
-    /// For a guard that is not enabled; inside another one it changes nothing.
+    /// For a guard that is not enabled. If the state is in another guard, this changes nothing.
     void attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept;
 
     void detach() noexcept;
@@ -48,8 +48,7 @@ struct NamedState {
     JoinState const* state;
     std::string_view name;
 };
-/// @throws ContractViolation  a participant is twice in a guard, or in another
-/// one.
+/// @throws ContractViolation  a participant is in a guard twice, or in another one.
 void check_states(std::initializer_list<NamedState> participants);
 
 /// Restores the deadlines of communicators that a guard has overridden.
@@ -73,8 +72,7 @@ private:
 /// @throws ContractViolation  an option is out of its range.
 void check_options(JoinOptions const& options);
 
-/// @throws ContractViolation  the communicators are not of the same ranks, or
-/// of too many.
+/// @throws ContractViolation  the communicators have different ranks, or too many.
 void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
 
 }}} // namespace joinable::v0::detail

@@ -21,11 +21,11 @@
 #include <joinable/join/options.hpp>
 
 /// @file
-/// What ranks compare when they enter a guard.
+/// The lists that ranks compare when they enter a guard.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Not `enable`, with which nobody enters, nor what each rank has for itself.
+/// Leaves out `enable`, because ranks without it do not enter, and what may differ by rank.
 inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_abort) {
     list.begin_section("options differ: ");
     list.add("end_policy", name_of(options.end_policy));
@@ -55,7 +55,7 @@ void agree_on_keyword(AgreementList& list, std::optional<typename K::value_type>
     }
 }
 
-/// What one participant has for itself: its keywords and what it adds.
+/// The entries of one participant: its keywords and what its agree_on() adds.
 template <class J, class... Ks>
 void agree_on_participant(
     AgreementList& list, J const& joinable, KeywordArgument<Ks> const&... keywords
@@ -93,8 +93,8 @@ void check_guard(J const& joinable, GuardView& view) {
     }
 }
 
-/// The participants in hook order and the order of their post hooks, options,
-/// then each participant.
+/// Lists the participants in hook order, the order of post hooks, the options, then each
+/// participant.
 template <std::size_t... Main, std::size_t... Post, class... Js, class... Ks>
 AgreementList entry_list(
     std::tuple<Js&...> const& joinables,

@@ -13,14 +13,14 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How a guard ends on this rank: whether it has, and why.
+/// The outcome of a guard on this rank: whether it has ended, and why.
 class GuardOutcome {
 public:
     explicit GuardOutcome(std::vector<ControlCommunicator*> communicators)
         : communicators_{std::move(communicators)} {}
 
-    /// Keeps the reason of a failure that is about to leave the guard; the first one counts.
-    /// Without an exception in flight, or one that says nothing, it is `text`.
+    /// Keeps the reason of a failure that is about to leave the guard. Only the first one counts.
+    /// The message is `text` if no exception is in flight or the exception has no message.
     void record(std::string_view text) {
         if (!recorded_) {
             recorded_ = failure_of(std::current_exception());
@@ -29,27 +29,28 @@ public:
             }
         }
     }
-    /// Keeps the reason of a failure of the roll calls, which all ranks throw, unless one was kept.
+    /// Keeps the reason of a failed roll call, which all ranks throw, unless a reason was kept
+    /// before.
     void record_end_of_roll_calls() {
         if (!recorded_) {
             recorded_ = reason_of(std::current_exception());
         }
     }
     void forget() noexcept { recorded_.reset(); }
-    /// What peers should be told.
+    /// The reason that peers are told.
     [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
 
     [[nodiscard]] bool is_over() const noexcept { return is_over_; }
     void end() noexcept { is_over_ = true; }
 
-    /// Ends by what all ranks agreed on: they all throw it.
+    /// Ends with a failure that all ranks agreed on. All of them throw it.
     [[noreturn]] void fail(AbortReason const& failure) {
         is_over_ = true;
         failure_ = failure;
         throw_failure(failure);
     }
 
-    /// Ends by telling every rank, wherever it waits.
+    /// Ends and tells every rank, wherever it waits.
     void abort(AbortReason const& reason) {
         is_over_ = true;
         for (ControlCommunicator* communicator : communicators_) {
@@ -57,7 +58,7 @@ public:
         }
     }
 
-    /// @throws ContractViolation  the guard has ended; or again the failure that it ended with.
+    /// @throws ContractViolation  the guard has ended without a failure; else the failure again.
     void require_alive() const {
         if (failure_) {
             throw_failure(*failure_);
@@ -81,7 +82,7 @@ private:
     std::vector<ControlCommunicator*> communicators_; ///< distinct
     bool is_over_ = false;
     std::optional<AbortReason> recorded_; ///< why this rank leaves
-    std::optional<AbortReason> failure_;  ///< what the guard itself threw
+    std::optional<AbortReason> failure_;  ///< the failure that the guard threw
 };
 
 }}} // namespace joinable::v0::detail

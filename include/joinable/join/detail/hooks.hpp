@@ -40,7 +40,7 @@ struct HookSlots<std::index_sequence<Is...>, Js...> : HookSlot<Is, Js>... {
         : HookSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
 };
 
-/// The hooks of a guard, in argument order; run in the order that their labels ask for.
+/// The hooks of a guard, stored in argument order and run in the order that their labels require.
 template <class... Js>
 class GuardHooks final : public HookRunner {
 public:
@@ -55,7 +55,7 @@ public:
         run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
     }
 
-    /// What a session knows of a participant.
+    /// The facts about a participant that a session needs.
     template <class J>
     static ParticipantInfo describe(J const& joinable) {
         using Hook = join_hook_t<J>;

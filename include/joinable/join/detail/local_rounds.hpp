@@ -8,8 +8,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The rounds of a guard that is not enabled: nobody is heard, but what the options and next() say
-/// of a round holds for its participants as it does in one that is enabled.
+/// The rounds of a guard that is not enabled. Nothing is sent, but the options and the notices of
+/// next() apply to the participants as in an enabled guard.
 class LocalRounds {
 public:
     explicit LocalRounds(JoinOptions const& options) : options_{options} {}
@@ -21,8 +21,8 @@ public:
         opened_ = completed(notice, options_, rounds_);
         count(*opened_);
     }
-    /// What a participant's notice comes to. The first one opens the rounds that next() does not;
-    /// those after it say their own notice or the options', not the first one's.
+    /// Completes a participant's notice. If next() opened no round, the first participant opens it.
+    /// Later participants use their own notice or the options', not the first one's.
     [[nodiscard]] RoundNotice announce(bool is_first, RoundNotice const& notice) noexcept {
         if (opened_) {
             bool const says_nothing_new =
@@ -38,7 +38,7 @@ public:
     }
 
     [[nodiscard]] std::size_t count() const noexcept { return rounds_; }
-    /// After the last one that synced.
+    /// The training rounds after the last one that synced.
     [[nodiscard]] std::size_t unsynced() const noexcept { return unsynced_; }
 
 private:

@@ -11,14 +11,13 @@
 #include <joinable/join/detail/session.hpp>
 
 /// @file
-/// Which communicators are inside a guard.
+/// The communicators that are inside guards.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Keeps communicators to one guard at a time: with two, the roll calls of one
-/// could meet those of the other, depending on the data. A communicator is a
-/// class of the user's, so the note that it is inside a guard is kept here, in
-/// this process.
+/// Allows a communicator in one guard at a time. With two guards, the roll calls of one could meet
+/// those of the other, depending on the data. Communicators are classes of the user, so the record
+/// is kept here, for this process.
 class Occupation {
 public:
     Occupation() = default;
@@ -30,7 +29,7 @@ public:
     void begin(std::vector<ControlCommunicator*> const& communicators, Session& session);
     void end() noexcept;
 
-    /// The guard that a communicator is inside of; null: none.
+    /// The guard that a communicator is inside of; null if none.
     [[nodiscard]] static Session* session_over(void const* communicator) noexcept;
 
 private:
@@ -41,7 +40,7 @@ private:
     /// The communicators that are inside guards of this process.
     struct Occupied {
         std::atomic_flag busy{};
-        std::atomic<std::size_t> count{0}; ///< of the entries: 0 in programs without guards
+        std::atomic<std::size_t> count{0}; ///< the number of entries; 0 in programs without guards
         std::vector<Entry> entries;
     };
     static std::vector<Entry>::const_iterator
@@ -70,8 +69,9 @@ private:
     Session* session_ = nullptr;
 };
 
-/// Something that no guard lists is about to be used over `communicator`. `name` is what texts call it.
-/// @throws ContractViolation  the communicator is inside a guard, whose joined ranks would not follow.
+/// Called before an object outside the guard uses `communicator`. Error texts call it `name`.
+/// @throws ContractViolation  the communicator is inside a guard, and joined ranks would not
+///         follow.
 inline void require_unguarded(void const* communicator, std::string_view name) {
     if (Session* const session = Occupation::session_over(communicator)) {
         session->require_followed(name);

@@ -21,7 +21,7 @@ Occupation::begin(std::vector<ControlCommunicator*> const& communicators, Sessio
                                     "first, or split() the communicator"};
         }
     }
-    all.reserve(all.size() + communicators.size()); // or some could be noted and not others
+    all.reserve(all.size() + communicators.size()); // or some could be recorded and others not
     for (ControlCommunicator const* communicator : communicators) {
         all.push_back({communicator->address(), &session});
     }

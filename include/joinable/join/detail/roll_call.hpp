@@ -15,42 +15,44 @@
 #include <joinable/join/options.hpp>
 
 /// @file
-/// The agreement that opens every round: one sum of seven words, from which every rank computes
-/// the same verdict. Knows nothing of guards, participants or RAII.
+/// The agreement that opens every round: one sum of seven words, from which every rank computes the
+/// same verdict. It is independent of guards, participants and RAII.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Who is where, and the exchanges that find it out. All ranks of `control` make the same calls.
+/// Tracks which ranks are active, and runs the exchanges that tell. All ranks of `control` make the
+/// same calls.
 class RollCall {
 public:
     RollCall(ControlCommunicator& control, EndPolicy policy);
 
-    /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this rank
-    /// accumulated, if it arrives.
-    /// @throws ContractViolation  it is not what the schedule says, if there is one.
+    /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this
+    /// rank accumulated, if it arrives.
+    /// @throws ContractViolation  it differs from the schedule, if there is one.
     void post(RollCallLanes const& mine, Carry const& carry = {});
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
 
-    /// From now on nothing is sent, until the schedule ends with a verdict other than `go_on`.
+    /// From now on the schedule answers, and nothing is sent, until it gives a verdict other than
+    /// `go_on`.
     void follow(Schedule schedule) { schedule_ = std::move(schedule); }
     [[nodiscard]] bool is_scheduled() const noexcept { return schedule_.has_value(); }
 
-    /// Waits for the roll call that was posted and returns the verdict, the same on every rank.
-    /// One more message only when a rank arrives or fails, or when ranks disagree.
-    /// `text` is sent along if this rank failed. Throws what the communicator throws.
+    /// Waits for the posted roll call and returns the verdict, the same on every rank. Sends one
+    /// more message only when a rank arrives or fails, or when ranks disagree. `text` is sent along
+    /// if this rank failed. Throws what the communicator throws.
     Verdict answer(std::string_view text = {});
 
-    /// What all ranks said in the last roll call, summed.
+    /// The sum of what all ranks said in the last roll call.
     [[nodiscard]] RollCallLanes const& said() const noexcept { return said_; }
-    /// The ranks that arrived in the last roll call in which any did, ascending.
+    /// The ranks that arrived in the last roll call that had arrivals, ascending.
     [[nodiscard]] std::vector<int> const& arrived() const noexcept { return arrived_; }
-    /// What the ranks that arrived in the last roll call accumulated before; nothing if none did.
+    /// What the ranks that arrived in the last roll call had accumulated; nothing if none arrived.
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
-    /// After the verdicts failed and mismatch: what every rank throws.
+    /// After the verdicts failed and mismatch: the reason that every rank throws.
     [[nodiscard]] AbortReason const& failure() const noexcept { return failure_; }
 
-    /// Rounds that were opened, the current one included.
+    /// The number of opened rounds, including the current one.
     [[nodiscard]] std::size_t rounds() const noexcept { return rounds_; }
     [[nodiscard]] bool is_active(int rank) const { return is_active_[index(rank)]; }
     [[nodiscard]] std::size_t rounds_of(int rank) const {
@@ -65,12 +67,13 @@ private:
 
     void note_arrivals(std::vector<int> const& ranks);
 
-    /// A bitmap of those who arrive, the sum of one bit per rank, and their carry: said once and here,
-    /// so that a round that does not sync, which nobody can know before it is heard, sums the weights
-    /// of its active ranks alone.
+    /// Sums a bitmap of the arriving ranks and their carry. Roll calls do not repeat the carry:
+    /// ranks send them before they know whether the round syncs, and one that does not sync sums
+    /// the weights of its active ranks only.
     void exchange_arrivals();
 
-    /// Among the active ranks; where only weights differ, among those that say whether they have one.
+    /// Compares the active ranks. If only weights differ, it compares the ranks that say whether
+    /// they have one.
     void name_difference();
 
     ControlCommunicator& control_;

@@ -17,48 +17,48 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What an active rank says of a round when it opens it.
+/// An active rank's announcement of a round.
 struct Announcement {
     RoundNotice notice;
     Opening opening = Opening::notification;
-    std::size_t opener = 0; ///< the notifying participant
+    std::size_t opener = 0; ///< the participant that notifies
 
     [[nodiscard]] bool syncs() const noexcept {
         return notice.will_sync && notice.phase == Phase::train;
     }
 };
 
-/// The rounds of a guard as one rank announces, hears and counts them. Knows nothing of whose part
-/// it is inside a round, nor of how a guard ends.
+/// The rounds of a guard as one rank announces, hears and counts them. It is independent of the
+/// turns inside a round and of how a guard ends.
 class Rounds {
 public:
     Rounds(ControlCommunicator& control, JoinOptions const& options)
         : control_{control}, options_{options}, roll_call_{control, options.end_policy} {}
 
-    /// Collective. Ranks say how many inputs they have, and need no roll calls from now on.
+    /// Collective. Ranks exchange their numbers of inputs and need no roll calls from now on.
     void exchange_lengths();
 
     // -- saying ----------------------------------------------------------------------------------
 
-    /// What a notice comes to in the next round.
+    /// Completes a notice for the next round.
     /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
     [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const;
 
-    /// The next round as this rank alone knows it.
+    /// The next round, as far as this rank alone knows it.
     [[nodiscard]] Round preview(Announcement const& said) const noexcept;
 
     void announce(Announcement const& said);
-    /// That this rank has run out of inputs, and what it holds.
+    /// Announces that this rank has run out of inputs, and what it holds.
     void announce_arrival();
-    /// Nothing but a vote: for a rank that has joined, and for the closing of a guard. A vote may
-    /// come after the arrival was announced: with look-ahead, or from a hook.
+    /// Announces at most a vote: for a rank that has joined, and for the closing of a guard. A vote
+    /// may follow the announced arrival with look-ahead or from a hook.
     void announce_nothing() {
         RollCallLanes lanes;
         lanes.stop = take_vote();
         roll_call_.post(lanes);
     }
 
-    /// For a rank that leaves: says so to the others, who all hear of it.
+    /// Tells the others that this rank leaves by an exception.
     void announce_failure(std::string const& text) {
         RollCallLanes lanes;
         lanes.failed = 1;
@@ -77,14 +77,14 @@ public:
 
     Verdict hear();
 
-    /// After the verdict to go on: the round as all ranks agreed on it, for a rank that announced
-    /// it or, without `own`, for one that shadows it.
+    /// After the verdict to go on: the round as all ranks agreed on it. `own` is this rank's
+    /// announcement, or empty if it shadows the round.
     [[nodiscard]] Round adopt(Session& session, std::optional<Announcement> const& own);
-    /// How the active ranks opened the round that was heard last; not known with known lengths.
+    /// How the active ranks opened the last round. Not known with known lengths.
     [[nodiscard]] Opening opening() const noexcept { return agreed_code().opening; }
     [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.said().stop > 0; }
 
-    /// What happened up to now.
+    /// The result up to now.
     [[nodiscard]] JoinResult result(bool stopped_early) const;
     [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
 
@@ -93,11 +93,11 @@ private:
     [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
         return !said.notice.skips || accumulated_.batches != 0;
     }
-    /// 0 where it skips, unless the others know no better than what was promised at entry.
+    /// 0 if it skips. With known lengths a rank that skips keeps the promised weight.
     [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
         return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);
     }
-    /// In a round that syncs, since the last one that did.
+    /// A round that syncs includes the weight held since the last one that did.
     [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
         return own_weight(said.notice) + (said.syncs() ? accumulated_.weight : 0);
     }
@@ -108,12 +108,12 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
-    Accumulated accumulated_;   ///< by this rank; by one that has joined: from before
+    Accumulated accumulated_;   ///< by this rank; if it has joined, before it joined
     Carry carry_;               ///< of all ranks that joined since the last round that synced
-    bool was_weighted_ = false; ///< the last training round of which a rank said whether it is
+    bool was_weighted_ = false; ///< in the last training round that told
     bool vote_ = false;
     bool is_vote_sent_ = false;
-    JoinResult result_; ///< what is counted as rounds go by
+    JoinResult result_; ///< counts rounds as they pass
 };
 
 }}} // namespace joinable::v0::detail

@@ -80,7 +80,8 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     if (code.phase == Phase::train && said.silent != said.active) {
         was_weighted_ = said.weighted != 0;
     }
-    // Where all skip nobody says; what joined ranks still hold is of rounds that said.
+    // If all ranks skip, none tells whether it is weighted; joined ranks may hold gradients of the
+    // last round that told.
     round.is_weighted_ = said.weighted != 0 || (said.silent == said.active && was_weighted_);
     round.active_count_ = static_cast<int>(said.active);
     bool const takes_carry = code.syncs && options_.carry_accumulated;

@@ -10,11 +10,11 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The rounds of a guard whose ranks said at entry how many inputs they have. What a roll call
-/// would hear follows from that, so nothing needs to be sent. Every rank has the same schedule.
+/// The rounds of a guard whose ranks gave their numbers of inputs at entry. They determine what a
+/// roll call would hear, so nothing is sent. Every rank has the same schedule.
 class Schedule {
 public:
-    /// What one rank said of itself.
+    /// What one rank said at entry.
     struct Shard {
         std::uint64_t inputs = 0;
         std::uint64_t weight = 0; ///< of each input
@@ -22,26 +22,26 @@ public:
 
     Schedule(std::vector<Shard> shards, bool is_weighted, std::size_t sync_every);
 
-    /// The notice of a round, for a rank that says nothing.
+    /// The code of a round with the default notice.
     [[nodiscard]] RoundCode code(std::size_t round) const noexcept {
         return {Phase::train, (round + 1) % sync_every_ == 0};
     }
 
-    /// Checks what `rank` is about to say in `round`.
+    /// Checks `rank`'s announcement of `round`.
     /// @throws ContractViolation  it leaves earlier or later than it said at entry, votes to stop,
-    /// or gives another notice.
+    ///         or gives another notice.
     void require_promised(int rank, std::size_t round, RollCallLanes const& mine) const;
 
-    /// What all ranks say in the next round, summed; arriving() are those that arrive in it. Nobody
-    /// is known to skip, so all active ranks are contributors.
+    /// The sum of what all ranks say in the next round; arriving() are the ranks that arrive in it.
+    /// Skips are not known, so all active ranks are contributors.
     [[nodiscard]] RollCallLanes next();
     /// Ascending.
     [[nodiscard]] std::vector<int> const& arriving() const noexcept { return arriving_; }
-    /// What they accumulated.
+    /// What the arriving ranks accumulated.
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
 
 private:
-    /// A rank that is active has been in all rounds since the last one that synced.
+    /// An active rank has been in all rounds since the last one that synced.
     [[nodiscard]] std::uint64_t rounds_in_weight(RoundCode const& code) const noexcept {
         return code.syncs ? sync_every_ : 1;
     }

@@ -17,7 +17,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The hooks of a guard, so that the loop over rounds need not be a template.
+/// The hooks of a guard behind virtual functions, so that the loop over rounds need not be a
+/// template.
 class HookRunner {
 public:
     HookRunner() = default;
@@ -30,8 +31,8 @@ protected:
     ~HookRunner() = default;
 };
 
-/// One rank's side of a guard: which round is open, whose part it is, and how it ends. Everything
-/// that a guard does apart from owning hooks and restoring what it attached.
+/// One rank's side of a guard: the open round, whose part it is, and how the guard ends. It does
+/// everything except owning hooks and restoring what the guard attached.
 class Session {
 public:
     Session(
@@ -43,19 +44,21 @@ public:
     Session(Session const&) = delete; // rounds know the options by address
     Session& operator=(Session const&) = delete;
 
-    /// Collective: agrees on `list`, and on how many inputs ranks have if they know. @throws PeerFailed,
-    /// Mismatch  on all ranks together, but `local_error` where there is one.
+    /// Collective. Agrees on `list`, and exchanges the numbers of inputs if ranks know them.
+    /// Rethrows `local_error`, if there is one.
+    /// @throws PeerFailed, Mismatch  on all ranks together.
     void enter(AgreementList const& list, std::exception_ptr const& local_error);
 
     [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
 
     // -- what participants call ------------------------------------------------------------------
 
-    /// Opens a round (the answer comes with `answer`), or begins a part of the open one. Local, but
-    /// where a round may end the guard instead it waits: no pass of a round that is not held may run.
+    /// Opens a round (`answer` waits for it), or begins a part of the open one. Local, except with
+    /// EndPolicy::throw_early: then it waits, so that no pass runs for a round that does not take
+    /// place.
     void announce(std::size_t position, RoundNotice const& notice);
 
-    /// Blocks until the round that was announced is agreed on, and returns it.
+    /// Blocks until the announced round is agreed on, and returns it.
     Round answer(std::size_t position) {
         settle();
         Round round = round_;
@@ -70,17 +73,17 @@ public:
     }
     void done() { turns_.done(); }
 
-    /// Something that this guard does not list is about to be used over one of its communicators.
-    /// @throws ContractViolation  joined ranks would not follow: no part of a participant is open, in
-    /// which they run its hook, and rounds have not ended.
+    /// Called before an object outside this guard uses one of its communicators.
+    /// @throws ContractViolation  joined ranks would not follow, because no part of a participant
+    ///         is open and rounds have not ended.
     void require_followed(std::string_view name);
 
     void record_failure(std::string_view text) { outcome_.record(text); }
     void forget_failure() noexcept { outcome_.forget(); }
 
     [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
-    /// Whether the announced round is open. A round that this rank shadows is, though with
-    /// look-ahead the next roll call is posted already.
+    /// Whether the announced round is open. A round that this rank shadows is open, even if
+    /// look-ahead has already posted the next roll call.
     [[nodiscard]] bool is_answered() const noexcept {
         return !rounds_.is_posted() || is_ahead_ || is_shadowing_;
     }
@@ -88,30 +91,31 @@ public:
         return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
     }
 
-    /// Whether next() or iterate() announced a batch, and not that it is skipped. Local.
+    /// Whether next() or iterate() announced a batch that is not skipped. Local.
     [[nodiscard]] bool has_announced_batch() const noexcept {
         return opened_ && opened_->opening != Opening::notification && !opened_->notice.skips;
     }
 
     // -- what the guard calls --------------------------------------------------------------------
 
-    /// Opens a round if this rank has an input. False when it is to leave the loop.
+    /// Opens a round if this rank has an input. False tells it to leave the loop.
     bool next(bool have_input, RoundNotice const& notice, Opening opening);
 
-    /// Announces the round after the open one, or without a notice that there is none for this
-    /// rank, before the collectives of the open round.
+    /// Announces the round after the open one, before the collectives of the open one. Without a
+    /// notice it announces that this rank has no further round.
     void look_ahead(std::optional<RoundNotice> const& notice);
 
     void vote_stop();
 
-    /// Makes this rank joined, shadows until all are, runs the post hooks.
+    /// Joins, shadows until all ranks have joined, and runs the post hooks.
     void finish(HookRunner& hooks);
 
-    /// For a guard that an exception leaves. Blocks at most the deadline, never throws: between
-    /// rounds it says so in the next roll call, anywhere else it aborts the communicators.
+    /// Leaves a guard by an exception. Never throws, and blocks at most until the deadline. Between
+    /// rounds it announces the failure in the next roll call; anywhere else it aborts the
+    /// communicators.
     void leave_by_exception() noexcept;
 
-    /// What finish() returned, once it has.
+    /// The result of finish(), once it has run.
     [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
     [[nodiscard]] bool is_over() const noexcept { return outcome_.is_over(); }
     [[nodiscard]] Round const& round() const noexcept { return round_; }
@@ -126,11 +130,11 @@ private:
     /// Waits for the answer of a posted roll call, if there is one, and acts on it.
     void settle();
 
-    /// The answer; verdicts that end the guard with an exception are thrown here.
+    /// Returns the answer, or throws the verdicts that end the guard with an exception.
     Verdict hear();
 
-    /// After an exchange that all ranks take part in has thrown, on this rank alone or because the
-    /// communicator failed: the others cannot go on.
+    /// Aborts after an exchange of all ranks has thrown, on this rank alone or because the
+    /// communicator failed. The others cannot continue.
     void fail_together() {
         outcome_.record_end_of_roll_calls();
         abort();
@@ -150,7 +154,8 @@ private:
         turns_.require_complete();
     }
 
-    /// Others compute a round already that this rank has announced: they cannot go on without it.
+    /// Aborts if this rank has announced a round ahead: the others already compute it and need this
+    /// rank.
     void require_nothing_ahead();
 
     [[nodiscard]] bool is_between_rounds() const;
@@ -166,8 +171,8 @@ private:
 
     Round round_;
     std::optional<Announcement> opened_; ///< the last round that this rank opened
-    bool is_ahead_ = false;              ///< the posted roll call is of the next round already
-    std::optional<Announcement> ahead_;  ///< what it says; none when it says the end
+    bool is_ahead_ = false;              ///< the posted roll call is of the next round
+    std::optional<Announcement> ahead_;  ///< its notice; none when it announces the end
     bool is_shadowing_ = false;
     bool stopped_ = false;   ///< by agreement, before every rank ran out
     bool has_ended_ = false; ///< the end verdict was heard, post hooks run

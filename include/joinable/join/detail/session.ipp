@@ -48,7 +48,7 @@ Session::enter(AgreementList const& list, std::exception_ptr const& local_error)
 JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice const& notice) {
     outcome_.require_alive();
     if (is_shadowing_) {
-        return; // a hook may run the code of active ranks
+        return; // a hook may run code of active ranks
     }
     require_no_announcement();
     bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
@@ -216,7 +216,7 @@ JOINABLE_DEFINITION Verdict Session::act_on(Verdict verdict) {
             to_text(ranks_text(rounds_.roll_call().arrived())) + " ran out of inputs after " +
                 to_text(rounds_.roll_call().rounds()) + " rounds"
         };
-    case Verdict::stop: // a rank that opens no round can vote whatever the others do
+    case Verdict::stop: // a rank that opens no round can always vote
         if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
             outcome_.fail({FailureKind::contract, {}, stop_needs_loop});
         }

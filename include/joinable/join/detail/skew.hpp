@@ -12,7 +12,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Lets one call through per minute, whichever thread makes it.
+/// Lets one call per minute through, from any thread.
 class OncePerMinute {
 public:
     [[nodiscard]] bool allows(std::chrono::steady_clock::time_point now) noexcept {
@@ -34,8 +34,8 @@ private:
     return warnings;
 }
 
-/// Tells the user that this rank has been shadowing for long: it costs time, and is often a sign
-/// of badly dealt data.
+/// Warns the user that this rank has been shadowing for many rounds. That costs time, and the data
+/// is often dealt badly.
 inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shadow_rounds) {
     if (shadow_rounds <= options.skew_limit || !options.warn ||
         !skew_warnings().allows(std::chrono::steady_clock::now())) {

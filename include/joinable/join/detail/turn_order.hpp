@@ -18,15 +18,16 @@ namespace joinable { inline namespace v0 { namespace detail {
     throw ContractViolation{text};
 }
 
-/// What a session knows of a participant.
+/// The facts about a participant that a session needs.
 struct ParticipantInfo {
     std::string_view name;
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
-    std::string_view verb = {};                 ///< the member that notifies, if it says which
+    std::string_view verb = {};                 ///< the member that notifies, if it is given
 };
 
-/// Whose turn it is inside a round. A participant's part begins with its notification and ends with
-/// the next one's, or, where it was held open, with done(). Positions are in hook order.
+/// The turns of participants inside a round. A part begins with the participant's notification. It
+/// ends with the next participant's notification or, if it was held open, with done(). Positions
+/// are in hook order.
 class TurnOrder {
 public:
     explicit TurnOrder(std::vector<ParticipantInfo> participants)
@@ -39,15 +40,15 @@ public:
         auto* const asks = participants_[position].takes_part;
         return asks == nullptr || asks(round);
     }
-    /// The first participant, from `from` on, that takes part in a round.
+    /// The first participant, from `from` on, that takes part in the round.
     [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const;
-    /// Whose part comes next in the open round, if there is any.
+    /// The participant whose part comes next in the open round, if any.
     [[nodiscard]] std::optional<std::size_t> next() const {
         return round_ ? first(*round_, cursor_) : std::nullopt;
     }
 
     /// @throws ContractViolation  the round that `opener` announces begins with another
-    /// participant.
+    ///         participant.
     void require_first(std::size_t opener, Round const& announced) const;
 
     void open(Round const& round) {
@@ -68,25 +69,26 @@ public:
         is_open_ = false;
     }
 
-    /// Begins the part of `position` in the open round. False when it may open the next round,
-    /// which it must not where the loop does that. @throws ContractViolation  it is not its turn.
+    /// Begins the part of `position` in the open round. Returns false if `position` may open the
+    /// next round; with `loop_opens_rounds` it may not.
+    /// @throws ContractViolation  it is not its turn.
     bool take_turn(std::size_t position, bool loop_opens_rounds);
 
     /// @throws ContractViolation  a part is held open, or a participant is missing.
     void require_complete() const;
 
-    /// Whether a participant is communicating, as far as it says when its part ends.
+    /// Whether a part has begun and not ended. A part without done() ends with the next part.
     [[nodiscard]] bool is_open() const noexcept { return is_open_ || held_by_; }
-    /// Whether nobody owes a collective.
+    /// Whether no participant owes a collective.
     [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
 
 private:
     [[nodiscard]] std::string_view verb(std::size_t position) const {
         return participants_[position].verb;
     }
-    /// As texts go on after its name.
+    /// The verb that follows its name in error texts.
     [[nodiscard]] std::string notified(std::size_t position) const;
-    /// The end of a text: the order of the participants that take part in a round.
+    /// The end of a text: the order of the participants that take part in the round.
     [[nodiscard]] std::string order(Round const& round) const;
     [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const;
 

@@ -17,25 +17,25 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
 
-/// The seven words of a roll call: what one rank adds, and after the sum what all ranks said.
+/// The seven words of a roll call: one rank's contribution, or the sum over all ranks.
 struct RollCallLanes {
     std::uint32_t active = 0;
     std::uint32_t arrived = 0;      ///< ran out of inputs since the previous roll call
     std::uint32_t failed = 0;       ///< leaves by an exception
     std::uint32_t stop = 0;         ///< votes to stop
     std::uint32_t weighted = 0;     ///< gives a weight
-    std::uint32_t contributors = 0; ///< has a gradient for this round, or holds one from before
-    std::uint64_t weight = 0;       ///< in a round that syncs with what is held since the last one
+    std::uint32_t contributors = 0; ///< has a gradient for this round or from before
+    std::uint64_t weight = 0;       ///< in a round that syncs, with the weight held before
     Agreement code;                 ///< readable: see RoundCode
-    Agreement digest;               ///< of what the rank is about to do
-    std::uint32_t silent = 0;       ///< skips and gives no weight: does not say whether others do
+    Agreement digest;               ///< of the rank's next action
+    std::uint32_t silent = 0;       ///< skips without a weight: cannot tell whether others give one
 
     using Words = std::array<std::uint64_t, 7>;
 
     [[nodiscard]] Words encode() const noexcept;
     static RollCallLanes decode(Words const& words) noexcept;
 
-    /// Whether all say the same of the round, but for weights.
+    /// Whether all ranks announce the same round, apart from weights.
     [[nodiscard]] bool have_one_code() const noexcept {
         return code.value(active) && digest.value(active);
     }
@@ -49,19 +49,20 @@ private:
     static Fields unpacked(std::uint64_t word) noexcept;
 };
 
-/// What ranks that have run out of inputs accumulated since the last round that synced.
+/// What ranks that ran out of inputs since the last round that synced had accumulated.
 struct Carry {
-    std::uint64_t ranks = 0; ///< that accumulated anything
+    std::uint64_t ranks = 0; ///< the ranks that accumulated anything
     std::uint64_t weight = 0;
 
     friend constexpr bool operator==(Carry const&, Carry const&) = default;
 };
 
-/// How a rank opened a round; with look-ahead it announces the next round before this one's
+/// How a rank opened a round. With look_ahead the rank announces the next round before this round's
 /// collectives, and joined ranks do the same.
 enum class Opening : std::uint8_t { notification, next, look_ahead };
 
-/// The code lane: everything about a round that active ranks must agree on and error texts name.
+/// The code lane: everything about a round that active ranks must agree on and that error texts
+/// name.
 struct RoundCode {
     Phase phase = Phase::train;
     bool syncs = false;
@@ -70,14 +71,15 @@ struct RoundCode {
 
     [[nodiscard]] std::uint32_t encode() const noexcept;
     static RoundCode decode(std::uint32_t code) noexcept;
-    /// For a round in which ranks disagree; whether they have a weight, where all that are asked say so.
+    /// Lists a round for ranks that disagree about it. `is_weighted` is given if all ranks that are
+    /// asked tell.
     void agree_on(AgreementList& list, std::optional<bool> is_weighted) const;
 };
 
 enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
 
-/// What all ranks said, judged in the order that makes every rank see the same: a failure hides a
-/// mismatch (a leaving rank cannot say what it would have done), and both hide an end.
+/// Judges the sum in an order that gives every rank the same verdict. A failure hides a mismatch,
+/// because a leaving rank cannot say what it would have done. Both hide an end.
 [[nodiscard]] Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept;
 
 }}} // namespace joinable::v0::detail

@@ -5,9 +5,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The square root of each element of a register of `T`, by the processor's instruction: compilers
-/// call a function, for the sake of errno. Clang takes 16 bytes at once: no larger operand in a function
-/// that may be compiled for any processor. For GCC these would go through memory.
+/// The square root of each element of a register of `T`, by the processor's instruction. Compilers
+/// call a function instead, to set errno. Clang accepts at most 16 bytes in a function that may be
+/// compiled for any processor. With GCC such pieces would go through memory.
 template <class T, class Register>
 [[gnu::always_inline]] inline void take_root(Register& result, Register const& from) noexcept {
 #if defined(__x86_64__)

@@ -11,13 +11,13 @@
 #include <joinable/optimizer/update_rule.hpp>
 
 /// @file
-/// Update rules over registers of elements. Every product is rounded before it is added to something,
-/// and registers of any width do the same, one element included. So an element becomes the same bits
-/// wherever it lies in a range, and whichever processor steps it.
+/// Update rules over registers of elements. Every product is rounded before it is added, and
+/// registers of any width do the same, including single elements. So the result has the same bits
+/// wherever an element lies in a range and whichever processor steps it.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// As many elements as fit into `width` bytes: a register, or a single number.
+/// As many elements as fit into `width` bytes: a register or a single number.
 template <class T, std::size_t width>
 struct register_of {
     using type [[gnu::vector_size(width)]] = T;
@@ -51,13 +51,13 @@ template <class T, class V>
     }
 }
 
-/// Steps what is from element `at` on, as long as it fills registers. Returns where it ends.
+/// Steps elements from `at` on while they fill registers. Returns where it stopped.
 template <class T, std::size_t width, class Update>
 [[gnu::always_inline]] inline std::size_t
 update_registers(Update const& update, UpdateRange<T> const& range, std::size_t at) noexcept {
     using V = typename register_of<T, width>::type;
     constexpr std::size_t lanes = width / sizeof(T);
-    constexpr std::size_t arrays = Update::state_count; // known, so that they stay in registers
+    constexpr std::size_t arrays = Update::state_count; // constant, so that they stay in registers
     for (; at + lanes <= range.size; at += lanes) {
         V value;
         V gradient;
@@ -84,7 +84,8 @@ update_elements(Update const& update, UpdateRange<T> const& range) noexcept {
     update_registers<T, sizeof(T)>(update, range, at);
 }
 
-// The same for each instruction set. AVX-512 would gain nothing: a step waits for memory.
+// Variants for each instruction set. AVX-512 would gain nothing, because a step is limited by
+// memory.
 template <class T, class Update>
 JOINABLE_LOOP void update_baseline(Update const& update, UpdateRange<T> const& range) noexcept {
     update_elements<T, 16>(update, range);
@@ -94,8 +95,8 @@ JOINABLE_LOOP_AVX2 void update_avx2(Update const& update, UpdateRange<T> const& 
     update_elements<T, 32>(update, range);
 }
 
-/// Steps a range. `Update` is called with registers, or with single elements:
-/// update(value, gradient, state).
+/// Steps a range. `Update` is called with registers or single elements: update(value, gradient,
+/// state).
 template <class T, class Update>
 void run_update(
     Update const& update, UpdateRange<T> const& range, InstructionSet set = instruction_set()

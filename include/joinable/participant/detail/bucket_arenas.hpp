@@ -9,7 +9,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory for buckets that are packed: what reduces gradients and what exchanges values take turns with it.
+/// Memory for packed buckets. The reduction of gradients and the exchange of values take turns with
+/// it.
 class BucketArenas {
 public:
     explicit BucketArenas(BufferMemory const& memory) : memory_{memory} {}
@@ -20,7 +21,7 @@ public:
             static_cast<void>(data(k, bytes));
         }
     }
-    /// Arena `k`, of at least `bytes`. It loses what it held when it grows.
+    /// Arena `k`, of at least `bytes`. It loses its contents when it grows.
     [[nodiscard]] std::byte* data(std::size_t k, std::size_t bytes) {
         if (k >= arenas_.size()) {
             arenas_.resize(k + 1);

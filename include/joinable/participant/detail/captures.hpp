@@ -7,8 +7,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Says in one sentence what a CapturedStep runs over. It stands alone because it needs no header of
-/// NCCL.
+/// Explains in one sentence over which communicators a CapturedStep runs. A separate header,
+/// because it needs no header of NCCL.
 template <class Comm>
 consteval bool models_captured_step() {
     constexpr bool is_nccl = std::is_base_of_v<NcclCollectives, Comm>;

@@ -11,16 +11,17 @@
 #include <joinable/tensor/tensor_list.hpp>
 
 /// @file
-/// What ranks compare of a model: see agreement/agree.hpp.
+/// The properties of a model that ranks compare: see agreement/agree.hpp.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 void agree_on(AgreementList& list, DataParallelOptions const& options);
 
-/// Each parameter with its name, dtype, extents, strides and requires_grad. Returns how many there are.
+/// Lists each parameter with its name, dtype, extents, strides and requires_grad. Returns the
+/// counts as a text.
 std::string agree_on(AgreementList& list, ParameterList const& parameters);
 
-/// Each tensor with its dtype and extents.
+/// Lists each tensor with its dtype and extents.
 void agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind);
 
 }}} // namespace joinable::v0::detail

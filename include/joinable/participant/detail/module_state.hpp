@@ -19,8 +19,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// All of a model but its gradients, and what keeps it the same on all ranks: parameters, buffers
-/// and attached state from one rank at the start and the end, buffers in every round that syncs.
+/// All of a model except its gradients, kept equal on all ranks. Parameters, buffers and attached
+/// state are sent from one rank at the start and the end, buffers in every round that syncs.
 template <Communicator Comm>
 class ModuleState {
 public:
@@ -35,8 +35,8 @@ public:
           buffers_{std::move(buffers), piece_bytes, "buffer", BufferMemory{comm}},
           options_{options} {}
 
-    /// The script of a round that syncs, for ranks that are active and ranks that shadow.
-    /// Collective; no allocation but what a hook does.
+    /// The script of a round that syncs, on active and shadowing ranks. Collective; only a hook may
+    /// allocate.
     void sync_buffers(Round const& round) {
         if (!options_.broadcast_buffers) {
             return;
@@ -48,11 +48,11 @@ public:
         }
     }
 
-    /// Collective. Parameters, buffers and attached state as they are on `root`.
+    /// Collective. Sends parameters, buffers and attached state of `root` to all ranks.
     void sync(int root) { plan_sync().run(comm_, root); }
 
-    /// Local: allocates all that sync() needs, so that a rank without the memory can say so before
-    /// the others wait for it.
+    /// Local. Allocates everything that sync() needs, so that a rank without enough memory can
+    /// report it before the others wait.
     [[nodiscard]] CoalescedBroadcast plan_sync() {
         std::vector<AnyView> views;
         for (AnyParameter const& parameter : parameters_) {
@@ -69,7 +69,7 @@ public:
     }
 
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
-    /// Whether buffers are sent before the forward pass, else before the backward pass.
+    /// Whether buffers are sent before the forward pass; if not, before the backward pass.
     [[nodiscard]] bool syncs_before_forward() const noexcept {
         return options_.broadcast_buffers && options_.buffer_sync == BufferSync::before_forward;
     }

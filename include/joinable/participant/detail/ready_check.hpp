@@ -14,19 +14,20 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Finds gradients that still change after their ready(i), see DataParallelOptions::verify_ready. It keeps
-/// the marks of a backward pass back until the pass has ended: a bucket on its way changes gradients itself.
+/// Finds gradients that still change after their ready(i), see DataParallelOptions::verify_ready.
+/// It delays the marks of a backward pass until the pass has ended, because a bucket in flight
+/// changes gradients itself.
 class ReadyCheck {
 public:
-    /// @throws ContractViolation  gradients are on a device, where the host reads nothing.
+    /// @throws ContractViolation  gradients are on a device, where the host cannot read them.
     ReadyCheck(ParameterList parameters, DeviceId device);
 
     void begin() noexcept { marks_.clear(); }
     void mark(std::size_t i) { marks_.push_back({i, hash_of(i)}); }
 
-    /// Calls `mark_ready(i)` for each mark, in the order of the marks. Of several marks of one gradient
-    /// (a static graph) the last one counts.
-    /// @throws ContractViolation  a gradient is not what it was when it was marked.
+    /// Calls `mark_ready(i)` for each mark, in order. If a gradient has several marks (a static
+    /// graph), the last one counts.
+    /// @throws ContractViolation  a gradient has changed since it was marked.
     template <class F>
     void release(F const& mark_ready) {
         std::vector<bool> is_checked(parameters_.size());
@@ -58,7 +59,8 @@ private:
         std::uint64_t hash;
     };
 
-    /// Of elements in logical order: a gradient may move, and have gaps between its elements.
+    /// The hash of the elements in logical order, because a gradient may move and may have gaps
+    /// between its elements.
     [[nodiscard]] std::uint64_t hash_of(std::size_t i) const;
     static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension);
 

@@ -25,7 +25,7 @@ JOINABLE_DEFINITION ReadyCheck::ReadyCheck(ParameterList parameters, DeviceId de
 JOINABLE_DEFINITION std::uint64_t ReadyCheck::hash_of(std::size_t i) const {
     AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
     if (!gradient || !has_memory(gradient)) {
-        return 0; // what is wrong with it the reducer says
+        return 0; // the reducer reports the error
     }
     Hash hash;
     add(hash, static_cast<char const*>(gradient.data()), gradient, 0);

@@ -16,12 +16,13 @@
 #include <joinable/tensor/reduce_op.hpp>
 
 /// @file
-/// Buckets of shards between ranks. Collective, the same on all ranks.
+/// Exchanges of sharded buckets between ranks. Collective, the same on all ranks.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Starts to fill a bucket with the parts of all ranks, of which this rank's is at `own`, which may be its
-/// place in the bucket: by one all-gather where the communicator has it, else by one broadcast for each owner.
+/// Starts to fill a bucket with the parts of all ranks. This rank's part is at `own`, which may be
+/// its place in the bucket. Uses one all-gather if the communicator has it, otherwise one broadcast
+/// per owner.
 template <Communicator Comm>
 [[nodiscard]] auto
 gather_parts(Comm& comm, OptimizerShard const& shard, std::byte const* own, std::byte* bucket) {
@@ -46,17 +47,17 @@ gather_parts(Comm& comm, OptimizerShard const& shard, std::byte const* own, std:
     }
 }
 
-/// Whether what sums buckets of gradients takes a factor of each rank.
+/// Whether the sum of gradient buckets takes a factor from each rank.
 template <Communicator Comm>
 inline constexpr bool scales_parts =
     ReduceScatters<Comm> ? ScalesScatteredSums<Comm> : ScalesSums<Comm>;
 
-/// By what gradients are multiplied as they are packed, and as they are summed.
+/// The factors of gradients: while they are packed, and while they are summed.
 struct ShardFactors {
-    double packed = 0; ///< with 0 zeros are packed
+    double packed = 0; ///< 0 packs zeros
     double summed = 1;
 
-    /// Sums round once less where they scale.
+    /// Sums that scale save one rounding.
     template <Communicator Comm>
     [[nodiscard]] static ShardFactors of(Comm const&, double factor) noexcept {
         bool const is_summed = scales_parts<Comm> && factor != 0.0;
@@ -64,8 +65,8 @@ struct ShardFactors {
     }
 };
 
-/// Starts to sum a bucket of gradients, of which each rank gets its part: where the communicator does not
-/// reduce-scatter, by an all-reduce, see take_part().
+/// Starts to sum a bucket of gradients, so that each rank gets its part. A communicator without
+/// reduce-scatter uses an all-reduce, see take_part().
 template <Communicator Comm>
 [[nodiscard]] auto start_parts(
     Comm& comm, OptimizerShard const& shard, std::byte* bucket, [[maybe_unused]] double factor
@@ -83,7 +84,7 @@ template <Communicator Comm>
         return comm.all_reduce(whole, ReduceOp::sum);
     }
 }
-/// Copies this rank's part, where the sum is in the bucket. Local.
+/// Copies this rank's part if the sum is in the bucket. Local.
 template <Communicator Comm>
 void take_part(OptimizerShard const& shard, std::byte const* bucket, Comm const&) {
     if constexpr (!ReduceScatters<Comm>) {
@@ -92,8 +93,7 @@ void take_part(OptimizerShard const& shard, std::byte const* bucket, Comm const&
     }
 }
 
-/// The values of a bucket on their way from their owners to all ranks. A lone parameter is sent from where
-/// it is.
+/// Sends the values of a bucket from their owners to all ranks. A lone parameter is sent in place.
 template <Communicator Comm>
 class ShardExchange {
 public:

@@ -31,39 +31,39 @@ struct ShardGroup {
     ParameterList parameters = {};
     std::size_t first = 0; ///< index of its first parameter among those of all groups
     std::vector<OptimizerShard> shards = {};
-    std::vector<std::uint64_t> steps = {}; ///< of each parameter of which this rank owns something
+    std::vector<std::uint64_t> steps = {}; ///< of each parameter of which this rank owns elements
     std::vector<std::size_t> frozen = {};  ///< parameters that need no gradient
     std::vector<std::size_t> units = {
     }; ///< where each begins among the shards, if values are sharded
-    /// Then it has them, and `parameters` are stand-ins.
+    /// The values, if they are sharded; then `parameters` are stand-ins.
     std::shared_ptr<ShardedValues> values = {};
 
-    /// Those of the engine.
+    /// The engine's parameters.
     [[nodiscard]] ParameterList const& given() const noexcept {
         return values ? values->given() : parameters;
     }
 };
 
-/// Names of the arrays of a shard, masters last.
+/// The names of a shard's arrays, masters last.
 std::vector<std::string>
 array_names(std::span<std::string_view const> names, ShardState const& state);
 
-/// Memory for the ways of a state between ranks, made before the first collective: who runs out of memory
-/// later would leave the others waiting.
+/// Memory for messages that carry state between ranks, allocated before the first collective: a
+/// rank that ran out of memory later would leave the others waiting.
 struct StateMessages {
-    std::vector<std::byte> array;     ///< the longest one, of all ranks
+    std::vector<std::byte> array;     ///< the longest array of all ranks
     std::vector<std::uint64_t> steps; ///< of the largest group
 
     explicit StateMessages(std::span<ShardGroup const> groups);
 };
 
-/// What a rank has of a parameter in a bucket that holds all parts of one array.
+/// A parameter in a bucket that holds all parts of one array.
 AnyView array_view(
     OptimizerShard const& shard, ShardPiece const& piece, AnyView const& value, std::byte* whole
 );
 AnyView view_of_tensor(StateTensor const& tensor);
 
-/// One array of a bucket, of all ranks at the root. Collective.
+/// Gathers one array of a bucket from all ranks at the root. Collective.
 template <Communicator Comm>
 void gather_array(
     Comm& comm, OptimizerShard const& shard, std::size_t k, std::span<std::byte> whole, int root
@@ -91,7 +91,7 @@ void gather_array(
         }
     }
 }
-/// The way back. Collective.
+/// Sends one array of a bucket from the root back to the ranks. Collective.
 template <Communicator Comm>
 void scatter_array(
     Comm& comm, OptimizerShard const& shard, std::size_t k, std::span<std::byte> whole, int root
@@ -117,7 +117,7 @@ void scatter_array(
     }
 }
 
-/// Calls f(piece, tensors of its parameter) for the beginning of each parameter in a bucket.
+/// Calls f(piece, tensors of its parameter) for each piece in a bucket that begins a parameter.
 template <class Parameters, class F>
 void for_each_tensors(
     ShardGroup const& group, OptimizerShard const& shard, Parameters&& parameters, F const& f
@@ -129,7 +129,7 @@ void for_each_tensors(
     }
 }
 
-/// Makes room for what ranks have of a group. Local.
+/// Allocates tensors for the state of a group. Local.
 template <class Parameter>
 void make_tensors(
     ShardGroup const& group,
@@ -149,8 +149,8 @@ void make_tensors(
     }
 }
 
-/// Gathers what ranks have of a group into `parameters` of the root, which has room for it, see
-/// make_tensors(). Collective.
+/// Gathers the state of a group into `parameters` of the root, whose tensors make_tensors() has
+/// made. Collective.
 template <Communicator Comm, class Parameter>
 void gather_state(
     Comm& comm,
@@ -181,8 +181,8 @@ void gather_state(
     }
 }
 
-/// Gives ranks their parts of what the root has of a group. The shards have been made for the names. What
-/// the state does not have stays as it is. Collective.
+/// Sends the root's state of a group to the ranks that own it. The shards have been made for the
+/// names. Other state does not change. Collective.
 template <Communicator Comm, class Parameter>
 void scatter_state(
     Comm& comm,
@@ -210,7 +210,7 @@ void scatter_state(
     }
 }
 
-/// Throws ContractViolation unless a state is that of these parameters.
+/// Throws ContractViolation unless the state fits these parameters.
 template <class Parameter>
 void check_state(
     ShardGroup const& group,

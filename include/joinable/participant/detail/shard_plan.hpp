@@ -23,8 +23,8 @@
 #include <joinable/tensor/parameters.hpp>
 
 /// @file
-/// How a sharded optimizer takes a group of parameters. All functions local; what they find wrong is a
-/// ContractViolation.
+/// How a sharded optimizer adds a group of parameters. All functions are local; errors are
+/// ContractViolations.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -32,7 +32,7 @@ inline bool is_flat(ZeroOptions const& options) noexcept {
     return options.partition == Partition::flat;
 }
 
-/// `groups` are those before. `owners` is for `list`, or empty.
+/// `groups` are the earlier ones. `owners` is for `list`, or empty.
 template <class Rule>
 void check_group(
     ParameterList const& list,
@@ -57,7 +57,7 @@ void check_group(
     check_parameters(list, {});
     ParameterList all;
     for (ShardGroup const& group : groups) {
-        if (!group.values) { // else the engine has no memory of them
+        if (!group.values) { // else the engine has no memory for them
             append(all, group.parameters);
         }
     }
@@ -84,8 +84,8 @@ void check_group(
     }
 }
 
-/// Cuts the parameters of a group into the buckets of `rank`, and into units where values are sharded. `loads` are
-/// elements of each rank by groups before, and then by this one, too.
+/// Cuts the parameters of a group into the buckets of `rank`, and into units if values are sharded.
+/// `loads` holds the elements of each rank in earlier groups and is updated.
 template <class Rule>
 void cut_group(
     ShardGroup& group,
@@ -139,11 +139,11 @@ void cut_group(
     };
     std::size_t const none = std::size_t(-1);
     if (sharding != Sharding::parameters) {
-        // A flat bucket is as large as it can be: each has parts of whole cache lines.
+        // A flat bucket is as large as possible, because each one has parts of whole cache lines.
         cut(trained, options.bucket_cap_bytes, is_flat(options) ? none : lone_bytes);
         return;
     }
-    // A unit is a run of parameters, of whatever dtypes.
+    // A unit is a run of parameters of any dtypes.
     for (std::size_t begin = 0; begin < trained.size();) {
         std::size_t end = begin;
         std::size_t bytes = 0;
@@ -171,7 +171,7 @@ void agree_on_rule(AgreementList& list, Rule const& rule) {
 /// `averaged` are the values whose gradients a guard averages.
 void check_averaged(ShardGroup const& group, std::vector<void const*> const& averaged);
 
-/// A group and its rule have to be as they were when they were given.
+/// Checks that a group and its rule have not changed since they were added.
 template <class Rule>
 void check_before_step(ShardGroup const& group, Rule const& rule) {
     check_rule(rule);

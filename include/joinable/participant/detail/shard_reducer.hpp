@@ -29,19 +29,19 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// Steps a shard of a group.
 using StepShard = std::function<void(std::size_t group, OptimizerShard const& shard)>;
 
-/// Averages gradients to the owners of their parameters, bucket by bucket, while the backward pass still
-/// runs: what Reducer is where gradients are sharded. A bucket has memory from its first gradient until its
-/// sum is with the owners. The collectives of an iteration, on every rank: a reduce-scatter of each bucket,
-/// always in the same order, that in which they fill when gradients become ready from the last one to the
-/// first. A parameter that the pass does not use counts as zeros. Where ranks have parts of the values, too,
-/// the passes gather them: see ShardedUnits.
+/// Averages gradients to the owners of their parameters, bucket by bucket, while the backward pass
+/// still runs: the counterpart of Reducer for sharded gradients. A bucket has memory from its first
+/// gradient until the owners have its sum. Every rank runs these collectives in an iteration: a
+/// reduce-scatter of each bucket, always in the order in which buckets fill when gradients become
+/// ready from the last one to the first. A parameter that the pass does not use counts as zeros. If
+/// values are sharded, too, the passes gather them: see ShardedUnits.
 template <Communicator Comm>
 class ShardReducer {
 public:
-    /// Local. `parameters` are those of all groups: of the list `groups` that the participant keeps, and of
-    /// `next`, which it is about to add. Nobody else uses `arenas` while gradients are reduced. `values` is null
-    /// where each rank has all values. `step` is called as soon as the gradients of a shard are averaged, or
-    /// empty.
+    /// Local. `parameters` are the parameters of all groups: of the list `groups` that the
+    /// participant keeps, and of `next`, which it is about to add. Only this object uses `arenas`
+    /// while gradients are reduced. `values` is null if each rank has all values. `step` is called
+    /// as soon as the gradients of a shard are averaged, or is empty.
     ShardReducer(
         Comm& comm,
         ParameterList parameters,
@@ -77,13 +77,14 @@ public:
     ShardReducer(ShardReducer const&) = delete;
     ShardReducer& operator=(ShardReducer const&) = delete;
 
-    /// Waits for the value of parameter `i`, and keeps it as long as the returned object lives.
+    /// Waits for the value of parameter `i` and keeps it during the lifetime of the returned
+    /// object.
     [[nodiscard]] typename ShardedUnits<Comm>::Held use(std::size_t i) {
         require_in_range(i, states_.size(), static_cast<int>(comm_.rank()));
         if (!values_ || !values_->has(i)) {
             return {};
         }
-        if (values_->is_due(i) && values_->approach(i)) { // it was kept, and the script goes on
+        if (values_->is_due(i) && values_->approach(i)) { // it was kept, and the script continues
             advance();
         }
         while (!values_->is_present(i)) {
@@ -108,7 +109,7 @@ public:
         }
         return values_->hold(i);
     }
-    /// Where values are gathered; null where each rank has all of them.
+    /// The gathered values; null if each rank has all of them.
     [[nodiscard]] ShardedUnits<Comm>* values() noexcept { return values_.get(); }
 
     // Gradients.
@@ -125,7 +126,7 @@ public:
 
     void mark_accumulated(std::size_t i) const { require_trained(i); }
 
-    /// The gradient of parameter `i` is final: it is copied and released.
+    /// Marks the gradient of parameter `i` as final: copies and releases it.
     void mark_ready(std::size_t i) {
         if (!is_open_) {
             throw ContractViolation{
@@ -152,7 +153,7 @@ public:
         }
     }
 
-    /// From here on this rank contributes zeros.
+    /// Contributes zeros from now on.
     void contribute_nothing() {
         if (launched_ != 0) {
             refuse_late_skip(static_cast<int>(comm_.rank()));
@@ -187,7 +188,8 @@ public:
         finalize_backward();
     }
 
-    /// What a rank accumulated in earlier rounds. One that has joined has no pass that zeroes it afterwards.
+    /// Contributes what a rank accumulated in earlier rounds. Zeroes it on a joined rank, which has
+    /// no pass that would.
     void contribute_accumulated(double factor, int /*order_source*/ = 0, bool has_joined = false) {
         begin(factor);
         is_unattended_ = true;
@@ -218,7 +220,8 @@ private:
         std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, 1.0
     ));
 
-    /// How many buckets have memory, unless more fill at the same time: one travels while the next one fills.
+    /// The number of buckets with memory, unless more fill at the same time: one travels while the
+    /// next one fills.
     static constexpr std::size_t overlapping = 2;
     static constexpr std::size_t nowhere = std::size_t(-1);
 
@@ -227,9 +230,9 @@ private:
         std::size_t group;
         std::size_t shard;
         std::vector<std::size_t> parameters; ///< indices among those of all groups
-        std::size_t first;                   ///< the lowest of them, whose gradient comes last
-        std::size_t unit = 0;                ///< in which its values are gathered
-        std::size_t pending = 0;             ///< gradients that are not in their place
+        std::size_t first;                   ///< the lowest of them; its gradient is ready last
+        std::size_t unit = 0;                ///< the unit of its values
+        std::size_t pending = 0;             ///< gradients that are not in place
         std::size_t arena = nowhere;
     };
 
@@ -301,7 +304,7 @@ private:
     [[nodiscard]] std::byte* memory_of(Slot& bucket) {
         if (bucket.arena == nowhere) {
             if (free_.empty() && arenas_in_use_ >= overlapping && finished_ < launched_) {
-                // All ranks launch in one order, so some rank can go on, and then all.
+                // All ranks launch in one order, so at least one rank can continue, and then all.
                 finish_oldest();
             }
             if (free_.empty()) {
@@ -313,7 +316,7 @@ private:
         return arenas_.data(bucket.arena, shard_of(bucket).bucket_bytes());
     }
 
-    /// Starts what is ready and has its turn.
+    /// Starts every collective whose turn has come.
     void advance() {
         do {
             launch_full();
@@ -351,7 +354,8 @@ private:
         ++finished_;
         step_reduced();
     }
-    /// A gather reads the values that a step writes.
+    /// Steps reduced buckets. A bucket waits until its values are gathered, because a step
+    /// overwrites them.
     void step_reduced() {
         while (step_ && stepped_ < finished_ &&
                (!values_ || values_->is_gathered(buckets_[stepped_].unit))) {
@@ -360,7 +364,7 @@ private:
         }
     }
 
-    // What can be wrong.
+    // Errors.
 
     [[nodiscard]] std::string describe(std::size_t i) const {
         return describe_parameter(parameters_, i);
@@ -398,17 +402,17 @@ private:
     StepShard step_;
     std::vector<State> states_;          ///< of each parameter of all groups
     std::vector<std::size_t> bucket_of_; ///< likewise
-    std::vector<std::size_t> piece_of_;  ///< likewise: the beginning, in its bucket
-    std::vector<std::size_t> order_;     ///< in which gradients become ready, as a rule
+    std::vector<std::size_t> piece_of_;  ///< likewise: the piece at which it begins
+    std::vector<std::size_t> order_;     ///< in which gradients usually become ready
     std::size_t largest_ = 0;            ///< bucket, in bytes
-    std::size_t arenas_in_use_ = 0;      ///< or free
+    std::size_t arenas_in_use_ = 0;      ///< including free ones
     std::vector<std::size_t> free_;      ///< arenas
     ShardFactors factors_;
     std::size_t launched_ = 0;
     std::size_t finished_ = 0;
     std::size_t stepped_ = 0;
     bool is_open_ = false;
-    bool is_unattended_ = false; ///< the pass uses no values any more, or there is none
+    bool is_unattended_ = false; ///< the pass uses no values any more, or there is no pass
     std::vector<Slot> buckets_;  ///< in the order of their launch
     std::vector<std::optional<BucketWork>> works_; ///< of the buckets; destroyed first
 };

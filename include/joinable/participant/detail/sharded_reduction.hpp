@@ -21,19 +21,19 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Averages gradients on all ranks, or to their owners, and then may gather values: a Reducer or a
-/// ShardReducer.
+/// Averages gradients on all ranks, or only to their owners; in the second case it may also gather
+/// values. Holds a Reducer or a ShardReducer.
 template <Communicator Comm>
 class ShardedReduction {
 public:
     explicit ShardedReduction(std::unique_ptr<Reducer<Comm>> whole) : whole_{std::move(whole)} {}
-    /// `begin` is called when a round is about to reduce, or empty.
+    /// `begin` is called before a round reduces, or is empty.
     ShardedReduction(
         std::unique_ptr<ShardReducer<Comm>> parts, std::function<void(Round const&)> begin
     )
         : parts_{std::move(parts)}, begin_{std::move(begin)} {}
 
-    /// Between the passes of a round that syncs, on every rank.
+    /// Called between the passes of a round that syncs, on every rank.
     void begin_round(Round const& round) const {
         if (begin_) {
             begin_(round);
@@ -81,9 +81,9 @@ public:
         visit([](auto& r) { r.end_ranges(); });
     }
 
-    // Passes, which may take `use` last. It waits for values where they are sharded.
+    // Passes may take `use` as their last argument. It waits for values if they are sharded.
 
-    /// What a pass takes as `use`.
+    /// The argument `use` of a pass.
     template <class Passes>
     class Use {
     public:
@@ -103,7 +103,7 @@ public:
     [[nodiscard]] static consteval bool takes() {
         return std::invocable<F, Args..., Use<Passes>> || std::invocable<F, Args...>;
     }
-    /// Runs a backward pass, or a forward pass, which has no arguments.
+    /// Runs a backward pass, or a forward pass, which has no further arguments.
     template <class Passes, class F, class... Args>
     static decltype(auto) run(Passes& passes, F& pass, Args const&... args) {
         constexpr bool is_forward = sizeof...(Args) == 0;
@@ -118,7 +118,7 @@ public:
         }
     }
 
-    // Where values are sharded, see ShardedUnits; else nothing.
+    // With sharded values see ShardedUnits; otherwise these do nothing.
 
     [[nodiscard]] bool gathers_values() const noexcept { return values() != nullptr; }
     void begin_forward() {
@@ -141,7 +141,7 @@ public:
             units->finish_passes(trains);
         }
     }
-    /// Where values are gathered; null where each rank has all of them.
+    /// The gathered values; null if each rank has all of them.
     [[nodiscard]] ShardedUnits<Comm>* values() const noexcept {
         return parts_ ? parts_->values() : nullptr;
     }

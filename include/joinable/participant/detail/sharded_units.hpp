@@ -23,16 +23,17 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Gathers values of which ranks have parts, a unit of parameters at a time, and lets go of them when the
-/// pass is past them. The collectives of a pass, on every rank: an all-gather of each unit, once, from the
-/// first unit to the last in a forward pass and back in a backward pass. There they take turns with the
-/// reductions of gradients: those of a unit come after the gather of the unit that the pass needs next, and
-/// before the gather of the one after that. A unit that is kept from one pass to the next is gathered all the
-/// same, since joined ranks do not know of it.
+/// Gathers sharded values, one unit of parameters at a time, and releases them after the pass has
+/// used them. Every rank runs these collectives in a pass: an all-gather of each unit, once, from
+/// the first unit to the last in a forward pass and in reverse order in a backward pass. In a
+/// backward pass they alternate with the reductions of gradients: the reductions of a unit follow
+/// the gather of the unit that the pass needs next and precede the gather of the unit after that. A
+/// unit that is held from one pass to the next is gathered nevertheless, because joined ranks do
+/// not know that it is held.
 template <Communicator Comm>
 class ShardedUnits {
 public:
-    /// Keeps the values of a unit where they are while it lives.
+    /// Keeps the values of a unit in place during its lifetime.
     class [[nodiscard("the object that use() returns keeps the values")]] Held {
     public:
         Held() = default;
@@ -46,7 +47,7 @@ public:
         }
         ~Held() { let_go(); }
 
-        /// Keeps them no longer.
+        /// Stops keeping the values.
         void let_go() noexcept {
             if (auto const units = std::exchange(units_, nullptr); units && *units) {
                 (*units)->let_go(unit_);
@@ -58,18 +59,19 @@ public:
         Held(std::shared_ptr<ShardedUnits*> units, std::size_t unit) noexcept
             : units_{std::move(units)}, unit_{unit} {}
 
-        std::shared_ptr<ShardedUnits*> units_; ///< to null after they were destroyed
+        std::shared_ptr<ShardedUnits*> units_; ///< points to null after their destruction
         std::size_t unit_ = 0;
     };
 
-    /// Local. For the list `groups` that the participant keeps, and for `next`, which it is about to add.
+    /// Local. `groups` is the list that the participant keeps, `next` the group that it is about to
+    /// add.
     ShardedUnits(Comm& comm, std::vector<ShardGroup> const& groups, ShardGroup const& next)
         : comm_{comm}, groups_{groups}, self_{std::make_shared<ShardedUnits*>(this)},
           arenas_{BufferMemory{comm}} {
         for (std::size_t k = 0; k <= groups.size(); ++k) {
             list(k, k == groups.size() ? next : groups[k]);
         }
-        free_.reserve(2 * units_.size()); // as many as there can be: what frees one does not throw
+        free_.reserve(2 * units_.size()); // the most that there can be: freeing one must not throw
         arenas_.reserve((std::min)(units_.size(), overlapping), largest_);
     }
     ShardedUnits(ShardedUnits const&) = delete;
@@ -90,8 +92,8 @@ public:
         require_let_go();
         begin(Pass::forward, false);
     }
-    /// The forward pass needs no more: what it did not use is gathered all the same. All of it, where none
-    /// has begun.
+    /// Ends the forward pass. Units that it did not use are gathered nevertheless; if no pass has
+    /// begun, all of them.
     void finish_forward() {
         if (pass_ == Pass::none) {
             begin_forward();
@@ -101,13 +103,14 @@ public:
             pass_ = Pass::between;
         }
     }
-    /// `reduces` if gradients are reduced during the pass.
+    /// `reduces`: gradients are reduced during the pass.
     void begin_backward(bool reduces) {
         finish_forward();
         require(Pass::between, "a backward pass begins in another one");
         begin(Pass::backward, reduces);
     }
-    /// What is left of the passes of a round: one that trains has both, an evaluation a forward pass alone.
+    /// Runs the remaining passes of a round. A training round has both, an evaluation only a
+    /// forward pass.
     /// @throws ContractViolation  values are still held.
     void finish_passes(bool trains) {
         finish_forward();
@@ -133,7 +136,7 @@ public:
             }
         }
     }
-    /// After a failure: nothing of a pass is left.
+    /// Discards the state of a pass after a failure.
     void reset() noexcept {
         for (Unit& unit : units_) {
             for (std::optional<Work>& work : unit.works) {
@@ -148,20 +151,22 @@ public:
 
     // The turns of gathers and reductions.
 
-    /// Starts the next gather, where it is its turn, and the pass has come as far. Whether it did.
+    /// Starts the next gather if it is its turn and the pass has used the previous unit. Returns
+    /// whether it did.
     bool prefetch() { return is_open() && launched_ == arrived_ && launch(); }
-    /// Waits for the next unit without a look at its values. False where the pass has had all, or has to reduce
-    /// gradients first.
+    /// Waits for the next unit without setting its values. Returns false if no unit is left, or
+    /// gradients must be reduced first.
     bool pass_by() { return is_open() && arrive(nowhere); }
     /// Whether all gradients of the next unit may be reduced now.
     [[nodiscard]] bool may_reduce() const noexcept {
         return launched_ >= (std::min)(reduced_ + 2, units_.size());
     }
-    /// Whether the backward pass has gathered a unit: nobody reads this rank's part of it any more.
+    /// Whether the backward pass has gathered a unit, so that no rank reads this rank's part of it
+    /// any more.
     [[nodiscard]] bool is_gathered(std::size_t unit) const noexcept {
         return pass_ != Pass::backward || position_of(unit) < arrived_;
     }
-    /// They are on their way.
+    /// Records that the gradients of a unit are in flight.
     void note_reduced() noexcept { ++reduced_; }
 
     // Values.
@@ -171,7 +176,7 @@ public:
     [[nodiscard]] std::size_t unit_of(std::size_t i) const noexcept {
         return i < unit_of_.size() ? unit_of_[i] : nowhere;
     }
-    /// Whether the values of the unit of parameter `i` are there.
+    /// Whether the values of the unit of parameter `i` are set.
     /// @throws ContractViolation  the pass is past them, or there is no pass.
     [[nodiscard]] bool is_present(std::size_t i) const {
         Unit const& unit = units_[unit_of(i)];
@@ -198,21 +203,21 @@ public:
         }
         return false;
     }
-    /// Waits for the next unit, and shows its values if it is that of parameter `i`. False where gradients have
-    /// to be reduced before.
+    /// Waits for the next unit and sets its values if it is the unit of parameter `i`. Returns
+    /// false if gradients must be reduced first.
     bool approach(std::size_t i) { return arrive(unit_of(i)); }
     [[nodiscard]] Held hold(std::size_t i) {
         ++units_[unit_of(i)].holders;
         return {self_, unit_of(i)};
     }
-    /// Makes room for all units. Local.
+    /// Allocates memory for all units. Local.
     void reserve_all() {
         require_let_go();
         for (std::size_t k = 0; k < units_.size(); ++k) {
             static_cast<void>(arenas_.data(k, k < overlapping ? largest_ : units_[k].bytes));
         }
     }
-    /// All units at once, outside of passes. There is room for them.
+    /// Gathers all units at once, outside of passes. Memory for them must be reserved.
     [[nodiscard]] std::vector<Held> hold_all() {
         std::vector<Held> held;
         begin_forward();
@@ -223,7 +228,7 @@ public:
                 static_cast<void>(prefetch());
                 held.push_back(hold(unit.parameters.front()));
             }
-        } catch (...) { // the other ranks gather all
+        } catch (...) { // the other ranks gather all units
             held.clear();
             while (pass_by()) {
             }
@@ -235,7 +240,8 @@ public:
         holds_all_ = true;
         return held;
     }
-    /// Whether the next unit of the pass is that of parameter `i`, which was kept from the pass before.
+    /// Whether the next unit of the pass is the unit of parameter `i` and was held from the
+    /// previous pass.
     [[nodiscard]] bool is_due(std::size_t i) const noexcept {
         return is_open() && units_[unit_of(i)].is_present && position_of(unit_of(i)) == arrived_;
     }
@@ -262,7 +268,7 @@ private:
         std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, nullptr
     ))>;
 
-    /// One is used while the next one is on its way.
+    /// One unit is in use while the next one is in flight.
     static constexpr std::size_t overlapping = 2;
     static constexpr std::size_t nowhere = std::size_t(-1);
 
@@ -278,8 +284,8 @@ private:
         std::size_t bytes = 0;
         std::vector<std::optional<Work>> works = {}; ///< of the parts
         std::size_t holders = 0;
-        std::size_t landing = nowhere; ///< the arena of a gather under way
-        std::size_t arena = nowhere;   ///< that of the values
+        std::size_t landing = nowhere; ///< the arena of a gather in flight
+        std::size_t arena = nowhere;   ///< the arena of the values
         bool is_present = false;       ///< its values are set
     };
 
@@ -311,7 +317,7 @@ private:
         return pass_ == Pass::forward || pass_ == Pass::backward;
     }
     [[nodiscard]] std::size_t position_of(std::size_t unit) const noexcept {
-        return pass_ == Pass::backward ? units_.size() - 1 - unit : unit; // and back
+        return pass_ == Pass::backward ? units_.size() - 1 - unit : unit; // in reverse order
     }
     void require(Pass pass, char const* otherwise) const {
         if (pass_ != pass) {
@@ -370,7 +376,7 @@ private:
             work.reset();
         }
         ++arrived_;
-        if (unit.is_present) { // kept from the pass before
+        if (unit.is_present) { // held from the previous pass
             free_arena(unit.landing);
         } else if (unit.arena = std::exchange(unit.landing, nowhere); current_ == used) {
             show(unit);
@@ -379,7 +385,7 @@ private:
     }
 
     void show(Unit& unit) {
-        unit.is_present = true; // also where setting one throws
+        unit.is_present = true; // also if setting one throws
         ShardGroup const& group = groups_[unit.group];
         for (Part const& part : unit.parts) {
             OptimizerShard const& shard = group.shards[part.shard];
@@ -429,14 +435,14 @@ private:
     BucketArenas arenas_;
     std::vector<std::size_t> unit_of_; ///< of each parameter of all groups
     std::size_t largest_ = 0;          ///< unit, in bytes
-    std::size_t arenas_in_use_ = 0;    ///< or free
+    std::size_t arenas_in_use_ = 0;    ///< including free ones
     std::vector<std::size_t> free_;    ///< arenas
     Pass pass_ = Pass::none;
     bool reduces_ = false;
     bool holds_all_ = false;
     std::size_t launched_ = 0; ///< gathers of the pass
     std::size_t arrived_ = 0;
-    std::size_t reduced_ = 0;       ///< units whose gradients are on their way
+    std::size_t reduced_ = 0;       ///< units whose gradients are in flight
     std::size_t current_ = nowhere; ///< the last unit that arrived, until the pass is past it
     std::vector<Unit> units_;       ///< in the order of their parameters; destroyed first
 };

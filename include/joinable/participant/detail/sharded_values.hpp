@@ -18,12 +18,12 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Stands for an engine's parameter of whose value this rank keeps a part: the step sees the part, and all
-/// else as the engine has it.
+/// Stands for an engine's parameter of whose value this rank keeps a part. The step sees the part,
+/// and everything else is the engine's.
 struct PartOfParameter {
     AnyParameter whole;
-    /// Has the extents of the whole, and memory for the elements that this rank owns. Empty where the
-    /// parameter is not sharded.
+    /// Has the extents of the whole value and memory for the elements that this rank owns. Empty if
+    /// the parameter is not sharded.
     AnyView value = {};
 };
 
@@ -46,10 +46,10 @@ struct joinable::parameter_traits<joinable::detail::PartOfParameter> {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The values of a group of parameters of which this rank keeps what it owns. Local.
+/// The values of a group of parameters; this rank keeps those that it owns. Local.
 class ShardedValues {
 public:
-    /// Makes room; extents and order of the values are those of now.
+    /// Allocates memory. Takes the current extents and order of the values.
     /// @throws ContractViolation  a value cannot be set.
     ShardedValues(
         ParameterList const& parameters,
@@ -58,7 +58,7 @@ public:
     );
 
     /// Copies what this rank owns from the engine's values.
-    /// @throws ContractViolation  one of them is not there; then nothing was copied.
+    /// @throws ContractViolation  a value is missing; then nothing was copied.
     void take(std::span<OptimizerShard const> shards, Scratch& scratch);
     /// Frees the engine's values.
     void release() const {
@@ -70,11 +70,11 @@ public:
     }
 
     [[nodiscard]] ParameterList const& given() const noexcept { return whole_; }
-    /// What this rank keeps of a shard's values.
+    /// This rank's part of a shard's values.
     [[nodiscard]] std::byte const* part(std::size_t shard) const noexcept { return at(shard); }
     [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
 
-    /// The parameters, of which those that are sharded are stand-ins that live as long as `self`.
+    /// The parameters. Stand-ins, which live as long as `self`, replace the sharded ones.
     [[nodiscard]] static ParameterList list(std::shared_ptr<ShardedValues> const& self);
 
 private:

@@ -22,7 +22,7 @@ JOINABLE_DEFINITION ShardedValues::ShardedValues(
         begins_.push_back(bytes);
         bytes += (shard.part() * shard.element() + 63) / 64 * 64;
     }
-    if (bytes != 0) { // one arena for all, because each takes up to two pages beside
+    if (bytes != 0) { // one arena for all, because each costs up to two more pages
         memory_ = memory.allocate(bytes);
     }
     for (std::size_t k = 0; k < shards.size(); ++k) {

@@ -3555,26 +3555,26 @@ concept has_test = requires(W& work) {
 /// `work` is an lvalue of `W`.
 /// | expression    | result              | meaning                                                  |
 /// |---------------|---------------------|----------------------------------------------------------|
-/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what  |
-/// |               |                     | made the collective fail; waiting twice is fine          |
+/// | `work.wait()` |                     | returns when this rank's buffers are final; throws the   |
+/// |               |                     | error that ended the collective; may be called again     |
 /// | `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
-/// |               |                     | return at once. A loop of tests ends as wait() does: ours |
-/// |               |                     | throw TimedOut once the time between tests of this work, |
-/// |               |                     | each gap counted as at most 10 ms, adds up to the        |
-/// |               |                     | deadline, while some rank has not arrived                |
+/// |               |                     | return at once                                           |
 ///
-/// A work may have a member `bool progress()`, which is test() without that deadline: for callers that
-/// test now and then amid other work, and wait in the end.
+/// A loop of test() ends as wait() does. In this library it throws TimedOut while some rank has not
+/// arrived, once the time between tests adds up to the deadline. Each gap counts as at most 10 ms.
 ///
-/// Not checkable, still required: the buffers stay alive until wait() returned. A work that is
-/// destroyed unfinished waits, and while unwinding aborts, so that no peer touches freed memory.
+/// A work may have a member `bool progress()`: test() without that deadline. It is for callers that
+/// test occasionally during other work and finally wait.
+///
+/// Required, but not checkable: the buffers stay alive until wait() has returned. The destructor of
+/// unfinished work waits; during unwinding it aborts. Either way no peer touches freed memory.
 /// Models: CompletedWork, ThreadWork.
 template <class W>
 concept Work = std::move_constructible<W> && detail::has_wait<W> && detail::has_test<W>;
 
 namespace detail {
 
-/// What a caller tests that will wait in the end: it has no deadline of its own.
+/// Tests without a deadline, for a caller that will finally wait.
 template <Work W>
 [[nodiscard]] bool make_progress(W& work) {
     if constexpr (requires { work.progress(); }) {
@@ -3586,7 +3586,7 @@ template <Work W>
 
 } // namespace detail
 
-/// A work that was complete when it was started.
+/// A work that was complete when it started.
 struct CompletedWork {
     void wait() const noexcept {}
     [[nodiscard]] bool test() const noexcept { return true; }
@@ -3641,8 +3641,8 @@ concept has_keep_alive = requires(C& comm) { comm.keep_alive(); };
 
 } // namespace detail
 
-/// Whose memory a communicator moves, as its `device_type`; without one it is the host's. They
-/// are Devices: device/device.hpp.
+/// The possible `device_type`s of a communicator: the device whose memory it moves. Without one it
+/// moves host memory. Both are Devices (device/device.hpp).
 class HostDevice;
 class CudaDevice;
 
@@ -3670,26 +3670,26 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
 /// | `comm.barrier()`               |                    | blocks until every rank has called it    |
 /// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
-/// | `comm.device_memory()`         | `device_type&`     | where device_type is not HostDevice: what|
-/// |                                |                    | is submitted there before a collective is|
-/// |                                |                    | done before it, what comes after its     |
-/// |                                |                    | wait() sees its result                   |
+/// | `comm.device_memory()`         | `device_type&`     | needed unless device_type is HostDevice; |
+/// |                                |                    | work submitted there before a collective |
+/// |                                |                    | runs before it; work submitted after its |
+/// |                                |                    | wait() sees the result                   |
 ///
-/// Not checkable, still required: every rank calls the same collectives in the same order; a
-/// collective that throws because of another rank leaves the communicator aborted. Thread safety:
-/// one thread at a time per object; ranks are independent. Need not be movable.
+/// Required, but not checkable: every rank calls the same collectives in the same order. A
+/// collective that throws because of another rank leaves the communicator aborted. One thread at a
+/// time may use an object; different ranks are independent. A communicator need not be movable.
 /// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
 template <class C>
 concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
                        detail::has_broadcast<C> && detail::has_barrier<C>;
 
-/// A communicator on which one rank can end the waiting of all.
+/// A communicator on which any rank can end the waits of all ranks.
 ///
 /// | expression           | result              | meaning                                         |
 /// |----------------------|---------------------|-------------------------------------------------|
 /// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws   |
-/// |                      |                     | `reason` on every rank; the first writer wins   |
-/// | `comm.is_aborted()`    | convertible to bool | whether somebody aborted                        |
+/// |                      |                     | `reason` on every rank; the first reason wins   |
+/// | `comm.is_aborted()`  | convertible to bool | whether any rank has aborted                    |
 template <class C>
 concept Aborts = Communicator<C> && detail::has_abort<C>;
 
@@ -3702,24 +3702,24 @@ concept Aborts = Communicator<C> && detail::has_abort<C>;
 template <class C>
 concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
 
-/// A communicator on which a rank that keeps others waiting can say that it is still at work.
+/// A communicator on which a slow rank can report that it is still working.
 ///
 /// | expression          | result | meaning                                                        |
 /// |---------------------|--------|----------------------------------------------------------------|
-/// | `comm.keep_alive()` |        | local; the ranks that wait for this one do so for one more     |
-/// |                     |        | deadline from now                                              |
+/// | `comm.keep_alive()` |        | local; waits for this rank are extended: they now end one      |
+/// |                     |        | deadline from this call                                        |
 template <class C>
 concept RenewsDeadline = HasDeadline<C> && detail::has_keep_alive<C>;
 
-/// A communicator that can tell which ranks have not arrived in the oldest pending collective.
+/// A communicator that reports which ranks have not arrived at the oldest pending collective.
 ///
-/// | expression       | result           | meaning                                               |
-/// |------------------|------------------|-------------------------------------------------------|
-/// | `comm.missing_ranks()` | std::vector<int> | local; ascending; empty when nothing is pending       |
+/// | expression             | result           | meaning                                         |
+/// |------------------------|------------------|-------------------------------------------------|
+/// | `comm.missing_ranks()` | std::vector<int> | local; ascending; empty when nothing is pending |
 template <class C>
 concept ReportsMissing = Communicator<C> && detail::has_missing_ranks<C>;
 
-/// Says in one sentence what a class lacks to be a Communicator.
+/// Explains in one sentence why a class is not a Communicator.
 template <class C>
 consteval bool models_communicator() {
     static_assert(detail::has_rank<C>, "Communicator: expected a member 'int rank() const'");
@@ -3737,10 +3737,11 @@ consteval bool models_communicator() {
 }
 
 namespace detail {
-/// In place of a communicator that a participant was not given: its assertion says so.
+/// Stands for a communicator that was not passed to a participant. The assertion explains it.
 struct NoCommunicator {};
 
-/// Whatever it is: a deduction guide that takes it is worse than others, and explains.
+/// Accepts any argument. A deduction guide that takes it loses to every other guide, and explains
+/// the error.
 struct AnyArgument {
     template <class T>
     AnyArgument(T&&);
@@ -3884,13 +3885,14 @@ JOINABLE_DEFINITION Arena& Arena::operator=(Arena&& other) noexcept {
 
 // ---- joinable/communicator/capabilities.hpp
 
-/// @file
-/// One concept for each optional operation of a communicator that moves data or has memory for it.
-/// Collective unless said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
-/// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
-/// outlive the call. Parts lie one after another in rank order. Models: ProcessCommunicator has all
-/// but RegistersArenas. ThreadCommunicator lacks AllocatesArena, too, because its ranks share the
-/// heap. SelfCommunicator also lacks SendsAndReceives and Splits.
+/// @file One concept for each optional operation of a communicator that moves data or owns memory.
+/// All are collective unless stated otherwise. `comm` is an lvalue of `C`, `in` is a ConstBuffer,
+/// and `out` and `buffer` are Buffers. `counts` is a std::span<std::size_t const> with each rank's
+/// number of elements; it need not outlive the call. Parts lie one after another in rank order.
+///
+/// ProcessCommunicator models all but RegistersArenas. ThreadCommunicator also lacks
+/// AllocatesArena, because its ranks share the heap. SelfCommunicator also lacks SendsAndReceives
+/// and Splits.
 
 namespace joinable { inline namespace v0 {
 
@@ -3992,7 +3994,7 @@ concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
 template <class C>
 concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
 
-/// A communicator that combines buffers over all ranks and leaves the result to one.
+/// A communicator that combines buffers over all ranks and stores the result on one of them.
 ///
 /// | expression                      | result | meaning                                           |
 /// |---------------------------------|--------|---------------------------------------------------|
@@ -4000,25 +4002,25 @@ concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
 template <class C>
 concept Reduces = Communicator<C> && detail::has_reduce<C>;
 
-/// A communicator that concatenates one buffer of each rank, in rank order, on one of them.
+/// A communicator that concatenates one buffer of each rank, in rank order, on one rank.
 ///
 /// | expression                           | result | meaning                                      |
 /// |--------------------------------------|--------|----------------------------------------------|
 /// | `comm.gather(in, out, root)`         | Work   | root: `out.count == in.count * size()`;      |
-/// |                                      |        | elsewhere `out` is not looked at             |
+/// |                                      |        | other ranks ignore `out`                     |
 /// | `comm.gather(in, out, root, counts)` | Work   | rank r has `in.count == counts[r]`; only the |
-/// |                                      |        | root's counts are looked at                  |
+/// |                                      |        | root reads `counts`                          |
 template <class C>
 concept Gathers = Communicator<C> && detail::has_gather<C>;
 
-/// A communicator that deals a buffer of one rank out to all.
+/// A communicator that distributes the parts of one rank's buffer to all ranks.
 ///
 /// | expression                            | result | meaning                                     |
 /// |---------------------------------------|--------|---------------------------------------------|
 /// | `comm.scatter(in, out, root)`         | Work   | root: `in.count == out.count * size()`;     |
-/// |                                       |        | elsewhere `in` is not looked at             |
+/// |                                       |        | other ranks ignore `in`                     |
 /// | `comm.scatter(in, out, root, counts)` | Work   | rank r has `out.count == counts[r]`; only   |
-/// |                                       |        | the root's counts are looked at             |
+/// |                                       |        | the root reads `counts`                     |
 template <class C>
 concept Scatters = Communicator<C> && detail::has_scatter<C>;
 
@@ -4037,43 +4039,44 @@ concept AllToAlls = Communicator<C> && detail::has_all_to_all<C>;
 ///
 /// | expression                        | result | meaning                                         |
 /// |-----------------------------------|--------|-------------------------------------------------|
-/// | `comm.send(in, to, tag)`          | Work   | messages of one tag between two ranks keep      |
-/// | `comm.receive(buffer, from, tag)` | Work   | their order; count and dtype agree on both      |
+/// | `comm.send(in, to, tag)`          | Work   | messages with one tag between two ranks stay in |
+/// | `comm.receive(buffer, from, tag)` | Work   | order; count and dtype are the same on both     |
 template <class C>
 concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has_receive<C>;
 
-/// A communicator of which groups of ranks can be made communicators of their own.
+/// A communicator that can be split into communicators of groups of its ranks.
 ///
 /// | expression               | result       | meaning                                            |
 /// |--------------------------|--------------|----------------------------------------------------|
-/// | `comm.split(color, key)` | Communicator | blocks; ranks of one color (>= 0), in the order of |
-/// |                          |              | key, then rank; abort reaches it from `comm`       |
+/// | `comm.split(color, key)` | Communicator | blocks; one for the ranks of each color (>= 0),    |
+/// |                          |              | ordered by key, then rank; aborting `comm` aborts  |
+/// |                          |              | it too                                             |
 template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
 
-/// A communicator that multiplies what it sums, each rank's buffer with a factor of its own, on its
-/// way: a pass less over what is averaged. The factor may be rounded to the buffer's dtype. A
-/// collective of its own: all ranks give a factor, or none.
+/// A communicator that scales each rank's buffer by that rank's factor while it sums. Averaging
+/// then needs one pass fewer. The factor may be rounded to the buffer's dtype. This is a separate
+/// collective: either all ranks give a factor or none does.
 ///
 /// | expression                              | result | meaning                                   |
 /// |-----------------------------------------|--------|-------------------------------------------|
-/// | `comm.all_reduce(buffer, op, factor)`   | Work   | `op` is sum; of `factor * buffer`, which  |
-/// |                                         |        | is of a floating-point dtype, in place    |
+/// | `comm.all_reduce(buffer, op, factor)`   | Work   | sums `factor * buffer` in place; `op` is  |
+/// |                                         |        | sum, the dtype is floating-point          |
 template <class C>
 concept ScalesSums = Communicator<C> && detail::has_scaled_all_reduce<C>;
 
-/// A communicator that does the same with sums of which each rank gets a part.
+/// A communicator that scales in the same way when each rank gets a part of the sum.
 ///
 /// | expression                                         | result | meaning                               |
 /// |----------------------------------------------------|--------|---------------------------------------|
-/// | `comm.reduce_scatter(in, out, op, factor)`         | Work   | as ReduceScatters has them, of        |
+/// | `comm.reduce_scatter(in, out, op, factor)`         | Work   | like ReduceScatters, but sums         |
 /// | `comm.reduce_scatter(in, out, op, factor, counts)` | Work   | `factor * in`; `op` is sum            |
 template <class C>
 concept ScalesScatteredSums =
     ScalesSums<C> && ReduceScatters<C> && detail::has_scaled_reduce_scatter<C>;
 
-/// A communicator that has memory from which it moves buffers without copies of its own. Not
-/// collective. Where a program may also run over others, make_arena() takes their place.
+/// A communicator that provides memory whose buffers it moves without copying them first. Not
+/// collective. Use make_arena() in code that must also run on other communicators.
 ///
 /// | expression                         | result | meaning                                        |
 /// |------------------------------------|--------|------------------------------------------------|
@@ -4082,26 +4085,26 @@ concept ScalesScatteredSums =
 template <class C>
 concept AllocatesArena = Communicator<C> && detail::has_allocate<C>;
 
-/// A communicator that moves buffers in an arena of its own faster once all ranks have registered it,
-/// which it can refuse. What is allocated stays local that way: ranks whose arenas differ, or that have
-/// none, can find out in between.
+/// A communicator that moves buffers in its own arenas faster once all ranks have registered them.
+/// It may refuse. Allocation stays local, so ranks can first find out whether all of them have the
+/// same arena.
 ///
 /// | expression                   | result | meaning                                             |
 /// |------------------------------|--------|-----------------------------------------------------|
-/// | `comm.register_arena(arena)` | bool   | blocks; `arena` is of `comm.allocate()`, of as many |
-/// |                              |        | bytes on all ranks, else Mismatch; false on all     |
-/// |                              |        | ranks: it is used as it is                          |
+/// | `comm.register_arena(arena)` | bool   | blocks; `arena` is from `comm.allocate()` and has   |
+/// |                              |        | the same size on all ranks, else Mismatch; false on |
+/// |                              |        | all ranks: refused, and usable as it is             |
 template <class C>
 concept RegistersArenas = AllocatesArena<C> && detail::has_register_arena<C>;
 
-/// A communicator whose ranks can have one memory: they are on one machine. shared_buffer() makes
+/// A communicator whose ranks run on one machine and can share memory. shared_buffer() makes typed
 /// elements of it.
 ///
 /// | expression           | result | meaning                                                      |
 /// |----------------------|--------|--------------------------------------------------------------|
-/// | `comm.share(bytes)`  | Arena  | blocks; the same zeroed memory on every rank, which is there |
-/// |                      |        | until the last rank's arena ends; the same bytes on all,     |
-/// |                      |        | else Mismatch                                                |
+/// | `comm.share(bytes)`  | Arena  | blocks; the same zeroed memory on every rank, freed when the |
+/// |                      |        | last rank destroys its arena; `bytes` is the same on all     |
+/// |                      |        | ranks, else Mismatch                                         |
 template <class C>
 concept SharesMemory = Communicator<C> && detail::has_share<C>;
 
@@ -4338,7 +4341,7 @@ namespace detail {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Not asked of communicators of host memory, which need no device_memory().
+/// Communicators of host memory are not asked; they need no device_memory().
 template <class C>
 concept gives_device = requires(C& comm) {
     { comm.device_memory() } -> std::convertible_to<Device&>;
@@ -4367,8 +4370,9 @@ template <Communicator Comm>
 
 namespace joinable { inline namespace v0 {
 
-/// Zeroed memory for buffers that go through `comm`: where it needs no copies of them, if it
-/// models AllocatesArena, else from the heap or its device. Local.
+/// Allocates zeroed memory for buffers that go through `comm`. If `comm` models AllocatesArena, it
+/// provides memory that it need not copy. Otherwise the memory is from the heap or the device.
+/// Local.
 template <Communicator Comm>
 [[nodiscard]] Arena
 make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
@@ -4377,7 +4381,7 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
     } else if constexpr (detail::gives_device<Comm>) {
         return comm.device_memory().allocate(bytes, alignment);
     } else {
-        if (alignment > Arena::default_alignment) { // it may not begin at any line
+        if (alignment > Arena::default_alignment) { // it may not start at a multiple of it
             return Arena{bytes, alignment};
         }
         return Arena{bytes, alignment, detail::page_offset_of(comm.rank(), comm.size())};
@@ -4388,11 +4392,11 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
 
 // ---- joinable/communicator/collectives.hpp
 
-/// @file
-/// The collectives over tensors instead of buffers. Collective, like the members that they call;
-/// each returns the communicator's Work, and the tensors must live until it is waited for.
-/// All throw ContractViolation before any data moves when a tensor is not contiguous. Elements go in the
-/// order of the tensor's type, so of a column-major one a gathering collective puts columns side by side.
+/// @file The collectives over tensors instead of buffers. They are collective, as the members that
+/// they call are. Each returns the communicator's Work. The tensors must live until that work has
+/// been waited for. All throw ContractViolation before any data moves if a tensor is not
+/// contiguous. Elements travel in memory order, so gathering column-major tensors places their
+/// columns side by side.
 
 namespace joinable { inline namespace v0 {
 
@@ -4423,7 +4427,8 @@ template <Communicator Comm, class T>
     return comm.broadcast(joinable::to_buffer(tensor), root);
 }
 
-/// Combines `tensor` over all ranks, in place at `root`; the other tensors keep what they have.
+/// Combines `tensor` over all ranks, in place at `root`. The tensors of the other ranks do not
+/// change.
 template <Communicator Comm, class T>
 [[nodiscard]] auto reduce(Comm& comm, T&& tensor, ReduceOp op, int root) {
     detail::check_written_tensor<T>();
@@ -4451,8 +4456,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Combines `in` over all ranks and leaves rank r the part from r * numel(out) on: `in` has size()
-/// times the elements of `out`. With `counts`, rank r receives counts[r] elements.
+/// Combines `in` over all ranks. Rank r receives the part that starts at r * numel(out): `in` has
+/// size() times the elements of `out`. With `counts`, rank r receives counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto reduce_scatter(
     Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
@@ -4470,8 +4475,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Concatenates the tensors of all ranks, in rank order, in `out` of the root; elsewhere `out` is
-/// not looked at. With `counts`, rank r contributes counts[r] elements.
+/// Concatenates the tensors of all ranks, in rank order, in `out` of the root. Other ranks ignore
+/// `out`. With `counts`, rank r contributes counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
     (void)models_tensor<In>();
@@ -4486,7 +4491,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Deals `in` of the root out to `out` of all ranks; elsewhere `in` is not looked at. With
+/// Distributes the parts of the root's `in` to `out` of all ranks. Other ranks ignore `in`. With
 /// `counts`, rank r receives counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
@@ -4502,8 +4507,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Part r of `in` goes to rank r, and part r of `out` comes from it. With counts of `in` and of
-/// `out`, parts differ in size.
+/// Sends part r of `in` to rank r, and receives part r of `out` from it. Parts differ in size if
+/// the counts of `in` and of `out` are given.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
     (void)models_tensor<In>();
@@ -4535,7 +4540,7 @@ template <Communicator Comm, class In>
     return comm.send(joinable::to_const_buffer(tensor), to, tag);
 }
 
-/// Not collective. Receives what rank `from` sends with the same tag, count and dtype.
+/// Not collective. Receives the tensor that rank `from` sends with the same tag, count and dtype.
 template <Communicator Comm, class Out>
 [[nodiscard]] auto receive(Comm& comm, Out&& tensor, int from, int tag = 0) {
     detail::check_written_tensor<Out>();
@@ -12852,31 +12857,32 @@ private:
 
 namespace joinable { inline namespace v0 {
 
-/// What a launcher says of this process by environment variables.
+/// How a launcher describes this process in environment variables.
 struct LaunchEnvironment {
-    std::string_view launcher; ///< by whose variables
+    std::string_view launcher; ///< the launcher whose variables were used
     int rank = 0;
     int size = 0;
-    std::string job;    ///< the same on all ranks; other jobs have others
-    std::string spread; ///< how it is known that the ranks are on several machines; else empty
+    std::string job;    ///< the same on all ranks; differs between jobs
+    std::string spread; ///< evidence that the ranks are on several machines; else empty
 };
 
 namespace detail {
 
-/// The variables of one launcher. An empty name: it has no such variable.
+/// The environment variables of one launcher. An empty name means that it has no such variable.
 struct Launcher {
     std::string_view name;
     char const* rank;
     char const* size;
-    char const* marker;              ///< is set by this launcher alone
-    std::array<char const*, 2> job;  ///< together they tell one job from another
-    std::array<char const*, 2> more; ///< and these, where they are set
+    char const* marker;              ///< only this launcher sets it
+    std::array<char const*, 2> job;  ///< together they identify the job
+    std::array<char const*, 2> more; ///< these too, where they are set
     char const* local_size;          ///< ranks on this machine
     char const* machines;
-    std::string_view without_job; ///< what to do where `job` is not set
+    std::string_view without_job; ///< what to do if `job` is not set
 };
 
-/// In this order: a launcher that is started by another comes first, as its variables are nearer.
+/// The order matters: a launcher that another one starts comes first, because its variables are
+/// more specific.
 inline constexpr std::array<Launcher, 6> launchers{{
     {"joinable",
      "JOINABLE_RANK",
@@ -12934,7 +12940,7 @@ inline constexpr std::array<Launcher, 6> launchers{{
      "start the ranks by srun, not by sbatch alone, or set JOINABLE_JOB"},
 }};
 
-/// Reads one environment by `lookup(name)`, which returns null for what is not set.
+/// Reads one environment by `lookup(name)`, which returns null for a variable that is not set.
 template <class Lookup>
 class LaunchReader {
 public:
@@ -13057,10 +13063,11 @@ private:
 
 } // namespace detail
 
-/// What the launcher of this process says: mpirun of Open MPI, mpiexec of MPICH, torchrun, or srun.
-/// JOINABLE_RANK and JOINABLE_WORLD_SIZE are asked before them, and JOINABLE_JOB names the job
-/// under every launcher. `lookup(name)` returns the value of a variable, null where it is not set.
-/// @throws ContractViolation  variables are missing, are no numbers, or contradict each other.
+/// Reads what the launcher of this process says: mpirun of Open MPI, mpiexec of MPICH, torchrun, or
+/// srun. JOINABLE_RANK and JOINABLE_WORLD_SIZE take precedence over these. JOINABLE_JOB names the
+/// job under every launcher. `lookup(name)` returns the value of a variable, or null if it is not
+/// set.
+/// @throws ContractViolation  variables are missing, are not numbers, or contradict each other.
 template <class Lookup>
 [[nodiscard]] LaunchEnvironment launch_environment(Lookup const& lookup) {
     return detail::LaunchReader<Lookup>{lookup}.read();
@@ -18540,92 +18547,97 @@ ProcessRank::set_deadline(std::chrono::nanoseconds deadline) noexcept {
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between process ranks. wait() and test() are those of the class behind
-/// it, which all ranks of this machine share.
+/// A collective or a message between process ranks. wait() and test() are inherited from a class
+/// that all communicators in shared memory use.
 using ProcessWork = detail::GroupWork<detail::Room>;
 
 namespace detail {
 
-/// Before the bases that use the segment, so that it is there longer.
+/// The first base, so that the segment outlives the bases that use it.
 struct SegmentOwner {
-    std::shared_ptr<ProcessSegment> owned; ///< null: it is somebody else's
+    std::shared_ptr<ProcessSegment> owned; ///< null: another object owns it
 };
 
 } // namespace detail
 
-/// One rank of a group of unrelated processes, for ProcessCommunicator::attach.
+/// Identifies one rank of a group of independent processes, for ProcessCommunicator::attach.
 struct AttachOptions {
     int rank = 0;
     int size = 1;
-    std::string job; ///< the same on all ranks of the group; no other group has it meanwhile
-    std::chrono::nanoseconds deadline = default_deadline; ///< to find each other, and of all waits
+    std::string job; ///< the same on all ranks of the group; unique while the group exists
+    std::chrono::nanoseconds deadline = default_deadline; ///< for attach() and all waits
 };
 
-/// Ranks are processes of this machine, one object in each: made by run_processes(), or started by
-/// anybody and attached to each other by a name.
+/// Ranks are processes of this machine, with one object in each. run_processes() makes them;
+/// independently started processes attach to each other by a name.
 ///
-/// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
-/// rank order, up to 64 in flight, and a rank that computes holds up nobody. More than 2 KiB are
-/// copied into memory that the ranks share, and the result is copied back by wait() or test(). So is
-/// a message by the side that comes first. Nothing is copied of buffers that lie in an arena of this
-/// communicator: the others read and write them where they are. A rank has up to 64 GiB for all that
-/// and for the groups that it splits off, less where the system gives less address space; what it has
-/// used once is kept until the ranks end, and used again.
+/// Collectives behave like those of ThreadCommunicator and give bitwise identical results. They are
+/// asynchronous, combine in rank order, and up to 64 may be in flight. A busy rank delays no other
+/// rank. Buffers of more than 2 KiB are copied to memory that the ranks share; wait() or test()
+/// copies the result back. The side of a message that arrives first copies it there too. Buffers in
+/// an arena of this communicator are not copied: the other ranks read and write them in place. A
+/// rank has up to 64 GiB for all of this, including the groups that it splits off, or less if the
+/// system gives less address space. Memory that has been used is kept for reuse until the ranks
+/// end.
 ///
-/// From half a MiB on (2 MiB, where ranks share cores) an all_reduce, reduce or broadcast in which a
-/// rank's buffer is in no arena moves in slices, copied in and out while others compute: then every
-/// rank copies its slices inside wait() or test() of any collective, and one that computes
-/// something else holds up the others.
+/// From 512 KiB on (2 MiB if ranks share cores), an all_reduce, reduce or broadcast moves in slices
+/// if any rank's buffer is in no arena. Ranks copy slices in and out while others compute. Every
+/// rank copies its own slices inside wait() or test() of any collective, so a rank that computes
+/// something else then delays the others.
 ///
-/// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
-/// its number in that group, if it was a member. Where ranks have attached they look at each other
-/// while they wait; what dies with a rank is then the thread that attached it, so that thread has to
-/// stay as long as the communicator and those that were split from it.
+/// If a rank is killed, all others get PeerFailed at once, in every group. The error has the killed
+/// rank's number in that group, if it was a member. Attached ranks check each other while they
+/// wait. They detect the death of the thread that attached, so that thread must live as long as the
+/// communicator and those split from it.
 ///
-/// All members that take buffers throw ContractViolation before any data moves when counts or
-/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
-/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
+/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
+/// on floating-point numbers. The caller must keep buffers until the work has been waited for.
+/// Spans of counts are copied.
 class ProcessCommunicator : detail::SegmentOwner,
                             public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:
-    /// Meets the other ranks of the job, which call this, too: each in its own process or thread, as
-    /// the same user of the same machine. Returns when all have come. Until then the job has a file
-    /// in /dev/shm. Afterwards killing any process leaves nothing there. A rank takes some 14 KiB
-    /// there at the start, and more when it uses it: 2 KiB for each message below that in flight, a
-    /// table for each collective by counts in flight, and what its buffers need. A rank that finds no
-    /// room for that throws CommunicationError, and the others PeerFailed; so they do at once if rank 0
-    /// finds none at the start.
-    /// @throws TimedOut            naming the ranks that had not come at the deadline.
+    /// Meets the other ranks of the job. Each rank calls this in its own process or thread, as the
+    /// same user of the same machine. Returns when all have arrived. Until then the job has a file
+    /// in /dev/shm; afterwards killing any process leaves nothing there. A rank takes about 14 KiB
+    /// of /dev/shm at the start and more on use: 2 KiB for each message up to that size in flight, a table
+    /// for each collective with counts in flight, and the space for its buffers. A rank for which
+    /// there is no space throws CommunicationError, and the others throw PeerFailed. The same
+    /// happens at once if there is none for rank 0 at the start.
+    /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
-    /// @throws ContractViolation   the rank is none, or another process is that rank already; ranks
-    ///                             have different world sizes.
-    /// @throws CommunicationError  /dev/shm is full; the job's file there is none that this program
-    ///                             can use: damaged, or of another version. Files of other users that
-    ///                             have its name are passed by.
+    /// @throws ContractViolation   the rank is out of range, or another process already has it;
+    ///                             ranks have different world sizes.
+    /// @throws CommunicationError  /dev/shm is full; the job's file there is damaged, or of another
+    ///                             version of this library. Files of other users that have its name
+    ///                             are ignored.
     static ProcessCommunicator attach(AttachOptions const& options);
 
-    /// The same for ranks that mpirun, mpiexec, torchrun or srun started; see launch_environment().
-    /// @throws ContractViolation  also if that fails, or the ranks are on several machines.
+    /// Attaches a rank that mpirun, mpiexec, torchrun or srun started; see launch_environment().
+    /// @throws ContractViolation  also if launch_environment() fails, or the ranks are on several
+    ///                            machines.
     static ProcessCommunicator
     from_environment(std::chrono::nanoseconds deadline = default_deadline);
 
     /// For run_processes.
     ProcessCommunicator(detail::ProcessSegment& segment, int rank);
 
-    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
-    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
-    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
+    /// then by their rank here. The group inherits the deadline. Aborting this communicator aborts
+    /// the group, but not the reverse. Errors name ranks by their numbers in the group where they
+    /// occur.
     [[nodiscard]] ProcessCommunicator split(int color, int key);
 
     /// Local. Zeroed memory that the ranks share, for buffers that are reduced often. Memory of
-    /// destroyed arenas is used again. The first arena sets half of the shared memory aside for
-    /// arenas. Where that is full, an arena is from the heap, and its buffers are copied as others
-    /// are. An arena may outlive the communicator, not the process, and is used and destroyed by one
-    /// thread at a time with it. @throws ContractViolation  alignment is no power of two.
+    /// destroyed arenas is reused. The first arena reserves half of the shared memory for arenas.
+    /// When that is full, further arenas are on the heap, and their buffers are copied like any
+    /// others. An arena may outlive the communicator but not the process. One thread at a time may
+    /// use or destroy an arena or its communicator. @throws ContractViolation  alignment is not a
+    /// power of two.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment);
 
-    /// Collective, blocks. See shared_buffer().
+    /// Collective; blocks. See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes);
 
 private:
@@ -19717,20 +19729,23 @@ namespace joinable { inline namespace v0 {
 
 /// A thread that computes a rank's share of large collectives while the rank does something else.
 ///
-/// Without one, a collective makes progress when a rank waits or tests; with one also in between, on
-/// another core. Worth it where ranks leave cores idle: while they wait for a device, or for data.
-/// Where every core computes it only takes turns with its rank. What it computes is the same bit for
-/// bit. It sleeps unless all ranks have posted a collective of more than 2 KiB.
+/// Without it, collectives make progress only while a rank waits or tests. With it they also
+/// progress in between, on another core. It helps if ranks leave cores idle, as when they wait for
+/// a device or for data. If every core computes, it only competes with its rank. Results are
+/// bitwise identical with and without it. It sleeps unless all ranks have posted a collective of
+/// more than 2 KiB.
 ///
-/// Each rank decides for itself, and one thread serves one communicator: not those split from it.
+/// Each rank decides for itself whether to have one. One thread serves one communicator, not those
+/// split from it.
 class ProgressThread {
 public:
-    /// Local. `comm` is a ThreadCommunicator or a ProcessCommunicator, and is there for longer.
-    /// @throws std::system_error  the system has no more threads.
+    /// Local. `comm` is a ThreadCommunicator or a ProcessCommunicator, and must outlive this
+    /// object.
+    /// @throws std::system_error  the system cannot start another thread.
     template <class Comm>
     explicit ProgressThread(Comm& comm)
         : helper_{comm.helper()}, thread_{[this] { helper_.run(); }} {}
-    /// Local. Returns when the chunk is through that it computes.
+    /// Local. Returns after the chunk that the thread is computing.
     ~ProgressThread() {
         helper_.stop();
         thread_.join();
@@ -19772,14 +19787,15 @@ template <class T>
 
 } // namespace detail
 
-/// The handle of one rank to elements that all ranks see: made by shared_buffer(), zero at first.
-/// A const handle gives access to elements that are not const, as a view does. The elements live until
-/// the last handle is destroyed, also after ranks and communicators have ended. It models Tensor. Each rank that gives it as the output
-/// of a collective writes the result, at its own time: give it on one rank, or meet at a barrier()
-/// before anything else is written there.
+/// One rank's handle to elements that all ranks see. shared_buffer() makes it; the elements start
+/// as zeros. Like a view, a const handle gives access to mutable elements. The elements live until
+/// the last handle is destroyed, even after ranks and communicators have ended. It models Tensor.
 ///
-/// What ranks write at the same time is theirs to order, by std::atomic_ref; what a rank wrote
-/// before a barrier() the others see behind it.
+/// Each rank that passes it as the output of a collective writes the result when its own part
+/// completes. Pass it on one rank only, or call barrier() before anything else is written there.
+///
+/// The ranks must order concurrent writes themselves, with std::atomic_ref. A write before a
+/// barrier() is visible to the other ranks after it.
 template <class T>
 class SharedBuffer {
 public:
@@ -19821,11 +19837,11 @@ struct tensor_traits<SharedBuffer<U>> {
     }
 };
 
-/// Makes `count` elements that all ranks of `comm` share, all of them zero. Collective, blocks; the
-/// same count on every rank. What torch.multiprocessing's shared tensors are for; memory that is
-/// there before the ranks are, and after, is shared_buffer(count).
+/// Makes `count` zeroed elements that all ranks of `comm` share. Collective; blocks. `count` is the
+/// same on every rank. It replaces shared tensors of torch.multiprocessing. For memory that exists
+/// before and after the ranks, use shared_buffer(count).
 /// @throws Mismatch            ranks give different counts; on all of them.
-/// @throws CommunicationError, std::bad_alloc  there is no such memory; on all ranks.
+/// @throws CommunicationError, std::bad_alloc  the memory cannot be allocated; on all ranks.
 template <class T, Communicator Comm>
 [[nodiscard]] SharedBuffer<T> shared_buffer(Comm& comm, std::size_t count) {
     detail::check_shared_element<T>();
@@ -20076,29 +20092,30 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// The life of the process of one rank, after it was made.
+/// Runs one rank in its new process, until the process exits.
 [[noreturn]] void run_rank(
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
 ) noexcept;
 
-/// Throws what the first rank said that failed by itself, not because of another. If several did, it is
-/// the one that the abort names.
+/// Throws the error of the first rank that failed by itself, not because of another. If several
+/// did, it is the one that the abort names.
 void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children);
 
-/// As run_processes(), which is called with so many types of bodies that it does nothing else.
+/// The part of run_processes() that does not depend on the body's type, so that it is compiled
+/// once.
 void run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body);
 
 } // namespace detail
 
-/// Makes `count` elements, all zero, that this process shares with those that it makes later: how
-/// results come back from run_processes(). Local, no rank calls this. What it returns may not be
-/// copied, so a body refers to it.
+/// Makes `count` zeroed elements that this process shares with processes that it creates later. Use
+/// it to return results from run_processes(). Local; no rank calls it. The result may not be
+/// copyable, so a body refers to it.
 ///
 /// @code
 /// auto const losses = joinable::shared_buffer<double>(4);
 /// joinable::run_processes(4, [&](auto& comm) { losses[comm.rank()] = train(comm); });
 /// @endcode
-/// @throws CommunicationError  the system does not give the memory.
+/// @throws CommunicationError  the system cannot provide the memory.
 template <class T>
 [[nodiscard]] SharedBuffer<T> shared_buffer(std::size_t count) {
     detail::check_shared_element<T>();
@@ -20116,12 +20133,12 @@ template <class T>
 }
 
 /// Runs `body(ProcessCommunicator&)` in `world_size` new processes, one rank each, and waits for
-/// all. The new processes are copies of this one, with this thread alone; what they change is not
-/// seen here, but in a shared_buffer(). They end with their body: no destructor of a static object
-/// runs. They are killed if this process dies, or this thread ends.
+/// all. The new processes are copies of this one that have only this thread. This process does not
+/// see their changes, except in a shared_buffer(). Each ends with its body; destructors of static
+/// objects do not run. They are killed if this process dies or this thread ends.
 ///
-/// If a body throws or a process dies, the others get PeerFailed from whatever they wait in. Those
-/// that have not ended after one more deadline, the longest that any of them has set, are killed.
+/// If a body throws or a process dies, the waits of the other ranks throw PeerFailed. Ranks that
+/// have not ended after one more deadline, the longest that any of them has set, are killed.
 /// @throws PeerFailed          with the number and the text of the rank that failed first.
 /// @throws ContractViolation   world_size is below 1.
 /// @throws CommunicationError  the system has no memory or no processes for the ranks.
@@ -20168,8 +20185,7 @@ JOINABLE_DEFINITION void run_rank(
             comm.abort(told);
         }
     }
-    std::fflush(nullptr
-    ); // _exit leaves alone what belongs to the program: its destructors and files
+    std::fflush(nullptr); // _exit skips the program's destructors and open files
     _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
 }
 
@@ -20210,7 +20226,7 @@ JOINABLE_DEFINITION void
 run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body) {
     ProcessSegment segment{world_size};
     ChildProcesses children{segment};
-    std::fflush(nullptr); // or each rank would print what this process has not printed yet
+    std::fflush(nullptr); // else each rank would print this process's buffered output again
     for (int rank = 0; rank < world_size; ++rank) {
         if (children.start()) {
             run_rank(segment, rank, body);
@@ -20230,22 +20246,23 @@ run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between thread ranks. wait() and test() are those of the class behind
-/// it, which all ranks of this machine share.
+/// A collective or a message between thread ranks. wait() and test() are inherited from a class
+/// that all communicators in shared memory use.
 using ThreadWork = detail::GroupWork<detail::Heap>;
 
-/// Ranks are threads of this process: made by run_threads(), one object per rank.
+/// Ranks are threads of this process. run_threads() makes one object per rank.
 ///
-/// Reductions combine every element in rank order, so results are the same bit for bit in whatever
-/// order ranks arrive. Products of a scaled sum are rounded before they are added, those of 16-bit
-/// numbers to float. Everything is asynchronous: a rank that waits or tests does the work for all,
-/// so a rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish
-/// the oldest. Ranks compare what they are about to do in every collective. No allocation, no lock
-/// and no system call in a collective unless a rank waits long.
+/// Reductions combine every element in rank order, so results are bitwise identical in whatever
+/// order ranks arrive. A scaled sum rounds each product before adding it; products of 16-bit
+/// numbers are rounded to float. Everything is asynchronous: a rank that waits or tests does the
+/// work of all ranks, so a busy rank delays nobody. Up to 64 collectives may be in flight; posting
+/// another one first completes the oldest. Every collective compares what the ranks are about to
+/// do. A collective neither allocates nor locks, and makes no system call unless a rank waits long.
 ///
-/// All members that take buffers throw ContractViolation before any data moves when counts or
-/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
-/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
+/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
+/// on floating-point numbers. The caller must keep buffers until the work has been waited for.
+/// Spans of counts are copied.
 class ThreadCommunicator
     : public detail::BoardCommunicator<detail::GroupRank<detail::Heap>, ThreadWork> {
 public:
@@ -20254,12 +20271,13 @@ public:
         detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
     );
 
-    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
-    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
-    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
+    /// then by their rank here. The group inherits the deadline. Aborting this communicator aborts
+    /// the group, but not the reverse. Errors name ranks by their numbers in the group where they
+    /// occur.
     [[nodiscard]] ThreadCommunicator split(int color, int key);
 
-    /// Collective, blocks. See shared_buffer().
+    /// Collective; blocks. See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes);
 
 private:
@@ -20378,21 +20396,21 @@ namespace detail {
 
 bool is_of_a_peer(std::exception_ptr const& error);
 
-/// The first of the exceptions that ended the ranks' bodies, not those that other ranks threw because of
-/// it. `named` are the ranks that the abort names.
+/// The first exception that a rank's body threw by itself, not because another rank failed. `named`
+/// are the ranks that the abort names.
 std::exception_ptr
 original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& named, int first);
 
-/// As run_threads(), which is called with so many types of bodies that it does nothing else.
+/// The part of run_threads() that does not depend on the body's type, so that it is compiled once.
 void run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& body);
 
 } // namespace detail
 
 /// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
 ///
-/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
-/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
-/// number at once. A thread that is stuck in the caller's own code cannot be ended.
+/// If a body throws, the waits of the other ranks throw PeerFailed, and this function rethrows the
+/// original exception. If a rank returns while others wait for it, they throw PeerFailed with its
+/// number at once. A thread that blocks in the caller's own code cannot be ended.
 /// @throws ContractViolation  world_size is below 1.
 template <class F>
 void run_threads(int world_size, F body) {
@@ -20439,7 +20457,7 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
         }
     };
     for (int const rank : ranks) {
-        if (static_cast<std::size_t>(rank) < errors.size()) { // anybody may abort, and name anybody
+        if (static_cast<std::size_t>(rank) < errors.size()) { // any code may abort, with any ranks
             look_at(errors[static_cast<std::size_t>(rank)]);
         }
     }
@@ -20473,7 +20491,7 @@ run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& b
             for (int rank = 1; rank < world_size; ++rank) {
                 threads.emplace_back(run, rank);
             }
-        } catch (...) { // the system has no more threads: the started ones must not wait for them
+        } catch (...) { // no more threads: the started ones must not wait for them
             group.abort(
                 {FailureKind::communication, {}, "a thread for a rank could not be started"}, 0
             );
@@ -20494,9 +20512,9 @@ run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& b
 
 namespace joinable { inline namespace v0 {
 
-/// The communicator of a single rank: everything is complete when it starts. Checks its arguments
-/// as the others do, so that a program which runs alone also runs together. It has nobody to send
-/// to, and nothing to split.
+/// The communicator of a single rank. Every operation is complete when it starts. It checks its
+/// arguments as the other communicators do, so a program that runs alone also runs on several
+/// ranks. It cannot send, receive or split.
 class SelfCommunicator : public detail::Collectives<SelfCommunicator, CompletedWork> {
 public:
     [[nodiscard]] int rank() const noexcept { return 0; }

@@ -354,7 +354,7 @@ inline constexpr std::string_view dtype_names[] = {
 
 } // namespace detail
 
-/// How many there are: as numbers they are [0, dtype_count).
+/// The number of DTypes. Their values are [0, dtype_count).
 inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
 
 [[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
@@ -372,12 +372,12 @@ inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
     }
     return false;
 }
-/// Whether elements are of 16 bits, Half or BFloat16, which are computed with as floats.
+/// Whether elements have 16 bits (Half or BFloat16). Arithmetic on them uses float.
 [[nodiscard]] constexpr bool is_half_precision(DType dtype) noexcept {
     return dtype == DType::f16 || dtype == DType::bf16;
 }
 
-/// IEEE 754 binary16 as storage: reductions convert to float, no arithmetic of its own.
+/// IEEE 754 binary16 as storage. It has no arithmetic of its own: reductions convert to float.
 /// Conversion from float rounds to nearest, ties to even.
 struct Half {
     std::uint16_t bits = 0;
@@ -437,8 +437,9 @@ consteval DType find_dtype() {
 /// |---------------|---------|---------------------------------------------------------------------|
 /// | `dtype_of<T>` | `DType` | by kind and size: `long` and `long long` share one                  |
 ///
-/// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, bool and wide characters excepted.
-/// Masks that are to move (buffers, broadcasts) are of unsigned char: sums of bools would be none.
+/// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, except bool and
+/// wide characters. Use unsigned char for masks that are communicated (buffers, broadcasts): a sum
+/// of bools would not be a bool.
 template <class T>
 concept Element = detail::has_dtype<T>;
 
@@ -463,13 +464,13 @@ inline constexpr DType dtype_of = detail::find_dtype<T>();
     return 8;
 }
 
-/// The enumerator's name, for error texts.
+/// The enumerator's name.
 [[nodiscard]] constexpr std::string_view name_of(DType dtype) noexcept {
     return detail::dtype_names[static_cast<std::size_t>(dtype)];
 }
 
-/// Calls `function(std::type_identity<T>{})` with the storage type of `dtype`: the one place where
-/// a run-time dtype becomes a type.
+/// Calls `function(std::type_identity<T>{})` with the storage type of `dtype`. This is the only
+/// place where a run-time dtype becomes a type.
 template <class F>
 constexpr decltype(auto) visit_dtype(DType dtype, F&& function) {
     switch (dtype) {
@@ -560,7 +561,7 @@ struct ConstBuffer {
     constexpr ConstBuffer() = default;
     constexpr ConstBuffer(void const* address, std::size_t elements, DType type) noexcept
         : data{address}, count{elements}, dtype{type} {}
-    // NOLINTNEXTLINE(google-explicit-constructor): reading what may be written is always safe
+    // NOLINTNEXTLINE(google-explicit-constructor): reading writable memory is always safe
     constexpr ConstBuffer(Buffer buffer) noexcept
         : data{buffer.data}, count{buffer.count}, dtype{buffer.dtype} {}
 
@@ -573,7 +574,7 @@ struct ConstBuffer {
 
 namespace joinable { inline namespace v0 {
 
-/// How a reduction combines two elements. Sums and products of integers wrap around; the bit
+/// How a reduction combines two elements. Sums and products of integers wrap around. Bitwise
 /// operations are for integers only.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
 
@@ -585,10 +586,10 @@ inline constexpr std::string_view reduce_op_names[] = {
 
 } // namespace detail
 
-/// How many there are: as numbers they are [0, reduce_op_count).
+/// The number of ReduceOps. Their values are [0, reduce_op_count).
 inline constexpr std::size_t reduce_op_count = std::size(detail::reduce_op_names);
 
-/// The enumerator's name, for error texts.
+/// The enumerator's name.
 [[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
     return detail::reduce_op_names[static_cast<std::size_t>(op)];
 }
@@ -672,7 +673,7 @@ inline std::string ranks_text(std::vector<int> const& ranks) {
 
 namespace joinable { inline namespace v0 {
 
-/// The most dimensions that a tensor may have.
+/// The maximum number of dimensions of a tensor.
 inline constexpr std::size_t max_tensor_rank = 8;
 
 /// The extents or the strides of a tensor: a list of at most `max_tensor_rank` numbers that never
@@ -754,7 +755,7 @@ private:
 
 namespace detail {
 
-/// The same numbers from the last to the first.
+/// The same numbers in reverse order.
 [[nodiscard]] constexpr Shape reversed(Shape const& shape) {
     Shape other;
     for (std::size_t i = shape.size(); i-- > 0;) {
@@ -770,8 +771,8 @@ namespace detail {
     return detail::reversed(row_major_strides(detail::reversed(extents)));
 }
 
-/// Whether elements lie one after another in row-major order. The stride of a dimension of extent
-/// 1 does not matter, and a tensor without elements is contiguous.
+/// Whether elements lie one after another in row-major order. Strides of dimensions of extent 1 do
+/// not matter. A tensor without elements is contiguous.
 [[nodiscard]] constexpr bool is_contiguous(Shape const& extents, Shape const& strides) {
     if (extents.size() != strides.size()) {
         return false;
@@ -799,11 +800,11 @@ namespace detail {
     return text + ")";
 }
 
-/// The bytes of the largest object there can be: what counts or steps further is no size.
+/// The size of the largest possible object, in bytes. Larger counts and steps are errors.
 inline constexpr std::size_t max_bytes = (std::numeric_limits<std::size_t>::max)() / 2;
 
-/// Throws ContractViolation for a number that was negative before it became a std::size_t: no
-/// memory is as large as what it then stands for.
+/// Throws ContractViolation for a number that was negative before conversion to std::size_t. It is
+/// larger than any possible size of memory.
 constexpr void check_not_negative(char const* what, std::size_t dimension, std::size_t value) {
     if (value > max_bytes) {
         throw ContractViolation{
@@ -814,10 +815,10 @@ constexpr void check_not_negative(char const* what, std::size_t dimension, std::
     }
 }
 
-/// The number of elements of memory that a view reaches over: 1 + the largest offset, 0 for an
-/// empty view, whose strides do not matter.
-/// @throws ContractViolation  numbers of extents and strides differ, one of them is negative, or
-///         the view has more elements or reaches over more bytes than memory can have.
+/// The number of elements of memory that a view spans: 1 + the largest offset. An empty view spans
+/// 0, whatever its strides.
+/// @throws ContractViolation  extents and strides differ in number, one of them is negative, or the
+///                            view has more elements or spans more bytes than memory can have.
 constexpr std::size_t
 checked_reach(Shape const& extents, Shape const& strides, std::size_t element_bytes) {
     if (extents.size() != strides.size()) {
@@ -859,7 +860,7 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
 
 namespace joinable { inline namespace v0 {
 
-/// Where a tensor's memory lives.
+/// The kind of a device.
 enum class DeviceKind : std::uint8_t { host, cuda };
 
 /// One device: the host, or an accelerator by its index.
@@ -871,14 +872,15 @@ struct DeviceId {
 };
 
 /// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference.
-/// A class `Tensor` of the global namespace is written with `::` before it there, inside the
-/// specialisation as well: this namespace has names of its own. So are `Parameter`, `Buffer` and `Shape`.
+/// In the specialisation, write `::` before a class `Tensor`, `Parameter`, `Buffer` or `Shape` of
+/// the global namespace, because this namespace has classes of these names.
 ///
 /// Types of Eigen, Armadillo and xtensor, and std::mdspan, need no specialisation: include
 /// interop/eigen.hpp, armadillo.hpp, xtensor.hpp or mdspan.hpp.
 ///
-/// Traits of a base class do not count for what is derived from it (`arma::Col` from `arma::Mat`). One
-/// constrained specialisation adapts the whole family; those of this header stay the choice for their types:
+/// Traits of a base class do not apply to derived classes (such as `arma::Col` from `arma::Mat`).
+/// One constrained specialisation adapts a whole family; the specialisations in this header still
+/// take precedence:
 /// ```cpp
 /// template <class T>
 ///     requires std::derived_from<T, Base>
@@ -980,8 +982,8 @@ concept has_device = requires(std::remove_cvref_t<T> const& t) {
     { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
 };
 
-/// The traits of a view take a const tensor whatever its elements are, those of a container take
-/// it as it is: asking with the lvalue as given covers both.
+/// The traits of a view take a const tensor whatever its elements are. The traits of a container
+/// take it as it is. Passing the lvalue as given covers both.
 template <class T>
 concept has_data = requires(lvalue_of<T> t) {
     { traits_of<T>::data(t) } -> std::convertible_to<void const*>;
@@ -1030,8 +1032,9 @@ Shape shape_of(Range const& range) {
 /// | `traits::is_column_major` (optional)      | `bool`              | which dimension varies fastest: the first |
 /// |                                           |                     | if true, the last without it             |
 ///
-/// Not checkable, still required: the memory stays where it is while a collective uses it.
-/// Models: std::vector, std::array, std::span, StridedView, AnyView; std::variant of tensors (tensor/variant.hpp).
+/// Required, but not checkable: the memory stays in place while a collective uses it. Models:
+/// std::vector, std::array, std::span, StridedView, AnyView; std::variant of tensors
+/// (tensor/variant.hpp).
 template <class T>
 concept Tensor = detail::has_tensor_traits<T> &&
                  (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&
@@ -1050,8 +1053,8 @@ concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
 
 namespace detail {
 
-/// A container of bools, or a tensor whose traits say that its elements are bools. It is refused, and not
-/// moved as u8: a sum of bools would be no bool any more.
+/// A container of bools, or a tensor whose traits say that its elements are bools. It is refused
+/// rather than treated as u8, because a sum of bools would not be a bool.
 template <class T>
 concept has_bool_elements = !Tensor<T> && (requires {
     requires std::same_as<typename std::remove_cvref_t<T>::value_type, bool>;
@@ -1066,7 +1069,7 @@ concept has_other_elements = !has_tensor_traits<T> && requires {
 
 } // namespace detail
 
-/// Says in one sentence what a type lacks to be a Tensor: `static_assert(models_tensor<My>());`.
+/// Explains in one sentence why a type is not a Tensor: `static_assert(models_tensor<My>());`.
 template <class T>
 consteval bool models_tensor() {
     static_assert(
@@ -1106,7 +1109,7 @@ consteval bool models_tensor() {
     return Tensor<T>;
 }
 
-/// Says in one sentence what a type lacks to be a WritableTensor.
+/// Explains in one sentence why a type is not a WritableTensor.
 template <class T>
 consteval bool models_writable_tensor() {
     if constexpr (models_tensor<T>()) {
@@ -1136,7 +1139,7 @@ template <Tensor T>
 }
 
 /// The strides of a tensor, in elements.
-/// @throws ContractViolation  as many strides as extents are needed, none of them negative.
+/// @throws ContractViolation  strides and extents differ in number, or a stride is negative.
 template <Tensor T>
 [[nodiscard]] constexpr Shape strides(T const& tensor) {
     if constexpr (detail::has_strides<T>) {
@@ -1154,7 +1157,7 @@ template <Tensor T>
     }
 }
 
-/// The device on which a tensor's memory is.
+/// The device that has a tensor's memory.
 template <Tensor T>
 [[nodiscard]] constexpr DeviceId device(T const& tensor) {
     if constexpr (detail::has_device<T>) {
@@ -1170,7 +1173,7 @@ template <Tensor T>
     return joinable::numel(joinable::extents(tensor));
 }
 
-/// Whether a tensor's elements lie one after another in the order of its type: column-major where its
+/// Whether a tensor's elements lie one after another in the order of its type: column-major if its
 /// traits say so, else row-major.
 template <Tensor T>
 [[nodiscard]] constexpr bool is_contiguous(T const& tensor) {
@@ -1183,8 +1186,8 @@ template <Tensor T>
     }
 }
 
-/// The memory of a contiguous tensor, to be written. Elements are in the order of its type, so ranks that
-/// exchange them give tensors of one order.
+/// The memory of a contiguous tensor, for writing. Elements are in the order of the tensor's type,
+/// so ranks that exchange them must use tensors of the same order.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <WritableTensor T>
 [[nodiscard]] constexpr Buffer to_buffer(T&& tensor) {
@@ -1196,7 +1199,7 @@ template <WritableTensor T>
     return {detail::traits_of<T>::data(tensor), joinable::numel(tensor), joinable::dtype(tensor)};
 }
 
-/// The memory of a contiguous tensor, to be read. Elements are in the order of its type.
+/// The memory of a contiguous tensor, for reading. Elements are in the order of the tensor's type.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <Tensor T>
 [[nodiscard]] constexpr ConstBuffer to_const_buffer(T const& tensor) {
@@ -1214,8 +1217,8 @@ template <Tensor T>
 
 namespace joinable { inline namespace v0 {
 
-/// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
-/// copy; iterates over all elements in row-major order of their indices.
+/// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements need not be contiguous.
+/// Cheap to copy. Iterates over all elements in row-major order of their indices.
 template <class T>
 class StridedView {
 public:
@@ -1266,15 +1269,16 @@ public:
 
     StridedView() = default;
 
-    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
-    ///         number that became a std::size_t), or they reach further than memory can.
+    /// @throws ContractViolation  extents and strides differ in number, one is negative (a signed
+    ///                            number converted to std::size_t), or the view is larger than
+    ///                            memory can be.
     StridedView(T* data, Shape const& extents, Shape const& strides)
         : data_{data}, extents_{extents}, strides_{strides} {
         (void)detail::checked_reach(extents, strides, sizeof(T));
         numel_ = joinable::numel(extents);
     }
 
-    /// A view of const elements can always be made from one of mutable elements.
+    /// A view of mutable elements converts to a view of const elements.
     template <class U>
         requires std::same_as<U const, T> && (!std::is_const_v<U>)
     // NOLINTNEXTLINE(google-explicit-constructor)
@@ -1317,7 +1321,7 @@ private:
     }
 
     T* data_ = nullptr;
-    Shape extents_{0}; ///< a view that was not given anything has no elements
+    Shape extents_{0}; ///< a default-constructed view has no elements
     Shape strides_{1};
     std::size_t numel_ = 0;
 };
@@ -1331,9 +1335,9 @@ struct tensor_traits<StridedView<T>> {
     static Shape const& strides(StridedView<T> const& view) noexcept { return view.strides(); }
 };
 
-/// Views contiguous storage with any extents and strides, from element `offset` on. Local.
-/// Steps go forward: a negative stride is refused, in a list of constants by the compiler.
-/// @throws ContractViolation  the view would reach beyond the storage; what StridedView throws.
+/// Views contiguous storage with any extents and strides, starting at element `offset`. Local.
+/// Negative strides are refused: by the compiler in a list of constants, else at run time.
+/// @throws ContractViolation  the view would reach beyond the storage; also as StridedView.
 template <class Storage>
 [[nodiscard]] auto as_strided(
     Storage&& storage,
@@ -1380,7 +1384,7 @@ template <class Storage>
 }
 
 /// The part of a view with indices [start, start + length) in one dimension. Local.
-/// @throws ContractViolation  there is no such dimension or no such range in it.
+/// @throws ContractViolation  the dimension does not exist, or the range is not within it.
 template <class T>
 [[nodiscard]] StridedView<T>
 narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std::size_t length) {
@@ -1399,7 +1403,7 @@ narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std
     }
     Shape extents = view.extents();
     extents[dimension] = length;
-    // Nothing is viewed when nothing is left: the pointer must not leave the storage for that.
+    // An empty view keeps the pointer, which must not leave the storage.
     T* const data = length == 0 ? view.data() : view.data() + start * view.strides()[dimension];
     return {data, extents, view.strides()};
 }
@@ -1410,8 +1414,8 @@ narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std
 
 namespace joinable { inline namespace v0 {
 
-/// A non-owning writable tensor whose dtype is known at run time. A default one is empty: it
-/// stands for "no tensor".
+/// A non-owning writable tensor whose dtype is known at run time. A default-constructed one is
+/// empty: it stands for "no tensor".
 class AnyView {
 public:
     AnyView() = default;
@@ -1428,8 +1432,9 @@ public:
               joinable::device(tensor)
           } {}
 
-    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
-    ///         number that became a std::size_t), or they reach further than memory can.
+    /// @throws ContractViolation  extents and strides differ in number, one is negative (a signed
+    ///                            number converted to std::size_t), or the view is larger than
+    ///                            memory can be.
     AnyView(
         void* data, DType dtype, Shape const& extents, Shape const& strides, DeviceId device = {}
     )
@@ -1438,7 +1443,7 @@ public:
         (void)detail::checked_reach(extents, strides, size_of(dtype));
     }
 
-    /// Whether there is a tensor, be it one without elements.
+    /// Whether there is a tensor, even one without elements.
     explicit operator bool() const noexcept { return is_tensor_; }
 
     [[nodiscard]] void* data() const noexcept { return data_; }
@@ -1449,8 +1454,8 @@ public:
     [[nodiscard]] std::size_t numel() const { return joinable::numel(extents_); }
     [[nodiscard]] bool is_contiguous() const { return joinable::is_contiguous(extents_, strides_); }
 
-    /// The same tensor with its dtype as a type.
-    /// @throws ContractViolation  the elements are no `T`.
+    /// The same tensor with a static element type.
+    /// @throws ContractViolation  the elements are not of type `T`.
     template <Element T>
     [[nodiscard]] StridedView<T> as() const {
         if (dtype_ != dtype_of<T>) {
@@ -1464,7 +1469,7 @@ public:
 
 private:
     void* data_ = nullptr;
-    Shape extents_{0}; ///< an empty one has no elements: nothing is ever read or written through it
+    Shape extents_{0}; ///< an empty view has no elements, so it is never read or written
     Shape strides_{1};
     DeviceId device_;
     DType dtype_ = DType::f32;
@@ -1473,7 +1478,7 @@ private:
 
 namespace detail {
 
-/// "f32 (2, 3)": how error texts show a tensor.
+/// "f32 (2, 3)": how error texts name a tensor.
 [[nodiscard]] inline std::string to_text(AnyView const& view) {
     return view ? concat(name_of(view.dtype()), " ", to_text(view.extents())) : "missing";
 }
@@ -1483,12 +1488,12 @@ namespace detail {
     return device.kind == DeviceKind::host ? "the host" : concat("CUDA device ", device.index);
 }
 
-/// Whether its elements are somewhere, if it has any.
+/// Whether the tensor has memory, or needs none because it has no elements.
 [[nodiscard]] inline bool has_memory(AnyView const& view) {
     return view.data() != nullptr || view.numel() == 0;
 }
 
-/// A view of any writable tensor; an AnyView is one already.
+/// A view of any writable tensor. Returns an AnyView unchanged.
 template <class T>
 [[nodiscard]] AnyView view_of(T&& tensor) {
     if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
@@ -1498,7 +1503,7 @@ template <class T>
     }
 }
 
-/// Whether the elements of both are as many, of one type and in one place.
+/// Whether two tensors have the same number and type of elements, on the same device.
 [[nodiscard]] inline bool is_like(AnyView const& a, AnyView const& b) {
     return static_cast<bool>(a) == static_cast<bool>(b) && a.dtype() == b.dtype() &&
            a.extents() == b.extents() && a.device() == b.device();
@@ -1523,45 +1528,46 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// The dimensions of extent above 1, those with the smallest stride first.
+/// The dimensions of extent above 1, sorted by stride, smallest first.
 Shape dimensions_by_stride(Shape const& extents, Shape const& strides);
 
 } // namespace detail
 
-/// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
-/// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
+/// Whether a tensor's elements fill its memory without gaps or overlap, in any order of dimensions.
+/// A flat buffer can then keep its strides. This is the rule of PyTorch's
 /// is_non_overlapping_and_dense.
 [[nodiscard]] bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides);
 
 namespace detail {
 
-/// How a tensor is laid out in a flat buffer: as it is where it is dense, so that both are read in the same
-/// order; else row-major.
+/// The strides of a tensor in a flat buffer. A dense tensor keeps its own, so that both are read in
+/// the same order; any other tensor becomes row-major.
 [[nodiscard]] inline Shape dense_strides(Shape const& extents, Shape const& strides) {
     return is_non_overlapping_and_dense(extents, strides) ? strides : row_major_strides(extents);
 }
 
-/// In how many ways `total` is a sum of multiples of strides, each taken less than `count` times:
-/// the equation behind "do two indices name the same memory?". A bounded Diophantine equation, as
-/// in NumPy's solve_may_share_memory: hard in general, but every layout that is nested, permuted,
-/// sliced or padded is decided in a few steps, because the largest stride leaves few choices.
+/// Counts the ways in which `total` is a sum of multiples of strides, each taken less than `count`
+/// times. This decides whether two indices name the same memory. It is a bounded Diophantine
+/// equation, as in NumPy's solve_may_share_memory, and hard in general. Nested, permuted, sliced
+/// and padded layouts take only a few steps, because the largest stride leaves few choices.
 class SumsOfStrides {
 public:
-    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 of them.
+    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 strides.
     void add(std::size_t stride, std::size_t count) noexcept;
 
-    /// One term per stride. It keeps the sums there are, but not in how many ways they come.
+    /// Merges terms that have the same stride. This keeps the set of possible sums, but not the
+    /// number of ways.
     void merge_equal_strides() noexcept;
 
-    /// Whether there are at least `wanted` ways. Also true when the search took too many steps.
+    /// Whether there are at least `wanted` ways. Also true if the search took too many steps.
     [[nodiscard]] bool has(std::size_t total, int wanted) noexcept;
 
 private:
     struct Term {
         std::size_t stride;
         std::size_t count;
-        std::size_t rest;    ///< the largest sum of this term and those after it
-        std::size_t divisor; ///< of every sum of this term and those after it
+        std::size_t rest;    ///< the largest sum of this term and the later ones
+        std::size_t divisor; ///< common to all sums of this term and the later ones
     };
     static constexpr int max_steps = 10'000; ///< about half a millisecond
 
@@ -1575,18 +1581,19 @@ private:
     int steps_ = 0;
 };
 
-/// Whether each stride is larger than all that the smaller ones reach: then no two indices meet.
+/// Whether each stride exceeds the distance that all smaller ones span. Then no two indices share
+/// an element.
 bool is_nested(Shape const& extents, Shape const& strides);
 
 bool is_overlapping(Shape const& extents, Shape const& strides);
 
 } // namespace detail
 
-/// Whether two different indices of a tensor may name the same element, as where a stride is 0: such
-/// a tensor can be read, but writing all of its elements has no defined result. Local.
-/// Exact, except that a tensor whose layout takes more than 10,000 steps to decide counts as
-/// overlapping; all that come from slicing, padding, permuting and broadcasting take a few.
-/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+/// Whether two different indices of a tensor may name the same element, as with a stride of 0. Such
+/// a tensor can be read, but writing all of its elements has no defined result. Local. The answer
+/// is exact, except that a layout that takes more than 10,000 steps to decide counts as
+/// overlapping. Layouts from slicing, padding, permuting and broadcasting take a few steps.
+/// @throws ContractViolation  extents and strides do not describe a view; see StridedView.
 template <Tensor T>
 [[nodiscard]] bool is_overlapping(T const& tensor) {
     Shape const shape = joinable::extents(tensor);
@@ -1595,10 +1602,11 @@ template <Tensor T>
     return detail::is_overlapping(shape, steps);
 }
 
-/// Whether some element of one tensor may be in the memory of an element of the other. Local; the
-/// tensors may differ in everything. Exact like `is_overlapping` where both have elements of the same
-/// size at a multiple of it; else overlapping address ranges count.
-/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+/// Whether some element of one tensor may share memory with an element of the other. Local. The
+/// tensors may differ in everything. The answer is exact like `is_overlapping` if both have
+/// elements of the same size at a multiple of that size; otherwise overlapping address ranges
+/// count.
+/// @throws ContractViolation  extents and strides do not describe a view; see StridedView.
 template <Tensor A, Tensor B>
 [[nodiscard]] bool share_memory(A const& a, B const& b) {
     Shape const extents_a = joinable::extents(a);
@@ -1617,13 +1625,13 @@ template <Tensor A, Tensor B>
         first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
         return false;
     }
-    // Modulo 2^64 the difference may be negative: what b reaches makes up for it below.
+    // The difference may be negative, modulo 2^64. The reach of b, added below, makes up for it.
     std::size_t const difference = first_b - first_a;
     if (size != size_b || difference % size != 0) {
         return true;
     }
-    // Element i of a is element k of b where a's steps up to i and b's from k to its last element
-    // are together the distance from a's first element to b's last one.
+    // Element i of a is element k of b if a's steps up to i and b's steps from k to its last
+    // element together equal the distance from a's first element to b's last one.
     detail::SumsOfStrides sums;
     std::size_t total =
         first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
@@ -1765,8 +1773,8 @@ JOINABLE_DEFINITION bool is_overlapping(Shape const& extents, Shape const& strid
     if (numel(extents) < 2 || is_nested(extents, strides)) {
         return false;
     }
-    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
-    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
+    // Two indices name one element if the difference of indices, each in -(extent - 1) to extent -
+    // 1, steps to 0 without being 0. Counted from the lowest difference:
     SumsOfStrides sums;
     std::size_t total = 0;
     for (std::size_t d = 0; d < extents.size(); ++d) {
@@ -1791,7 +1799,7 @@ namespace detail {
 
 bool is_same_view(AnyView const& a, AnyView const& b);
 
-/// Throws ContractViolation unless elements of `from` can go where those of `to` are.
+/// Throws ContractViolation unless the elements of `from` can be copied to `to`.
 void check_pair(std::string_view what, AnyView const& from, AnyView const& to);
 
 template <class T, class U>
@@ -1806,7 +1814,7 @@ consteval void check_elements() {
     );
 }
 
-/// A view that is only read, as the kernels take it.
+/// A read-only view, in the form that the kernels take.
 template <class T>
 AnyView source_view(StridedView<T> const& view) {
     using U = std::remove_const_t<T>;
@@ -1816,29 +1824,29 @@ AnyView source_view(StridedView<T> const& view) {
 
 } // namespace detail
 
-/// Copies elements between views that may be strided differently. Local, on the host; no allocation.
-/// Source and target are the same view, or share no element; the source alone may name elements
-/// twice (a stride of 0 broadcasts).
-/// @throws ContractViolation  dtypes, extents or devices do not fit, elements of the target share
-///         memory, or the views overlap otherwise; nothing was written.
+/// Copies elements between views that may have different strides. Local, on the host; no
+/// allocation. Source and target must be the same view or share no element. Only the source may
+/// have indices that share elements (a stride of 0 broadcasts).
+/// @throws ContractViolation  dtypes, extents or devices do not match, elements of the target share
+///                            memory, or the views overlap otherwise; nothing was written.
 void copy(AnyView const& from, AnyView const& to);
 
-/// `to = from * factor`, in one pass: f16 and bf16 compute in float, f32 and f64 in themselves;
-/// integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
+/// `to = from * factor`, in one pass. f16 and bf16 are computed in float, f32 and f64 in their own
+/// type. Integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
 /// @throws ContractViolation  as `copy`, or an integer would be scaled; nothing was written.
 void scale_copy(AnyView const& from, double factor, AnyView const& to);
 
-/// `to += from`, in one pass: f16 and bf16 compute in float and round once, integers wrap. Local, on
-/// the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
+/// `to += from`, in one pass. f16 and bf16 are computed in float and rounded once; integers wrap.
+/// Local, on the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
 /// @throws ContractViolation  as `copy`; nothing was written.
 void add(AnyView const& from, AnyView const& to);
 
-/// Sets all elements to zero; an empty view has none. Local, on the host; no allocation. Elements may
-/// share memory.
+/// Sets all elements to zero. Does nothing for an empty view. Local, on the host; no allocation.
+/// Indices may share elements.
 /// @throws ContractViolation  the tensor is not on the host, or is a null pointer.
 void fill_zero(AnyView const& to);
 
-/// The same for views whose elements have a type: views of different elements, targets of const
+/// The same for views with static element types. Views of different elements, targets of const
 /// elements and scaled integers do not compile.
 template <class T, class U>
 void copy(StridedView<T> const& from, StridedView<U> const& to) {
@@ -1879,18 +1887,19 @@ void fill_zero(StridedView<T> const& to) {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-// What follows is written for vectorisers: no branches, comparisons of signed numbers only (SSE2 has
-// no others), and always inlined, so that it is compiled for the instruction set of its caller.
+// The functions below are written for vectorisers: they have no branches and compare only signed
+// numbers (SSE2 has no other comparison). They are always inlined, so that they are compiled for
+// their caller's instruction set.
 
-/// `yes` where the condition holds, else `no`, without a branch that a compiler could sink work into.
+/// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
 [[gnu::always_inline]] constexpr std::uint32_t
 select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
     std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
     return (yes & mask) | (no & ~mask);
 }
 
-/// Conversions between a 16-bit format, in the low half of a word, and float. The same bits as
-/// BFloat16 and Half give.
+/// Converts between float and a 16-bit format in the low half of a word. The bits are the same as
+/// those of BFloat16 and Half.
 template <class T>
 struct Conversion;
 
@@ -1915,7 +1924,7 @@ struct Conversion<Half> {
         // Zero and subnormals: the mantissa times 2^-24, exactly.
         auto const subnormal =
             std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
-        // Others: the exponent rebiased from 15 to 127; that of infinity and NaN becomes 255.
+        // Others: the exponent is rebiased from 15 to 127; that of infinity and NaN becomes 255.
         std::uint32_t const other =
             shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
         return std::bit_cast<float>(
@@ -1941,7 +1950,7 @@ struct Conversion<Half> {
 template <class T>
 concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
 
-/// The unsigned integer of a size: integers are added in it, because it wraps.
+/// The unsigned integer of a size. Integers are added in it, because it wraps.
 template <std::size_t Bytes>
 struct unsigned_of_size;
 template <>
@@ -1963,7 +1972,7 @@ struct unsigned_of_size<8> {
 template <std::size_t Bytes>
 using bits_of_size = typename unsigned_of_size<Bytes>::type;
 
-/// A word whose halves are what an operation computes of the halves of two words.
+/// Applies an operation to the halves of two words, and returns a word of the two results.
 template <class T, class Operation>
 [[gnu::always_inline]] inline std::uint32_t
 each_half(Operation const& operation, std::uint32_t source, std::uint32_t target) noexcept {
@@ -1975,10 +1984,10 @@ each_half(Operation const& operation, std::uint32_t source, std::uint32_t target
     return C::narrow(low) | (C::narrow(high) << 16);
 }
 
-// An operation on elements: `Element` is what is in memory, `Word` what is computed at once, one
-// element or two of 16 bits (a single one is then in the low half). It is called with a word of the
-// source and the word of the target that it replaces. `compute` does the same to numbers of 16 bits that
-// were widened, one or a register full.
+// An operation on elements. `Element` is the type in memory. `Word` is the type of one computation:
+// one element, or two of 16 bits (a single one is then in the low half). The call takes a word of
+// the source and the word of the target that it replaces. `compute` does the same to widened 16-bit
+// numbers, to one or to a register full.
 
 /// target = source * factor
 template <class T>
@@ -2034,7 +2043,7 @@ struct Add<T> {
     }
 };
 
-/// target = source, of which only the bits matter.
+/// target = source; only the bits matter.
 template <class Bits>
 struct Assign {
     using Element = Bits;
@@ -2059,7 +2068,7 @@ struct Assign {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Rows of elements at even distances, in bytes.
+/// Rows of elements at equal distances, in bytes.
 template <class Byte>
 struct Rows {
     Byte* data;
@@ -2067,7 +2076,7 @@ struct Rows {
     std::size_t next = 0; ///< from row to row
 };
 
-/// Memory is read and written as bytes: the types of elements never alias, whatever an engine's are.
+/// Memory is read and written as bytes, so no engine's element type can alias.
 template <class T>
 [[gnu::always_inline]] inline T load(std::byte const* from) noexcept {
     T value;
@@ -2079,8 +2088,8 @@ template <class T>
     std::memcpy(to, &value, sizeof(T));
 }
 
-/// Writes a register past the caches, to a place that is a multiple of 16 bytes, where the processor
-/// can. Other threads see what was written after `finish_streams()`.
+/// Writes a register past the caches, to a multiple of 16 bytes, if the processor can. Other
+/// threads see the data after `finish_streams()`.
 using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
 template <class Register>
 [[gnu::always_inline]] inline void stream(std::byte* to, Register const& value) noexcept {
@@ -2110,7 +2119,7 @@ words(Operation const& operation, std::byte const* from, std::byte* to, std::siz
     }
 }
 
-/// The same, told that the rows do not overlap: else a compiler has to check it each time.
+/// The same for rows that do not overlap, so that the compiler need not check it.
 template <class Operation>
 [[gnu::always_inline]] inline void words_apart(
     Operation const& operation,
@@ -2125,8 +2134,8 @@ void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std:
     std::memcpy(to, from, count * sizeof(Bits));
 }
 
-/// One row from element `done` on, compiled for whatever instruction set its caller is for. The rows
-/// are the same or do not overlap.
+/// One row from element `done` on, compiled for the caller's instruction set. The rows are the same
+/// or do not overlap.
 template <class Operation>
 [[gnu::always_inline]] inline void apply(
     Operation const operation,
@@ -2175,8 +2184,8 @@ template <class Operation>
     requires std::same_as<typename Operation::Number, Half>
 inline constexpr bool is_of_halves<Operation> = true;
 
-/// Applies an operation to as many numbers of f16 in each row as fill registers, which the processor
-/// converts. Returns how many these are.
+/// Applies an operation to the f16 numbers in each row that fill whole registers, which the
+/// processor converts. Returns their number.
 template <class Operation>
 JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
     Operation const& operation,
@@ -2207,8 +2216,8 @@ JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
     return 0;
 }
 
-// The same loop for each instruction set. What converts by instructions of AVX2 comes before it, because
-// only a function for AVX2 can have that inlined.
+// The same loop for each instruction set. AVX2 conversions run before it, because only a function
+// for AVX2 can inline them.
 template <class Operation>
 JOINABLE_LOOP void apply_baseline(
     Operation const& operation,
@@ -2268,14 +2277,16 @@ auto rows_function(InstructionSet set = instruction_set()) noexcept {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Registers, of bytes as Bytes16: compilers find the instruction for larger elements in what moves together.
+/// A register as bytes, like Bytes16. Compilers find the instruction for larger elements by the
+/// bytes that move together.
 using Bytes32 [[gnu::vector_size(32)]] = unsigned char;
 using Bytes64 [[gnu::vector_size(64)]] = unsigned char;
 using Words16 [[gnu::vector_size(16)]] = std::uint64_t;
 using Words32 [[gnu::vector_size(32)]] = std::uint64_t;
 
-/// Which byte of two registers, one behind the other, is byte i when elements of `size` bytes of their
-/// low or high halves are interleaved. A wider register is several of 16 bytes side by side.
+/// Interleaves elements of `size` bytes from the low or high halves of two registers. Returns which
+/// byte of the two, one after the other, becomes byte i. A wider register is several registers of
+/// 16 bytes side by side.
 template <std::size_t width, std::size_t size, bool high>
 constexpr int interleaved(std::size_t i) noexcept {
     std::size_t const element = i % 16 / size;
@@ -2326,7 +2337,7 @@ interleave(Bytes64 const& a, Bytes64 const& b, Bytes64& result) noexcept {
     // clang-format on
 }
 
-/// Reads 16 bytes at each of as many places as fill a register, `step` bytes from one to the next.
+/// Fills a register with 16 bytes from each of several places, which are `step` bytes apart.
 [[gnu::always_inline]] inline void
 load_pieces(std::byte const* from, std::size_t, Bytes16& result) noexcept {
     result = load<Bytes16>(from);
@@ -2348,9 +2359,9 @@ load_pieces(std::byte const* from, std::size_t step, Bytes64& result) noexcept {
     ));
 }
 
-/// Transposes squares of as many rows as 16 bytes have elements, of which those below the first become
-/// its neighbours, as many as fill a register: interleaving the first half of the rows with the second
-/// half, log2(rows) times, is a perfect shuffle of all index bits.
+/// Transposes squares. Each has as many rows as 16 bytes have elements. The squares below the first
+/// one become its neighbours, as many as fill a register. Interleaving the first half of the rows
+/// with the second half, log2(rows) times, is a perfect shuffle of all index bits.
 template <class Bits, class Register, bool streams>
 [[gnu::always_inline]] inline void transpose_squares(
     std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step
@@ -2375,7 +2386,7 @@ template <class Bits, class Register, bool streams>
     }
     JOINABLE_UNROLL
     for (std::size_t i = 0; i < n; ++i) {
-        Register const row = rows[i]; // not by its address: it must stay in a register
+        Register const row = rows[i]; // no reference: it must stay in a register
         if constexpr (streams) {
             stream(to, row);
         } else {
@@ -2386,8 +2397,8 @@ template <class Bits, class Register, bool streams>
     }
 }
 
-/// A plane of which element (i, k) is read at `from + i * row_step + k * column_step` bytes and written
-/// to `to + k * to_step + i * sizeof(Bits)`.
+/// A plane: element (i, k) is read at `from + i * row_step + k * column_step` bytes and written to
+/// `to + k * to_step + i * sizeof(Bits)`.
 struct Plane {
     std::byte const* from;
     std::size_t row_step;
@@ -2398,8 +2409,8 @@ struct Plane {
     std::size_t to_step;
 };
 
-/// Asks for the memory of a plane that will be read soon. Inlined, because GCC drops calls of a function
-/// that does nothing else.
+/// Prefetches the memory of a plane that will be read soon. Inlined, because GCC drops calls of a
+/// function that does nothing else.
 [[gnu::always_inline]] inline void prefetch(Plane const& plane) noexcept {
     for (std::size_t i = 0; i < plane.rows; ++i) {
         for (std::size_t at = 0; at < plane.columns * plane.column_step; at += 64) {
@@ -2408,7 +2419,8 @@ struct Plane {
     }
 }
 
-/// Transposes what squares cover of the rows from `done` on. Returns how many rows are done then.
+/// Transposes the rows from `done` on that whole squares cover. Returns the number of rows done so
+/// far.
 template <class Bits, class Register, bool streams = false>
 [[gnu::always_inline]] inline std::size_t transpose_rows(Plane const plane, std::size_t done) {
     constexpr std::size_t n = 16 / sizeof(Bits);
@@ -2426,7 +2438,7 @@ template <class Bits, class Register, bool streams = false>
     return done;
 }
 
-/// Transposes a plane, by the widest registers first.
+/// Transposes a plane, with the widest registers first.
 template <class Bits, class Register, bool streams = false>
 [[gnu::always_inline]] inline void transpose_plane(Plane const plane) {
     std::size_t even_rows = 0;
@@ -2447,7 +2459,7 @@ template <class Bits, class Register, bool streams = false>
     }
 }
 
-// The same for each instruction set.
+// The same loop for each instruction set.
 template <class Bits>
 JOINABLE_LOOP void transpose_baseline(Plane plane) {
     transpose_plane<Bits, Bytes16>(plane);
@@ -2465,7 +2477,7 @@ JOINABLE_LOOP_AVX512 void transpose_avx512(Plane plane) {
     }
 }
 
-/// The function that transposes on this processor, through the caches.
+/// The function that transposes on this processor through the caches.
 template <class Bits>
 auto transpose_function(InstructionSet set = instruction_set()) noexcept {
     switch (set) {
@@ -2494,9 +2506,9 @@ auto transpose_function(InstructionSet set = instruction_set()) noexcept {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The order in which the elements of two views of the same extents are visited: the target's
-/// smallest step innermost, since writes cost more than reads; dimensions of extent 1 dropped;
-/// neighbours merged where both views step through them evenly. Steps are in bytes.
+/// The order in which to visit the elements of two views of the same extents. The target's smallest
+/// step is innermost, since writes cost more than reads. Dimensions of extent 1 are dropped, and
+/// neighbours are merged if both views step through them evenly. Steps are in bytes.
 class Loops {
 public:
     Loops(Shape const& extents, Shape const& from, Shape const& to, std::size_t element_bytes) {
@@ -2545,8 +2557,8 @@ public:
     /// The innermost loop: a row.
     [[nodiscard]] Level const& inner() const noexcept { return levels_[rank_ - 1]; }
 
-    /// Whether the source is read across its rows: then the two innermost loops go by tiles, and
-    /// `across()` is the one whose steps are small in the source.
+    /// Whether the source is read across its rows. The two innermost loops then run over tiles, and
+    /// `across()` is the loop with small steps in the source.
     [[nodiscard]] bool has_tiles() const noexcept { return has_tiles_; }
     [[nodiscard]] Level const& across() const noexcept { return levels_[rank_ - 2]; }
 
@@ -2595,31 +2607,31 @@ private:
     bool has_tiles_ = false;
 };
 
-/// How a plane is transposed: by tiles of so many columns and rows.
+/// How a plane is transposed: in tiles of this many columns and rows.
 template <class Bits>
 struct Tiling {
     void (*transpose)(Plane);
     std::size_t columns;
     std::size_t rows;
-    bool is_direct;   ///< to the target, else into a buffer
-    bool is_in_cache; ///< in the second level
+    bool is_direct;   ///< writes to the target, else into a buffer
+    bool is_in_cache; ///< fits in the second-level cache
 };
 
-/// Elements of a buffered tile in each direction, so many that the processor fetches its rows ahead, on
-/// both sides. In cache half of it is enough, which stays in the first level.
+/// The length of a buffered tile's sides, in elements. At this length the processor prefetches rows
+/// on both sides. In cache, half of it is enough and stays in the first level.
 template <class Bits>
 inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof(Bits);
 
-/// The tiling of `plane` for a processor. Elements that only move, from a dense source to a dense
-/// target, go there directly if it stays in cache and its rows do not evict each other, or if it would
-/// not stay in any (memcpy writes past the caches then, too).
+/// The tiling of `plane` for a processor. If elements are only moved, from a dense source to a
+/// dense target, they go there directly in two cases: the plane fits in cache and its rows do not
+/// evict each other, or it fits in no cache (memcpy then writes past the caches, too).
 template <class Bits>
 Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
     auto* const transpose = transpose_function<Bits>(set);
     bool const is_wide = set == InstructionSet::avx512;
     std::size_t const bytes = plane.rows * plane.columns * sizeof(Bits);
     bool const is_in_cache = bytes <= std::size_t{1} << 20U;
-    // Lines of so many rows of the target stay in a first-level cache of 8 ways of 4 KiB.
+    // This many rows of the target keep their lines in a first-level cache of 8 ways of 4 KiB.
     std::size_t const power = std::size_t{1} << std::countr_zero(plane.to_step | 4096U);
     std::size_t const run = (std::min)((is_wide ? 128 : 64) / sizeof(Bits), 8 * 4096 / power);
     if (is_dense && is_in_cache && run * sizeof(Bits) >= 64) {
@@ -2633,8 +2645,9 @@ Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) no
     return {transpose, size, size, false, is_in_cache};
 }
 
-/// Applies `rows_function(from, to, count, rows)` to a plane whose source is read across: tiles are first
-/// transposed into a buffer, or just to the target, so that a cache line of either is touched once.
+/// Applies `rows_function(from, to, count, rows)` to a plane whose source is read across. Tiles are
+/// first transposed, into a buffer or directly to the target, so that each cache line is touched
+/// once.
 template <class Bits, bool only_moves, class RowsFunction>
 void for_each_tile(
     Loops::Level const& across,
@@ -2665,7 +2678,7 @@ void for_each_tile(
             }
             tiling.transpose(tile);
             if (!tiling.is_in_cache && i + tiling.rows < plane.rows) {
-                prefetch(tile_at(i + tiling.rows, k)); // no processor foresees a step of rows
+                prefetch(tile_at(i + tiling.rows, k)); // no processor predicts a step of rows
             }
             if (!tiling.is_direct) {
                 Rows<std::byte const> const source{tile.to, sizeof(Bits), tile.to_step};
@@ -2675,7 +2688,8 @@ void for_each_tile(
     }
 }
 
-/// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two views.
+/// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two
+/// views.
 template <class Bits, bool only_moves = false, class RowsFunction>
 void for_all_rows(
     Loops& loops, std::byte const* from, std::byte* to, RowsFunction const& rows_function
@@ -2770,7 +2784,7 @@ JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, 
     }
 }
 
-/// Applies an operation to each element of `to`, with the element of `from` at the same index.
+/// Applies an operation to each element of `to` and the element of `from` at the same index.
 template <class Operation>
 void for_each_element(Operation const& operation, AnyView const& from, AnyView const& to) {
     if (to.numel() == 0) {
@@ -2870,8 +2884,8 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
-/// be empty (a pointer, an optional view).
+/// A result of `parameter_traits` for a value or a gradient: it can be dereferenced and may be
+/// empty (a pointer, an optional view).
 template <class P>
 concept pointer_like_to_tensor = requires(P&& pointer) {
     static_cast<bool>(pointer);
@@ -2887,7 +2901,7 @@ constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
     return gradient ? std::addressof(*gradient) : nullptr;
 }
 
-/// The base of `parameter_traits` where nobody specialised it.
+/// The base of a `parameter_traits` that is not specialised.
 struct DefaultParameterTraits {};
 
 template <class P>
@@ -2917,7 +2931,10 @@ concept has_value_and_grad_members = requires(P& p) {
 ///
 /// The default serves every class with members `value` and `grad` (which may be a std::optional)
 /// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
-/// A class `Parameter` of the global namespace is written with `::` before it in a specialisation.
+///
+/// The default serves every class with members `value` and `grad` that are writable tensors; `grad`
+/// may be a std::optional. It uses the members `requires_grad` and `name` if there are any. In a
+/// specialisation, write `::` before a class `Parameter` of the global namespace.
 template <class P>
 struct parameter_traits : detail::DefaultParameterTraits {
     static constexpr auto value(P& p) noexcept
@@ -2992,7 +3009,7 @@ concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_han
 /// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty      |
 /// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none  |
 ///
-/// Not checkable, still required: value and gradient have the same extents and dtype.
+/// Required, but not checkable: value and gradient have the same extents and dtype.
 template <class P>
 concept Parameter = detail::has_value<P> && detail::has_grad<P>;
 
@@ -3001,7 +3018,7 @@ namespace detail {
 template <class T>
 inline constexpr bool is_raw_pointer = std::is_pointer_v<std::remove_reference_t<T>>;
 
-/// Says what the member `value` or `grad` lacks, `Member` as a reference to it.
+/// Explains why the member `value` or `grad` is unusable. `Member` is a reference to it.
 template <class Member>
 consteval bool models_parameter_member() {
     if constexpr (is_raw_pointer<Member>) {
@@ -3016,7 +3033,7 @@ consteval bool models_parameter_member() {
     }
 }
 
-/// Says what `parameter_traits::value` or `grad` returns wrongly.
+/// Explains why the result of `parameter_traits::value` or `grad` is unusable.
 template <class Returned>
 consteval bool models_parameter_pointer() {
     constexpr bool is_pointer_like = requires(Returned pointer) {
@@ -3036,7 +3053,8 @@ consteval bool models_parameter_pointer() {
 
 } // namespace detail
 
-/// Says in one sentence what a class lacks to be a Parameter: `static_assert(models_parameter<My>());`.
+/// Explains in one sentence why a class is not a Parameter:
+/// `static_assert(models_parameter<My>());`.
 template <class P>
 consteval bool models_parameter() {
     using Traits = detail::parameter_traits_of<P>;
@@ -3083,11 +3101,12 @@ consteval bool models_parameter() {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Handles on objects whose types were forgotten. An index is a position in the list.
+/// A list of type-erased handles. An index is a position in the list.
 ///
-/// `Handle` says what it is made of: `Handle::takes<T>`, of a `T&` and perhaps an owner;
-/// `Handle::shares_storage<T>`, whether a copy of a `T` is as good as the object itself;
-/// `Handle::of_null(i)`, what stands for a null pointer at position `i`, if that does not throw.
+/// `Handle` has these members:
+/// - `Handle::takes<T>`: whether it can be made from a `T&` and perhaps an owner.
+/// - `Handle::shares_storage<T>`: whether a copy of a `T` is as good as the object itself.
+/// - `Handle::of_null(i)`: the handle for a null pointer at position `i`, unless it throws.
 template <class Handle>
 class HandleList {
 public:
@@ -3117,13 +3136,13 @@ template <class Range, class Handle>
 concept range_of_taken =
     Handle::template takes<item_of<Range>> || pointer_to_taken<item_of<Range>, Handle>;
 
-/// Whether `append` can make handles of what is in the range, or of the one object that stands there
-/// for a range.
+/// Whether `append` can make handles for the items of the range, or for a single object in place of
+/// a range.
 template <class Range, class Handle>
 concept has_items_for = list_of<Range, Handle> || range_of_taken<Range, Handle> ||
                         Handle::template takes<std::remove_reference_t<Range>>;
 
-/// Appends a handle on `object`, or on a copy of it where the object does not stay.
+/// Appends a handle to `object`, or to a copy of it if the object is temporary.
 template <bool Stays, class Handle, class T>
 void append_object(HandleList<Handle>& list, T& object) {
     constexpr bool is_shared = Handle::template shares_storage<T>;
@@ -3135,15 +3154,15 @@ void append_object(HandleList<Handle>& list, T& object) {
     if constexpr (Stays) {
         list.push_back(Handle{object});
     } else if constexpr (is_shared) {
-        // Copied, not moved: a temporary view may show handles that somebody owns.
+        // Copied, not moved: a temporary view may refer to handles that another object owns.
         auto owned = std::make_shared<std::remove_const_t<T>>(object);
         list.push_back(Handle{*owned, owned});
     }
 }
 
-/// Appends handles on the objects in a range. It keeps the addresses of objects in a named range, copies
-/// of pointers and smart pointers, and copies of handles in a temporary range. A list is spliced in. One
-/// object is taken as a range of one.
+/// Appends handles to the objects in a range. For a named range it keeps the addresses of objects
+/// and copies of pointers and smart pointers. It copies the handles in a temporary range. The items
+/// of a list are appended one by one. A single object counts as a range of one.
 template <class Handle, class Range>
 void append(HandleList<Handle>& list, Range&& range) {
     if constexpr (list_of<Range, Handle>) {
@@ -3186,11 +3205,11 @@ void append(HandleList<Handle>& list, Range&& range) {
 
 namespace joinable { inline namespace v0 {
 
-/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
-/// the parameter unless it was made from an owning pointer or a handle type.
+/// A type-erased handle to one parameter of an engine. Cheap to copy. It does not own the parameter
+/// unless it was made from an owning pointer or a handle type.
 class AnyParameter {
 public:
-    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
+    /// A handle to the parameter `object`. `owner` keeps it alive, if needed.
     template <Parameter P>
     explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
         : object_{const_cast<std::remove_const_t<P>*>(std::addressof(object))},
@@ -3203,7 +3222,7 @@ public:
     }
 
     [[nodiscard]] AnyView value() const { return functions_->value(object_); }
-    /// Empty where the parameter has no gradient now.
+    /// Empty if the parameter has no gradient now.
     [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
     [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
     /// Makes `view` the gradient.
@@ -3215,18 +3234,18 @@ public:
         }
         functions_->set_grad(object_, view);
     }
-    /// Frees the gradient, where the parameter's traits can.
+    /// Frees the gradient, if the parameter's traits can.
     void release_grad() const {
         if (functions_->release_grad != nullptr) {
             functions_->release_grad(object_);
         }
     }
     [[nodiscard]] bool can_set_value() const noexcept { return functions_->set_value != nullptr; }
-    /// Makes `view` the value, and frees it or forgets it. Where can_set_value().
+    /// Makes `view` the value; release_value() frees or forgets it. Both need can_set_value().
     void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
     void release_value() const { functions_->release_value(object_); }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
-    /// Empty where the parameter has no name.
+    /// Empty if the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
 
     template <class P>
@@ -3241,9 +3260,9 @@ private:
     struct Functions {
         AnyView (*value)(void*);
         AnyView (*grad)(void*);
-        void (*set_grad)(void*, AnyView const&);  ///< null: there is none
-        void (*release_grad)(void*);              ///< or null
-        void (*set_value)(void*, AnyView const&); ///< null, as the next one: there is none
+        void (*set_grad)(void*, AnyView const&);  ///< null: not supported
+        void (*release_grad)(void*);              ///< null: not supported
+        void (*set_value)(void*, AnyView const&); ///< null, like the next one: not supported
         void (*release_value)(void*);
         bool (*requires_grad)(void*);
         std::string_view (*name)(void*);
@@ -3305,12 +3324,12 @@ private:
     std::shared_ptr<void> owner_;
 };
 
-/// The parameters of a model, of whatever types. An index is a position in the list.
+/// The parameters of a model, of any types. An index is a position in the list.
 class ParameterList : public detail::HandleList<AnyParameter> {};
 
 namespace detail {
 
-/// Says what the items of a range lack that parameters() refuses.
+/// Explains which items of a range parameters() refuses, and why.
 template <class Range>
 consteval bool says_what_parameters_lack() {
     if constexpr (has_items_for<Range, AnyParameter>) {
@@ -3326,11 +3345,11 @@ consteval bool says_what_parameters_lack() {
 
 } // namespace detail
 
-/// Joins ranges of parameters of different types into one list, in order. The list keeps the addresses
-/// of objects in a named range, and copies of pointers and smart pointers (shared ones share
+/// Joins ranges of parameters of different types into one list, in order. For a named range, the
+/// list keeps the addresses of objects and copies of pointers and smart pointers (shared ones share
 /// ownership). A temporary range must hold pointers or handles (parameter_traits::is_handle), which
-/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
-/// ParameterList is spliced in. Local.
+/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. The
+/// items of a ParameterList are appended one by one. Local.
 /// @throws ContractViolation  a pointer is null.
 template <class... Ranges>
 [[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
@@ -3343,7 +3362,7 @@ template <class... Ranges>
 
 namespace detail {
 
-/// How error texts call a parameter.
+/// How error texts name a parameter.
 inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
     auto const name = parameters[i].name();
     return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
@@ -3381,12 +3400,12 @@ check_gradient(ParameterList const& parameters, std::size_t i, AnyView const& gr
 
 namespace joinable { inline namespace v0 {
 
-/// A handle on one tensor of an engine whose type was forgotten: unlike a view it follows the
-/// tensor when the engine gives it other memory. Cheap to copy; does not own the tensor unless it
-/// was made from an owning pointer or a view type.
+/// A type-erased handle to one tensor of an engine. Unlike a view, it follows the tensor when the
+/// engine gives it other memory. Cheap to copy. It does not own the tensor unless it was made from
+/// an owning pointer or a view type.
 class AnyTensor {
 public:
-    /// The tensor that `object` is; `owner` keeps it alive where that is needed.
+    /// A handle to the tensor `object`. `owner` keeps it alive, if needed.
     template <class T>
         requires WritableTensor<T&>
     explicit AnyTensor(T& object, std::shared_ptr<void> owner = {})
@@ -3399,10 +3418,11 @@ public:
 
     template <class T>
     static constexpr bool takes = WritableTensor<T&>;
-    /// What can be written though it is const is a view, or a handle on shared storage.
+    /// A const object that can be written is a view, or a handle to shared storage.
     template <class T>
     static constexpr bool shares_storage = WritableTensor<T const&>;
-    /// Refused when the list is used: its user can tell the other ranks.
+    /// The list reports a null pointer when it is used, because its user can then tell the other
+    /// ranks.
     static AnyTensor of_null(std::size_t) { return {}; }
 
 private:
@@ -3413,24 +3433,25 @@ private:
     std::shared_ptr<void> owner_;
 };
 
-/// Tensors of whatever types. An index is a position in the list.
+/// Tensors of any types. An index is a position in the list.
 class TensorList : public detail::HandleList<AnyTensor> {};
 
-/// Tensors that may move to other memory, but keep their dtypes, extents and devices: a plan is
-/// made of them once, and asks each time where they are.
+/// Tensors that may move to other memory, but keep their dtypes, extents and devices. A plan of
+/// them is made once and asks each time for their addresses.
 class FixedTensors {
 public:
-    /// Local. `what` is how errors call one of them.
-    /// @throws ContractViolation  a tensor is missing, has no memory (null pointers) or is not on
-    ///         `device`.
+    /// Local. Errors call each tensor `what`.
+    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer) or is not on
+    ///                            `device`.
     FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {});
 
-    /// Where the tensors are now. Local; valid until the next call; no allocation.
-    /// @throws ContractViolation  one has other extents, another dtype or device than it had, or no
-    ///         memory.
+    /// Views of the tensors at their current addresses. Local; valid until the next call; does not
+    /// allocate.
+    /// @throws ContractViolation  the extents, dtype or device of a tensor have changed, or it has
+    ///                            no memory.
     std::vector<AnyView> const& views();
 
-    /// Appends those of another object. Local.
+    /// Appends the tensors of another object. Local.
     void append(FixedTensors const& more);
 
 private:
@@ -3471,9 +3492,10 @@ TensorList tensor_list(Ranges&&... ranges) {
 
 } // namespace detail
 
-/// Joins tensors, and ranges of tensors, of different types into one list, in order. The list keeps the
-/// addresses of named tensors, so it follows a tensor that gets other memory, and copies of pointers. A
-/// temporary must be a view, or a range of pointers or views, which are copied. Local.
+/// Joins tensors, and ranges of tensors, of different types into one list, in order. The list keeps
+/// the addresses of named tensors, so it follows a tensor that moves to other memory. It keeps
+/// copies of pointers. A temporary must be a view, or a range of pointers or views; these are
+/// copied. Local.
 template <class... Ranges>
 [[nodiscard]] BufferList buffers(Ranges&&... ranges) {
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};
@@ -3763,10 +3785,11 @@ namespace detail {
 
 void check_alignment(std::size_t alignment);
 
-/// Where in a page the arenas of a rank begin, in bytes. Elements that are combined have the same place in
-/// the buffers of all ranks. Where all buffers begin at the start of a page, as large blocks of the heap do,
-/// these elements compete for one set of a first-level cache, which has 8 or 12 lines. So the ranks' arenas
-/// begin as far apart as a page allows; from 64 ranks on some share a place.
+/// The offset within a page, in bytes, at which the arenas of a rank begin. Elements that are
+/// combined have the same offset in the buffers of all ranks. If all buffers began at the start of
+/// a page, as large blocks of the heap do, these elements would compete for one set of a
+/// first-level cache, which has 8 or 12 lines. The ranks' arenas therefore begin as far apart as a
+/// page allows. From 64 ranks on, some ranks share an offset.
 [[nodiscard]] constexpr std::size_t page_offset_of(int rank, int size) noexcept {
     constexpr int lines = 64; // of 64 bytes in a page
     int const apart = size < lines ? lines / size : 1;
@@ -3775,24 +3798,24 @@ void check_alignment(std::size_t alignment);
 
 } // namespace detail
 
-/// Zeroed host memory, from the heap or from wherever a communicator has it. Owns it; moves, never
-/// copies. The object that it came from need not live as long.
+/// Owns zeroed host memory, from the heap or from a communicator. Movable, not copyable. It may
+/// outlive the object that made it.
 class Arena {
 public:
     static constexpr std::size_t default_alignment = 64; ///< a cache line
-    /// Takes back `bytes` bytes at `data`. `context` is what the arena was made with.
+    /// Takes back `bytes` bytes at `data`. `context` is the one with which the arena was made.
     using Release = void (*)(void* context, std::byte* data, std::size_t bytes) noexcept;
 
     Arena() = default;
-    /// From the heap. With `page_offset`, a multiple of the alignment, it begins that many bytes
-    /// behind the start of a page of 4096 bytes.
-    /// @throws std::bad_alloc; ContractViolation  alignment is no power of two.
+    /// Allocates from the heap. With `page_offset`, a multiple of the alignment, the arena begins
+    /// that many bytes after the start of a page of 4096 bytes.
+    /// @throws std::bad_alloc; ContractViolation  alignment is not a power of two.
     explicit Arena(
         std::size_t bytes,
         std::size_t alignment = default_alignment,
         std::optional<std::size_t> page_offset = {}
     );
-    /// For communicators. Calls `release` once, if it is given.
+    /// For communicators. Calls `release`, if given, exactly once.
     Arena(std::byte* data, std::size_t bytes, Release release, void* context) noexcept
         : data_{data}, bytes_{bytes}, release_{release}, context_{context} {}
     Arena(Arena&& other) noexcept;
@@ -3803,7 +3826,7 @@ public:
         }
     }
 
-    /// Null if it has no bytes.
+    /// Null if the arena has no bytes.
     [[nodiscard]] std::byte* data() const noexcept { return data_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
@@ -4116,19 +4139,20 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// A range of bytes, and where it is to be.
+/// A range of bytes and its new position.
 struct Section {
     std::size_t from;
     std::size_t to;
     std::size_t bytes;
-    std::size_t position; ///< how many sections are to be before it
+    std::size_t position; ///< how many sections come before it
 };
 
 } // namespace detail
 
-/// Memory of one kind, and who touches it: what keeps buckets where gradients are. Operations run in
-/// the order of submissions, beside the host if they like. Those of one submission do not depend on
-/// each other: none reads or writes what another one writes. One thread at a time per object.
+/// A kind of memory and the operations on it. Buckets use the device of the gradients. Operations
+/// run in the order of submissions, possibly asynchronously. Operations of one submission are
+/// independent: none reads or writes memory that another one writes. One thread at a time may use
+/// an object.
 class Device {
 public:
     Device() = default;
@@ -4136,31 +4160,33 @@ public:
     Device& operator=(Device const&) = delete;
     virtual ~Device() = default;
 
-    /// Which memory.
+    /// The device whose memory this is.
     [[nodiscard]] virtual DeviceId id() const noexcept = 0;
-    /// Zeroed; may outlive the device. `alignment` is a power of two.
+    /// Zeroed memory; may outlive the device. `alignment` is a power of two.
     [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
 
-    // Operations, as the functions of the same names in device/copy.hpp. They may be put off until
-    // submit(): views stay valid until then.
+    // Operations like the functions of the same names in device/copy.hpp. They may be deferred
+    // until submit(), so views must stay valid until then.
     virtual void copy(AnyView const& from, AnyView const& to) = 0;
     virtual void scale_copy(AnyView const& from, double factor, AnyView const& to) = 0;
     virtual void fill_zero(AnyView const& to) = 0;
     /// Whether scale_copy() takes other factors than 1.
     [[nodiscard]] virtual bool can_scale() const noexcept = 0;
 
-    /// What was asked for runs after all that the engine has asked of this memory so far.
+    /// Starts the operations requested so far, after all that the engine has requested of this
+    /// memory.
     virtual void submit() = 0;
-    /// Submits; what the engine asks for from now on runs after it.
+    /// Submits. Later requests of the engine run after these operations.
     virtual void finish() = 0;
 
-    /// Submits, then moves sections inside an arena: see detail::permute_sections.
+    /// Submits, then moves sections within an arena: see detail::permute_sections.
     virtual void permute(Arena const& arena, std::vector<detail::Section>& sections) = 0;
-    /// Zeroed memory of the host from which upload() waits for nothing. It may outlive the device.
+    /// Zeroed host memory from which upload() need not wait. It may outlive the device.
     [[nodiscard]] virtual Arena allocate_staging(std::size_t bytes) = 0;
-    /// From the host, in the order of submissions. `from` stays until a later download() returned.
+    /// Copies from the host, in the order of submissions. `from` must stay valid until a later
+    /// download() has returned.
     virtual void upload(void const* from, void* to, std::size_t bytes) = 0;
-    /// To the host, in the order of submissions; blocks until it is done.
+    /// Copies to the host, in the order of submissions; blocks until it is done.
     virtual void download(void const* from, void* to, std::size_t bytes) = 0;
 };
 
@@ -4170,7 +4196,7 @@ public:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Exchanges two ranges that do not overlap, through the stack.
+/// Exchanges two ranges that do not overlap, through a buffer on the stack.
 void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept;
 
 /// Exchanges two neighbours, `left` and `right` bytes long, by swapping blocks (Gries and Mills,
@@ -4179,22 +4205,23 @@ void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcep
 
 [[nodiscard]] std::size_t bytes_of(Section const* sections, std::size_t count) noexcept;
 
-/// Moves the sections whose position is below `pivot` in front of the others, keeping the order of
-/// both, and their bytes with them. `base` is where the first one is. Returns how many go in front.
+/// Moves the sections with a position below `pivot` before the others, with their bytes. The order
+/// within both groups is kept. `base` is the address of the first section. Returns the number of
+/// sections before the others.
 std::size_t partition_sections(
     std::byte* base, Section* sections, std::size_t count, std::size_t pivot
 ) noexcept;
 
-/// Sorts neighbouring sections by position, and their bytes with them. `first` is the lowest
-/// position; none is missing.
+/// Sorts adjacent sections by position, with their bytes. `first` is the lowest position; the
+/// positions have no gaps.
 void sort_sections(
     std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
 ) noexcept;
 
-/// Moves sections inside one piece of memory, without another. `sections` are in the order of
-/// `from`; gaps between them may be anywhere, and their contents are lost.
-/// Complexity: of the bytes, linear where the order stays, else times the square of the logarithm of
-/// the number of sections at most.
+/// Moves sections within one block of memory, without another block. `sections` are in the order of
+/// `from`. There may be gaps between them, whose contents are lost. Complexity: linear in the bytes
+/// if the order stays the same; else at most that times the square of the logarithm of the number
+/// of sections.
 void permute_sections(std::byte* memory, std::vector<Section>& sections) noexcept;
 
 }}} // namespace joinable::v0::detail
@@ -4297,7 +4324,7 @@ permute_sections(std::byte* memory, std::vector<Section>& sections) noexcept {
 
 namespace joinable { inline namespace v0 {
 
-/// The host's memory: every operation is done when it is asked for.
+/// The host's memory. Every operation is complete when its call returns.
 class HostDevice final : public Device {
 public:
     [[nodiscard]] DeviceId id() const noexcept override { return {}; }
@@ -4326,8 +4353,9 @@ public:
 
 namespace detail {
 
-/// The one device of the host; it has no state. Local to a function, so that a file that includes
-/// this header and uses no device emits neither the object nor the kernels behind its table.
+/// The one host device; it has no state. It is local to a function: a file that includes this
+/// header without using a device then contains neither the object nor the kernels that its table
+/// names.
 [[nodiscard]] inline HostDevice& the_host() noexcept {
     static HostDevice host;
     return host;
@@ -15151,7 +15179,7 @@ void combine_contributions(
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Something by number, or nothing. Refers to the function that was given.
+/// A function from an index to a value, or none. Refers to the given function.
 template <class T>
 class Numbered {
 public:
@@ -15170,16 +15198,16 @@ private:
     void const* function_ = nullptr;
     T (*call_)(void const*, std::size_t) = nullptr;
 };
-/// Addresses of the inputs of all ranks, or of the places where the result is wanted.
+/// The addresses of all ranks' inputs, or of the outputs.
 using Places = Numbered<std::byte*>;
-/// By which the inputs are multiplied before they are added; without any they are not.
+/// The factors by which inputs are multiplied before they are added. May be empty.
 using Factors = Numbered<double>;
 
-/// Combines `count` elements of all inputs in rank order and writes them to every output. Which
-/// rank computes it and how it was cut change no bit. There is at least one input, and one output.
-/// An output may be one of the inputs; otherwise they do not overlap. With factors it is a sum of
-/// floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
-/// multiplied as floats.
+/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
+/// do not depend on which rank computes them or on how the work was divided. There is at least one
+/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
+/// are multiplied as floats.
 void reduce_to(
     DType dtype,
     ReduceOp op,
@@ -15203,9 +15231,8 @@ void reduce_to(
 #include <cstring>
 #include <type_traits>
 
-/// @file
-/// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
-/// instruction set. Rows do not overlap.
+/// @file Converts rows of 16-bit numbers to float and back, with the same bits as Half and
+/// BFloat16. Compiled for each instruction set. Rows do not overlap.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -15251,7 +15278,8 @@ template <class C>
         C::one(from + i * C::from_bytes, to + i * C::to_bytes);
     }
 }
-/// By the processor's instruction, where it has one. Returns how many it was applied to.
+/// Converts with the processor's instruction, if there is one. Returns the number of converted
+/// elements.
 template <class C>
 JOINABLE_INLINE_AVX2 std::size_t
 convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
@@ -15306,9 +15334,9 @@ auto* conversion_function(InstructionSet set) noexcept {
 #include <cstring>
 #include <type_traits>
 
-/// @file
-/// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
-/// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
+/// @file Elements in registers, and the operations of a reduction on them. Registers are compiler
+/// vector types, and the functions are always inlined. The same source thus compiles for each
+/// instruction set, at any optimisation level.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -15329,7 +15357,7 @@ struct Lanes {
     [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
         operation(numbers, next.numbers);
     }
-    /// The product is rounded, whatever it is added to: the same bits on every processor.
+    /// Rounds the product before it is added, so that all processors give the same bits.
     [[gnu::always_inline]] void scale(T factor) noexcept {
         if constexpr (width == sizeof(T)) {
             T product;
@@ -15341,8 +15369,9 @@ struct Lanes {
     }
 };
 
-/// Registers that are computed together, half of those that a processor has: many loads are on their way
-/// before something is written. Four take 1.2 times as long in the second-level cache, as do twelve.
+/// Registers that are computed together. They are half of a processor's registers, so that many
+/// loads are in flight before something is written. Four take 1.2 times as long in the second-level
+/// cache, as do twelve.
 template <class L>
 struct EightLanes {
     static constexpr std::size_t number = 8;
@@ -15378,11 +15407,11 @@ struct EightLanes {
     }
 };
 
-// An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
-// that gives the same bits as T: the fewer there are, the less is to compile.
+// An operation on registers: `a`, of the lower ranks, becomes the result of `a` and `b`.
+// `Number<T>` is a type that gives the same bits as T. Fewer types mean less to compile.
 
-/// Integers are added and multiplied unsigned, because they wrap around: overflow of signed ones is
-/// undefined, and the reduced value of a rank's data must not be.
+/// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
+/// undefined, and reducing any rank's data must be defined.
 template <class T>
 struct without_sign {
     using type = T;
@@ -15400,7 +15429,7 @@ struct Plus {
         a = a + b;
     }
 };
-/// Adds what each rank has times a factor of its own. Of floating-point numbers alone.
+/// Adds each rank's value times that rank's factor. Floating-point numbers only.
 struct PlusScaled : Plus {
     template <class T>
     using Number = std::conditional_t<std::floating_point<T>, T, float>;
@@ -15413,7 +15442,7 @@ struct Times {
         a = a * b;
     }
 };
-/// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
+/// Keeps a NaN of the lowest rank and ignores a NaN of another rank, as `std::min` does.
 struct Lesser {
     template <class T>
     using Number = T;
@@ -15463,15 +15492,15 @@ struct BitOr {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
-/// one of the inputs; otherwise they do not overlap.
+/// One pass of a reduction. It reads every input once, in order, and writes every output. An output
+/// may be one of the inputs; otherwise they do not overlap.
 struct ReductionPass {
     std::span<std::byte const* const> inputs;
     std::span<std::byte* const> outputs;
     std::size_t bytes;
-    double const* factors = nullptr; ///< of the inputs, for PlusScaled
+    double const* factors = nullptr; ///< for each input, for PlusScaled
 
-    static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
+    static constexpr std::size_t most = 16; ///< of inputs, of outputs: more would overload a cache
 };
 
 template <class T, class Operation, class L>
@@ -15483,8 +15512,8 @@ load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t a
     }
 }
 
-/// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
-/// before something is written. Returns where it ends.
+/// Reduces from byte `at` of every input as long as there are whole lanes. It reads all inputs of a
+/// lane before it writes. Returns the byte at which it stopped.
 template <class T, class L, class Operation>
 [[gnu::always_inline]] inline std::size_t
 reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
@@ -15514,8 +15543,8 @@ reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
     reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
 }
 
-// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what
-// numbers of 16 bits are widened to: it pays in cache, and each function has to be compiled.
+// The same loop for each instruction set. AVX-512 is only for float, the type of gradients and of
+// widened 16-bit numbers: it helps in cache, and every further function takes time to compile.
 template <class T, class Operation>
 JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
     reduce_bytes<T, 16>(Operation{}, pass);
@@ -15530,7 +15559,7 @@ JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
     reduce_bytes<float, 64>(Operation{}, pass);
 }
 
-/// What a reduction computes in: numbers of 16 bits are widened before.
+/// The type in which a reduction computes: 16-bit numbers are widened first.
 template <class T>
 using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
 
@@ -15550,8 +15579,8 @@ RunPass pass_function(DType dtype, InstructionSet set) {
     });
 }
 
-/// The function that runs passes on this processor, over numbers that are computed in as they are
-/// stored.
+/// The function that runs passes on this processor, over numbers that are computed in their stored
+/// type.
 inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
     switch (op) {
     case ReduceOp::sum: return pass_function<Plus>(dtype, set);
@@ -15569,9 +15598,9 @@ inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, Instructi
     return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
 }
 
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache:
-/// where there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate
-/// in float and are rounded once.
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache. It
+/// is for more inputs or outputs than one pass takes, and for 16-bit numbers, which accumulate in
+/// float and are rounded once.
 class TiledReduction {
 public:
     TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
@@ -15605,9 +15634,9 @@ public:
 
 private:
     static constexpr std::size_t tile_bytes = 2048;
-    using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
+    using Tile = std::array<std::byte, 2 * tile_bytes>; // room for widened numbers
 
-    /// The unrounded result, in the first tile.
+    /// Returns the unrounded result, in the first tile.
     std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
         bool const widens = widen_ != nullptr;
         std::byte* const sum = tiles_[0].data();
@@ -18600,9 +18629,9 @@ public:
     /// Meets the other ranks of the job. Each rank calls this in its own process or thread, as the
     /// same user of the same machine. Returns when all have arrived. Until then the job has a file
     /// in /dev/shm; afterwards killing any process leaves nothing there. A rank takes about 14 KiB
-    /// of /dev/shm at the start and more on use: 2 KiB for each message up to that size in flight, a table
-    /// for each collective with counts in flight, and the space for its buffers. A rank for which
-    /// there is no space throws CommunicationError, and the others throw PeerFailed. The same
+    /// of /dev/shm at the start and more on use: 2 KiB for each message of up to 2 KiB in flight, a
+    /// table for each collective with counts in flight, and the space for its buffers. A rank for
+    /// which there is no space throws CommunicationError, and the others throw PeerFailed. The same
     /// happens at once if there is none for rank 0 at the start.
     /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
@@ -21019,13 +21048,14 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// One parameter of `flat_parameters`. Its gradient cannot be moved: the engine's kernels know where it is.
+/// One parameter of `flat_parameters`. Its gradient cannot be moved, because the engine's kernels
+/// write to its address.
 struct FlatParameter {
     AnyView value;
     AnyView grad;
 };
 
-/// The elements of contiguous memory that stays when `range` itself does not.
+/// The elements of contiguous memory that outlives the object `range`.
 template <class Range>
 [[nodiscard]] auto flat_elements(Range&& range) {
     constexpr bool is_contiguous = requires { std::span{range}; };
@@ -21052,20 +21082,21 @@ template <class Range>
 
 } // namespace detail
 
-/// The parameters of an engine that keeps all values in one memory and all gradients in another:
-/// parameter i has `sizes[i]` elements in both, behind those of parameter i - 1. What lies behind the
-/// last one is not trained. Local.
+/// The parameters of an engine that keeps all values in one block of memory and all gradients in
+/// another. Parameter i has `sizes[i]` elements in both, directly after those of parameter i - 1.
+/// Elements after the last parameter are not trained. Local.
 ///
-/// `values` and `gradients` are contiguous ranges of one element type, and stay where they are as long
-/// as the list or a copy of it is used: the parameters are views, and own nothing. `sizes` is read here only.
+/// `values` and `gradients` are contiguous ranges of one element type. Their memory must stay in
+/// place while the list or a copy of it is used, because the parameters are views and own nothing.
+/// `sizes` is only read during the call.
 ///
-/// Such gradients cannot lie in buckets (`gradient_as_bucket_view`): kernels write them to places of
-/// their own. Each is copied into its bucket when it is ready, and the average back. So a
-/// backward pass still hides the reductions; tests/benchmarks/README.md has what the copies cost. An
-/// engine that finds each gradient through a pointer of its own, which it lets others set, specialises
-/// `parameter_traits` with `set_grad` instead.
-/// @throws ContractViolation  a size is negative, or the sizes sum to more than there are values or
-///         gradients.
+/// Such gradients cannot be views of buckets (`gradient_as_bucket_view`), because kernels write
+/// them to fixed addresses. Each gradient is copied into its bucket when it is ready, and the
+/// average is copied back. The backward pass still overlaps with the reductions;
+/// tests/benchmarks/README.md has the cost of the copies. If an engine finds each gradient through
+/// its own pointer, which others may set, specialise `parameter_traits` with `set_grad` instead.
+/// @throws ContractViolation  a size is negative, or the sizes sum to more than the number of
+///                            values or gradients.
 template <class Values, class Gradients, class Sizes>
 [[nodiscard]] ParameterList
 flat_parameters(Values&& values, Gradients&& gradients, Sizes const& sizes, DeviceId device = {}) {
@@ -21084,7 +21115,7 @@ flat_parameters(Values&& values, Gradients&& gradients, Sizes const& sizes, Devi
     std::size_t begin = 0;
     for (auto const given : sizes) {
         auto const size = static_cast<std::size_t>(given);
-        // A negative number is one of the largest.
+        // A negative size converts to a huge number, which this refuses too.
         if (size > value.size() - begin || size > gradient.size() - begin) {
             throw ContractViolation{detail::concat(
                 "flat_parameters: parameter ",
@@ -21119,9 +21150,9 @@ flat_parameters(Values&& values, Gradients&& gradients, Sizes const& sizes, Devi
 
 namespace joinable { inline namespace v0 {
 
-/// A tensor of one of several types, as an engine's `std::variant<FloatTensor, HalfTensor>`. It can be
-/// written where each of them can.
-/// All members throw std::bad_variant_access where the variant is valueless by an exception.
+/// A tensor of one of several types, such as an engine's `std::variant<FloatTensor, HalfTensor>`.
+/// It is writable if every alternative is. All members throw std::bad_variant_access if the variant
+/// is valueless by exception.
 template <class... Ts>
     requires(Tensor<Ts> && ...)
 struct tensor_traits<std::variant<Ts...>> {

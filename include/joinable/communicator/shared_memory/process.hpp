@@ -72,9 +72,9 @@ public:
     /// Meets the other ranks of the job. Each rank calls this in its own process or thread, as the
     /// same user of the same machine. Returns when all have arrived. Until then the job has a file
     /// in /dev/shm; afterwards killing any process leaves nothing there. A rank takes about 14 KiB
-    /// of /dev/shm at the start and more on use: 2 KiB for each message up to that size in flight, a table
-    /// for each collective with counts in flight, and the space for its buffers. A rank for which
-    /// there is no space throws CommunicationError, and the others throw PeerFailed. The same
+    /// of /dev/shm at the start and more on use: 2 KiB for each message of up to 2 KiB in flight, a
+    /// table for each collective with counts in flight, and the space for its buffers. A rank for
+    /// which there is no space throws CommunicationError, and the others throw PeerFailed. The same
     /// happens at once if there is none for rank 0 at the start.
     /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.

@@ -13110,9 +13110,9 @@ template <class Lookup>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
-/// its owner or an arena: so an arena may outlive its communicator.
-/// @pre the memory itself stays mapped as long as `reserve` exists
+/// Memory that is divided into the arenas of one rank. One thread at a time may use it. Its owner
+/// or any arena keeps it alive, so an arena may outlive its communicator.
+/// @pre the memory itself stays mapped while `reserve` exists
 class ArenaSpace {
 public:
     struct Close {
@@ -13122,7 +13122,7 @@ public:
         }
     };
     using Owner = std::unique_ptr<ArenaSpace, Close>;
-    /// Is told what is going to be written, and throws where there is no memory for it.
+    /// Called before memory is written for the first time. Throws if the system cannot provide it.
     using Reserve = std::function<void(std::byte const* data, std::size_t bytes)>;
 
     [[nodiscard]] static Owner make(std::span<std::byte> memory, Reserve reserve) {
@@ -13131,14 +13131,15 @@ public:
     ArenaSpace(ArenaSpace const&) = delete;
     ArenaSpace& operator=(ArenaSpace const&) = delete;
 
-    /// The first gap that is large enough, zeroed; nothing where there is none. Linear in the arenas.
+    /// Takes the first gap that is large enough, zeroed; nothing if there is none. Linear in the
+    /// number of arenas.
     [[nodiscard]] std::optional<Arena> allocate(std::size_t bytes, std::size_t alignment);
 
     /// Whether all of `bytes` bytes from `data` on lie in this memory.
     [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept;
 
 private:
-    struct Range { ///< as places in the memory
+    struct Range { ///< struct Range { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
     };
@@ -13156,7 +13157,7 @@ private:
 
     std::span<std::byte> memory_;
     Reserve reserve_;
-    std::vector<Range> taken_; ///< in the order of their places
+    std::vector<Range> taken_; ///< sorted by offset
     bool is_closed_ = false;
 };
 
@@ -13178,7 +13179,7 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
         return Arena{};
     }
     auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
-    std::size_t end = 0; // of the arena before
+    std::size_t end = 0; // of the previous arena
     for (auto next = taken_.begin();; ++next) {
         std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
         std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
@@ -13186,7 +13187,7 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
             std::byte* const data = memory_.data() + begin;
             reserve_(data, bytes);
             taken_.insert(next, {begin, begin + bytes});
-            std::memset(data, 0, bytes); // something else may have been there
+            std::memset(data, 0, bytes); // another arena may have used it
             return Arena{data, bytes, &release, this};
         }
         if (next == taken_.end()) {
@@ -13215,9 +13216,8 @@ JOINABLE_DEFINITION void ArenaSpace::release(void* context, std::byte* data, std
 
 // ---- joinable/communicator/shared_memory/board/group_memory.hpp
 
-/// @file
-/// Where a rank has the memory that the others find: all in which thread ranks and process ranks
-/// differ. Both give whole cache lines, and take back what they gave.
+/// @file The memory of a rank that other ranks can reach. Thread ranks and process ranks differ
+/// only in this. Both allocate whole cache lines, and take back only their own.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -13227,11 +13227,11 @@ inline constexpr std::size_t cache_line = 64;
     return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
-/// Of thread ranks, which reach everything.
+/// For thread ranks, which reach all memory.
 class Heap {
 public:
     static constexpr bool is_all_in_reach = true;
-    /// Whether the other ranks find what is there.
+    /// Whether the other ranks can reach the buffer.
     [[nodiscard]] static bool reaches(ConstBuffer) noexcept { return true; }
 
     /// @throws std::bad_alloc
@@ -13243,45 +13243,46 @@ public:
     }
 };
 
-/// The part of the shared memory that belongs to one process rank. Only that rank knows which bytes of it
-/// are in use. Several threads may use the rank's communicators.
+/// The part of the shared memory that belongs to one process rank. Only that rank knows which bytes
+/// of it are in use. Several threads may use the rank's communicators.
 class Room {
 public:
     static constexpr bool is_all_in_reach = false;
 
-    /// `reserve` is called before bytes are used that were not used before.
+    /// `reserve` is called before bytes are used for the first time.
     explicit Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {});
     Room(Room const&) = delete;
     Room& operator=(Room const&) = delete;
 
-    /// What it could give at once if it were empty, and had arenas if it has them now.
+    /// The largest block that it could give if none were in use. Half of the memory from the first
+    /// arena on.
     [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
 
-    /// An arena in the upper half of the memory, which allocate() leaves alone from then on. From the
-    /// heap, where there is no room. Throws what `reserve` throws.
+    /// An arena in the upper half of the memory, which allocate() then no longer uses. On the heap
+    /// if there is no room. Throws what `reserve` throws.
     [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment);
-    /// Whether the other ranks find it where it is: in an arena.
+    /// Whether the other ranks can reach the buffer in place: whether it is in an arena.
     [[nodiscard]] bool reaches(ConstBuffer buffer) const noexcept {
         return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
     }
 
-    /// The lowest that is free, because memory that was used before is in the caches. Null if there
+    /// The lowest free block, because memory that was used before is in the caches. Null if there
     /// is none. Linear in the gaps. Throws what `reserve` throws.
     [[nodiscard]] std::byte* allocate(std::size_t bytes);
     void free(std::byte* memory, std::size_t bytes) noexcept;
 
 private:
-    struct Gap { ///< as places in the memory
+    struct Gap { ///< struct Gap { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
     };
 
-    std::span<std::byte> memory_; ///< for anything but arenas
+    std::span<std::byte> memory_; ///< for everything but arenas
     ArenaSpace::Reserve reserve_;
-    std::size_t reserved_ = 0; ///< of the first bytes
-    ArenaSpace::Owner arenas_; ///< once there was an arena
+    std::size_t reserved_ = 0; ///< leading bytes
+    ArenaSpace::Owner arenas_; ///< from the first arena on
     std::mutex mutex_;
-    std::vector<Gap> gaps_; ///< in the order of their places
+    std::vector<Gap> gaps_; ///< sorted by offset
     std::size_t given_ = 0;
 };
 
@@ -13371,7 +13372,7 @@ JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexce
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Ranks that one communicator on the host may have: a root fits into 13 bits of an arrival.
+/// The maximum number of ranks of a host communicator: a root must fit into 13 bits of an arrival.
 inline constexpr int max_ranks = 1 << 13;
 
 enum class Collective : std::uint8_t {
@@ -13410,15 +13411,15 @@ enum class Collective : std::uint8_t {
            collective == Collective::scaled_reduce_scatter;
 }
 
-/// What a rank says that it is about to do; all ranks must say the same.
+/// Describes the collective that a rank is about to run. It must be the same on all ranks.
 struct Descriptor {
     Collective collective = Collective::barrier;
     DType dtype = DType::u8;
     ReduceOp op = ReduceOp::sum;
     int root = 0;
-    std::size_t count = 0;   ///< elements of one rank's share; of all, where nothing is shared out
-    bool has_counts = false; ///< shares differ and are told by tables: `count` is not compared
-    double factor = 1.0; ///< of a scaled sum: each rank has its own, so it is not compared either
+    std::size_t count = 0;   ///< elements of one rank's share, or of all if there are no shares
+    bool has_counts = false; ///< shares differ; tables have them, and `count` is not compared
+    double factor = 1.0;     ///< of a scaled sum: differs between ranks, so it is not compared
 
     friend bool operator==(Descriptor const& a, Descriptor const& b) noexcept {
         return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
@@ -13426,8 +13427,8 @@ struct Descriptor {
                (a.has_counts || a.count == b.count);
     }
 
-    /// Collective, dtype, operation and root as one number, the root at its top: 24 bits where there
-    /// are at most max_ranks.
+    /// Collective, dtype, operation and root as one number, with the root in the highest bits. It
+    /// has 24 bits if there are at most max_ranks.
     [[nodiscard]] constexpr std::uint64_t word() const noexcept {
         static_assert(dtype_count <= 16, "a dtype has four bits");
         static_assert(reduce_op_count <= 8, "an operation has three bits");
@@ -13477,7 +13478,7 @@ struct Descriptor {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How many elements one rank sends to each rank, or expects of each: a table of the caller's, one
+/// How many elements one rank sends to each rank, or expects from each: the caller's table, one
 /// size for all ranks, or one for a single rank. Refers to the table.
 class PartSizes {
 public:
@@ -13498,7 +13499,7 @@ public:
         }
         return rank_ == all_ranks || rank_ == rank ? size_ : 0;
     }
-    /// Into a table with a place for each rank.
+    /// Copies the sizes to a table with one entry per rank.
     template <class Count>
     constexpr void copy_to(std::span<Count> table) const noexcept {
         int rank = 0;
@@ -13518,22 +13519,22 @@ private:
     int rank_ = all_ranks;
 };
 
-/// One collective as one rank asks for it. The arguments are checked, and buffers that the collective
-/// does not use on this rank are left out. A request refers to buffers and tables, and lives for the
-/// call that posts it.
+/// One collective as one rank requests it. Its arguments have been checked, and it omits buffers
+/// that the collective does not use on this rank. It refers to buffers and tables, and lives only
+/// during the call that posts it.
 ///
-/// A collective in which ranks have parts also has their sizes. Parts lie one after another in rank
-/// order, but all_gather and gather send the same part to every rank that `sends` names.
+/// If ranks have parts, it also has the sizes of the parts. Parts lie one after another in rank
+/// order. In all_gather and gather, however, every rank in `sends` gets the same part.
 struct Request {
-    Descriptor signature = {}; ///< what all ranks have to say alike
-    ConstBuffer in = {};       ///< empty where this rank contributes nothing
-    Buffer out = {};           ///< empty where this rank receives nothing; may be `in`
+    Descriptor signature = {}; ///< must be the same on all ranks
+    ConstBuffer in = {};       ///< empty if this rank contributes nothing
+    Buffer out = {};           ///< empty if this rank receives nothing; may be `in`
     PartSizes sends = {};      ///< elements of `in` for each rank
     PartSizes expects = {};    ///< elements of `out` from each rank
 };
 
-/// Makes the requests of one rank. Every transport makes its requests here, so all of them check
-/// the same arguments with the same texts.
+/// Makes the requests of one rank. Every transport uses it, so all check the same arguments with
+/// the same error texts.
 /// @throws ContractViolation  an argument is wrong.
 struct RequestsOf {
     int rank = 0;
@@ -13560,8 +13561,8 @@ struct RequestsOf {
     all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) const;
 
 private:
-    /// The sizes of the parts of `whole`, in which this rank's part is as large as `part`, and may
-    /// be where `part` is.
+    /// The sizes of the parts of `whole`. This rank's part has the size of `part`, and `part` may
+    /// be at that place in `whole`.
     [[nodiscard]] PartSizes divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) const;
     [[nodiscard]] static Descriptor by_parts(
         Collective collective,
@@ -13578,9 +13579,8 @@ private:
 
 // ---- joinable/communicator/detail/checks.hpp
 
-/// @file
-/// What every communicator checks before any data moves: on its own rank, which throws
-/// ContractViolation, and of what all ranks said, which throws Mismatch on all of them.
+/// @file The checks of every communicator before any data moves. Checks of a rank's own arguments
+/// throw ContractViolation on that rank. Checks across ranks throw Mismatch on all of them.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -13590,7 +13590,7 @@ void check_scaled(ConstBuffer buffer, ReduceOp op);
 
 void check_memory(ConstBuffer buffer);
 
-/// `what` is the role of the rank: "root", "destination".
+/// `what` names the role of the rank: "root", "destination".
 void check_rank(std::string_view what, int rank, int size);
 
 inline void check_root(int root, int size) {
@@ -13603,19 +13603,19 @@ void check_count(std::string_view what, std::size_t expected, std::size_t given)
 
 [[nodiscard]] bool overlap(ConstBuffer a, ConstBuffer b) noexcept;
 
-/// Any rank may write one part of a large message while another still reads the next: so `part`
-/// lies outside of `whole`, or is exactly what begins at element `own` of it.
+/// Any rank may write one part of a large message while another still reads the next. `part` must
+/// therefore lie outside of `whole`, or start exactly at element `own` of it.
 void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own);
 
-/// `in` and `out` hold one equal part for each rank.
+/// `in` and `out` have one part of equal size for each rank.
 void check_parts(ConstBuffer in, ConstBuffer out, int size);
 
 void check_apart(ConstBuffer in, ConstBuffer out);
 
-/// `whole` must be `size` times as many elements as `part`, of the same dtype.
+/// `whole` must have `size` times as many elements as `part`, of the same dtype.
 void check_share(ConstBuffer part, ConstBuffer whole, int size);
 
-/// Elements before the share of `rank`.
+/// The number of elements before the share of `rank`.
 [[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
     std::size_t sum = 0;
     for (std::size_t const count : counts.first(rank)) {
@@ -13624,15 +13624,15 @@ void check_share(ConstBuffer part, ConstBuffer whole, int size);
     return sum;
 }
 
-/// `counts` has one entry per rank; together they are the elements of `whole`.
+/// `counts` must have one entry per rank, and their sum must be the elements of `whole`.
 void check_counts(Counts counts, ConstBuffer whole, int size);
 
-/// The same, and `part` has this rank's count of elements.
+/// The same; `part` must also have this rank's count of elements.
 void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size);
 
-/// What each rank asks for, in bytes, by rank: all of them must ask for the same. `doing` says what
-/// they do.
-/// @throws Mismatch  on all ranks, which have the same sizes here.
+/// Checks that all ranks ask for the same number of bytes. `sizes` has what each rank asks for, by
+/// rank. `doing` says what they do.
+/// @throws Mismatch  on all ranks, because they compare the same sizes.
 void check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory");
 
 }}} // namespace joinable::v0::detail
@@ -13707,7 +13707,7 @@ check_count(std::string_view what, std::size_t expected, std::size_t given) {
 }
 
 JOINABLE_DEFINITION bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
-    std::less<> const before; // also of pointers into different objects
+    std::less<> const before; // defined for pointers into different objects, too
     auto const* const first = static_cast<std::byte const*>(a.data);
     auto const* const second = static_cast<std::byte const*>(b.data);
     return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
@@ -13972,21 +13972,20 @@ RequestsOf::divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) co
 
 // ---- joinable/communicator/detail/collective_members.hpp
 
-/// @file
-/// The collectives as members of a communicator. A transport derives from one of these classes and
-/// writes one function, `Work post(Request const&)`. It keeps post() private and makes
-/// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives takes the
-/// smaller class: its communicator then does not model those capabilities.
+/// @file The collectives as members of a communicator. A transport derives from one of these
+/// classes and implements one function, `Work post(Request const&)`. It keeps post() private and
+/// makes BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives derives
+/// from the smaller class, so that its communicator does not model those capabilities.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What every communicator has.
+/// The collectives of every communicator.
 template <class Derived, class Work>
 class BasicCollectives {
 public:
     /// In place.
     Work all_reduce(Buffer buffer, ReduceOp op) { return start(requests().all_reduce(buffer, op)); }
-    /// The buffer of `root` is copied to all ranks.
+    /// Copies the buffer of `root` to all ranks.
     Work broadcast(Buffer buffer, int root) { return start(requests().broadcast(buffer, root)); }
     /// Blocks until every rank has called it.
     void barrier() { start(requests().barrier()).wait(); }
@@ -14006,18 +14005,18 @@ template <class Derived, class Work>
 class Collectives : public BasicCollectives<Derived, Work> {
 public:
     using BasicCollectives<Derived, Work>::all_reduce;
-    /// The sum of each rank's buffer times a factor of its own, of a floating-point dtype, in place.
-    /// `op` is sum. On all ranks or none.
+    /// Sums each rank's buffer times that rank's factor, in place. The dtype is floating-point, and
+    /// `op` is sum. Either all ranks give a factor or none does.
     Work all_reduce(Buffer buffer, ReduceOp op, double factor) {
         return this->start(this->requests().all_reduce(buffer, op, factor));
     }
 
-    /// In place at the root; the other buffers keep what they have.
+    /// In place at the root; the other ranks' buffers do not change.
     Work reduce(Buffer buffer, ReduceOp op, int root) {
         return this->start(this->requests().reduce(buffer, op, root));
     }
 
-    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
+    /// `out` has `size()` times the elements of `in`; `in` may be this rank's part of `out`.
     Work all_gather(ConstBuffer in, Buffer out) {
         return this->start(this->requests().all_gather(in, out));
     }
@@ -14026,7 +14025,7 @@ public:
         return this->start(this->requests().all_gather(in, out, counts));
     }
 
-    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
+    /// `in` has `size()` times the elements of `out`; `out` may be this rank's part of `in`.
     Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
         return this->start(this->requests().reduce_scatter(in, out, op));
     }
@@ -14035,8 +14034,8 @@ public:
         return this->start(this->requests().reduce_scatter(in, out, op, counts));
     }
 
-    /// The sum of each rank's `in` times a factor of its own, of a floating-point dtype. `op` is sum. On all
-    /// ranks or none.
+    /// Sums each rank's `in` times that rank's factor. The dtype is floating-point, and `op` is
+    /// sum. Either all ranks give a factor or none does.
     Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor) {
         return this->start(this->requests().reduce_scatter(in, out, op, factor));
     }
@@ -14045,28 +14044,28 @@ public:
         return this->start(this->requests().reduce_scatter(in, out, op, factor, counts));
     }
 
-    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
-    /// looked at.
+    /// At the root `out` has `size()` times the elements of `in`, and `in` may be its part. Other
+    /// ranks ignore `out`.
     Work gather(ConstBuffer in, Buffer out, int root) {
         return this->start(this->requests().gather(in, out, root));
     }
-    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
+    /// Rank r contributes counts[r] elements; only the root reads `counts`.
     Work gather(ConstBuffer in, Buffer out, int root, Counts counts) {
         return this->start(this->requests().gather(in, out, root, counts));
     }
 
-    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
-    /// looked at.
+    /// At the root `in` has `size()` times the elements of `out`, and `out` may be its part. Other
+    /// ranks ignore `in`.
     Work scatter(ConstBuffer in, Buffer out, int root) {
         return this->start(this->requests().scatter(in, out, root));
     }
-    /// Rank r receives counts[r] elements; only the root's counts are looked at.
+    /// Rank r receives counts[r] elements; only the root reads `counts`.
     Work scatter(ConstBuffer in, Buffer out, int root, Counts counts) {
         return this->start(this->requests().scatter(in, out, root, counts));
     }
 
-    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the same
-    /// count, a multiple of `size()`; they do not overlap.
+    /// Sends part r of `in` to rank r, which stores it as this rank's part of `out`. Both have the
+    /// same count, a multiple of `size()`; they do not overlap.
     Work all_to_all(ConstBuffer in, Buffer out) {
         return this->start(this->requests().all_to_all(in, out));
     }
@@ -14080,29 +14079,31 @@ public:
 
 // ---- joinable/communicator/shared_memory/board/tuning.hpp
 
-/// @file
-/// Where one way of doing a thing becomes better than another. None of these changes a result.
-/// tests/benchmarks/tune.py measures each number beside others and prints this table anew.
+/// @file Thresholds between two ways of doing the same thing. None of them changes a result.
+/// tests/benchmarks/tune.py measures alternatives to each number and prints this table again.
 
 namespace joinable { inline namespace v0 { namespace detail { namespace tuning {
 
-/// Up to so many bytes every rank combines all contributions for itself, beyond ranks share the work.
+/// Up to this many bytes every rank combines all contributions for itself; beyond it ranks share
+/// the work.
 inline constexpr std::size_t slot_bytes = 2048;
-/// Up to so many bytes in all, each rank has one chunk; beyond there are several, to take over.
+/// Up to this many bytes in all, each rank has one chunk; beyond it there are several, which others
+/// may take over.
 inline constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
 inline constexpr std::size_t chunks_per_rank = 4;
 inline constexpr std::size_t largest_chunk_bytes = std::size_t{256} << 10U;
 
-/// A message of which some rank's buffer is out of the others' reach moves in slices of so many bytes,
-/// unless all of it fits in so many of them. Where ranks share cores, each meeting costs a switch.
+/// A message moves in slices of this many bytes if other ranks cannot reach some rank's buffer,
+/// unless all of it fits in this many slices. If ranks share cores, each meeting costs a context
+/// switch.
 inline constexpr std::size_t slice_bytes = std::size_t{128} << 10U;
 inline constexpr std::size_t crowded_slice_bytes = std::size_t{512} << 10U;
 inline constexpr std::size_t slices_per_ring = 4;
 
-/// How often a wait looks before it yields its core: where every rank has one, and where not.
+/// How often a wait checks before it yields its core: if every rank has a core, and if not.
 inline constexpr int spins = 200;
 inline constexpr int crowded_spins = 20;
-/// How often it yields before it sleeps.
+/// How often a wait yields before it sleeps.
 inline constexpr int yields = 100;
 
 }}}} // namespace joinable::v0::detail::tuning
@@ -14111,7 +14112,8 @@ inline constexpr int yields = 100;
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Whether every rank combines for itself what all contribute; else ranks share the work by chunks.
+/// Whether every rank combines all contributions for itself; else the ranks share the work in
+/// chunks.
 [[nodiscard]] inline bool is_small(Descriptor const& said) noexcept {
     bool const leaves_all_with_one_share =
         said.collective == Collective::all_reduce || said.collective == Collective::broadcast ||
@@ -14119,27 +14121,27 @@ namespace joinable { inline namespace v0 { namespace detail {
     return leaves_all_with_one_share && said.count * size_of(said.dtype) <= tuning::slot_bytes;
 }
 
-/// One rank's arrival in one collective, on one cache line: a small message needs no other.
+/// One rank's arrival in one collective, on one cache line. A small message needs no other line.
 ///
-/// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
-/// (11), inline count (7: 0 means that payload begins with the count instead, which matters unless
-/// there are counts), sequence number (31). Arriving is one compare-and-swap on it, aborting sets
-/// the frozen bit: so whether a rank has arrived before an abort is decided in one step, and every
-/// rank sees the same.
+/// `word` holds, from the highest bit: frozen (1 bit), has counts (1), root (13), descriptor (11),
+/// inline count (7), sequence number (31). An inline count of 0 means that the payload begins with
+/// the count, which is compared unless there are counts. A rank arrives by one compare-and-swap on
+/// `word`; an abort sets the frozen bit. One step thus decides whether a rank has arrived before an
+/// abort, and all ranks see the same.
 struct alignas(64) ArrivalLine {
     std::atomic<std::uint64_t> word{empty};
     std::array<std::uint64_t, 7> payload{};
 
     static constexpr std::size_t inline_bytes = 56;
-    // What a large collective has there.
+    // The payload of a large collective:
     static constexpr std::size_t count = 0;
-    static constexpr std::size_t in = 1;  ///< where the input is, as a place of the board
-    static constexpr std::size_t out = 2; ///< and the output
+    static constexpr std::size_t in = 1;  ///< address of the input, as an offset from the board
+    static constexpr std::size_t out = 2; ///< of the output, likewise
     static constexpr std::size_t factor = 3;
-    static constexpr std::size_t ring = 4; ///< 0, or both are in a ring of so many bytes
+    static constexpr std::size_t ring = 4; ///< size of the ring that has both, in bytes; 0: no ring
     static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
     static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
-    static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
+    static constexpr std::uint64_t empty = sequence_mask; ///< no collective in a fresh slot has it
 
     static std::uint64_t
     encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
@@ -14165,16 +14167,16 @@ struct alignas(64) ArrivalLine {
 
 // ---- joinable/communicator/detail/reasons.hpp
 
-/// @file
-/// Why a collective ends for all, in the same words over every transport.
+/// @file The reasons why a collective ends on all ranks, in the same words for every transport.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The longest text of a reason that ranks tell each other, in bytes.
+/// The maximum length of a reason's text between ranks, in bytes.
 inline constexpr std::size_t most_reason_text = 4000;
-/// What ends a text that is longer.
+/// The end of a text that was cut.
 inline constexpr std::string_view cut_mark = "...";
-/// How much of a text longer than `most` bytes comes before that mark: whole characters of UTF-8.
+/// How many bytes to keep of a text longer than `most` bytes, before that mark. It keeps whole
+/// UTF-8 characters.
 [[nodiscard]] inline std::size_t
 length_before_cut(std::string_view text, std::size_t most = most_reason_text) noexcept {
     std::size_t length = most - cut_mark.size();
@@ -14184,7 +14186,7 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
     return length;
 }
 
-/// `rank` is done with its communicator.
+/// `rank` has finished with its communicator.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
     return {
         FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
@@ -14217,8 +14219,8 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
     };
 }
 
-/// Why ranks cannot run what they ask for together, if they ask for different collectives:
-/// `said_by(rank)` is a Descriptor. Every rank that knows the same descriptors finds the same reason.
+/// Why ranks cannot run their collectives together, if these differ. `said_by(rank)` is that rank's
+/// Descriptor. Ranks that have the same descriptors find the same reason.
 template <class SaidBy>
 [[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
     Descriptor const first = said_by(0);
@@ -14237,8 +14239,8 @@ template <class SaidBy>
     return reason;
 }
 
-/// The same of their tables, in a collective by counts: sent(from, to) is what `from` has for `to`,
-/// and expected(from, to) what `to` expects of `from`.
+/// The same for tables of counts. sent(from, to) is what `from` sends to `to`, and expected(from,
+/// to) is what `to` expects from `from`.
 template <class Sent, class Expected>
 [[nodiscard]] std::optional<AbortReason> find_difference_of_counts(
     int size, Descriptor const& said, Sent const& sent, Expected const& expected
@@ -14275,7 +14277,7 @@ template <class Sent, class Expected>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// An AbortReason in memory of fixed size, which another process may read. A text that does not fit
+/// An AbortReason in memory of fixed size, which another process may read. A longer text is cut and
 /// ends in "...".
 class StoredReason {
 public:
@@ -14341,7 +14343,8 @@ JOINABLE_DEFINITION AbortReason StoredReason::load() const {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
+/// The time at which a wait that starts now ends. At most a year from now, because the sum could
+/// overflow.
 [[nodiscard]] inline std::chrono::steady_clock::time_point end_of_wait(
     std::chrono::nanoseconds deadline,
     std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now()
@@ -14350,9 +14353,9 @@ namespace joinable { inline namespace v0 { namespace detail {
     return now + (std::min)(deadline, year);
 }
 
-/// Takes from `overdue` the ranks that say that they are at work, and returns for how much longer the
-/// first of them may be waited for: the deadline, where none was taken. `waited_for(rank)` is how long
-/// this rank has waited since the rank's last such sign.
+/// Removes from `overdue` the ranks that have reported that they are working. Returns how long to
+/// wait for the first of them, or the deadline if none was removed. `waited_for(rank)` is how long
+/// this rank has waited since that rank's last report.
 template <class WaitedFor>
 [[nodiscard]] std::chrono::nanoseconds take_ranks_at_work(
     std::vector<int>& overdue, std::chrono::nanoseconds deadline, WaitedFor const& waited_for
@@ -14367,11 +14370,11 @@ template <class WaitedFor>
     return left;
 }
 
-/// For how long a work was polled: the time between its tests. A long one counts as 10 ms: between two
-/// tests a rank may have computed for long.
+/// How long a work has been polled: the sum of the times between its tests. A gap counts as at most
+/// 10 ms, because a rank may compute for a long time between two tests.
 class PolledTime {
 public:
-    /// In a test that has found nothing: whether the deadline has passed.
+    /// Call this when a test finds nothing. Whether the deadline has passed.
     [[nodiscard]] bool reaches(std::chrono::nanoseconds deadline) noexcept {
         auto const now = std::chrono::steady_clock::now();
         if (tested_at_ != std::chrono::steady_clock::time_point{}) {
@@ -14403,9 +14406,9 @@ private:
 #include <thread>
 #endif
 
-/// @file
-/// How a thread sleeps until a word changes, also one that other processes write. With config.hpp
-/// the only header that differs between systems: that one must not include theirs.
+/// @file Lets a thread sleep until a word changes, even one that other processes write. Besides
+/// config.hpp, which must not include system headers, this is the only header that differs between
+/// systems.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -14414,8 +14417,8 @@ static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always
 
 #if defined(__linux__)
 
-/// Returns soon after `word` is no longer `seen` and somebody calls futex_wake_all, at `end`, and
-/// sometimes for no reason: so the caller looks again.
+/// Returns soon after `word` has changed from `seen` and a thread has called futex_wake_all, or at
+/// `end`. It may also return spuriously, so the caller checks again.
 inline void futex_wait(
     FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end
 ) noexcept {
@@ -14426,7 +14429,7 @@ inline void futex_wait(
     until.tv_nsec =
         static_cast<decltype(until.tv_nsec)>(std::chrono::nanoseconds{since_boot - seconds}.count()
         );
-    // FUTEX_WAIT would take the time from now on; this takes the time at which it ends.
+    // FUTEX_WAIT takes a duration; this takes the time at which the wait ends.
     syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 
@@ -14452,24 +14455,24 @@ inline void futex_wake_all(FutexWord&) noexcept {}
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How a thread sleeps that others wake in any case: until the deadline.
+/// For a thread that others always wake: it sleeps until the deadline.
 struct SleepThrough {
     constexpr std::chrono::nanoseconds operator()() const noexcept {
         return (std::chrono::nanoseconds::max)();
     }
 };
 
-/// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
-/// that more ranks than cores make progress, then sleep. A yield lasts as long as other programs keep
-/// the core, so yielding ends by time, too: a wait that looks for deaths before it sleeps does so soon.
-/// A change of what is waited for costs one load unless a rank sleeps. May lie in memory that several
-/// processes share.
+/// Waits in three stages: spins while an answer usually takes less than a system call, yields so
+/// that more ranks than cores make progress, then sleeps. A yield lasts while other programs use
+/// the core, so the yielding stage also ends by time: a wait that checks for deaths before it
+/// sleeps then does so soon. Signalling a change costs one load unless a rank sleeps. The object
+/// may lie in memory that several processes share.
 class WaitingRoom {
 public:
-    /// No yield begins later in a wait.
+    /// After this time a wait no longer yields.
     static constexpr std::chrono::milliseconds longest_yielding{10};
 
-    /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
+    /// Spins for some microseconds if every rank has a core. Longer spinning would delay a peer
     /// that shares its core with another program.
     explicit WaitingRoom(int ranks)
         : is_crowded_{static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()} {}
@@ -14477,10 +14480,10 @@ public:
     /// Whether there are more ranks than cores.
     [[nodiscard]] bool is_crowded() const noexcept { return is_crowded_; }
 
-    /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
-    /// wake() and read here by sequentially consistent operations: so either the waker sees the
-    /// sleeper, or the sleeper sees the change. `before_sleep()` says for how long to sleep at most;
-    /// it may change what `ready` reads.
+    /// Returns true once `ready()`, false at the deadline. The values that `ready` reads must be
+    /// changed before wake(), and read here, by sequentially consistent operations. Either the
+    /// waker then sees the sleeper, or the sleeper sees the change. `before_sleep()` returns the
+    /// longest time to sleep; it may change values that `ready` reads.
     template <class Ready, class BeforeSleep = SleepThrough>
     bool wait(
         Ready const& ready, std::chrono::nanoseconds deadline, BeforeSleep const& before_sleep = {}
@@ -14504,7 +14507,7 @@ public:
         }
         return sleep(ready, end_of_wait(deadline, start), before_sleep);
     }
-    /// The last stage alone, for a thread that has nothing to do without an answer.
+    /// The last stage only, for a thread that can do nothing without an answer.
     template <class Ready, class BeforeSleep = SleepThrough>
     bool sleep(
         Ready const& ready,
@@ -14512,7 +14515,7 @@ public:
         BeforeSleep const& before_sleep = {}
     ) {
         sleepers_.fetch_add(1);
-        std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
+        std::uint32_t seen = wakes_.load(); // before the last check: a later wake ends the sleep
         bool is_ready = ready();
         while (!is_ready && std::chrono::steady_clock::now() < end) {
             futex_wait(wakes_, seen, (std::min)(end, end_of_wait(before_sleep())));
@@ -14533,7 +14536,7 @@ public:
 
 private:
     bool is_crowded_;
-    std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
+    std::atomic<int> sleepers_{0}; ///< including those that were killed while asleep
     FutexWord wakes_{0};
 };
 
@@ -14543,21 +14546,22 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Why something ended for all: the first to say so wins, and what it takes to end it is done once, or
-/// again where that changes nothing. It lies in memory that processes share, and a writer may be killed
-/// or stopped at any point: so writers have numbers, below max_ranks, which no two processes share.
+/// The reason why something ended on all ranks. The first writer wins. The work that ends it is
+/// done once, or repeated where that has no effect. It lies in memory that processes share. A
+/// writer may be killed or stopped at any point, so writers have unique numbers, below max_ranks.
 ///
-/// A dead writer is replaced by take_over(). One that is stopped cannot be told from one that is slow,
-/// and may go on at any time: after a while another one overtakes it, with a reason in another place.
-/// Whichever place the state names in the end holds the reason of all.
+/// take_over() replaces a dead writer. A stopped writer cannot be distinguished from a slow one and
+/// may continue at any time. After a while another writer overtakes it, with a reason in another
+/// place. The place that the state finally names holds the reason of all ranks.
 class FirstReason {
 public:
-    static constexpr int nobody = max_ranks; ///< a writer that does not die
-    /// For how long a writer may do nothing before another one overtakes it.
+    static constexpr int nobody = max_ranks; ///< a writer that cannot die
+    /// How long a writer may do nothing before another one overtakes it.
     static constexpr std::chrono::nanoseconds patience = std::chrono::seconds{1};
 
-    /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
-    /// may still be writing, or have died or been stopped: see take_over() and settle().
+    /// Returns whether this writer was first. `close()` runs after the reason is written. If it was
+    /// not first, another writer may still be writing, or may have died or been stopped: see
+    /// take_over() and settle().
     template <class Close>
     bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
         State const mine{Phase::writing, 0, writer};
@@ -14567,8 +14571,8 @@ public:
         }
         return is_first;
     }
-    /// `writer` does what the `dead` one has begun, or begins. False: there was nothing to do, though
-    /// another writer may still be writing.
+    /// `writer` continues or starts the work of the `dead` writer. Returns false if there was
+    /// nothing to do; another writer may still be writing.
     template <class Close>
     bool take_over(int dead, AbortReason const& reason, int writer, Close const& close) noexcept {
         State const seen{state_.load()};
@@ -14588,8 +14592,9 @@ public:
         }
         return true;
     }
-    /// Returns when it is given: that is within some seconds, unless more ranks are stopped. A writer
-    /// that does nothing for a while is overtaken: `writer` closes for it, or gives `reason`.
+    /// Returns when the reason is given. That takes some seconds at most, unless more ranks are
+    /// stopped. A writer that does nothing for a while is overtaken: `writer` closes for it, or
+    /// gives `reason`.
     /// @pre has_begun()
     template <class Close, class BeforeSleep>
     void settle(
@@ -14612,7 +14617,7 @@ public:
         }
     }
 
-    /// A writer has begun to give it, or has given it.
+    /// Whether a writer has begun to give a reason, or has given it.
     [[nodiscard]] bool has_begun() const noexcept { return state().phase() != Phase::open; }
     [[nodiscard]] bool is_given() const noexcept { return state().phase() == Phase::given; }
     /// The writer that gives it, or gave it.
@@ -14631,7 +14636,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t places = 3; ///< for reasons; the number after them is that of none
+    static constexpr std::size_t places = 3; ///< for reasons; the next number means none
     enum class Phase : std::uint8_t { open, writing, written, given };
     struct State {
         std::uint32_t word = 0;
@@ -14693,41 +14698,41 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one rank tells about its share of the chunks of a large collective. It resets this itself
-/// before it arrives, when nobody looks at the collective any more that used the slot before.
+/// One rank's progress in its share of the chunks of a large collective. The rank resets it before
+/// it arrives, when no rank uses the previous collective in that slot any more.
 struct alignas(64) ChunkProgress {
-    std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
-    std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares; of slices: of its own
-    std::atomic<std::uint64_t> lent{0};    ///< slices that are in its ring, or were
+    std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may exceed it
+    std::atomic<std::uint64_t> done{0};    ///< by this rank, of all shares; in slices: of its own
+    std::atomic<std::uint64_t> lent{0};    ///< slices that it has copied to its ring so far
     std::atomic<bool> has_given_up{false}; ///< it copies no more slices
 
     void reset() noexcept;
 };
 
-/// Who computes for a rank: its own thread, in its waits and tests, or one beside it.
+/// The thread that computes for a rank: its own, in waits and tests, or a separate one.
 enum class Worker : std::uint8_t { rank, helper };
 
-/// Where the ranks of one group meet. Knows no threads: ranks are numbers, and a rank that waits
-/// or tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
-/// addresses: so ranks may also be processes that share that memory.
+/// The meeting place of one group's ranks. It does not know threads: ranks are numbers, and a rank
+/// that waits or tests does the work. It lies in memory given to it, followed by its tables, and
+/// holds no addresses. Ranks may therefore also be processes that share that memory.
 class alignas(64) Board {
 public:
     using Count = std::size_t;
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
 
-    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
+    /// @throws ContractViolation  `size` is below 1, or above the largest number in an arrival.
     static int checked(int size);
 
-    /// What create() needs.
-    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
+    /// The memory that create() needs.
+    /// @throws ContractViolation  `size` is below 1, or above the largest number in an arrival.
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return counts_at(checked(size)) + counts_per_arrival(size) * arrivals(size) * sizeof(Count);
     }
-    /// So many of them from the beginning on are used from the start. What follows is not touched before
+    /// The number of leading bytes that are used from the start. The rest is not touched before
     /// slot(), sends() or expects() are used.
     [[nodiscard]] static std::size_t bytes_at_start(int size) { return slots_at(checked(size)); }
-    /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
-    ///      there is nothing to destroy.
+    /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives the result, which
+    /// need not be destroyed.
     static Board& create(int size, std::span<std::byte> memory);
     /// The board that another process created at `memory`.
     static Board& at_address(std::byte* memory) noexcept {
@@ -14738,8 +14743,8 @@ public:
 
     [[nodiscard]] int size() const noexcept { return size_; }
 
-    /// How a rank tells the others an address: as the distance from the board, which is the same in
-    /// processes that map the same memory at different addresses.
+    /// An address as its distance from the board, for other ranks. The distance is the same in
+    /// processes that map the memory at different addresses.
     [[nodiscard]] std::uint64_t place_of(void const* address) const noexcept {
         return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(this);
     }
@@ -14749,13 +14754,13 @@ public:
         return lines()[arrival(rank, sequence)];
     }
     [[nodiscard]] ChunkProgress& progress(int rank, std::uint64_t sequence) noexcept;
-    /// Room for what `rank` contributes, where that is too long for its line and short enough.
+    /// Room for a contribution of `rank` that is too long for its line but not for a slot.
     [[nodiscard]] std::byte* slot(int rank, std::uint64_t sequence) noexcept {
         return at(slots_at(size_)) + arrival(rank, sequence) * tuning::slot_bytes;
     }
 
-    /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
-    /// those that it expects from each. Memory that nothing uses is never touched.
+    /// The tables of `rank` in a collective by counts: the elements that it sends to each rank,
+    /// then those that it expects from each. Unused memory is never touched.
     [[nodiscard]] std::span<Count> sends(int rank, std::uint64_t sequence) noexcept {
         return counts_of(rank, sequence).first(width(size_));
     }
@@ -14766,76 +14771,77 @@ public:
     [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept;
     [[nodiscard]] std::vector<int> missing(std::uint64_t sequence);
 
-    /// Collectives before this number are finished on `rank`.
+    /// `rank` has finished all collectives before this number.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
         return state_of(rank).retired;
     }
-    /// Collectives before this number are not looked at for `rank` any more: once that is so for all
-    /// ranks, their slots are free for others. In this order: a helper that this does not see yet
-    /// sees that its rank has retired the collective, and lets it alone (begin_helping).
+    /// Collectives before this number are no longer used for `rank`. Once that is so for all ranks,
+    /// their slots are free for reuse. The order of the two steps matters: a helper that this does
+    /// not see yet sees that its rank has retired the collective, and skips it (begin_helping).
     [[nodiscard]] std::uint64_t release(int rank) noexcept;
 
-    /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
+    /// The steady clock's time of the last keep_alive() of `rank`; 0 is never.
     [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
         return state_of(rank).alive_at;
     }
 
-    /// The ranks that have not finished the collective before which `sequence` cannot start.
+    /// The ranks that have not finished a collective that must end before `sequence` can start.
     [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence);
 
-    /// The first reason wins. Returns when nothing can arrive any more. Writers are numbered as a
-    /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
-    /// the first writer die, then mark_dead() is called for it: by `before_sleep`, where nobody else
-    /// does. Should it be stopped, then this reason may be that of all.
+    /// The first reason wins. Returns when nothing can arrive any more. Writers are numbered as
+    /// FirstReason says; the numbers differ from ranks if this is the board of a subgroup. If the
+    /// first writer dies, mark_dead() must be called for it: `before_sleep` does so where no other
+    /// process does. If the first writer is stopped, this reason may become the one of all ranks.
     template <class BeforeSleep = SleepThrough>
     void
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
         reason_.give(reason, writer, [this] { freeze(); });
-        room.wake(); // also those that wait for more than this board's end
+        room.wake(); // also those that wait for other things than this board's end
         reason_.settle(room, reason, writer, [this] { freeze(); }, before_sleep);
     }
-    /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
-    /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
-    /// meanwhile and then be marked dead itself, or FirstReason::nobody. Each writer may be buried
-    /// many times, by each rank that finds it dead. Returns at once, though another one may not
-    /// have finished its own abort.
+    /// Records that the writer with this number has died, anywhere, even in an abort. It had `rank`
+    /// on this board; negative: none. `burier` is the writer that records the death, or
+    /// FirstReason::nobody. The burier may itself die meanwhile and then be marked dead. Each rank
+    /// that finds a writer dead may call this, so it may be called many times. Returns at once,
+    /// although another writer may not have finished its own abort.
     void mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept;
     [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }
 
-    /// Between these a worker of `rank` may claim chunks of a collective.
+    /// Between these calls a worker of `rank` may claim chunks of a collective.
     void begin_computing(int rank, Worker worker, std::uint64_t sequence) noexcept {
         computes(state_of(rank), worker).store(sequence);
     }
     void end_computing(int rank, Worker worker) noexcept {
         computes(state_of(rank), worker).store(nothing);
     }
-    /// The same for a helper, which does not know what its rank has finished meanwhile: whether the
-    /// collective is still its rank's, whose slots then stay as they are until the end. End it also
-    /// if not.
+    /// The same for a helper, which does not know which collectives its rank has finished. Returns
+    /// whether the collective is still its rank's; if so, its slots stay unchanged until
+    /// end_computing(). Call that even after false.
     [[nodiscard]] bool begin_helping(int rank, std::uint64_t sequence) noexcept {
         begin_computing(rank, Worker::helper, sequence);
         return retired(rank).load() <= sequence;
     }
 
-    /// Ranks that may have claimed a chunk of a collective and not finished it.
+    /// The ranks that may have claimed a chunk of a collective and not finished it.
     [[nodiscard]] std::vector<int> computing(std::uint64_t sequence);
-    /// Nobody waits for a chunk of `rank` any more.
+    /// From now on no rank waits for a chunk of `rank`.
     void give_up_on(int rank) noexcept {
         state_of(rank).is_given_up.store(true);
         has_lost_.store(true);
         room.wake();
     }
 
-    /// Whether some chunk of a collective will never be computed, because a rank died that had
-    /// claimed it or was given up, and no other can still finish one: the same on all ranks.
+    /// Whether some chunk of a collective will never be computed, because the rank that had claimed
+    /// it died or was given up, and no other rank can still finish one. All ranks find the same.
     /// @pre all chunks are claimed
     [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept;
 
-    /// A rank ends it, or has. True on every rank that has failed because of that.
+    /// Whether a rank is ending the board or has ended it. True on every rank that has failed
+    /// because of that.
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
-    /// True only when nothing can arrive any more: a rank that sees it can rely on it.
+    /// True only if nothing can arrive any more; this does not change again.
     [[nodiscard]] bool is_aborted() const noexcept { return reason_.is_given(); }
-    /// Who ends it, or has. @pre is_ending()
+    /// The writer that ends the board or has ended it. @pre is_ending()
     [[nodiscard]] int ended_by() const noexcept { return reason_.writer(); }
     /// @pre some line is frozen
     [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
@@ -14845,9 +14851,9 @@ private:
     struct alignas(64) RankState {
         std::atomic<std::uint64_t> retired{0};
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
-        std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< by its workers
+        std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< per worker
         std::atomic<bool> is_dead{false};
-        std::atomic<bool> is_given_up{false}; ///< stuck within a chunk, at somebody's deadline
+        std::atomic<bool> is_given_up{false}; ///< stopped within a chunk at some rank's deadline
     };
 
     [[nodiscard]] static std::atomic<std::uint64_t>&
@@ -14864,8 +14870,8 @@ private:
     static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
     static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
     static constexpr std::size_t counts_per_arrival(int size) noexcept { return 2 * width(size); }
-    // What lies behind the board: for each rank its arrival lines, its state, its progress, its slots,
-    // its tables of counts.
+    // The memory after the board has, for each rank: arrival lines, state, progress, slots, tables
+    // of counts.
     static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
     static constexpr std::size_t ranks_at(int size) noexcept {
         return lines_at() + arrivals(size) * sizeof(ArrivalLine);
@@ -14896,7 +14902,7 @@ private:
 
 public:
     WaitingRoom room;
-    WaitingRoom helpers_room; ///< of those that wait for chunks to claim, and for nothing else
+    WaitingRoom helpers_room; ///< for threads that only wait for chunks to claim
 
 private:
     int size_;
@@ -14936,7 +14942,7 @@ JOINABLE_DEFINITION Board& Board::create(int size, std::span<std::byte> memory) 
     ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
     ::new (board->at(ranks_at(size))) RankState[width(size)];
     ::new (board->at(progress_at(size))) ChunkProgress[arrivals(size)];
-    // The slots and the tables of counts are not touched before they are used.
+    // Slots and tables of counts are not touched before they are used.
     ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
     return *board;
 }
@@ -14987,7 +14993,7 @@ JOINABLE_DEFINITION std::vector<int> Board::holding_up(std::uint64_t sequence) {
 JOINABLE_DEFINITION void
 Board::mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept {
     if (is_aborted() && (rank < 0 || is_dead(rank))) {
-        return; // or those who find it would wake each other without end
+        return; // else the ranks that find it would wake each other endlessly
     }
     reason_.take_over(number, reason, burier, [this] { freeze(); });
     if (rank >= 0) { // after that: a rank that sees it asks for the reason

@@ -15054,13 +15054,13 @@ Board::counts_of(int rank, std::uint64_t sequence) noexcept {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Computes for a rank beside it, in collectives in which all ranks have arrived. It knows what the
-/// board knows: the rank itself is not asked, and finishes its collectives as always.
+/// Computes for a rank, in parallel with it, in collectives in which all ranks have arrived. It
+/// reads only the board. The rank does not know of it, and finishes its collectives as usual.
 class Helper {
 public:
     Helper(Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
 
-    /// Until stop().
+    /// Runs until stop().
     void run();
     void stop() noexcept {
         stops_.store(true);
@@ -15068,12 +15068,12 @@ public:
     }
 
 private:
-    /// Computes in the oldest collective in which there is something left. Whether there was one.
+    /// Computes in the oldest collective that has work left. Returns whether there was one.
     bool help();
 
     [[nodiscard]] bool have_all_arrived(std::uint64_t sequence) noexcept;
 
-    /// @pre all have arrived, and the slots stay as they are
+    /// @pre all ranks have arrived, and the slots do not change
     bool compute(std::uint64_t sequence);
 
     Board& board_;
@@ -15085,17 +15085,16 @@ private:
 
 // ---- joinable/communicator/shared_memory/engine/exchange.hpp
 
-/// @file
-/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
-/// do it for all.
+/// @file The work of a collective in which all ranks have arrived. Nothing here waits, and any rank
+/// can do the work for all.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
+/// Stands for a rank: the block is reduced from all ranks, or goes to all ranks.
 inline constexpr int every_rank = -1;
 
-/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
-/// `from`, and wanted from `out_at` on in the output of the rank `to`.
+/// A part of a large collective: `size` elements. They start at `in_at` in the input of rank
+/// `from`, and at `out_at` in the output of rank `to`.
 struct Block {
     std::size_t size;
     int from = every_rank;
@@ -15104,15 +15103,15 @@ struct Block {
     std::size_t out_at = 0;
 };
 
-/// Where one rank finds its buffers itself, if that is not where the others find them.
+/// The addresses at which one rank itself finds its buffers, if the others use different ones.
 struct OwnPlace {
     int rank = -1;           ///< none
-    std::byte* in = nullptr; ///< only read
+    std::byte* in = nullptr; ///< only read from
     std::byte* out = nullptr;
 };
 
-/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
-/// Blocks are numbered, and every rank finds the same ones.
+/// A collective in which all ranks have arrived, as blocks to move or reduce. Blocks are numbered,
+/// and all ranks number them alike.
 class Exchange {
 public:
     Exchange(
@@ -15122,7 +15121,7 @@ public:
 
     [[nodiscard]] int blocks() const noexcept;
 
-    /// The elements of block `b`, without looking for its place.
+    /// The number of elements in block `b`, without computing its place.
     [[nodiscard]] std::size_t size_of_block(int b) const noexcept;
 
     /// Linear in the number of ranks.
@@ -15132,11 +15131,11 @@ public:
     void run(std::size_t begin, std::size_t end) const;
 
 private:
-    /// Elements that rank `from` sends to rank `to`.
+    /// The number of elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 
-    /// The byte at `offset` in a rank's input or output. If the rank has a ring, the bytes up to the end
-    /// of the slice follow it.
+    /// The address of byte `offset` in a rank's input or output. If the rank has a ring, the bytes
+    /// up to the end of the slice follow it.
     [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept;
     [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
         return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
@@ -15153,19 +15152,20 @@ private:
     OwnPlace own_;
 };
 
-/// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
+/// Whether all ranks have arrived for the same collective. With counts, their tables are compared
+/// too.
 bool say_the_same(Board& board, std::uint64_t sequence) noexcept;
 
-/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
-/// same lines and tables.
+/// Why the ranks' calls do not match, or nothing. All ranks compute the same from the same lines
+/// and tables.
 std::optional<AbortReason>
 disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine);
 
-/// Where each rank puts what it contributes to a small message.
+/// The address of each rank's contribution to a small message.
 [[nodiscard]] std::byte*
 contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) noexcept;
 
-/// A small message: every rank reads what all contribute and combines it for itself.
+/// A small message: every rank reads all contributions and combines them by itself.
 void combine_contributions(
     Board& board,
     std::uint64_t sequence,
@@ -15812,7 +15812,7 @@ Exchange::run_part(Block const& block, std::size_t begin, std::size_t end) const
     std::size_t const outputs = block.to == every_rank ? ranks : 1;
     bool const scales = is_scaled(said_.collective);
     if (ranks == 1 && from(0) == to(0) && !scales) {
-        return; // a sum over one rank is there already
+        return; // a sum over one rank needs no work
     }
     if (block.from == every_rank) {
         auto const factor = [&](std::size_t rank) {
@@ -15910,14 +15910,13 @@ JOINABLE_DEFINITION void combine_contributions(
 
 // ---- joinable/communicator/shared_memory/engine/chunks.hpp
 
-/// @file
-/// How the ranks that have arrived in a large collective share its work. Each has a share of its own,
-/// so that what it computed last time is still in its caches, and takes over from others when it is
-/// through: so nobody waits for a rank that computes something else.
+/// @file How the ranks that have arrived in a large collective share its work. Each rank starts
+/// with its own share, whose data is still in its caches from the last time, and then takes over
+/// chunks from others. No rank therefore waits for a busy one.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
+/// A large message is divided into `chunks` ranges of `chunk` elements, the same on every rank.
 struct Cut {
     std::size_t total = 0;
     std::size_t chunk = 1;
@@ -15926,11 +15925,11 @@ struct Cut {
     Cut() = default;
     Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept;
 
-    /// The chunks of a rank's share are those from its first up to the first of the next rank.
+    /// The first chunk of a rank's share, which ends at the first chunk of the next rank.
     [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
         return chunks * static_cast<std::size_t>(rank) / static_cast<std::size_t>(world_size);
     }
-    /// How many they are.
+    /// The number of chunks in the share.
     [[nodiscard]] std::size_t share_of(int rank, int world_size) const noexcept {
         return first_of(rank + 1, world_size) - first_of(rank, world_size);
     }
@@ -15938,8 +15937,8 @@ struct Cut {
 
 [[nodiscard]] bool chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept;
 
-/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why.
-/// All ranks find the same. @pre all chunks are claimed
+/// Whether some chunk will never be done, because the rank that had claimed it died and the board
+/// has a reason. All ranks find the same. @pre all chunks are claimed
 [[nodiscard]] inline bool
 chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return board.is_aborted() && board.may_be_lost(sequence) &&
@@ -15948,11 +15947,11 @@ chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
 
 [[nodiscard]] bool
 has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept;
-/// Of any rank's share.
+/// Whether any rank's share has unclaimed chunks.
 [[nodiscard]] bool has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept;
 
-/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, of which its own
-/// is the first. Whether all are done, by whomever.
+/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, starting with
+/// its own. Returns whether all chunks are done, by any worker.
 bool run_chunks(
     Board& board,
     std::uint64_t sequence,
@@ -15981,8 +15980,9 @@ Cut::Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept
     }
     std::size_t const bytes = total * element;
     auto const ranks = static_cast<std::size_t>(world_size);
-    // One chunk each, as long as taking over half of one would save less than a line between two
-    // processors; else so small that all ranks end together, so large that claiming costs nothing.
+    // Small messages have one chunk per rank, as long as taking over half of one would save less
+    // than moving a line between two processors. Other chunks are small enough that all ranks end
+    // together, and large enough that claiming costs nothing.
     std::size_t const wanted =
         bytes <= tuning::one_chunk_bytes
             ? bytes / ranks
@@ -16064,11 +16064,11 @@ JOINABLE_DEFINITION bool run_chunks(
 
 // ---- joinable/communicator/shared_memory/engine/slices.hpp
 
-/// @file
-/// How a large collective makes progress where some rank's buffer is out of the others' reach: in slices,
-/// through a ring of each such rank that all reach. A slice is copied in, reduced and copied out while
-/// it is in the caches, and a rank copies the next ones while others are still at the one before. Each
-/// rank has a share of every slice, and no other takes it over: the rank must make its copies anyway.
+/// @file Moves a large collective in slices if other ranks cannot reach some rank's buffer. Each
+/// such rank has a ring that all can reach. A slice is copied in, reduced and copied out while it
+/// is in the caches. A rank copies the next slices while others still process the current one. Each
+/// rank computes its share of every slice. No other rank takes it over, because the rank must make
+/// its copies anyway.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -16082,20 +16082,20 @@ struct Slices {
     Slices() = default;
     Slices(Board const& board, Descriptor const& said) noexcept;
 
-    /// Whether such a collective could be cut: every rank finds what belongs together in the same
-    /// place of its buffer.
+    /// Whether such a collective can be sliced: each rank must have corresponding elements at the
+    /// same offset of its buffer.
     [[nodiscard]] static bool fit(Collective collective) noexcept {
         return collective == Collective::all_reduce || collective == Collective::broadcast ||
                collective == Collective::reduce || collective == Collective::scaled_all_reduce;
     }
-    /// What a rank needs to have slices on their way; smaller messages are not cut.
+    /// The bytes that a rank needs for its slices in flight. Smaller messages are not sliced.
     [[nodiscard]] static std::size_t ring_bytes(Board const& board) noexcept {
         return tuning::slices_per_ring * chunk_bytes(board) *
                static_cast<std::size_t>(board.size());
     }
 
     [[nodiscard]] std::size_t count() const noexcept;
-    /// The elements [first, second) of a slice that are shared out to the ranks [from, to).
+    /// The elements [first, second) of a slice that belong to the shares of ranks [from, to).
     [[nodiscard]] std::pair<std::size_t, std::size_t>
     range(std::size_t slice, int from, int to) const noexcept;
 
@@ -16104,7 +16104,7 @@ private:
     [[nodiscard]] static std::size_t chunk_bytes(Board const& board) noexcept;
 };
 
-/// How far one rank has got in it.
+/// One rank's progress in a sliced collective.
 class Pipeline {
 public:
     Pipeline() = default;
@@ -16114,8 +16114,8 @@ public:
 
     [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept;
 
-    /// Does all that can be done without the others. Whether this rank's buffers are final. `Memory`
-    /// copies a range of bytes to this rank's ring, and from it.
+    /// Does all that is possible without waiting. Returns whether this rank's buffers are final.
+    /// `Memory` copies ranges of bytes to and from this rank's ring.
     template <class Memory>
     bool advance(Board& board, Descriptor const& said, int rank, Memory& memory) {
         ChunkProgress& mine = board.progress(rank, sequence_);
@@ -16160,26 +16160,26 @@ public:
                taken_ < done_by_all(board);
     }
 
-    /// For whom this rank waits, if it cannot advance.
+    /// The ranks for which this rank waits, if it cannot advance.
     [[nodiscard]] std::vector<int> holding_up(Board& board) const;
 
-    /// Whether this rank, which cannot advance, never will: because some rank that is not through has
-    /// died, because one has given up, or because the deadline of one for which it waits is over.
+    /// Whether this rank, which cannot advance, never will. That is so if an unfinished rank has
+    /// died, if a rank has given up, or if the deadline of a rank for which it waits has passed.
     [[nodiscard]] bool is_lost(Board& board) const;
-    /// Whether some rank still computes a slice, and with it in this rank's memory. Not one that has
-    /// died, or whose deadline is over: its process has been stopped.
-    /// @pre this rank has told that it gives up, so that nobody begins another one
+    /// Whether some rank is still computing a slice and may access this rank's memory. Ranks that
+    /// have died, or have been stopped past the deadline, do not count.
+    /// @pre this rank has announced that it gives up, so that no rank begins another slice
     [[nodiscard]] bool is_in_use(Board& board) const;
 
 private:
     [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept;
-    /// By any rank: then it does not expect anybody in its memory any more.
+    /// Whether any rank has given up. It then expects no other rank in its memory any more.
     [[nodiscard]] bool is_given_up(Board& board) const noexcept;
     [[nodiscard]] bool can_compute(Board& board) const noexcept {
         return computed_ < lent_by_all(board) && !is_given_up(board);
     }
 
-    /// As bytes. Its own share a rank reads and writes where it is.
+    /// Calls `copy` with byte ranges. A rank reads and writes its own share in place.
     template <class Copy>
     void for_shares_of_others(std::size_t slice, int rank, Copy const& copy) const {
         for (auto const& [begin, end] :
@@ -16188,7 +16188,7 @@ private:
         }
     }
     [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept;
-    /// The least of a number that each rank tells.
+    /// The minimum of a number that each rank publishes.
     [[nodiscard]] std::uint64_t
     least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept;
     [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
@@ -16200,10 +16200,10 @@ private:
 
     std::uint64_t sequence_ = 0;
     Slices slices_;
-    std::uint64_t count_ = 0;    ///< of slices; how many of them
-    std::uint64_t lent_ = 0;     ///< this rank has copied in
-    std::uint64_t computed_ = 0; ///< have its share done
-    std::uint64_t taken_ = 0;    ///< it has copied out
+    std::uint64_t count_ = 0;    ///< slices in all
+    std::uint64_t lent_ = 0;     ///< slices that this rank has copied in
+    std::uint64_t computed_ = 0; ///< slices whose share it has computed
+    std::uint64_t taken_ = 0;    ///< slices that it has copied out
 };
 
 }}} // namespace joinable::v0::detail
@@ -16351,7 +16351,7 @@ JOINABLE_DEFINITION bool Helper::help() {
             bool const is_still_there = board_.begin_helping(rank_, sequence);
             bool const has_computed = is_still_there && compute(sequence);
             board_.end_computing(rank_, Worker::helper);
-            board_.room.wake(); // a rank that waits for the slots
+            board_.room.wake(); // a rank may wait for the slots
             if (has_computed) {
                 return true;
             }
@@ -16373,10 +16373,10 @@ JOINABLE_DEFINITION bool Helper::compute(std::uint64_t sequence) {
     ArrivalLine const& line = board_.line(rank_, sequence);
     Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
     if (is_small(said) || disagreement(board_, sequence, said)) {
-        return false; // the rank itself tells the others
+        return false; // the rank itself aborts
     }
     if (Pipeline::is_needed(board_, sequence)) {
-        return false; // it does not know the rank's own memory
+        return false; // it does not know the rank's own addresses
     }
     Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
     bool const has_some = has_unclaimed(board_, sequence, cut);
@@ -16394,8 +16394,8 @@ JOINABLE_DEFINITION bool Helper::compute(std::uint64_t sequence) {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One side of a message: a send that waits for its receive, or the other way round. It lies in
-/// memory of the rank that wrote it.
+/// One side of a message: a send that waits for its receive, or a receive that waits for its send.
+/// It lies in memory of the rank that wrote it.
 struct alignas(64) PendingMessage {
     enum class State : std::uint8_t { waiting, taken, done };
 
@@ -16404,28 +16404,28 @@ struct alignas(64) PendingMessage {
     DType dtype = DType::u8;
     std::int32_t tag = 0;
     std::uint64_t count = 0;
-    std::uint64_t data = 0; ///< a place relative to the board; of a send only read
-    std::uint64_t next = 0; ///< the place of the message after it in the mailbox; 0 is none
+    std::uint64_t data = 0; ///< an offset from the board; a send only reads it
+    std::uint64_t next = 0; ///< offset of the next message in the mailbox; 0 is none
 };
 
-/// No member of a template: nvcc 13 looks for an operator new with an alignment there.
+/// Not a template's member: nvcc 13 would look there for an operator new with an alignment.
 PendingMessage& write_message(
     std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
 ) noexcept;
 
 std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype);
 
-/// The messages from one rank to another: the messages of either that wait for one of the other, in
+/// The messages from one rank to another: messages of either side that wait for the other side, in
 /// the order in which they were written. It lies in memory that processes share and holds no
-/// addresses; zeros are an empty one. The lock is between two ranks that would wait for each other
-/// anyway, and nothing is copied under it.
+/// addresses; zeros are an empty mailbox. Its lock only concerns two ranks that would wait for each
+/// other anyway, and no data is copied while it is held.
 class Mailbox {
 public:
     [[nodiscard]] bool try_lock() noexcept { return lock_.exchange(1) == 0; }
     void unlock() noexcept { lock_.store(0); }
 
-    /// The oldest message of the other side with this tag; null if there is none. Linear in the
-    /// messages that wait. @pre locked, as for all that follows
+    /// The other side's oldest message with this tag; null if there is none. Linear in the waiting
+    /// messages. @pre locked; so for all members below
     [[nodiscard]] PendingMessage* find(Board& board, bool is_send, int tag) const noexcept;
     void append(Board& board, PendingMessage& pending) noexcept;
     void remove(Board& board, PendingMessage& pending) noexcept;
@@ -16436,7 +16436,7 @@ private:
     }
 
     std::atomic<std::uint32_t> lock_{0};
-    std::uint64_t first_ = 0; ///< places of messages; 0 is none
+    std::uint64_t first_ = 0; ///< offsets of messages; 0 is none
     std::uint64_t last_ = 0;
 };
 
@@ -16507,16 +16507,16 @@ JOINABLE_DEFINITION void Mailbox::remove(Board& board, PendingMessage& pending) 
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Who looks for ranks that have died, where no other process does, and has memory for them.
+/// Detects ranks that have died, where no other process does, and reserves memory for them.
 class Watch {
 public:
     Watch() = default;
     Watch(Watch const&) = delete;
     Watch& operator=(Watch const&) = delete;
-    /// Called where it may take some microseconds. For how long it need not be called again.
+    /// May take some microseconds. Returns how long it need not be called again.
     virtual std::chrono::nanoseconds look_for_deaths() noexcept = 0;
     /// Called before memory that the ranks share is used for the first time.
-    /// @throws CommunicationError  there is none for it; the group is aborted.
+    /// @throws CommunicationError  there is no memory; the group is aborted.
     virtual void reserve(std::byte const*, std::size_t) {}
 
 protected:
@@ -16524,26 +16524,26 @@ protected:
 };
 
 /// What the ranks of one group share: the board for collectives, a mailbox for each pair of ranks,
-/// and the groups that were split from it. All of it is one block of memory without addresses; this
-/// is how one rank sees it, and costs two pointers.
+/// and the groups that were split from it. All of it is one block of memory without addresses. This
+/// class is one rank's view of it, and costs two pointers.
 ///
-/// Ranks have numbers among all, which stay the same in every group: those that they have in the
-/// group from which all others come. By them writers of a FirstReason and holders of a lock are known.
+/// A rank's number is its rank in the outermost group. It stays the same in every subgroup. Numbers
+/// identify writers of a FirstReason and holders of a lock.
 class Group {
 public:
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return mailboxes_at(size) + width(size) * width(size) * sizeof(Mailbox);
     }
-    /// The parts of that which are used from the start, each as its place and its bytes. The others are
-    /// for reserve().
+    /// The parts of that memory that are used from the start, each as offset and bytes. The others
+    /// need reserve().
     [[nodiscard]] static std::array<std::pair<std::size_t, std::size_t>, 2> parts_at_start(int size
     );
-    /// `numbers` are those of the members among all, by their rank in the group. `is_zeroed`: of the
-    /// memory nothing is touched but these parts.
+    /// `numbers` are the members' numbers, by rank in this group. `is_zeroed`: only these parts of
+    /// the memory have been written.
     /// @pre `memory` is as for a Board, and has bytes_for(size)
     static Group
     create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false);
-    /// The group behind a board that create() has made.
+    /// The group of a board that create() has made.
     explicit Group(Board& board, Watch* watch = nullptr) noexcept : board_{&board}, watch_{watch} {}
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
@@ -16551,86 +16551,86 @@ public:
     [[nodiscard]] Mailbox& mailbox(int from, int to) const noexcept;
 
     /// `rank` ends the collectives, the messages, and the groups that were split from this one. The
-    /// first writer wins: of a group around this one, too, whose end may not have reached this one
-    /// when a rank that has heard of it fails here. Returns when nothing can start any more in any of
-    /// them.
+    /// first reason wins, across parent groups too: a parent may have been aborted before that
+    /// abort has reached this group. Returns when nothing can start any more in any of these
+    /// groups.
     void abort(AbortReason const& reason, int rank) const {
         end(ended_by().value_or(reason), number_of(rank));
     }
 
-    /// `rank` takes part no longer: a collective cannot complete any more, but the others still have
-    /// their messages and their groups without it. The last that is done with this group: its memory
-    /// may be destroyed after that.
+    /// `rank` leaves. Collectives can no longer complete, but the others still have their messages
+    /// and their groups without it. This must be the rank's last use of the group, whose memory may
+    /// be destroyed after that.
     void leave(int rank) const;
 
-    /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
-    /// abort() ends: in groups of which it was a member with its rank there, unless it, or another
-    /// one, was about to end them for another reason. False if another process does it, or keeps
-    /// other groups locked, and may have died as well: then call it again soon. `burier` is as a
-    /// Board says. @pre this is the group from which all others come.
+    /// Records that the rank with this number has died, in any group; `death` says how. Ends what
+    /// abort() ends, in all groups of which it was a member, with its rank there. A group that this
+    /// or another rank was already ending keeps its reason. Returns false if another process is
+    /// doing this or holds the lock of other groups: it may have died as well, so call this again
+    /// soon. `burier` is as for Board. @pre this is the outermost group
     bool mark_dead(int number, std::string const& death, int burier) const {
         return mark_dead(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
     }
-    /// Before a slot, a table of counts or a mailbox is used for the first time, by a rank that writes
-    /// to it. @throws CommunicationError  there is no memory for it; the group of all is aborted.
+    /// Called by a rank before it first writes to a slot, a table of counts or a mailbox.
+    /// @throws CommunicationError  there is no memory for it; the outermost group is aborted.
     void reserve(void const* data, std::size_t bytes) const {
         if (watch_ != nullptr) {
             watch_->reserve(static_cast<std::byte const*>(data), bytes);
         }
     }
-    /// Endpoint calls it.
+    /// For Endpoint.
     std::chrono::nanoseconds look_for_deaths() const noexcept {
         return watch_ == nullptr ? SleepThrough{}() : watch_->look_for_deaths();
     }
-    /// Another group in the same memory, by its place relative to this board.
+    /// Another group in the same memory, by its offset from this board.
     [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
         return Group{Board::at_address(board_->place_at(place)), watch_};
     }
 
-    /// Whether its collectives or its messages have ended, for `rank`. Does what another rank has only
-    /// begun: so it is true for one that has failed because of that, and nothing can start after it was
-    /// true.
+    /// Whether its collectives or its messages have ended, for `rank`. Completes an end that
+    /// another rank has begun. It is therefore true on a rank that has failed because of that end,
+    /// and nothing can start after it was true.
     [[nodiscard]] bool is_aborted(int rank) const;
 
-    /// Whether a message to or from `peer` that waits will never be delivered.
+    /// Whether a waiting message to or from `peer` will never be delivered.
     [[nodiscard]] bool is_lost(int peer) const noexcept {
         return shared().end.is_given() || member(peer).has_left.load();
     }
-    /// Why. A rank that leaves because of what has ended a group around this one says that.
+    /// The reason. A rank that leaves because a parent group has ended gives the parent's reason.
     /// @pre is_lost(peer), or `peer` is the rank that leaves
     [[nodiscard]] AbortReason loss(int peer) const {
         return ended_by().value_or(reason_of_leaving(peer));
     }
 
-    /// The ranks that `said` names, as this group numbers them, if it is what ended this group, or its
-    /// collectives, or those of one split from it, of which the rank with this number was a member.
-    /// Nothing, if it is not.
+    /// The ranks that `said` names, as numbered in this group. Requires that `said` ended this
+    /// group, its collectives, or those of a subgroup of which the rank with this number was a
+    /// member. Otherwise nothing.
     [[nodiscard]] std::optional<std::vector<int>>
     ranks_here(AbortReason const& said, int number) const;
 
-    /// Whether groups have been split from this one, whose errors name other numbers.
+    /// Whether groups have been split from this one; their errors use different numbers.
     [[nodiscard]] bool has_split() const noexcept { return shared().has_split.load(); }
 
-    /// From now on `child` ends with this group. False if this has ended: then it is too late.
+    /// From now on `child` ends with this group. Returns false if this group has ended already.
     [[nodiscard]] bool adopt(Group child) const noexcept;
-    /// Whether the memory of a group that was adopted may be given back: all members have left, and
-    /// so have those of its own groups. Then nobody finds it any more. `number` is that of the rank
-    /// that does it, the one that has that memory.
+    /// Whether the memory of an adopted group may be freed: all members have left it and its
+    /// subgroups. If so, no rank can find the group any more. The caller is the rank with `number`,
+    /// whose memory the group uses.
     [[nodiscard]] bool retire(int number) const noexcept;
 
 private:
     struct alignas(cache_line) Shared {
-        FirstReason end; ///< of messages and of groups split from it; the board has its own
+        FirstReason end; ///< of messages and subgroups; the board has its own
         std::atomic<int> present{0};
         std::atomic<bool> has_split{false};
-        // The groups split from it, as places of boards relative to this one's. A rank that reads
-        // the list or adds to it waits for nobody, and a rank that is killed or stopped within it
-        // leaves it whole.
-        std::atomic<int> locked_by{0}; ///< who removes a group; its number + 1, 0 is nobody
-        std::atomic<int> visitors{0};  ///< who read it: meanwhile no memory in it is given back
-        std::atomic<std::uint64_t> children{0}; ///< the newest one; 0 is none
-        std::atomic<std::uint64_t> next{0};     ///< relative to the parent's: the one before it
-        std::uint64_t parent = 0;               ///< 0 is none
+        // The subgroups, as offsets of their boards from this one. A rank that reads the list or
+        // adds to it does not wait, and a rank that is killed or stopped meanwhile leaves it
+        // intact.
+        std::atomic<int> locked_by{0}; ///< number + 1 of the rank that removes a group; 0: none
+        std::atomic<int> visitors{0};  ///< readers; meanwhile no memory in it is freed
+        std::atomic<std::uint64_t> children{0}; ///< the newest; 0: none
+        std::atomic<std::uint64_t> next{0};     ///< the next older one, relative to the parent
+        std::uint64_t parent = 0;               ///< 0: none
     };
     struct Member {
         int number = 0;
@@ -16657,13 +16657,13 @@ private:
     }
     [[nodiscard]] int rank_of(int number) const noexcept;
 
-    /// What has ended this group or one around it. Groups are ended from the outermost one
-    /// inwards, and a rank that hears of it may be faster.
+    /// The reason that has ended this group or a parent. Groups are ended from the outermost one
+    /// inwards, so a rank may learn of it before this group has ended.
     [[nodiscard]] std::optional<AbortReason> ended_by() const;
 
     void end(AbortReason const& reason, int writer) const;
 
-    /// `reason` is that of the group around this one: of this death, or of what was before it.
+    /// `reason` is the parent group's: this death, or an earlier reason.
     bool mark_dead(
         int number, std::string const& death, AbortReason reason, bool is_of_death, int burier
     ) const;
@@ -16683,15 +16683,15 @@ private:
     void remove(Group child) const noexcept;
 
     Board* board_;
-    Watch* watch_ = nullptr; ///< null: others look
+    Watch* watch_ = nullptr; ///< null: another process does it
 };
 
-/// The numbers of the members of the group from which all others come: their ranks.
+/// The numbers of the members of the outermost group, which are their ranks.
 [[nodiscard]] std::vector<int> all_numbers(int world_size);
 
-/// What the other ranks hear when a failure ends the body of `rank`. An error that names ranks may
-/// mean those of a group that was split off: it is told in the numbers of all. Where it is not known
-/// which group that was, it is this rank that failed.
+/// The reason that the other ranks get when a failure ends the body of `rank`. An error may name
+/// ranks of a subgroup; they are translated to ranks of the outermost group. If that subgroup is
+/// unknown, this rank is named.
 [[nodiscard]] AbortReason reason_of_exit(Group group, int rank, AbortReason reason);
 
 }}} // namespace joinable::v0::detail
@@ -16722,7 +16722,7 @@ Group::create(std::span<int const> numbers, std::span<std::byte> memory, bool is
         members[rank].number = numbers[rank];
     }
     group.shared().present.store(size);
-    if (!is_zeroed) { // which empty mailboxes are
+    if (!is_zeroed) { // empty mailboxes are zeros
         ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
     }
     return group;
@@ -16791,7 +16791,7 @@ JOINABLE_DEFINITION bool Group::adopt(Group child) const noexcept {
     shared().has_split.store(true);
     child.shared().parent = child.board_->place_of(board_);
     add(child);
-    return !shared().end.is_given(); // or the rank that ends it finds the child after this
+    return !shared().end.is_given(); // if not ended, a later end finds the child
 }
 
 JOINABLE_DEFINITION bool Group::retire(int number) const noexcept {
@@ -16801,11 +16801,11 @@ JOINABLE_DEFINITION bool Group::retire(int number) const noexcept {
     Group const parent = group_at(shared().parent); // lives as long as it has children
     int nobody = 0;
     if (!parent.shared().locked_by.compare_exchange_strong(nobody, number + 1)) {
-        return false; // the next time
+        return false; // try again later
     }
     parent.remove(*this);
     bool const is_free = parent.shared().visitors.load() == 0;
-    if (!is_free) { // somebody may have found it before: the next time
+    if (!is_free) { // another rank may still use it: try again later
         parent.add(*this);
     }
     parent.shared().locked_by.store(0);
@@ -16852,7 +16852,7 @@ JOINABLE_DEFINITION bool Group::mark_dead(
         board_->room.wake();
     }
     if (!shared().end.is_given()) {
-        return false; // another rank does it, or has died there as well
+        return false; // another rank is doing it, or has died meanwhile
     }
     AbortReason const first = shared().end.reason();
     is_of_death = is_of_death && first.message == reason.message;
@@ -16881,7 +16881,7 @@ JOINABLE_DEFINITION void Group::remove(Group child) const noexcept {
     if (shared().children.compare_exchange_strong(newer, next)) {
         return;
     }
-    while (group_at(newer).shared().next.load() != place) { // those before it stay where they are
+    while (group_at(newer).shared().next.load() != place) { // older ones do not move
         newer = group_at(newer).shared().next.load();
     }
     group_at(newer).shared().next.store(next);
@@ -16915,8 +16915,8 @@ JOINABLE_DEFINITION AbortReason reason_of_exit(Group group, int rank, AbortReaso
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The members that communicators over a board have in common. `Rank` is a GroupRank, and `Work`
-/// what its collectives and messages return. What the members promise is said of the communicators.
+/// The members that communicators over a board have in common. `Rank` is a GroupRank. `Work` is the
+/// type of its collectives and messages. The communicators' own docstrings describe the guarantees.
 template <class Rank, class Work>
 class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work> {
 public:
@@ -16926,13 +16926,14 @@ public:
     [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
 
-    /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
-    /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
+    /// Not collective. Complete when rank `to` has received the message. Messages between two ranks
+    /// with the same tag arrive in order. Count and dtype must be the same on both sides, else
+    /// Mismatch on both.
     Work send(ConstBuffer buffer, int to, int tag = 0);
-    /// Not collective. The other side of send().
+    /// Not collective. Receives a message of send().
     Work receive(Buffer buffer, int from, int tag = 0);
 
-    /// Local. The first reason wins; every wait that cannot complete any more throws it.
+    /// Local. The first reason wins; every wait that can no longer complete throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
 
@@ -16940,10 +16941,10 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_.set_deadline(deadline);
     }
-    /// Local. Ranks that wait for this one do so for one more deadline from now.
+    /// Local. Ranks that wait for this one now wait for one more deadline from this call.
     void keep_alive() noexcept { rank_.keep_alive(); }
 
-    /// Local. Who has not arrived in this rank's oldest unfinished collective.
+    /// Local. The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
     /// For ProgressThread.
@@ -16959,10 +16960,10 @@ protected:
     template <class... Arguments>
     explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
-    /// The rank leaves its group: ranks that wait for it get PeerFailed.
+    /// The rank leaves its group: ranks that wait for it throw PeerFailed.
     ~BoardCommunicator();
 
-    /// What split() does before there is a communicator.
+    /// The part of split() that precedes the new communicator.
     [[nodiscard]] Slot allot_slot(int color, int key);
 
     Rank rank_;
@@ -16992,7 +16993,7 @@ template <class Rank, class Work>
 Work BoardCommunicator<Rank, Work>::send(ConstBuffer buffer, int to, int tag) {
     check_memory(buffer);
     check_rank("destination", to, size());
-    // A send is only read from; both sides of a message share one type.
+    // A send only reads its buffer; both sides of a message share one type.
     Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
     return {rank_, rank_.post_message(true, to, tag, read)};
 }
@@ -17055,18 +17056,17 @@ BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
 
 // ---- joinable/communicator/shared_memory/engine/lent_memory.hpp
 
-/// @file
-/// Where the other ranks find the buffers of a large collective until it is done.
+/// @file Where the other ranks find the buffers of a large collective until it is done.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 struct LentAddresses {
     void const* in = nullptr;
     void* out = nullptr;
-    std::size_t ring = 0; ///< 0: of all; else of so many bytes, to which slices are copied in turn
+    std::size_t ring = 0; ///< bytes of the ring to which slices are copied in turn; 0: no ring
 };
 
-/// Threads read and write each other's buffers where they are.
+/// For threads, which access each other's buffers in place.
 class OwnMemory {
 public:
     static constexpr bool needs_slices = false;
@@ -17086,19 +17086,19 @@ public:
     static void give_back(std::uint64_t) noexcept {}
 };
 
-/// Processes read and write buffers where they are in arenas, and copies of others: in memory that all
-/// of them can find.
+/// For processes. They access buffers in arenas in place, and other buffers through copies in
+/// memory that all processes can reach.
 class StagedMemory {
 public:
     static constexpr bool needs_slices = true;
 
     explicit StagedMemory(std::shared_ptr<Room> room) noexcept : room_{std::move(room)} {}
-    /// In memory that nobody else uses.
+    /// Uses memory that nothing else uses.
     explicit StagedMemory(std::span<std::byte> memory)
         : StagedMemory{std::make_shared<Room>(memory)} {}
     StagedMemory(StagedMemory&&) = default;
     StagedMemory& operator=(StagedMemory&&) = delete;
-    ~StagedMemory() { // the collectives that are left will never be
+    ~StagedMemory() { // the remaining collectives never complete
         for (Loan const& loan : loans_) {
             free(loan);
         }
@@ -17109,10 +17109,10 @@ public:
         return room_->arena(bytes, alignment);
     }
 
-    /// Copies the input to where there is room, unless it lies in an arena. A message that is larger
-    /// than `ring` bytes only gets a ring of so many, if that is not 0: then its input and its output
-    /// are the same, or there is only one of them. False: there is no room until something is given
-    /// back. Linear in the elements.
+    /// Copies the input to free shared memory, unless it is in an arena. If `ring` is not 0, a
+    /// larger message gets only a ring of that many bytes; its input and output must then be the
+    /// same, or one of them empty. Returns false if there is no room until something is given back.
+    /// Linear in the elements.
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
     lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
@@ -17120,23 +17120,24 @@ public:
         return loans_[sequence % loans_.size()].at;
     }
 
-    /// Where the rank itself has the buffers of a collective that moves in slices.
+    /// The rank's own addresses of the buffers of a collective that moves in slices.
     [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept;
-    /// The bytes [begin, end) of the input to their place in the ring. They do not pass its end.
+    /// Copies the bytes [begin, end) of the input to their place in the ring. They must not pass
+    /// its end.
     void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
-    /// The same from the ring to the output.
+    /// Copies them from the ring to the output.
     void copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
 
-    /// Copies the output to the rank's own buffer, unless it was written there.
+    /// Copies the output to the rank's own buffer, unless it was written there directly.
     void give_back(std::uint64_t sequence) noexcept;
 
 private:
     struct Loan {
-        std::byte* copies = nullptr; ///< null: there are none
+        std::byte* copies = nullptr; ///< null: nothing was copied
         std::size_t bytes = 0;
         LentAddresses at = {};
-        ConstBuffer in = {}; ///< what is copied there
-        Buffer out = {};     ///< what is copied back
+        ConstBuffer in = {}; ///< copied to `copies`
+        Buffer out = {};     ///< copied back from there
     };
     static void copy(void* to, void const* from, std::size_t bytes) noexcept {
         if (bytes != 0) {
@@ -17153,7 +17154,7 @@ private:
     std::array<Loan, Board::max_in_flight> loans_{};
 };
 
-/// Where the buffers of a rank are that has its memory from `Memory`.
+/// The class for a rank that has its memory from `Memory`.
 template <class Memory>
 using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemory>;
 
@@ -17242,11 +17243,16 @@ JOINABLE_DEFINITION void StagedMemory::give_back(std::uint64_t sequence) noexcep
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
-/// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
-/// ranks where nobody else does, and returns for how long it need not be called; its reserve() is called
-/// before the rank uses memory of the board that it did not use before; copies of it are the same group.
-/// `Memory` is where the other ranks find this one's buffers.
+/// One rank at a board. It posts its collectives and finishes them in any order.
+///
+/// Copies of a `Group` are the same group. It has these members:
+/// - board()
+/// - abort(reason, rank), which may abort more than the board.
+/// - look_for_deaths(), which marks dead ranks where no other process does. It returns how long it
+///   need not be called.
+/// - reserve(), which is called before the rank uses memory of the board for the first time.
+///
+/// `Memory` is where the other ranks find this rank's buffers.
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
@@ -17266,7 +17272,7 @@ public:
 
     void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
 
-    /// Who has not arrived in this rank's oldest unfinished collective.
+    /// The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const {
         return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
     }
@@ -17280,37 +17286,38 @@ public:
         return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
     }
 
-    /// Makes progress. Whether this rank's buffers are final.
-    /// @throws TimedOut  after aborting the group: it was polled for the deadline, and ranks are missing.
+    /// Makes progress. Returns whether this rank's buffers are final.
+    /// @throws TimedOut  after aborting the group: polling reached the deadline, and ranks are
+    ///                   missing.
     [[nodiscard]] bool test(std::uint64_t sequence);
 
-    /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
-    /// that tests amid other work does no more of it than the others. Also by slices of other
-    /// collectives, for which other ranks may wait. Whether its buffers are final.
+    /// Makes progress, by at most this rank's own share if that is not computed yet. A rank that
+    /// tests during other work thus does no more than the others. Also moves slices of other
+    /// collectives, for which other ranks may wait. Returns whether its buffers are final.
     [[nodiscard]] bool progress(std::uint64_t sequence);
 
-    /// Makes progress, by that many shares. Whether this rank's buffers are final.
+    /// Makes progress, by up to that many shares. Returns whether this rank's buffers are final.
     [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares);
 
     void finish(std::uint64_t sequence);
 
-    /// Waits until `ready()` or until the deadline. It begins anew when a rank that holds this one
-    /// up says that it is alive. `holding_up()` lists those ranks; if none is left at the deadline,
-    /// the wait is over without an answer.
+    /// Waits until `ready()` or until the deadline. The deadline starts again when a rank for which
+    /// this one waits calls keep_alive(). `holding_up()` lists those ranks. If it is empty at the
+    /// deadline, the wait returns although `ready()` is false.
     /// @throws TimedOut  after aborting the group: they "did not <do>", while this rank `does()`.
     template <class Ready, class HoldingUp, class Does>
     void wait_for_others(
         Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
     );
-    /// The same for a rank that tests in place of waiting, and has just found that it is not ready.
-    /// Whether the group is aborted because of that.
+    /// The same for a rank that tests instead of waiting, and has just found that it is not ready.
+    /// Returns whether the group was aborted because of that.
     template <class HoldingUp, class Does>
     [[nodiscard]] bool has_polled_too_long(
         PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
     );
 
-    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives make
-    /// progress; each time that one does, the deadline begins anew.
+    /// Waits for `ready()` until the deadline; returns whether it came true. Meanwhile this rank's
+    /// other collectives make progress. The deadline starts again whenever one of them does.
     template <class Ready>
     bool wait(Ready const& ready, std::chrono::nanoseconds deadline);
 
@@ -17318,12 +17325,12 @@ private:
     struct Pending {
         Descriptor said;
         void* out = nullptr;
-        bool is_small = false;   ///< every rank combines it for itself
-        bool is_on_line = false; ///< it needs no slot either
-        bool is_sliced = false;  ///< else by chunks
+        bool is_small = false;   ///< every rank combines it by itself
+        bool is_on_line = false; ///< it fits on the arrival line and needs no slot
+        bool is_sliced = false;  ///< else in chunks
         bool is_done = false;
         bool has_agreed = false;
-        bool is_refused = false; ///< never will: there is nothing to compute
+        bool is_refused = false; ///< the ranks' calls differ: nothing to compute
         Cut cut = {};
         Pipeline pipeline = {};
         PolledTime polled = {};
@@ -17337,27 +17344,30 @@ private:
         return pending_[sequence % Board::max_in_flight];
     }
 
-    /// Leaves in `overdue` the ranks that have said nothing since the deadline, of which this one has
-    /// waited for so long. Returns for how much longer to wait for the others.
+    /// Keeps in `overdue` the ranks that have not called keep_alive() for a deadline, while this
+    /// one waited for them. Returns how much longer to wait for the others.
     [[nodiscard]] std::chrono::nanoseconds
     take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited);
-    /// Before this rank writes to what it has on the board for the collectives of one place in flight.
+    /// Called before this rank writes to its slot or table at this position of the board.
     void reserve_once(
         std::uint64_t& reserved, std::uint64_t sequence, void const* data, std::size_t bytes
     );
-    /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
+    /// Gives up on ranks that have not finished a chunk at the deadline: their processes have been
+    /// stopped.
     void give_up_on_computing(std::uint64_t sequence);
-    /// Until the pipeline can advance, or never will.
+    /// Waits until the pipeline can advance, or never will.
     void wait_for_slices(std::uint64_t sequence);
     [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
         return board_.progress(rank_, sequence).has_given_up.load();
     }
     void give_up(std::uint64_t sequence) noexcept;
 
-    /// The slot of the next collective is free when every rank has finished what used it before.
+    /// The slot of the next collective is free when every rank has finished the collective that
+    /// used it before.
     void make_room();
 
-    /// The first collective of this rank in which it can compute; without one, the next one's number.
+    /// The first collective of this rank in which it can compute. If there is none, the next
+    /// number.
     [[nodiscard]] std::uint64_t find_other() noexcept {
         std::uint64_t other = retired_;
         while (other != next_ && !can_compute(other)) {
@@ -17366,7 +17376,7 @@ private:
         return other;
     }
     [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept;
-    /// For this rank to copy or to compute.
+    /// Whether this rank can copy or compute slices.
     [[nodiscard]] bool has_slices(std::uint64_t sequence) noexcept;
     void advance_other(std::uint64_t sequence) noexcept;
     [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
@@ -17387,11 +17397,11 @@ private:
     Memory memory_;
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
-    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
-    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    std::uint64_t retired_ = 0;     ///< this rank has finished all before
+    std::uint64_t all_retired_ = 0; ///< all ranks have, as far as known
     static_assert(Board::max_in_flight == 64, "a bit for each");
-    std::uint64_t slots_ = 0;  ///< of this rank for which there is memory
-    std::uint64_t counts_ = 0; ///< its tables of counts
+    std::uint64_t slots_ = 0;  ///< of this rank that have memory
+    std::uint64_t counts_ = 0; ///< tables that have memory
     std::array<Pending, Board::max_in_flight> pending_{};
 };
 
@@ -17458,14 +17468,14 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         std::memcpy(place, in.data, bytes);
     }
     std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
-    if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+    if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile: aborted
         throw_failure(board_.reason());
     }
     ++next_;
     board_.room.wake();
     if (!is_small && board_.helpers_room.has_sleepers() &&
         arrival_of(sequence) == Arrival::complete) {
-        board_.helpers_room.wake(); // done by the rank that comes last
+        board_.helpers_room.wake(); // the last rank to arrive does this
     }
     return sequence;
 }
@@ -17483,7 +17493,7 @@ bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
                "arrive",
                [&] { return "waits in " + pending.said.text(); }
            ) &&
-           progress(sequence); // throws, unless all have arrived meanwhile
+           progress(sequence); // throws unless all have arrived meanwhile
 }
 
 template <class Group, class Memory>
@@ -17499,7 +17509,7 @@ bool Endpoint<Group, Memory>::progress(std::uint64_t sequence) {
             advance_other(other);
         }
     }
-    group_.look_for_deaths(); // who polls may never wait
+    group_.look_for_deaths(); // a rank that polls may never wait
     return false;
 }
 
@@ -17568,7 +17578,7 @@ void Endpoint<Group, Memory>::finish(std::uint64_t sequence) {
         "arrive",
         [&] { return "waits in " + pending.said.text(); }
     );
-    while (!try_finish(sequence, size())) { // all have arrived
+    while (!try_finish(sequence, size())) { // all ranks have arrived
         if (pending.is_sliced) {
             wait_for_slices(sequence);
             continue;
@@ -17577,7 +17587,7 @@ void Endpoint<Group, Memory>::finish(std::uint64_t sequence) {
             return chunks_are_done(board_, sequence, pending.cut) ||
                    chunks_are_lost(board_, sequence, pending.cut);
         };
-        // A thread never stops for long; should it be late, it still writes to this rank's buffer.
+        // A thread never stops for long, and even a late one still writes to this rank's buffer.
         if (!wait(is_over, deadline_) && Memory::needs_slices) {
             give_up_on_computing(sequence);
         }
@@ -17783,8 +17793,8 @@ void Endpoint<Group, Memory>::retire() noexcept {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups that lie in
-/// it. It lives as long as one of the communicators that use it. Any thread may call it.
+/// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups in it. The
+/// communicators that use it keep it alive. Any thread may call it.
 template <class Memory>
 class GroupStorage {
 public:
@@ -17800,11 +17810,11 @@ public:
 
     [[nodiscard]] Memory& memory() noexcept { return memory_; }
 
-    /// A group of ranks with these `numbers` among all, made by the one with the number `maker`;
-    /// nothing where there is no memory. Takes back the memory of groups that all have left.
+    /// Makes a group of ranks with these numbers; `maker` is the caller's number. Nothing if there
+    /// is no memory. Also frees the memory of groups that all ranks have left.
     [[nodiscard]] std::optional<Group> make(std::span<int const> numbers, int maker) {
         std::lock_guard const lock{mutex_};
-        for (std::size_t i = groups_.size(); i-- > 0;) { // groups before those they were split from
+        for (std::size_t i = groups_.size(); i-- > 0;) { // subgroups before their parents
             if (groups_[i].group.retire(maker)) {
                 give_back(groups_[i]);
                 groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -17840,13 +17850,13 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one side knows of its message.
+/// One side's view of its message.
 struct Message {
     bool is_send = false;
     int peer = -1; ///< the rank of the other side
     int tag = 0;
     Buffer buffer = {};
-    PendingMessage* pending = nullptr; ///< while it waits; without one it is delivered
+    PendingMessage* pending = nullptr; ///< while it waits; null: delivered
     PolledTime polled = {};
 
     [[nodiscard]] std::string text() const {
@@ -17854,11 +17864,11 @@ struct Message {
     }
 };
 
-/// One rank of a group: what its communicator and its works have in common.
+/// The common part of a rank's communicator and works.
 ///
-/// The second rank to arrive copies the message, so no background progress is needed and a busy rank
-/// delays nobody. Where ranks do not reach each other's buffers, the first one leaves a copy in memory
-/// that both reach, or room for one.
+/// The second rank to arrive copies the message, so no background progress is needed and a busy
+/// rank delays nobody. If ranks cannot reach each other's buffers, the first one leaves a copy, or
+/// room for one, in memory that both reach.
 template <class Memory>
 class GroupRank : public Endpoint<Group, LentBy<Memory>> {
     using Base = Endpoint<Group, LentBy<Memory>>;
@@ -17874,26 +17884,26 @@ public:
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what);
 
-    /// The group of these ranks of this group, in their order, of which this is the first; as its
-    /// place relative to this board. 0: there is no memory.
+    /// Makes a group of these ranks of this group, in their order; this rank is the first. Returns
+    /// its offset from this board, or 0 if there is no memory.
     /// @throws PeerFailed, ...  this group was aborted.
     [[nodiscard]] std::uint64_t make_group(std::vector<int> members);
 
-    /// Leaves a message for the other side, or delivers at once.
-    /// @throws Mismatch           the other side has another count or dtype; on both, unless the group
-    ///                            had failed before.
-    /// @throws ContractViolation  the memory for this rank's messages is in use.
+    /// Leaves a message for the other side, or delivers it at once.
+    /// @throws Mismatch           the other side has another count or dtype; on both, unless the
+    ///                            group has failed before.
+    /// @throws ContractViolation  the memory for this rank's messages is full.
     [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer);
 
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_settled(Message const& message) const noexcept;
 
-    /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
-    /// delivered: if not, group().loss(peer) says why.
+    /// Blocks until the message is settled. After that no rank accesses its buffer. Returns whether
+    /// it was delivered; if not, group().loss(peer) is the reason.
     [[nodiscard]] bool finish_message(Message& message);
 
-    /// Whether a message that was found not to be settled has been polled for the deadline: then the
-    /// group is aborted.
+    /// Call this when the message is not settled. Returns whether polling has reached the deadline;
+    /// if so, the group is aborted.
     [[nodiscard]] bool has_polled_message_too_long(Message& message);
 
 private:
@@ -17909,7 +17919,7 @@ private:
         return message.is_send ? "receive" : "send";
     }
 
-    /// @throws CommunicationError  there is no memory for it, which only the first message may need.
+    /// @throws CommunicationError  there is no memory for it; only the first message may need some.
     [[nodiscard]] Mailbox& mailbox_of(Message const& message);
     [[nodiscard]] std::byte* data_of(PendingMessage const& pending) noexcept {
         return group_.board().place_at(pending.data);
@@ -17920,25 +17930,26 @@ private:
         }
     }
 
-    /// Waits until the mailbox is this rank's, or nothing can come of it. Whether it is this rank's.
+    /// Waits until this rank has locked the mailbox, or never will. Returns whether it has.
     [[nodiscard]] bool lock(Mailbox& mailbox, int peer);
 
     void unlock(Mailbox& mailbox) noexcept {
         mailbox.unlock();
-        group_.board().room.wake(); // a rank that waits for it, whatever becomes of this message
+        group_.board().room.wake(); // a rank may wait for it, whatever happens to this message
     }
 
-    /// Takes the message of the other side, if there is one, else leaves this side's, if it is written.
+    /// Takes the other side's message, if there is one. Otherwise leaves this side's, if it has
+    /// been written.
     [[nodiscard]] PendingMessage* meet(Message& message);
 
     void deliver(Message const& message, PendingMessage& other) noexcept;
 
-    /// Whether the message is delivered. If not, the other side no longer finds it, or the other process
-    /// was stopped while it copied the message, which then stays with it.
+    /// Whether the message was delivered. If not, the other side can no longer find it, or the
+    /// other process was stopped while it copied the message and keeps it.
     [[nodiscard]] bool is_delivered(Message& message);
     void abort_for_copy(Message const& message);
 
-    /// Whether the other side finds the buffer itself: then there is no copy of it.
+    /// Whether the other side can reach the buffer itself. There is no copy then.
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
         return storage_->memory().reaches(buffer);
     }
@@ -17952,8 +17963,7 @@ private:
 
     Group group_;
     std::shared_ptr<GroupStorage<Memory>> storage_;
-    std::array<std::vector<bool>, 2>
-        mailboxes_; ///< for which there is memory: from, to another rank
+    std::array<std::vector<bool>, 2> mailboxes_; ///< that have memory: from this rank, to it
 };
 
 }}} // namespace joinable::v0::detail
@@ -17989,7 +17999,7 @@ std::uint64_t GroupRank<Memory>::make_group(std::vector<int> members) {
     std::optional<Group> made;
     try {
         made = storage_->make(members, members.front());
-    } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
+    } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members get no group
     }
     if (!made) {
         return 0;
@@ -18006,7 +18016,7 @@ Message GroupRank<Memory>::post_message(bool is_send, int peer, int tag, Buffer 
     PendingMessage* other = meet(message);
     if (other == nullptr) {
         message.pending = &write_message(message);
-        other = meet(message); // which may have come meanwhile
+        other = meet(message); // it may have come meanwhile
     }
     if (other != nullptr) {
         deliver(message, *other);
@@ -18116,7 +18126,7 @@ void GroupRank<Memory>::deliver(Message const& message, PendingMessage& other) n
     } else {
         copy(message.buffer.data, data_of(other), message.buffer.bytes());
     }
-    other.state.store(State::done); // from here on it may be destroyed
+    other.state.store(State::done); // the other rank may now destroy it
 }
 
 template <class Memory>
@@ -18129,9 +18139,9 @@ bool GroupRank<Memory>::is_delivered(Message& message) {
             State const state = pending.state.load();
             return state == State::done ||
                    (state == State::waiting && (is_locked = mailbox.try_lock())) ||
-                   group_.board().is_dead(message.peer); // a message to it is taken back, too
+                   group_.board().is_dead(message.peer); // messages to it are withdrawn, too
         };
-        // A thread never stops for long; should it be late, it still copies to this rank's buffer.
+        // A thread never stops for long, and even a late one still copies to this rank's buffer.
         while (!this->wait(is_over, this->deadline())) {
             if (!Memory::is_all_in_reach) {
                 abort_for_copy(message);
@@ -18215,7 +18225,7 @@ void GroupRank<Memory>::throw_mismatch(Message const& mine, Message const& their
         )
     };
     group_.abort(reason, this->rank());
-    throw_failure(group_.loss(mine.peer)); // which may be another one
+    throw_failure(group_.loss(mine.peer)); // the reason may be another one
 }
 
 }}} // namespace joinable::v0::detail
@@ -18229,8 +18239,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Rank, class Work>
 class BoardCommunicator;
 
-/// A collective or a message of one rank. Its destructor waits up to the deadline, and aborts while
-/// unwinding. After that no other rank touches this rank's buffers.
+/// A collective or a message of one rank. Its destructor waits up to the deadline; during unwinding
+/// it aborts. After that no other rank accesses this rank's buffers.
 template <class Memory>
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
 public:
@@ -18240,15 +18250,15 @@ public:
     ~GroupWork();
 
     /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
-    /// @throws Mismatch  ranks said different things; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
-    ///         had arrived before and none died over its share of the work.
+    /// @throws Mismatch  the ranks' calls differ; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless every
+    ///         rank had arrived before and none died during its share of the work.
     void wait();
-    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut, while
-    /// some rank has not arrived, once the time between tests of this work, each gap counted as at
-    /// most 10 ms, adds up to the deadline.
+    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut
+    /// while some rank has not arrived, once the time between tests of this work adds up to the
+    /// deadline. Each gap counts as at most 10 ms.
     [[nodiscard]] bool test();
-    /// The same without that deadline, for a rank that waits in the end.
+    /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress();
 
 private:
@@ -18292,7 +18302,7 @@ GroupWork<Memory>::~GroupWork() {
             rank_->abort_for_exception(is_message() ? "a message" : "a collective");
         }
         wait();
-    } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+    } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
     }
 }
 
@@ -18322,7 +18332,7 @@ bool GroupWork<Memory>::progress() {
         return rank_->progress(sequence_);
     }
     if (message_.pending != nullptr && !rank_->is_settled(message_)) {
-        rank_->group().look_for_deaths(); // who polls may never wait
+        rank_->group().look_for_deaths(); // a rank that polls may never wait
         return false;
     }
     wait();
@@ -18363,15 +18373,15 @@ struct alignas(64) Outcome {
 
     std::atomic<State> state{running};
     std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
-    StoredReason reason; ///< why it threw
+    StoredReason reason; ///< of its exception
 };
 
-/// The memory that ranks share which are processes: their group, their outcomes, and room for each
-/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
-/// them, and it has no name: killing any process leaves nothing in /dev/shm.
+/// The memory that process ranks share: their group, their outcomes, and room for each rank's
+/// buffers. It is mapped before the processes are created, so it has one address in all of them. It
+/// has no name, so killing any process leaves nothing in /dev/shm.
 class ProcessSegment : public Watch, public std::enable_shared_from_this<ProcessSegment> {
 public:
-    /// @throws ContractViolation   no group can have so many ranks.
+    /// @throws ContractViolation   a group cannot have so many ranks.
     /// @throws CommunicationError  there is no memory.
     explicit ProcessSegment(int size);
     virtual ~ProcessSegment() {
@@ -18384,23 +18394,23 @@ public:
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
     [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
-    /// Here the process that started the ranks looks for deaths.
+    /// Does nothing: the process that started the ranks detects deaths.
     std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
     [[nodiscard]] Outcome& outcome(int rank) const noexcept;
-    /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
+    /// Where a rank puts data for the others: copies of its buffers, messages, subgroups.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept;
 
 protected:
     static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
     static constexpr std::size_t least_room = std::size_t{1} << 24U;
 
-    /// Lies in memory that a derived class has mapped, and unmaps.
-    /// @pre it has bytes_for(size, room) from the beginning of a page on, zeroed; one process creates it
+    /// Uses memory that a derived class has mapped and will unmap.
+    /// @pre it starts at a page, has bytes_for(size, room), and is zeroed; one process creates it
     ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator);
-    /// What is used of that from the start, each part as its place and its bytes. For the others
-    /// reserve() is called.
+    /// The parts of that memory that are used from the start, each as offset and bytes. The others
+    /// need reserve().
     static std::array<std::pair<std::size_t, std::size_t>, 3> parts_at_start(int size);
-    /// Up to where staging() begins, if `room` is 0.
+    /// The offset of staging(), if `room` is 0.
     static std::size_t bytes_for(int size, std::size_t room);
 
 private:
@@ -18439,7 +18449,7 @@ private:
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes_for(size, 0)} {
-    // Address space, not memory: pages are made when a rank first writes them.
+    // Address space, not memory: the system allocates a page when a rank first writes to it.
     for (room_ = most_room;; room_ /= 2) {
         bytes_ = bytes_for(size, room_);
         memory_ = mmap(
@@ -18516,15 +18526,15 @@ JOINABLE_DEFINITION void ProcessSegment::create(int size) {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one process has of its group: what its communicator and its works have in common.
+/// One process's part of its group: what its communicator and its works have in common.
 class ProcessRank : public GroupRank<Room> {
 public:
     ProcessRank(ProcessSegment& segment, int rank);
     /// A rank of a group that was split from the group of all.
     ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage);
 
-    /// The process that started this one waits as long for the others after a failure: what is set
-    /// for the group of all counts.
+    /// After a failure, the process that started this one waits this long for the others. Only the
+    /// deadline of the outermost group counts.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept;
 
 private:
@@ -18548,7 +18558,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION ProcessRank::ProcessRank(ProcessSegment& segment, int rank) : GroupRank{
           segment.group(),
           rank,
-          // An arena may outlive this, so it keeps a segment that nobody else does.
+          // An arena may outlive this object, so it keeps alive a segment that nothing else owns.
           std::make_shared<GroupStorage<Room>>(
               segment.staging(rank),
               [&segment,
@@ -18701,15 +18711,14 @@ private:
 #include <pthread.h>
 #include <unistd.h>
 
-/// @file
-/// Who is in a group whose processes have no parent that watches them: what lies at the beginning of
+/// @file The members of a group whose processes have no parent that watches them: the beginning of
 /// its shared-memory object.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A rank's place in the group. The rank holds a robust mutex as long as it takes part: if the
-/// thread that locked it dies, in whatever way, the system marks the mutex for the process that tries
-/// it next. That works between containers, too, where process numbers mean nothing.
+/// A rank's place in the group. The rank holds a robust mutex while it takes part. If the thread
+/// that locked it dies, in whatever way, the system marks the mutex for the next process that tries
+/// it. That works between containers, too, where process numbers mean nothing.
 class alignas(64) Member {
 public:
     Member() noexcept {
@@ -18721,30 +18730,32 @@ public:
         pthread_mutexattr_destroy(&attributes);
     }
 
-    /// The thread of this rank that attaches calls it. False: another process is this rank.
+    /// Call this from the thread of this rank that attaches. Returns false if another process has
+    /// this rank.
     [[nodiscard]] bool enter() noexcept {
-        // The mutex comes first: from the moment at which others see that this rank is here, they see
-        // its death, too. Until then nobody tries the mutex but another process of this rank.
+        // Lock the mutex first: once others see that this rank is here, they can also detect its
+        // death. Until then only another process of this rank tries the mutex.
         int const locked = pthread_mutex_trylock(&alive_);
         if (locked != 0 && locked != EOWNERDEAD) {
             return false;
         }
-        if (process() != 0) { // one that died, or has left: this mutex stays as it is
+        if (process() != 0) { // it has died or left: this mutex does not change
             pthread_mutex_unlock(&alive_);
             return false;
         }
-        if (locked == EOWNERDEAD) { // one that died before anybody saw it
+        if (locked == EOWNERDEAD) { // it died before other ranks saw it
             pthread_mutex_consistent(&alive_);
         }
         process_.store(static_cast<int>(getpid()));
         has_come_.store(true);
         return true;
     }
-    /// It is here, and will not take part: the others hear of it as of a death.
+    /// Says that this rank is here but will not take part. The others treat it as dead.
     void fail() noexcept { has_failed_.store(true); }
     [[nodiscard]] bool has_failed() const noexcept { return has_failed_.load(); }
-    /// It takes part no longer; `entered` is the thread that did so. False: this is another thread,
-    /// and the memory has to stay mapped until that one has ended.
+    /// Says that this rank no longer takes part. `entered` is the thread that called enter().
+    /// Returns false in another thread: the memory must then stay mapped until that thread has
+    /// ended.
     [[nodiscard]] bool leave(pthread_t entered) noexcept {
         has_left_.store(true);
         return pthread_equal(entered, pthread_self()) != 0 && pthread_mutex_unlock(&alive_) == 0;
@@ -18752,11 +18763,11 @@ public:
 
     [[nodiscard]] bool has_come() const noexcept { return has_come_.load(); }
     [[nodiscard]] bool has_left() const noexcept { return has_left_.load(); }
-    /// Its number where it runs; 0 before it comes.
+    /// The process number in its own namespace; 0 before it enters.
     [[nodiscard]] int process() const noexcept { return process_.load(); }
 
-    /// Whether it died while it took part; for the other ranks. Once true it stays so: should the one
-    /// who looks die at any point in here, then the next one finds the same.
+    /// For the other ranks: whether it died while it took part. Once true, this stays true. If the
+    /// caller dies at any point in here, the next caller finds the same.
     [[nodiscard]] bool has_died() noexcept {
         if (has_failed()) {
             return true;
@@ -18765,7 +18776,7 @@ public:
             return false;
         }
         switch (pthread_mutex_trylock(&alive_)) {
-        case 0: // it is just coming or leaving
+        case 0: // it is entering or leaving now
             pthread_mutex_unlock(&alive_);
             return false;
         case EOWNERDEAD:
@@ -18784,7 +18795,7 @@ private:
     pthread_mutex_t alive_{};
 };
 
-/// The first bytes of the object: what a process compares before it maps the rest.
+/// The first bytes of the object. A process compares them before it maps the rest.
 struct alignas(64) Heading {
     static constexpr std::uint64_t joinable_magic = 0x656c62616e696f6a; ///< "joinable"
     /// Differs between programs that lay out the memory differently.
@@ -18795,13 +18806,13 @@ struct alignas(64) Heading {
     std::uint64_t magic = joinable_magic;
     std::uint64_t layout = own_layout;
     std::uint64_t size = 0; ///< ranks
-    std::uint64_t room = 0; ///< bytes for the buffers of each
+    std::uint64_t room = 0; ///< bytes per rank for buffers
 };
 
-/// The beginning of the object: the heading, then a Member for each rank. It is there before the rest
-/// is, for which there may be no memory.
+/// The beginning of the object: the heading, then a Member for each rank. It exists before the rest
+/// of the object, for which there may be no memory.
 struct alignas(64) MemberTable {
-    enum State : int { starting, ready, failed }; ///< the rest of the object, which rank 0 makes
+    enum State : int { starting, ready, failed }; ///< of the rest, which rank 0 makes
 
     Heading heading;
     std::atomic<State> state{starting};
@@ -18876,12 +18887,12 @@ inline void sleep_for(std::chrono::nanoseconds time) noexcept {
     nanosleep(&left, nullptr);
 }
 
-/// A POSIX shared-memory object, open in this process. It gets its name when it is complete, and the
-/// name is removed only by who has seen that it is this object's: so nobody finds half an object, and
-/// nobody removes another one.
+/// A POSIX shared-memory object, open in this process. It gets its name when it is complete. A
+/// process removes the name only after it has checked that it is this object's. No process
+/// therefore finds an incomplete object or removes another one.
 class SharedObject {
 public:
-    /// One without a name and without bytes. It ends with the last process that has it open.
+    /// Creates an object without name and bytes. It ends with the last process that has it open.
     /// @throws CommunicationError  the system refuses.
     static SharedObject create() {
         SharedObject object{
@@ -18900,8 +18911,8 @@ public:
         }
         return object;
     }
-    /// Nothing where there is none of this name.
-    /// @throws CommunicationError  there is one, but not for this process.
+    /// Nothing if no object has this name.
+    /// @throws CommunicationError  there is one, but this process may not open it.
     static std::optional<SharedObject> find(std::string const& path) {
         SharedObject object{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
         if (object.file_ >= 0) {
@@ -18937,14 +18948,15 @@ public:
         fstat(file_, &now);
         return now;
     }
-    /// Reads the first bytes without mapping them, as they may not be there. Whether they were.
+    /// Reads the first bytes without mapping them, because the object may be shorter. Returns
+    /// whether they exist.
     [[nodiscard]] bool read(std::span<std::byte> bytes) const noexcept {
         return pread(file_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
     }
-    /// Whether this process may make it so large, and map it.
+    /// Whether this process may give the object this size, and map it.
     [[nodiscard]] bool can_have(std::size_t bytes) const noexcept {
         rlimit limit{};
-        getrlimit(RLIMIT_FSIZE, &limit); // beyond it ftruncate kills
+        getrlimit(RLIMIT_FSIZE, &limit); // beyond this limit ftruncate kills the process
         std::byte* const memory = limit.rlim_cur < bytes ? nullptr : map(bytes);
         return memory != nullptr && munmap(memory, bytes) == 0;
     }
@@ -18956,7 +18968,8 @@ public:
             )};
         }
     }
-    /// From that byte on, the first of a page. Null when there is no address space.
+    /// Maps the object, starting at byte `from`, the first of a page. Null if there is no address
+    /// space.
     [[nodiscard]] std::byte* map(std::size_t bytes, std::size_t from = 0) const noexcept {
         void* const memory = mmap(
             nullptr,
@@ -18969,7 +18982,7 @@ public:
         return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
     }
 
-    /// Gives it a name. False: another object has it.
+    /// Gives it a name. Returns false if another object has that name.
     /// @throws CommunicationError  the system refuses.
     [[nodiscard]] bool publish(std::string const& path) const {
         std::string const self = concat("/proc/self/fd/", file_);
@@ -18984,10 +18997,11 @@ public:
         return false;
     }
 
-    /// Does nothing where the name is another object's, or nobody's. Those who remove the name of the
-    /// same object do so one after another; so no new one can get the name in between.
+    /// Does nothing if the name is another object's, or free. Processes that remove the name of the
+    /// same object do so one after another, so that no new object can get the name in between.
     void remove_name(std::string const& path) const noexcept {
-        // A process that was stopped in here is not waited for: it removes the name when it goes on.
+        // A process that was stopped in here is not waited for: it removes the name when it
+        // continues.
         for (int i = 0; i < 100 && has_name(path); ++i) {
             if (flock(file_, LOCK_EX | LOCK_NB) == 0) {
                 if (has_name(path)) {
@@ -19000,16 +19014,17 @@ public:
         }
     }
 
-    /// Gets the memory from the system now. Where it is full a later write would be SIGBUS. Whether it
-    /// did so until `end`. Complexity: linear in what the system has to clear.
-    /// @throws CommunicationError  it is full. Of [at, at + bytes) some part may be reserved.
+    /// Allocates the memory now. If the system had none, a later write would raise SIGBUS. Returns
+    /// whether this was complete by `end`. Complexity: linear in the bytes that the system has to
+    /// clear.
+    /// @throws CommunicationError  memory is full. Part of [at, at + bytes) may be reserved.
     bool reserve(
         std::size_t at,
         std::size_t bytes,
         std::chrono::steady_clock::time_point end = (std::chrono::steady_clock::time_point::max)()
     ) const {
-        // In steps, which get smaller where a fast interval timer interrupts them: the system begins an
-        // interrupted one anew.
+        // In steps, which get smaller if a fast interval timer interrupts them, because the system
+        // restarts an interrupted one.
         constexpr std::size_t smallest_step = 4096;
         std::size_t step = std::size_t{16} << 20U;
         for (std::size_t done = 0; done < bytes;) {
@@ -19030,7 +19045,8 @@ public:
         return true;
     }
 
-    /// The objects of this user that have this name, or this name and a number: see publish_first_free.
+    /// The objects of this user that have this name, with or without a number: see
+    /// publish_first_free.
     [[nodiscard]] static std::vector<std::string> own_of(std::string const& path) {
         std::vector<std::string> found;
         std::unique_ptr<DIR, int (*)(DIR*)> const folder{opendir(shared_memory_folder), closedir};
@@ -19051,8 +19067,9 @@ public:
         std::sort(found.begin(), found.end());
         return found;
     }
-    /// Gives it this name, or this name and the first number that makes it no other user's: nobody can
-    /// keep a job from its name. Returns it, or nothing where another object of this user has it.
+    /// Gives the object this name, followed by the first number that avoids other users' objects,
+    /// if needed. No other user can thus block a job's name. Returns the name, or nothing if
+    /// another object of this user has it.
     [[nodiscard]] std::optional<std::string> publish_first_free(std::string const& path) const {
         for (int number = 1;; ++number) {
             std::string const named = number == 1 ? path : concat(path, ".", number);
@@ -19128,7 +19145,7 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory mapped from an object; unmapped with this.
+/// Memory mapped from an object. The destructor unmaps it.
 class Mapping {
 public:
     /// @throws CommunicationError  there is no address space.
@@ -19161,8 +19178,8 @@ private:
     std::size_t bytes_;
 };
 
-/// A rank's place in the table of an object: it leaves with this. The table has a mapping of its own, as
-/// the thread that attached has a mutex in it.
+/// A rank's place in the table of an object. The destructor leaves. The table has its own mapping,
+/// because the thread that attached has a mutex in it.
 class Membership {
 public:
     /// @pre this thread has entered as `rank`
@@ -19188,9 +19205,9 @@ private:
     pthread_t thread_ = pthread_self();
 };
 
-/// The name under which the ranks of a job meet, as a path; or one with a number after it, where other
-/// users have that name. Another user finds other names. A user who knows the job id can make objects of
-/// such names, but ranks pass them by: they belong to somebody else.
+/// The path under which the ranks of a job meet. If other users have that name, a number is
+/// appended. Another user gets other names. A user who knows the job id can create objects with
+/// such names, but ranks ignore them, because they have another owner.
 inline std::string path_of_job(std::string_view job) {
     std::uint64_t const hash = Hash{}.add(concat(geteuid(), ":", job)).value();
     std::string digits;
@@ -19200,26 +19217,28 @@ inline std::string path_of_job(std::string_view job) {
     return concat(shared_memory_folder, "/joinable-", geteuid(), "-", digits);
 }
 
-/// What one rank has of a segment in which unrelated processes meet by a name. Rank 0 makes a table of
-/// members, gives it the name, and then makes the rest: if that fails, the others find why in the table.
-/// The name is removed when all have come: so a job that is killed later leaves nothing. A rank that
-/// gives up before removes it as well. If a whole job is killed before all have come, the next job of
-/// that name finds its creator dead and removes the leftover. That is safe: nobody can join any more
-/// what has no name, and a rank that has joined it finds the death by itself.
+/// One rank's view of a segment in which unrelated processes meet by a name. Rank 0 makes a table
+/// of members, publishes it under the name, and then makes the rest. If that fails, the others find
+/// the reason in the table. The name is removed when all have arrived, so a job that is killed
+/// later leaves nothing. A rank that gives up before removes it as well. If a whole job is killed
+/// before all have arrived, the next job of that name finds its creator dead and removes the
+/// leftover. That is safe: without a name no rank can join it, and a rank that has already joined
+/// detects the death by itself.
 ///
-/// The object has address space for all that ranks may ever use, and memory for what they use: the lines
-/// of a board from the start, slots, tables of counts, mailboxes and buffers when they are used first.
+/// The object has address space for all that ranks may ever use, and memory for what they do use:
+/// the lines of a board from the start; slots, tables of counts, mailboxes and buffers at their
+/// first use.
 class NamedSegment final : public ProcessSegment {
 public:
-    /// Returns when all ranks have come.
-    /// @throws TimedOut            naming those that have not, at the deadline.
+    /// Returns when all ranks have arrived.
+    /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
     /// @throws ContractViolation   another process has this rank; the object is another job's, or
     ///                             from programs that cannot share memory with this one.
-    /// @throws CommunicationError  there is no memory, or what has the name is no such object.
+    /// @throws CommunicationError  there is no memory, or the name belongs to something else.
     static std::shared_ptr<NamedSegment>
     attach(int rank, int size, std::string_view job, std::chrono::nanoseconds deadline) {
-        static_cast<void>(Board::bytes_for(size)); // throws where no group can be so large
+        static_cast<void>(Board::bytes_for(size)); // throws if a group cannot be so large
         std::string const path = path_of_job(job);
         auto const end = end_of_wait(deadline);
         for (;;) {
@@ -19271,16 +19290,17 @@ public:
     }
 
 private:
-    /// A death is PeerFailed within a tenth of a second, and the time for which other programs keep this
-    /// one from its cores: a wait looks once it has yielded for a while, and then this often.
+    /// A death is reported within a tenth of a second, plus the time for which other programs use
+    /// this process's cores. A wait checks after it has yielded for a while, and then at this
+    /// interval.
     static constexpr std::chrono::milliseconds between_looks{25};
     using Ticks = std::chrono::steady_clock::duration;
 
-    /// For how long a rank 0 that has failed waits for ranks that are to hear of it: they start at the
+    /// How long a failed rank 0 waits for ranks that must learn of the failure; they start at the
     /// same time.
     static constexpr std::chrono::seconds patience_for_others{2};
 
-    /// Takes nothing before it cannot fail any more.
+    /// Takes ownership only when it can no longer fail.
     NamedSegment(
         SharedObject&& object,
         Membership&& membership,
@@ -19294,7 +19314,7 @@ private:
           path_{path}, rank_{rank}, object_{std::move(object)},
           membership_{std::move(membership)}, memory_{std::move(memory)} {}
 
-    /// Null: the name was a dead job's, and is free now.
+    /// Null: the name was a dead job's and is free now.
     static std::shared_ptr<NamedSegment> create(
         std::string const& path,
         int size,
@@ -19391,7 +19411,7 @@ private:
                 require_usable(*object, path, size);
                 Mapping mapped{*object, MemberTable::bytes_for(size)};
                 Member& creator = Membership::at(mapped).member(0);
-                if (creator.has_died() || creator.has_left()) { // of an older job, it seems
+                if (creator.has_died() || creator.has_left()) { // apparently of an older job
                     object->remove_name(path);
                     continue;
                 }
@@ -19400,7 +19420,7 @@ private:
         }
         return nullptr;
     }
-    /// Takes part in what rank 0 makes.
+    /// Joins the segment that rank 0 makes.
     static std::shared_ptr<NamedSegment> join(
         SharedObject object,
         Mapping mapped,
@@ -19469,7 +19489,7 @@ private:
                 rank_
             );
         }
-        // Every rank does, so that a rank that returns from here knows that the name is free.
+        // Every rank does this, so that a rank that returns from here knows that the name is free.
         object_.remove_name(path_);
         if (!missing.empty()) {
             throw_failure(board().reason());
@@ -19494,7 +19514,7 @@ private:
         );
     }
 
-    /// That this process may use the object.
+    /// Checks that this process may use the object.
     static void require_usable(SharedObject const& object, std::string const& path, int size) {
         auto const refuse = [&](std::string const& expected, std::string const& given) {
             throw CommunicationError{concat(
@@ -19548,7 +19568,7 @@ private:
                 "at the same time another id"
             )};
         }
-        // The table alone, before rank 0 makes the rest.
+        // Map the table only, before rank 0 makes the rest.
         std::size_t const bytes = object_bytes(size, (std::min)(heading.room, most_room));
         auto const has = static_cast<std::size_t>(status.st_size);
         if ((has != bytes && has != MemberTable::bytes_for(size)) || heading.room > most_room) {
@@ -19566,7 +19586,7 @@ private:
     SharedObject object_;
     Membership membership_;
     Mapping memory_;
-    std::atomic<Ticks> next_look_{Ticks{}}; ///< whichever thread of this rank waits then
+    std::atomic<Ticks> next_look_{Ticks{}}; ///< for any waiting thread of this rank
 };
 
 }}} // namespace joinable::v0::detail
@@ -19592,8 +19612,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Maps memory of a file, or, without one, memory that only processes which are made later can
-/// see, too. An empty arena and errno: the system does not.
+/// Maps memory of a file. Without a file, only processes that are created later share the memory.
+/// If the system refuses, returns an empty arena and sets errno.
 [[nodiscard]] inline Arena map_shared(std::size_t bytes, int file = -1) noexcept {
     int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0);
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
@@ -19622,8 +19642,8 @@ private:
     int number_;
 };
 
-/// Memory that the processes of all ranks map, each where it likes. The system counts its mappings:
-/// killing any process leaves nothing of it. Collective, blocks.
+/// Memory that the processes of all ranks map, each at its own address. The system counts its
+/// mappings, so killing any process leaves nothing of it. Collective; blocks.
 /// @throws Mismatch            see check_same_size.
 /// @throws CommunicationError  a rank cannot map it; on all ranks.
 template <class Comm>
@@ -19635,7 +19655,7 @@ template <class Comm>
     if (bytes == 0) {
         return {};
     }
-    // Rank 0 makes a file without a name, and the others open it through its process.
+    // Rank 0 makes a file without a name, and the others open it through rank 0's process.
     bool const is_maker = comm.rank() == 0;
     FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
     bool const is_made =
@@ -19907,7 +19927,8 @@ template <class T, Communicator Comm>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The processes of one group, seen by the one that started them. The destructor ends those that are left.
+/// The processes of one group, as seen by the process that started them. The destructor kills those
+/// that are left.
 class ChildProcesses {
 public:
     explicit ChildProcesses(ProcessSegment& segment);
@@ -19915,16 +19936,17 @@ public:
     ChildProcesses(ChildProcesses const&) = delete;
     ChildProcesses& operator=(ChildProcesses const&) = delete;
 
-    /// Makes the process of the next rank. True in the new process, which must end by _exit.
-    /// @throws CommunicationError  the system has no more processes.
+    /// Starts the process of the next rank. Returns true in the new process, which must end by
+    /// _exit.
+    /// @throws CommunicationError  the system cannot create more processes.
     [[nodiscard]] bool start();
 
-    /// Returns when all have ended. Tells the others of one that died. Once one has failed the
-    /// others have their longest deadline to end, then they are killed.
+    /// Returns when all have ended. Tells the others about each death. After the first failure the
+    /// others have their longest deadline to end; then they are killed.
     void wait();
 
-    /// How the process of `rank` died; empty if it ended as it should, or had to be killed after a
-    /// failure of others.
+    /// How the process of `rank` died. Empty if it ended normally, or had to be killed after
+    /// another rank's failure.
     [[nodiscard]] std::string const& death(int rank) const noexcept {
         return deaths_[static_cast<std::size_t>(rank)];
     }
@@ -19938,14 +19960,15 @@ private:
     static constexpr int unknown = -1;
 
     static void end(Child const& child) noexcept {
-        // By its handle: its number may be another process's, where the program ignores SIGCHLD.
+        // By its handle: its number may belong to another process if the program ignores SIGCHLD.
         syscall(SYS_pidfd_send_signal, child.handle, SIGKILL, nullptr, 0);
     }
     static int reap(Child const& child) noexcept;
 
     void note(int rank, int status);
 
-    /// Tells the others. Who is left over was stopped by another that died, not yet noted.
+    /// Tells the others. Processes left over were stopped by another death that is not yet
+    /// recorded.
     void mark_dead();
 
     [[nodiscard]] std::chrono::nanoseconds longest_deadline() const noexcept;
@@ -20044,7 +20067,7 @@ JOINABLE_DEFINITION void ChildProcesses::wait() {
                 children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i));
                 if (has_ended) {
                     note(child.rank, reap(child));
-                } else { // no failure of its own, but what follows from that of others
+                } else { // no failure of its own, but a consequence of others
                     end(child);
                     reap(child);
                 }
@@ -20335,8 +20358,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory of the heap, shared by ranks that are threads. It lives until the last rank's arena is
-/// destroyed. Collective, blocks.
+/// Heap memory that ranks share as threads. It lives until the last rank's arena is destroyed.
+/// Collective; blocks.
 /// @throws Mismatch        see check_same_size.
 /// @throws std::bad_alloc  on all ranks.
 template <class Comm>
@@ -20349,7 +20372,7 @@ template <class Comm>
     if (comm.rank() == 0) {
         try {
             made.reset(new Owned{Arena{bytes}, comm.size()});
-        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): the null pointer says so
+        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): a null pointer reports it
         }
     }
     auto const ranks = static_cast<std::size_t>(comm.size());
@@ -20361,7 +20384,7 @@ template <class Comm>
         sizes.push_back(said[0]);
     }
     check_same_size(sizes);
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's, of the same process
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's pointer, in the same process
     auto* const owned = reinterpret_cast<Owned*>(static_cast<std::uintptr_t>(all[0][1]));
     if (owned == nullptr) {
         throw std::bad_alloc{};

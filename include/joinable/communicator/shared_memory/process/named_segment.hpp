@@ -179,9 +179,9 @@ public:
     }
 
 private:
-    /// A death is reported within a tenth of a second, plus the time for which other programs use
-    /// this process's cores. A wait checks after it has yielded for a while, and then at this
-    /// interval.
+    /// Ranks throw PeerFailed within a tenth of a second of a death, plus the time for which other
+    /// programs use this process's cores. A wait checks after it has yielded for a while, and then
+    /// at this interval.
     static constexpr std::chrono::milliseconds between_looks{25};
     using Ticks = std::chrono::steady_clock::duration;
 

@@ -3908,9 +3908,10 @@ JOINABLE_DEFINITION Arena& Arena::operator=(Arena&& other) noexcept {
 
 // ---- joinable/communicator/capabilities.hpp
 
-/// @file One concept for each optional operation of a communicator that moves data or owns memory.
-/// All are collective unless stated otherwise. `comm` is an lvalue of `C`, `in` is a ConstBuffer,
-/// and `out` and `buffer` are Buffers. `counts` is a std::span<std::size_t const> with each rank's
+/// @file
+/// One concept for each optional operation of a communicator that moves data or owns memory. All
+/// are collective unless stated otherwise. `comm` is an lvalue of `C`, `in` is a ConstBuffer, and
+/// `out` and `buffer` are Buffers. `counts` is a std::span<std::size_t const> with each rank's
 /// number of elements; it need not outlive the call. Parts lie one after another in rank order.
 ///
 /// ProcessCommunicator models all but RegistersArenas. ThreadCommunicator also lacks
@@ -4420,11 +4421,12 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
 
 // ---- joinable/communicator/collectives.hpp
 
-/// @file The collectives over tensors instead of buffers. They are collective, as the members that
-/// they call are. Each returns the communicator's Work. The tensors must live until that work has
-/// been waited for. All throw ContractViolation before any data moves if a tensor is not
-/// contiguous. Elements travel in memory order, so gathering column-major tensors places their
-/// columns side by side.
+/// @file
+/// The collectives over tensors instead of buffers. They are collective, as the members that they
+/// call are. Each returns the communicator's Work. The tensors must live until that work has been
+/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous.
+/// Elements travel in memory order, so gathering column-major tensors places their columns side by
+/// side.
 
 namespace joinable { inline namespace v0 {
 
@@ -13216,8 +13218,9 @@ JOINABLE_DEFINITION void ArenaSpace::release(void* context, std::byte* data, std
 
 // ---- joinable/communicator/shared_memory/board/group_memory.hpp
 
-/// @file The memory of a rank that other ranks can reach. Thread ranks and process ranks differ
-/// only in this. Both allocate whole cache lines, and take back only their own.
+/// @file
+/// The memory of a rank that other ranks can reach. Thread ranks and process ranks differ only in
+/// this. Both allocate whole cache lines, and take back only their own.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -13579,8 +13582,9 @@ private:
 
 // ---- joinable/communicator/detail/checks.hpp
 
-/// @file The checks of every communicator before any data moves. Checks of a rank's own arguments
-/// throw ContractViolation on that rank. Checks across ranks throw Mismatch on all of them.
+/// @file
+/// The checks of every communicator before any data moves. Checks of a rank's own arguments throw
+/// ContractViolation on that rank. Checks across ranks throw Mismatch on all of them.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -13972,10 +13976,11 @@ RequestsOf::divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) co
 
 // ---- joinable/communicator/detail/collective_members.hpp
 
-/// @file The collectives as members of a communicator. A transport derives from one of these
-/// classes and implements one function, `Work post(Request const&)`. It keeps post() private and
-/// makes BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives derives
-/// from the smaller class, so that its communicator does not model those capabilities.
+/// @file
+/// The collectives as members of a communicator. A transport derives from one of these classes and
+/// implements one function, `Work post(Request const&)`. It keeps post() private and makes
+/// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives derives from
+/// the smaller class, so that its communicator does not model those capabilities.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -14079,7 +14084,8 @@ public:
 
 // ---- joinable/communicator/shared_memory/board/tuning.hpp
 
-/// @file Thresholds between two ways of doing the same thing. None of them changes a result.
+/// @file
+/// Thresholds between two ways of doing the same thing. None of them changes a result.
 /// tests/benchmarks/tune.py measures alternatives to each number and prints this table again.
 
 namespace joinable { inline namespace v0 { namespace detail { namespace tuning {
@@ -14167,7 +14173,8 @@ struct alignas(64) ArrivalLine {
 
 // ---- joinable/communicator/detail/reasons.hpp
 
-/// @file The reasons why a collective ends on all ranks, in the same words for every transport.
+/// @file
+/// The reasons why a collective ends on all ranks, in the same words for every transport.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -14406,7 +14413,8 @@ private:
 #include <thread>
 #endif
 
-/// @file Lets a thread sleep until a word changes, even one that other processes write. Besides
+/// @file
+/// Lets a thread sleep until a word changes, even one that other processes write. Besides
 /// config.hpp, which must not include system headers, this is the only header that differs between
 /// systems.
 
@@ -15085,8 +15093,9 @@ private:
 
 // ---- joinable/communicator/shared_memory/engine/exchange.hpp
 
-/// @file The work of a collective in which all ranks have arrived. Nothing here waits, and any rank
-/// can do the work for all.
+/// @file
+/// The work of a collective in which all ranks have arrived. Nothing here waits, and any rank can
+/// do the work for all.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -15237,8 +15246,9 @@ void reduce_to(
 #include <cstring>
 #include <type_traits>
 
-/// @file Converts rows of 16-bit numbers to float and back, with the same bits as Half and
-/// BFloat16. Compiled for each instruction set. Rows do not overlap.
+/// @file
+/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
+/// Compiled for each instruction set. Rows do not overlap.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -15340,9 +15350,10 @@ auto* conversion_function(InstructionSet set) noexcept {
 #include <cstring>
 #include <type_traits>
 
-/// @file Elements in registers, and the operations of a reduction on them. Registers are compiler
-/// vector types, and the functions are always inlined. The same source thus compiles for each
-/// instruction set, at any optimisation level.
+/// @file
+/// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
+/// types, and the functions are always inlined. The same source thus compiles for each instruction
+/// set, at any optimisation level.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -15910,9 +15921,10 @@ JOINABLE_DEFINITION void combine_contributions(
 
 // ---- joinable/communicator/shared_memory/engine/chunks.hpp
 
-/// @file How the ranks that have arrived in a large collective share its work. Each rank starts
-/// with its own share, whose data is still in its caches from the last time, and then takes over
-/// chunks from others. No rank therefore waits for a busy one.
+/// @file
+/// How the ranks that have arrived in a large collective share its work. Each rank starts with its
+/// own share, whose data is still in its caches from the last time, and then takes over chunks from
+/// others. No rank therefore waits for a busy one.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -16064,11 +16076,12 @@ JOINABLE_DEFINITION bool run_chunks(
 
 // ---- joinable/communicator/shared_memory/engine/slices.hpp
 
-/// @file Moves a large collective in slices if other ranks cannot reach some rank's buffer. Each
-/// such rank has a ring that all can reach. A slice is copied in, reduced and copied out while it
-/// is in the caches. A rank copies the next slices while others still process the current one. Each
-/// rank computes its share of every slice. No other rank takes it over, because the rank must make
-/// its copies anyway.
+/// @file
+/// Moves a large collective in slices if other ranks cannot reach some rank's buffer. Each such
+/// rank has a ring that all can reach. A slice is copied in, reduced and copied out while it is in
+/// the caches. A rank copies the next slices while others still process the current one. Each rank
+/// computes its share of every slice. No other rank takes it over, because the rank must make its
+/// copies anyway.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -17056,7 +17069,8 @@ BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
 
 // ---- joinable/communicator/shared_memory/engine/lent_memory.hpp
 
-/// @file Where the other ranks find the buffers of a large collective until it is done.
+/// @file
+/// Where the other ranks find the buffers of a large collective until it is done.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -18711,8 +18725,9 @@ private:
 #include <pthread.h>
 #include <unistd.h>
 
-/// @file The members of a group whose processes have no parent that watches them: the beginning of
-/// its shared-memory object.
+/// @file
+/// The members of a group whose processes have no parent that watches them: the beginning of its
+/// shared-memory object.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -10,9 +10,10 @@
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/buffer.hpp>
 
-/// @file One concept for each optional operation of a communicator that moves data or owns memory.
-/// All are collective unless stated otherwise. `comm` is an lvalue of `C`, `in` is a ConstBuffer,
-/// and `out` and `buffer` are Buffers. `counts` is a std::span<std::size_t const> with each rank's
+/// @file
+/// One concept for each optional operation of a communicator that moves data or owns memory. All
+/// are collective unless stated otherwise. `comm` is an lvalue of `C`, `in` is a ConstBuffer, and
+/// `out` and `buffer` are Buffers. `counts` is a std::span<std::size_t const> with each rank's
 /// number of elements; it need not outlive the call. Parts lie one after another in rank order.
 ///
 /// ProcessCommunicator models all but RegistersArenas. ThreadCommunicator also lacks

@@ -7,11 +7,12 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/tensor/tensor.hpp>
 
-/// @file The collectives over tensors instead of buffers. They are collective, as the members that
-/// they call are. Each returns the communicator's Work. The tensors must live until that work has
-/// been waited for. All throw ContractViolation before any data moves if a tensor is not
-/// contiguous. Elements travel in memory order, so gathering column-major tensors places their
-/// columns side by side.
+/// @file
+/// The collectives over tensors instead of buffers. They are collective, as the members that they
+/// call are. Each returns the communicator's Work. The tensors must live until that work has been
+/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous.
+/// Elements travel in memory order, so gathering column-major tensors places their columns side by
+/// side.
 
 namespace joinable { inline namespace v0 {
 

@@ -11,8 +11,9 @@
 #include <joinable/reduction/rows.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-/// @file Converts rows of 16-bit numbers to float and back, with the same bits as Half and
-/// BFloat16. Compiled for each instruction set. Rows do not overlap.
+/// @file
+/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
+/// Compiled for each instruction set. Rows do not overlap.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

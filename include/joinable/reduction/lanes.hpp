@@ -10,9 +10,10 @@
 #include <joinable/config.hpp>
 #include <joinable/reduction/arithmetic.hpp>
 
-/// @file Elements in registers, and the operations of a reduction on them. Registers are compiler
-/// vector types, and the functions are always inlined. The same source thus compiles for each
-/// instruction set, at any optimisation level.
+/// @file
+/// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
+/// types, and the functions are always inlined. The same source thus compiles for each instruction
+/// set, at any optimisation level.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -9,8 +9,9 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/config.hpp>
 
-/// @file The checks of every communicator before any data moves. Checks of a rank's own arguments
-/// throw ContractViolation on that rank. Checks across ranks throw Mismatch on all of them.
+/// @file
+/// The checks of every communicator before any data moves. Checks of a rank's own arguments throw
+/// ContractViolation on that rank. Checks across ranks throw Mismatch on all of them.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -6,10 +6,11 @@
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
-/// @file The collectives as members of a communicator. A transport derives from one of these
-/// classes and implements one function, `Work post(Request const&)`. It keeps post() private and
-/// makes BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives derives
-/// from the smaller class, so that its communicator does not model those capabilities.
+/// @file
+/// The collectives as members of a communicator. A transport derives from one of these classes and
+/// implements one function, `Work post(Request const&)`. It keeps post() private and makes
+/// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives derives from
+/// the smaller class, so that its communicator does not model those capabilities.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

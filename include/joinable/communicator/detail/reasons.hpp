@@ -13,7 +13,8 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-/// @file The reasons why a collective ends on all ranks, in the same words for every transport.
+/// @file
+/// The reasons why a collective ends on all ranks, in the same words for every transport.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -17,7 +17,8 @@
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
-/// @file Maps datatypes, operations and errors to those of MPI.
+/// @file
+/// Maps datatypes, operations and errors to those of MPI.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

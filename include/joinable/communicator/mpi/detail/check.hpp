@@ -16,8 +16,9 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-/// @file The optional comparison before data moves: first of the signatures, then, in a collective
-/// with counts, of the tables.
+/// @file
+/// The optional comparison before data moves: first of the signatures, then, in a collective with
+/// counts, of the tables.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -14,7 +14,8 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-/// @file Makes MPI communicators from a given one.
+/// @file
+/// Makes MPI communicators from a given one.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -17,7 +17,8 @@
 #include <joinable/error.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-/// @file Messages between two ranks, including those that no rank has received.
+/// @file
+/// Messages between two ranks, including those that no rank has received.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -15,7 +15,8 @@
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-/// @file Maps the types and errors of NCCL and CUDA to those of this library, and back.
+/// @file
+/// Maps the types and errors of NCCL and CUDA to those of this library, and back.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

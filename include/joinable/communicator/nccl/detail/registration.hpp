@@ -5,9 +5,10 @@
 
 #include <nccl.h>
 
-/// @file NCCL's memory and its registration. They are newer than everything else used here:
-/// ncclMemAlloc and ncclCommRegister came with NCCL 2.19, ncclCommWindowRegister with 2.27.
-/// Template arguments delay their lookup to the calls, so that this compiles with older headers.
+/// @file
+/// NCCL's memory and its registration. They are newer than everything else used here: ncclMemAlloc
+/// and ncclCommRegister came with NCCL 2.19, ncclCommWindowRegister with 2.27. Template arguments
+/// delay their lookup to the calls, so that this compiles with older headers.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -25,8 +25,9 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-/// @file The joint preparation of ranks before they have an NCCL communicator. Everything is
-/// collective over the control communicator.
+/// @file
+/// The joint preparation of ranks before they have an NCCL communicator. Everything is collective
+/// over the control communicator.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -15,7 +15,8 @@
 #include <thread>
 #endif
 
-/// @file Lets a thread sleep until a word changes, even one that other processes write. Besides
+/// @file
+/// Lets a thread sleep until a word changes, even one that other processes write. Besides
 /// config.hpp, which must not include system headers, this is the only header that differs between
 /// systems.
 

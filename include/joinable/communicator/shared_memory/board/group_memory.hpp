@@ -12,8 +12,9 @@
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/buffer.hpp>
 
-/// @file The memory of a rank that other ranks can reach. Thread ranks and process ranks differ
-/// only in this. Both allocate whole cache lines, and take back only their own.
+/// @file
+/// The memory of a rank that other ranks can reach. Thread ranks and process ranks differ only in
+/// this. Both allocate whole cache lines, and take back only their own.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

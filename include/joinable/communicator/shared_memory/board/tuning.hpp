@@ -3,7 +3,8 @@
 
 #include <cstddef>
 
-/// @file Thresholds between two ways of doing the same thing. None of them changes a result.
+/// @file
+/// Thresholds between two ways of doing the same thing. None of them changes a result.
 /// tests/benchmarks/tune.py measures alternatives to each number and prints this table again.
 
 namespace joinable { inline namespace v0 { namespace detail { namespace tuning {

@@ -8,9 +8,10 @@
 #include <joinable/communicator/shared_memory/engine/exchange.hpp>
 #include <joinable/config.hpp>
 
-/// @file How the ranks that have arrived in a large collective share its work. Each rank starts
-/// with its own share, whose data is still in its caches from the last time, and then takes over
-/// chunks from others. No rank therefore waits for a busy one.
+/// @file
+/// How the ranks that have arrived in a large collective share its work. Each rank starts with its
+/// own share, whose data is still in its caches from the last time, and then takes over chunks from
+/// others. No rank therefore waits for a busy one.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -9,8 +9,9 @@
 #include <joinable/config.hpp>
 #include <joinable/error.hpp>
 
-/// @file The work of a collective in which all ranks have arrived. Nothing here waits, and any rank
-/// can do the work for all.
+/// @file
+/// The work of a collective in which all ranks have arrived. Nothing here waits, and any rank can
+/// do the work for all.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

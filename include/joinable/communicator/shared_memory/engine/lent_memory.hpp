@@ -16,7 +16,8 @@
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/buffer.hpp>
 
-/// @file Where the other ranks find the buffers of a large collective until it is done.
+/// @file
+/// Where the other ranks find the buffers of a large collective until it is done.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -13,11 +13,12 @@
 #include <joinable/config.hpp>
 #include <joinable/error.hpp>
 
-/// @file Moves a large collective in slices if other ranks cannot reach some rank's buffer. Each
-/// such rank has a ring that all can reach. A slice is copied in, reduced and copied out while it
-/// is in the caches. A rank copies the next slices while others still process the current one. Each
-/// rank computes its share of every slice. No other rank takes it over, because the rank must make
-/// its copies anyway.
+/// @file
+/// Moves a large collective in slices if other ranks cannot reach some rank's buffer. Each such
+/// rank has a ring that all can reach. A slice is copied in, reduced and copied out while it is in
+/// the caches. A rank copies the next slices while others still process the current one. Each rank
+/// computes its share of every slice. No other rank takes it over, because the rank must make its
+/// copies anyway.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -15,8 +15,9 @@
 #include <pthread.h>
 #include <unistd.h>
 
-/// @file The members of a group whose processes have no parent that watches them: the beginning of
-/// its shared-memory object.
+/// @file
+/// The members of a group whose processes have no parent that watches them: the beginning of its
+/// shared-memory object.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

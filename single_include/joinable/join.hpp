@@ -2929,9 +2929,6 @@ concept has_value_and_grad_members = requires(P& p) {
 /// |                                               | ranks keep parts of values                       |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
-/// The default serves every class with members `value` and `grad` (which may be a std::optional)
-/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
-///
 /// The default serves every class with members `value` and `grad` that are writable tensors; `grad`
 /// may be a std::optional. It uses the members `requires_grad` and `name` if there are any. In a
 /// specialisation, write `::` before a class `Parameter` of the global namespace.
@@ -18268,9 +18265,9 @@ public:
     /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless every
     ///         rank had arrived before and none died during its share of the work.
     void wait();
-    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut
-    /// while some rank has not arrived, once the time between tests of this work adds up to the
-    /// deadline. Each gap counts as at most 10 ms.
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
+    ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
     [[nodiscard]] bool test();
     /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress();
@@ -18691,8 +18688,8 @@ public:
     /// destroyed arenas is reused. The first arena reserves half of the shared memory for arenas.
     /// When that is full, further arenas are on the heap, and their buffers are copied like any
     /// others. An arena may outlive the communicator but not the process. One thread at a time may
-    /// use or destroy an arena or its communicator. @throws ContractViolation  alignment is not a
-    /// power of two.
+    /// use or destroy an arena or its communicator.
+    /// @throws ContractViolation  alignment is not a power of two.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment);
 

@@ -59,9 +59,6 @@ concept has_value_and_grad_members = requires(P& p) {
 /// |                                               | ranks keep parts of values                       |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
-/// The default serves every class with members `value` and `grad` (which may be a std::optional)
-/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
-///
 /// The default serves every class with members `value` and `grad` that are writable tensors; `grad`
 /// may be a std::optional. It uses the members `requires_grad` and `name` if there are any. In a
 /// specialisation, write `::` before a class `Parameter` of the global namespace.

@@ -89,8 +89,8 @@ public:
     /// @throws errors of the underlying communicator's messages, unchanged; Mismatch, see
     ///         MessageOptions::check.
     void wait() { engine_->wait(number_); }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut if
-    /// test() of a message does.
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut if test() of a message does.
     [[nodiscard]] bool test() { return engine_->test(number_); }
     /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress() { return engine_->progress(number_); }

@@ -36,7 +36,6 @@ namespace joinable { inline namespace v0 {
 /// | torus            | 2 (d - 1) along each dimension  | as ring along each dimension, the first       |
 /// |                  | of d ranks                      | dimension inside                              |
 ///
-///
 /// A combination of f16 or bf16 is rounded to 16 bits.
 ///
 /// Butterfly and halving_doubling run over a power of two of ranks, and torus over the product of

@@ -42,9 +42,10 @@ public:
     /// @throws TimedOut, PeerFailed, CommunicationError, ...  the reason why the communicator was
     ///         aborted, at once, unless this rank's part was complete before.
     void wait() { rank_->finish(*operation_); }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut
-    /// while some rank has not arrived, once the time between tests of this work adds up to the
-    /// deadline and the ranks have had 2 s to answer. Each gap counts as at most 10 ms.
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
+    ///         tests of this work adds up to the deadline and the ranks have had 2 s to answer.
+    ///         Each gap counts as at most 10 ms.
     [[nodiscard]] bool test() { return rank_->test(*operation_); }
     /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress() { return rank_->progress(*operation_); }

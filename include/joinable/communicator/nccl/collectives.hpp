@@ -89,8 +89,8 @@ public:
     /// if NCCL has none. An arena may outlive the communicator. If it is destroyed first, the host
     /// waits for all outstanding collectives, up to the deadline; during unwinding it aborts them.
     /// Destroy a CapturedStep that uses the arena before the arena.
-    /// @throws ContractViolation  alignment is not a power of two. @throws CommunicationError  the
-    ///                            device is out of memory.
+    /// @throws ContractViolation  alignment is not a power of two.
+    /// @throws CommunicationError  the device is out of memory.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
         Arena arena = bytes == 0 ? Arena{} : arenas_.allocate(bytes, alignment);

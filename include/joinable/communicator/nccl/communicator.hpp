@@ -41,9 +41,10 @@ public:
     /// both. It must outlive this object. The rank's device is the current one unless the options
     /// name one.
     /// @throws CommunicationError  no usable GPU, or NCCL refuses; the others then throw PeerFailed
-    ///                             with the text. @throws TimedOut  ranks did not come. @throws
-    ///                             ContractViolation  an option needs a later NCCL, or
-    ///                             NCCL_COMM_BLOCKING makes all communicators blocking.
+    ///                             with the text.
+    /// @throws TimedOut  ranks did not come.
+    /// @throws ContractViolation  an option needs a later NCCL, or NCCL_COMM_BLOCKING makes all
+    ///                            communicators blocking.
     template <Communicator Control>
     explicit NcclCommunicator(Control& control, NcclOptions const& options = {})
         : NcclCommunicator{

@@ -52,9 +52,10 @@ public:
         rank_->order_before(*launch_, stream);
         is_waited_for_ = true;
     }
-    /// True once the results are final. Does not block. @throws as wait() does; TimedOut, unless
-    /// all ranks are known to have posted it, once the time between tests of this work adds up to
-    /// the deadline. Each gap counts as at most 10 ms.
+    /// True once the results are final. Does not block.
+    /// @throws as wait() does; TimedOut, unless all ranks are known to have posted it, once the
+    ///         time between tests of this work adds up to the deadline. Each gap counts as at most
+    ///         10 ms.
     [[nodiscard]] bool test() { return rank_->test(*launch_, polled_); }
     /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress() { return rank_->test(*launch_); }

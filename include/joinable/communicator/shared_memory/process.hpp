@@ -104,8 +104,8 @@ public:
     /// destroyed arenas is reused. The first arena reserves half of the shared memory for arenas.
     /// When that is full, further arenas are on the heap, and their buffers are copied like any
     /// others. An arena may outlive the communicator but not the process. One thread at a time may
-    /// use or destroy an arena or its communicator. @throws ContractViolation  alignment is not a
-    /// power of two.
+    /// use or destroy an arena or its communicator.
+    /// @throws ContractViolation  alignment is not a power of two.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment);
 

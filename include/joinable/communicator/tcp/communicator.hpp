@@ -34,9 +34,9 @@ public:
     /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless every
     ///         rank had arrived before.
     void wait() { rank_->finish(sequence_); }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut
-    /// while some rank has not arrived, once the time between tests of this work adds up to the
-    /// deadline. Each gap counts as at most 10 ms.
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
+    ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
     [[nodiscard]] bool test() { return rank_->test(sequence_); }
     /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress() { return rank_->progress(sequence_); }
@@ -87,7 +87,8 @@ public:
     ///                             another version of this library.
     static TcpCommunicator attach(TcpOptions const& options);
     /// The same for rank 0, with a listener that it has already. The address and port of the
-    /// options are ignored. @throws ContractViolation  also if this is not rank 0.
+    /// options are ignored.
+    /// @throws ContractViolation  also if this is not rank 0.
     static TcpCommunicator attach(TcpListener listener, TcpOptions const& options);
     /// Attaches a rank that mpirun, mpiexec, torchrun or srun started; see tcp_environment().
     /// @throws ContractViolation  also if tcp_environment() fails.

@@ -44,8 +44,8 @@ public:
                              : choose_algorithm(bytes, comm_.size(), options_.costs);
     }
 
-    /// Returns the collective's number, for the other members. @throws the error of an earlier
-    /// collective.
+    /// Returns the collective's number, for the other members.
+    /// @throws the error of an earlier collective.
     [[nodiscard]] std::uint64_t post(Request const& request) {
         if (failure_) {
             std::rethrow_exception(failure_);

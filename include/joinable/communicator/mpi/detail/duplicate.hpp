@@ -111,8 +111,8 @@ finish(std::unique_ptr<MpiPending> pending, std::chrono::nanoseconds deadline, c
     return finish(std::move(pending), deadline, "MPI_Comm_idup");
 }
 /// Collective; ends at the deadline. A rank whose deadline passed earlier does not call this. A
-/// late rank that found the others' earlier part complete thus ends at its own deadline. @throws as
-/// duplicate() does.
+/// late rank that found the others' earlier part complete thus ends at its own deadline.
+/// @throws as duplicate() does.
 inline void meet(MPI_Comm comm, std::chrono::nanoseconds deadline) {
     auto pending = std::make_unique<MpiPending>();
     check_mpi(MPI_Ibarrier(comm, &pending->request), "MPI_Ibarrier");

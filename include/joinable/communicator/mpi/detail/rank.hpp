@@ -133,8 +133,8 @@ public:
         }
         return false;
     }
-    /// Whether the operation is complete. @throws the error that ended the rank, if that came
-    /// first.
+    /// Whether the operation is complete.
+    /// @throws the error that ended the rank, if that came first.
     [[nodiscard]] bool progress(MpiOperation& operation) {
         if (operation.state == MpiOperation::State::complete) {
             return true;

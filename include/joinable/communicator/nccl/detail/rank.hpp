@@ -406,8 +406,8 @@ private:
             settle();
         }
     }
-    /// Whether the results are final. @throws the error that ended this rank, if they never will
-    /// be.
+    /// Whether the results are final.
+    /// @throws the error that ended this rank, if they never will be.
     [[nodiscard]] bool has_run(NcclLaunch& launch) {
         check(launch.look(), "cudaEventQuery");
         if (launch.state == NcclLaunch::State::launched) {

@@ -27,9 +27,9 @@ public:
     /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless every
     ///         rank had arrived before and none died during its share of the work.
     void wait();
-    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut
-    /// while some rank has not arrived, once the time between tests of this work adds up to the
-    /// deadline. Each gap counts as at most 10 ms.
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
+    ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
     [[nodiscard]] bool test();
     /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress();

@@ -18603,8 +18603,8 @@ ProcessRank::set_deadline(std::chrono::nanoseconds deadline) noexcept {
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between process ranks. wait() and test() are inherited from a class
-/// that all communicators in shared memory use.
+/// A collective or a message between process ranks, with wait() and test(). All communicators in
+/// shared memory use the same class template.
 using ProcessWork = detail::GroupWork<detail::Room>;
 
 namespace detail {
@@ -18662,8 +18662,8 @@ public:
     /// happens at once if there is none for rank 0 at the start.
     /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
-    /// @throws ContractViolation   the rank is out of range, or another process already has it;
-    ///                             ranks have different world sizes.
+    /// @throws ContractViolation   the rank is out of range or already taken; ranks have
+    ///                             different world sizes.
     /// @throws CommunicationError  /dev/shm is full; the job's file there is damaged, or of another
     ///                             version of this library. Files of other users that have its name
     ///                             are ignored.
@@ -20316,8 +20316,8 @@ run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between thread ranks. wait() and test() are inherited from a class
-/// that all communicators in shared memory use.
+/// A collective or a message between thread ranks, with wait() and test(). All communicators in
+/// shared memory use the same class template.
 using ThreadWork = detail::GroupWork<detail::Heap>;
 
 /// Ranks are threads of this process. run_threads() makes one object per rank.

@@ -44,12 +44,14 @@ namespace joinable { inline namespace v0 {
 ///
 /// An abort travels as a message that every wait and test polls, so a busy rank sees it at its next
 /// wait. Collectives in flight then stay with MPI, and their memory, arenas included, is kept until
-/// the process ends. If all ranks destroy their communicators without unwinding, they first spend
-/// up to 2 s on completing them for each other. They cannot do so if a rank has more than 118
-/// collectives open, compared ones (MpiOptions::check), some with counts, or a send, or if a
-/// collective is complete on all ranks that have posted it. If two ranks abort at the same moment,
-/// others may hear of either first, so ranks may throw different reasons. MPI handles the death of
-/// a rank: mpirun ends the job. This library never calls MPI_Abort.
+/// the process ends. Ranks that all destroy their communicators without unwinding avoid this: for
+/// up to 2 s they complete these collectives for each other. That fails if a rank has more than 118
+/// collectives open, compared ones (MpiOptions::check), ones with counts, or a send. It also fails
+/// if a collective is complete on all ranks that have posted it.
+///
+/// If two ranks abort at the same moment, others may hear of either first, so ranks may throw
+/// different reasons. MPI handles the death of a rank: mpirun ends the job. This library never
+/// calls MPI_Abort.
 ///
 /// A wait ends at the deadline. The rank then asks the others what they have posted. Ranks that do
 /// not answer within 2 s, because they neither wait nor test here, are named as missing.
@@ -57,9 +59,9 @@ namespace joinable { inline namespace v0 {
 /// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
 /// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
 /// on floating-point numbers. The caller must keep buffers until the work has been waited for;
-/// spans of counts are copied. MPI errors become CommunicationError with MPI's text. Open MPI and
-/// MPICH, however, raise some errors inside waits on MPI_COMM_WORLD. They end the job unless the
-/// program has set MPI_ERRORS_RETURN there.
+/// spans of counts are copied. MPI errors become CommunicationError with MPI's text. But Open MPI
+/// and MPICH raise some errors of waits at MPI_COMM_WORLD. These end the job unless the program has
+/// set MPI_ERRORS_RETURN there.
 ///
 /// One thread at a time may use an object, its arenas, and all groups split from it or from one of
 /// its groups, because a group receives aborts through its parents. Threads that run in parallel

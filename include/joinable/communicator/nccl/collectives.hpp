@@ -76,7 +76,7 @@ public:
         }
         return rank_.set_caller(caller);
     }
-    /// The device whose memory buckets use, on the caller's stream. Without kernels
+    /// For buckets: operates on the device's memory, on the caller's stream. Without kernels
     /// (CudaDevice::use_kernels) NCCL scales gradients while it sums them.
     [[nodiscard]] CudaDevice& device_memory() {
         if (!device_memory_) {
@@ -86,8 +86,9 @@ public:
     }
 
     /// Local. Zeroed device memory for register_arena(), from NCCL's allocator, or from the device
-    /// if NCCL has none. An arena may outlive the communicator. If it is destroyed first, the host
-    /// waits for all outstanding collectives, up to the deadline; during unwinding it aborts them.
+    /// if NCCL has none. An arena may outlive the communicator. If the arena is destroyed first,
+    /// the host waits for all outstanding collectives, up to the deadline, or aborts them during
+    /// unwinding.
     /// Destroy a CapturedStep that uses the arena before the arena.
     /// @throws ContractViolation  alignment is not a power of two.
     /// @throws CommunicationError  the device is out of memory.

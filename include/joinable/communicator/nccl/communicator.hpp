@@ -31,7 +31,7 @@ namespace joinable { inline namespace v0 {
 /// @code
 /// joinable::NcclCommunicator comm{hosts, {.stream = compute}};
 /// auto work = comm.all_reduce({gradients, count, joinable::DType::f32}, joinable::ReduceOp::sum);
-/// work.wait();           // what `compute` does from here on comes after the sum
+/// work.wait();           // later work on `compute` runs after the sum
 /// comm.synchronize();    // instead of cudaStreamSynchronize(compute): ends if a rank never comes
 /// @endcode
 class NcclCommunicator : public NcclCollectives {

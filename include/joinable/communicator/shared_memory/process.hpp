@@ -19,8 +19,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between process ranks. wait() and test() are inherited from a class
-/// that all communicators in shared memory use.
+/// A collective or a message between process ranks, with wait() and test(). All communicators in
+/// shared memory use the same class template.
 using ProcessWork = detail::GroupWork<detail::Room>;
 
 namespace detail {
@@ -78,8 +78,8 @@ public:
     /// happens at once if there is none for rank 0 at the start.
     /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
-    /// @throws ContractViolation   the rank is out of range, or another process already has it;
-    ///                             ranks have different world sizes.
+    /// @throws ContractViolation   the rank is out of range or already taken; ranks have
+    ///                             different world sizes.
     /// @throws CommunicationError  /dev/shm is full; the job's file there is damaged, or of another
     ///                             version of this library. Files of other users that have its name
     ///                             are ignored.

@@ -15,8 +15,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between thread ranks. wait() and test() are inherited from a class
-/// that all communicators in shared memory use.
+/// A collective or a message between thread ranks, with wait() and test(). All communicators in
+/// shared memory use the same class template.
 using ThreadWork = detail::GroupWork<detail::Heap>;
 
 /// Ranks are threads of this process. run_threads() makes one object per rank.

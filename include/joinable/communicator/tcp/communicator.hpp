@@ -81,8 +81,8 @@ public:
     /// listens until then; connections that do not belong to the job disturb no rank.
     /// @throws TimedOut            some ranks, which it names, had not arrived in time.
     /// @throws PeerFailed          a rank died meanwhile.
-    /// @throws ContractViolation   the rank is out of range, or another process already has it;
-    ///                             rank 0 has another job, secret or world size.
+    /// @throws ContractViolation   the rank is out of range or already taken; rank 0 has
+    ///                             another job, secret or world size.
     /// @throws CommunicationError  rank 0 cannot listen there; another program answers, or one with
     ///                             another version of this library.
     static TcpCommunicator attach(TcpOptions const& options);

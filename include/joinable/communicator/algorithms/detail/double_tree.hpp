@@ -169,7 +169,7 @@ private:
     int ranks_;
     int rounds_ = 0;
     std::array<std::vector<std::int32_t>, trees>
-        starts_; ///< the colours until every rank has a start; roots: -1
+        starts_; ///< first the colours, then the rounds; roots: -1
 };
 
 /// The steps of one rank along two trees. Each tree carries one half of the buffer, in blocks.

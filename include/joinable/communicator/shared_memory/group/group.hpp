@@ -56,8 +56,8 @@ public:
     /// need reserve().
     [[nodiscard]] static std::array<std::pair<std::size_t, std::size_t>, 2> parts_at_start(int size
     );
-    /// `numbers` are the members' numbers, by rank in this group. `is_zeroed`: only these parts of
-    /// the memory have been written.
+    /// `numbers` are the members' numbers, by rank in this group. `is_zeroed`: the memory is zeros
+    /// already, so this touches only those parts.
     /// @pre `memory` is as for a Board, and has bytes_for(size)
     static Group
     create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false);

@@ -358,7 +358,7 @@ inline constexpr std::string_view dtype_names[] = {
 
 } // namespace detail
 
-/// How many there are: as numbers they are [0, dtype_count).
+/// The number of DTypes. Their values are [0, dtype_count).
 inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
 
 [[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
@@ -376,12 +376,12 @@ inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
     }
     return false;
 }
-/// Whether elements are of 16 bits, Half or BFloat16, which are computed with as floats.
+/// Whether elements have 16 bits (Half or BFloat16). Arithmetic on them uses float.
 [[nodiscard]] constexpr bool is_half_precision(DType dtype) noexcept {
     return dtype == DType::f16 || dtype == DType::bf16;
 }
 
-/// IEEE 754 binary16 as storage: reductions convert to float, no arithmetic of its own.
+/// IEEE 754 binary16 as storage. It has no arithmetic of its own: reductions convert to float.
 /// Conversion from float rounds to nearest, ties to even.
 struct Half {
     std::uint16_t bits = 0;
@@ -441,8 +441,9 @@ consteval DType find_dtype() {
 /// |---------------|---------|---------------------------------------------------------------------|
 /// | `dtype_of<T>` | `DType` | by kind and size: `long` and `long long` share one                  |
 ///
-/// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, bool and wide characters excepted.
-/// Masks that are to move (buffers, broadcasts) are of unsigned char: sums of bools would be none.
+/// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, except bool and
+/// wide characters. Use unsigned char for masks that are communicated (buffers, broadcasts): a sum
+/// of bools would not be a bool.
 template <class T>
 concept Element = detail::has_dtype<T>;
 
@@ -467,13 +468,13 @@ inline constexpr DType dtype_of = detail::find_dtype<T>();
     return 8;
 }
 
-/// The enumerator's name, for error texts.
+/// The enumerator's name.
 [[nodiscard]] constexpr std::string_view name_of(DType dtype) noexcept {
     return detail::dtype_names[static_cast<std::size_t>(dtype)];
 }
 
-/// Calls `function(std::type_identity<T>{})` with the storage type of `dtype`: the one place where
-/// a run-time dtype becomes a type.
+/// Calls `function(std::type_identity<T>{})` with the storage type of `dtype`. This is the only
+/// place where a run-time dtype becomes a type.
 template <class F>
 constexpr decltype(auto) visit_dtype(DType dtype, F&& function) {
     switch (dtype) {
@@ -564,7 +565,7 @@ struct ConstBuffer {
     constexpr ConstBuffer() = default;
     constexpr ConstBuffer(void const* address, std::size_t elements, DType type) noexcept
         : data{address}, count{elements}, dtype{type} {}
-    // NOLINTNEXTLINE(google-explicit-constructor): reading what may be written is always safe
+    // NOLINTNEXTLINE(google-explicit-constructor): reading writable memory is always safe
     constexpr ConstBuffer(Buffer buffer) noexcept
         : data{buffer.data}, count{buffer.count}, dtype{buffer.dtype} {}
 
@@ -577,7 +578,7 @@ struct ConstBuffer {
 
 namespace joinable { inline namespace v0 {
 
-/// How a reduction combines two elements. Sums and products of integers wrap around; the bit
+/// How a reduction combines two elements. Sums and products of integers wrap around. Bitwise
 /// operations are for integers only.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
 
@@ -589,10 +590,10 @@ inline constexpr std::string_view reduce_op_names[] = {
 
 } // namespace detail
 
-/// How many there are: as numbers they are [0, reduce_op_count).
+/// The number of ReduceOps. Their values are [0, reduce_op_count).
 inline constexpr std::size_t reduce_op_count = std::size(detail::reduce_op_names);
 
-/// The enumerator's name, for error texts.
+/// The enumerator's name.
 [[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
     return detail::reduce_op_names[static_cast<std::size_t>(op)];
 }
@@ -676,7 +677,7 @@ inline std::string ranks_text(std::vector<int> const& ranks) {
 
 namespace joinable { inline namespace v0 {
 
-/// The most dimensions that a tensor may have.
+/// The maximum number of dimensions of a tensor.
 inline constexpr std::size_t max_tensor_rank = 8;
 
 /// The extents or the strides of a tensor: a list of at most `max_tensor_rank` numbers that never
@@ -758,7 +759,7 @@ private:
 
 namespace detail {
 
-/// The same numbers from the last to the first.
+/// The same numbers in reverse order.
 [[nodiscard]] constexpr Shape reversed(Shape const& shape) {
     Shape other;
     for (std::size_t i = shape.size(); i-- > 0;) {
@@ -774,8 +775,8 @@ namespace detail {
     return detail::reversed(row_major_strides(detail::reversed(extents)));
 }
 
-/// Whether elements lie one after another in row-major order. The stride of a dimension of extent
-/// 1 does not matter, and a tensor without elements is contiguous.
+/// Whether elements lie one after another in row-major order. Strides of dimensions of extent 1 do
+/// not matter. A tensor without elements is contiguous.
 [[nodiscard]] constexpr bool is_contiguous(Shape const& extents, Shape const& strides) {
     if (extents.size() != strides.size()) {
         return false;
@@ -803,11 +804,11 @@ namespace detail {
     return text + ")";
 }
 
-/// The bytes of the largest object there can be: what counts or steps further is no size.
+/// The size of the largest possible object, in bytes. Larger counts and steps are errors.
 inline constexpr std::size_t max_bytes = (std::numeric_limits<std::size_t>::max)() / 2;
 
-/// Throws ContractViolation for a number that was negative before it became a std::size_t: no
-/// memory is as large as what it then stands for.
+/// Throws ContractViolation for a number that was negative before conversion to std::size_t. It is
+/// larger than any possible size of memory.
 constexpr void check_not_negative(char const* what, std::size_t dimension, std::size_t value) {
     if (value > max_bytes) {
         throw ContractViolation{
@@ -818,10 +819,10 @@ constexpr void check_not_negative(char const* what, std::size_t dimension, std::
     }
 }
 
-/// The number of elements of memory that a view reaches over: 1 + the largest offset, 0 for an
-/// empty view, whose strides do not matter.
-/// @throws ContractViolation  numbers of extents and strides differ, one of them is negative, or
-///         the view has more elements or reaches over more bytes than memory can have.
+/// The number of elements of memory that a view spans: 1 + the largest offset. An empty view spans
+/// 0, whatever its strides.
+/// @throws ContractViolation  extents and strides differ in number, one of them is negative, or the
+///                            view has more elements or spans more bytes than memory can have.
 constexpr std::size_t
 checked_reach(Shape const& extents, Shape const& strides, std::size_t element_bytes) {
     if (extents.size() != strides.size()) {
@@ -863,7 +864,7 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
 
 namespace joinable { inline namespace v0 {
 
-/// Where a tensor's memory lives.
+/// The kind of a device.
 enum class DeviceKind : std::uint8_t { host, cuda };
 
 /// One device: the host, or an accelerator by its index.
@@ -875,14 +876,15 @@ struct DeviceId {
 };
 
 /// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference.
-/// A class `Tensor` of the global namespace is written with `::` before it there, inside the
-/// specialisation as well: this namespace has names of its own. So are `Parameter`, `Buffer` and `Shape`.
+/// In the specialisation, write `::` before a class `Tensor`, `Parameter`, `Buffer` or `Shape` of
+/// the global namespace, because this namespace has classes of these names.
 ///
 /// Types of Eigen, Armadillo and xtensor, and std::mdspan, need no specialisation: include
 /// interop/eigen.hpp, armadillo.hpp, xtensor.hpp or mdspan.hpp.
 ///
-/// Traits of a base class do not count for what is derived from it (`arma::Col` from `arma::Mat`). One
-/// constrained specialisation adapts the whole family; those of this header stay the choice for their types:
+/// Traits of a base class do not apply to derived classes (such as `arma::Col` from `arma::Mat`).
+/// One constrained specialisation adapts a whole family; the specialisations in this header still
+/// take precedence:
 /// ```cpp
 /// template <class T>
 ///     requires std::derived_from<T, Base>
@@ -984,8 +986,8 @@ concept has_device = requires(std::remove_cvref_t<T> const& t) {
     { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
 };
 
-/// The traits of a view take a const tensor whatever its elements are, those of a container take
-/// it as it is: asking with the lvalue as given covers both.
+/// The traits of a view take a const tensor whatever its elements are. The traits of a container
+/// take it as it is. Passing the lvalue as given covers both.
 template <class T>
 concept has_data = requires(lvalue_of<T> t) {
     { traits_of<T>::data(t) } -> std::convertible_to<void const*>;
@@ -1034,8 +1036,9 @@ Shape shape_of(Range const& range) {
 /// | `traits::is_column_major` (optional)      | `bool`              | which dimension varies fastest: the first |
 /// |                                           |                     | if true, the last without it             |
 ///
-/// Not checkable, still required: the memory stays where it is while a collective uses it.
-/// Models: std::vector, std::array, std::span, StridedView, AnyView; std::variant of tensors (tensor/variant.hpp).
+/// Required, but not checkable: the memory stays in place while a collective uses it. Models:
+/// std::vector, std::array, std::span, StridedView, AnyView; std::variant of tensors
+/// (tensor/variant.hpp).
 template <class T>
 concept Tensor = detail::has_tensor_traits<T> &&
                  (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&
@@ -1054,8 +1057,8 @@ concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
 
 namespace detail {
 
-/// A container of bools, or a tensor whose traits say that its elements are bools. It is refused, and not
-/// moved as u8: a sum of bools would be no bool any more.
+/// A container of bools, or a tensor whose traits say that its elements are bools. It is refused
+/// rather than treated as u8, because a sum of bools would not be a bool.
 template <class T>
 concept has_bool_elements = !Tensor<T> && (requires {
     requires std::same_as<typename std::remove_cvref_t<T>::value_type, bool>;
@@ -1070,7 +1073,7 @@ concept has_other_elements = !has_tensor_traits<T> && requires {
 
 } // namespace detail
 
-/// Says in one sentence what a type lacks to be a Tensor: `static_assert(models_tensor<My>());`.
+/// Explains in one sentence why a type is not a Tensor: `static_assert(models_tensor<My>());`.
 template <class T>
 consteval bool models_tensor() {
     static_assert(
@@ -1110,7 +1113,7 @@ consteval bool models_tensor() {
     return Tensor<T>;
 }
 
-/// Says in one sentence what a type lacks to be a WritableTensor.
+/// Explains in one sentence why a type is not a WritableTensor.
 template <class T>
 consteval bool models_writable_tensor() {
     if constexpr (models_tensor<T>()) {
@@ -1140,7 +1143,7 @@ template <Tensor T>
 }
 
 /// The strides of a tensor, in elements.
-/// @throws ContractViolation  as many strides as extents are needed, none of them negative.
+/// @throws ContractViolation  strides and extents differ in number, or a stride is negative.
 template <Tensor T>
 [[nodiscard]] constexpr Shape strides(T const& tensor) {
     if constexpr (detail::has_strides<T>) {
@@ -1158,7 +1161,7 @@ template <Tensor T>
     }
 }
 
-/// The device on which a tensor's memory is.
+/// The device that has a tensor's memory.
 template <Tensor T>
 [[nodiscard]] constexpr DeviceId device(T const& tensor) {
     if constexpr (detail::has_device<T>) {
@@ -1174,7 +1177,7 @@ template <Tensor T>
     return joinable::numel(joinable::extents(tensor));
 }
 
-/// Whether a tensor's elements lie one after another in the order of its type: column-major where its
+/// Whether a tensor's elements lie one after another in the order of its type: column-major if its
 /// traits say so, else row-major.
 template <Tensor T>
 [[nodiscard]] constexpr bool is_contiguous(T const& tensor) {
@@ -1187,8 +1190,8 @@ template <Tensor T>
     }
 }
 
-/// The memory of a contiguous tensor, to be written. Elements are in the order of its type, so ranks that
-/// exchange them give tensors of one order.
+/// The memory of a contiguous tensor, for writing. Elements are in the order of the tensor's type,
+/// so ranks that exchange them must use tensors of the same order.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <WritableTensor T>
 [[nodiscard]] constexpr Buffer to_buffer(T&& tensor) {
@@ -1200,7 +1203,7 @@ template <WritableTensor T>
     return {detail::traits_of<T>::data(tensor), joinable::numel(tensor), joinable::dtype(tensor)};
 }
 
-/// The memory of a contiguous tensor, to be read. Elements are in the order of its type.
+/// The memory of a contiguous tensor, for reading. Elements are in the order of the tensor's type.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <Tensor T>
 [[nodiscard]] constexpr ConstBuffer to_const_buffer(T const& tensor) {
@@ -1218,8 +1221,8 @@ template <Tensor T>
 
 namespace joinable { inline namespace v0 {
 
-/// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
-/// copy; iterates over all elements in row-major order of their indices.
+/// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements need not be contiguous.
+/// Cheap to copy. Iterates over all elements in row-major order of their indices.
 template <class T>
 class StridedView {
 public:
@@ -1270,15 +1273,16 @@ public:
 
     StridedView() = default;
 
-    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
-    ///         number that became a std::size_t), or they reach further than memory can.
+    /// @throws ContractViolation  extents and strides differ in number, one is negative (a signed
+    ///                            number converted to std::size_t), or the view is larger than
+    ///                            memory can be.
     StridedView(T* data, Shape const& extents, Shape const& strides)
         : data_{data}, extents_{extents}, strides_{strides} {
         (void)detail::checked_reach(extents, strides, sizeof(T));
         numel_ = joinable::numel(extents);
     }
 
-    /// A view of const elements can always be made from one of mutable elements.
+    /// A view of mutable elements converts to a view of const elements.
     template <class U>
         requires std::same_as<U const, T> && (!std::is_const_v<U>)
     // NOLINTNEXTLINE(google-explicit-constructor)
@@ -1321,7 +1325,7 @@ private:
     }
 
     T* data_ = nullptr;
-    Shape extents_{0}; ///< a view that was not given anything has no elements
+    Shape extents_{0}; ///< a default-constructed view has no elements
     Shape strides_{1};
     std::size_t numel_ = 0;
 };
@@ -1335,9 +1339,9 @@ struct tensor_traits<StridedView<T>> {
     static Shape const& strides(StridedView<T> const& view) noexcept { return view.strides(); }
 };
 
-/// Views contiguous storage with any extents and strides, from element `offset` on. Local.
-/// Steps go forward: a negative stride is refused, in a list of constants by the compiler.
-/// @throws ContractViolation  the view would reach beyond the storage; what StridedView throws.
+/// Views contiguous storage with any extents and strides, starting at element `offset`. Local.
+/// Negative strides are refused: by the compiler in a list of constants, else at run time.
+/// @throws ContractViolation  the view would reach beyond the storage; also as StridedView.
 template <class Storage>
 [[nodiscard]] auto as_strided(
     Storage&& storage,
@@ -1384,7 +1388,7 @@ template <class Storage>
 }
 
 /// The part of a view with indices [start, start + length) in one dimension. Local.
-/// @throws ContractViolation  there is no such dimension or no such range in it.
+/// @throws ContractViolation  the dimension does not exist, or the range is not within it.
 template <class T>
 [[nodiscard]] StridedView<T>
 narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std::size_t length) {
@@ -1403,7 +1407,7 @@ narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std
     }
     Shape extents = view.extents();
     extents[dimension] = length;
-    // Nothing is viewed when nothing is left: the pointer must not leave the storage for that.
+    // An empty view keeps the pointer, which must not leave the storage.
     T* const data = length == 0 ? view.data() : view.data() + start * view.strides()[dimension];
     return {data, extents, view.strides()};
 }
@@ -1414,8 +1418,8 @@ narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std
 
 namespace joinable { inline namespace v0 {
 
-/// A non-owning writable tensor whose dtype is known at run time. A default one is empty: it
-/// stands for "no tensor".
+/// A non-owning writable tensor whose dtype is known at run time. A default-constructed one is
+/// empty: it stands for "no tensor".
 class AnyView {
 public:
     AnyView() = default;
@@ -1432,8 +1436,9 @@ public:
               joinable::device(tensor)
           } {}
 
-    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
-    ///         number that became a std::size_t), or they reach further than memory can.
+    /// @throws ContractViolation  extents and strides differ in number, one is negative (a signed
+    ///                            number converted to std::size_t), or the view is larger than
+    ///                            memory can be.
     AnyView(
         void* data, DType dtype, Shape const& extents, Shape const& strides, DeviceId device = {}
     )
@@ -1442,7 +1447,7 @@ public:
         (void)detail::checked_reach(extents, strides, size_of(dtype));
     }
 
-    /// Whether there is a tensor, be it one without elements.
+    /// Whether there is a tensor, even one without elements.
     explicit operator bool() const noexcept { return is_tensor_; }
 
     [[nodiscard]] void* data() const noexcept { return data_; }
@@ -1453,8 +1458,8 @@ public:
     [[nodiscard]] std::size_t numel() const { return joinable::numel(extents_); }
     [[nodiscard]] bool is_contiguous() const { return joinable::is_contiguous(extents_, strides_); }
 
-    /// The same tensor with its dtype as a type.
-    /// @throws ContractViolation  the elements are no `T`.
+    /// The same tensor with a static element type.
+    /// @throws ContractViolation  the elements are not of type `T`.
     template <Element T>
     [[nodiscard]] StridedView<T> as() const {
         if (dtype_ != dtype_of<T>) {
@@ -1468,7 +1473,7 @@ public:
 
 private:
     void* data_ = nullptr;
-    Shape extents_{0}; ///< an empty one has no elements: nothing is ever read or written through it
+    Shape extents_{0}; ///< an empty view has no elements, so it is never read or written
     Shape strides_{1};
     DeviceId device_;
     DType dtype_ = DType::f32;
@@ -1477,7 +1482,7 @@ private:
 
 namespace detail {
 
-/// "f32 (2, 3)": how error texts show a tensor.
+/// "f32 (2, 3)": how error texts name a tensor.
 [[nodiscard]] inline std::string to_text(AnyView const& view) {
     return view ? concat(name_of(view.dtype()), " ", to_text(view.extents())) : "missing";
 }
@@ -1487,12 +1492,12 @@ namespace detail {
     return device.kind == DeviceKind::host ? "the host" : concat("CUDA device ", device.index);
 }
 
-/// Whether its elements are somewhere, if it has any.
+/// Whether the tensor has memory, or needs none because it has no elements.
 [[nodiscard]] inline bool has_memory(AnyView const& view) {
     return view.data() != nullptr || view.numel() == 0;
 }
 
-/// A view of any writable tensor; an AnyView is one already.
+/// A view of any writable tensor. Returns an AnyView unchanged.
 template <class T>
 [[nodiscard]] AnyView view_of(T&& tensor) {
     if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
@@ -1502,7 +1507,7 @@ template <class T>
     }
 }
 
-/// Whether the elements of both are as many, of one type and in one place.
+/// Whether two tensors have the same number and type of elements, on the same device.
 [[nodiscard]] inline bool is_like(AnyView const& a, AnyView const& b) {
     return static_cast<bool>(a) == static_cast<bool>(b) && a.dtype() == b.dtype() &&
            a.extents() == b.extents() && a.device() == b.device();
@@ -1527,45 +1532,46 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// The dimensions of extent above 1, those with the smallest stride first.
+/// The dimensions of extent above 1, sorted by stride, smallest first.
 Shape dimensions_by_stride(Shape const& extents, Shape const& strides);
 
 } // namespace detail
 
-/// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
-/// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
+/// Whether a tensor's elements fill its memory without gaps or overlap, in any order of dimensions.
+/// A flat buffer can then keep its strides. This is the rule of PyTorch's
 /// is_non_overlapping_and_dense.
 [[nodiscard]] bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides);
 
 namespace detail {
 
-/// How a tensor is laid out in a flat buffer: as it is where it is dense, so that both are read in the same
-/// order; else row-major.
+/// The strides of a tensor in a flat buffer. A dense tensor keeps its own, so that both are read in
+/// the same order; any other tensor becomes row-major.
 [[nodiscard]] inline Shape dense_strides(Shape const& extents, Shape const& strides) {
     return is_non_overlapping_and_dense(extents, strides) ? strides : row_major_strides(extents);
 }
 
-/// In how many ways `total` is a sum of multiples of strides, each taken less than `count` times:
-/// the equation behind "do two indices name the same memory?". A bounded Diophantine equation, as
-/// in NumPy's solve_may_share_memory: hard in general, but every layout that is nested, permuted,
-/// sliced or padded is decided in a few steps, because the largest stride leaves few choices.
+/// Counts the ways in which `total` is a sum of multiples of strides, each taken less than `count`
+/// times. This decides whether two indices name the same memory. It is a bounded Diophantine
+/// equation, as in NumPy's solve_may_share_memory, and hard in general. Nested, permuted, sliced
+/// and padded layouts take only a few steps, because the largest stride leaves few choices.
 class SumsOfStrides {
 public:
-    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 of them.
+    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 strides.
     void add(std::size_t stride, std::size_t count) noexcept;
 
-    /// One term per stride. It keeps the sums there are, but not in how many ways they come.
+    /// Merges terms that have the same stride. This keeps the set of possible sums, but not the
+    /// number of ways.
     void merge_equal_strides() noexcept;
 
-    /// Whether there are at least `wanted` ways. Also true when the search took too many steps.
+    /// Whether there are at least `wanted` ways. Also true if the search took too many steps.
     [[nodiscard]] bool has(std::size_t total, int wanted) noexcept;
 
 private:
     struct Term {
         std::size_t stride;
         std::size_t count;
-        std::size_t rest;    ///< the largest sum of this term and those after it
-        std::size_t divisor; ///< of every sum of this term and those after it
+        std::size_t rest;    ///< the largest sum of this term and the later ones
+        std::size_t divisor; ///< common to all sums of this term and the later ones
     };
     static constexpr int max_steps = 10'000; ///< about half a millisecond
 
@@ -1579,18 +1585,19 @@ private:
     int steps_ = 0;
 };
 
-/// Whether each stride is larger than all that the smaller ones reach: then no two indices meet.
+/// Whether each stride exceeds the distance that all smaller ones span. Then no two indices share
+/// an element.
 bool is_nested(Shape const& extents, Shape const& strides);
 
 bool is_overlapping(Shape const& extents, Shape const& strides);
 
 } // namespace detail
 
-/// Whether two different indices of a tensor may name the same element, as where a stride is 0: such
-/// a tensor can be read, but writing all of its elements has no defined result. Local.
-/// Exact, except that a tensor whose layout takes more than 10,000 steps to decide counts as
-/// overlapping; all that come from slicing, padding, permuting and broadcasting take a few.
-/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+/// Whether two different indices of a tensor may name the same element, as with a stride of 0. Such
+/// a tensor can be read, but writing all of its elements has no defined result. Local. The answer
+/// is exact, except that a layout that takes more than 10,000 steps to decide counts as
+/// overlapping. Layouts from slicing, padding, permuting and broadcasting take a few steps.
+/// @throws ContractViolation  extents and strides do not describe a view; see StridedView.
 template <Tensor T>
 [[nodiscard]] bool is_overlapping(T const& tensor) {
     Shape const shape = joinable::extents(tensor);
@@ -1599,10 +1606,11 @@ template <Tensor T>
     return detail::is_overlapping(shape, steps);
 }
 
-/// Whether some element of one tensor may be in the memory of an element of the other. Local; the
-/// tensors may differ in everything. Exact like `is_overlapping` where both have elements of the same
-/// size at a multiple of it; else overlapping address ranges count.
-/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+/// Whether some element of one tensor may share memory with an element of the other. Local. The
+/// tensors may differ in everything. The answer is exact like `is_overlapping` if both have
+/// elements of the same size at a multiple of that size; otherwise overlapping address ranges
+/// count.
+/// @throws ContractViolation  extents and strides do not describe a view; see StridedView.
 template <Tensor A, Tensor B>
 [[nodiscard]] bool share_memory(A const& a, B const& b) {
     Shape const extents_a = joinable::extents(a);
@@ -1621,13 +1629,13 @@ template <Tensor A, Tensor B>
         first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
         return false;
     }
-    // Modulo 2^64 the difference may be negative: what b reaches makes up for it below.
+    // The difference may be negative, modulo 2^64. The reach of b, added below, makes up for it.
     std::size_t const difference = first_b - first_a;
     if (size != size_b || difference % size != 0) {
         return true;
     }
-    // Element i of a is element k of b where a's steps up to i and b's from k to its last element
-    // are together the distance from a's first element to b's last one.
+    // Element i of a is element k of b if a's steps up to i and b's steps from k to its last
+    // element together equal the distance from a's first element to b's last one.
     detail::SumsOfStrides sums;
     std::size_t total =
         first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
@@ -1769,8 +1777,8 @@ JOINABLE_DEFINITION bool is_overlapping(Shape const& extents, Shape const& strid
     if (numel(extents) < 2 || is_nested(extents, strides)) {
         return false;
     }
-    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
-    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
+    // Two indices name one element if the difference of indices, each in -(extent - 1) to extent -
+    // 1, steps to 0 without being 0. Counted from the lowest difference:
     SumsOfStrides sums;
     std::size_t total = 0;
     for (std::size_t d = 0; d < extents.size(); ++d) {
@@ -1795,7 +1803,7 @@ namespace detail {
 
 bool is_same_view(AnyView const& a, AnyView const& b);
 
-/// Throws ContractViolation unless elements of `from` can go where those of `to` are.
+/// Throws ContractViolation unless the elements of `from` can be copied to `to`.
 void check_pair(std::string_view what, AnyView const& from, AnyView const& to);
 
 template <class T, class U>
@@ -1810,7 +1818,7 @@ consteval void check_elements() {
     );
 }
 
-/// A view that is only read, as the kernels take it.
+/// A read-only view, in the form that the kernels take.
 template <class T>
 AnyView source_view(StridedView<T> const& view) {
     using U = std::remove_const_t<T>;
@@ -1820,29 +1828,29 @@ AnyView source_view(StridedView<T> const& view) {
 
 } // namespace detail
 
-/// Copies elements between views that may be strided differently. Local, on the host; no allocation.
-/// Source and target are the same view, or share no element; the source alone may name elements
-/// twice (a stride of 0 broadcasts).
-/// @throws ContractViolation  dtypes, extents or devices do not fit, elements of the target share
-///         memory, or the views overlap otherwise; nothing was written.
+/// Copies elements between views that may have different strides. Local, on the host; no
+/// allocation. Source and target must be the same view or share no element. Only the source may
+/// have indices that share elements (a stride of 0 broadcasts).
+/// @throws ContractViolation  dtypes, extents or devices do not match, elements of the target share
+///                            memory, or the views overlap otherwise; nothing was written.
 void copy(AnyView const& from, AnyView const& to);
 
-/// `to = from * factor`, in one pass: f16 and bf16 compute in float, f32 and f64 in themselves;
-/// integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
+/// `to = from * factor`, in one pass. f16 and bf16 are computed in float, f32 and f64 in their own
+/// type. Integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
 /// @throws ContractViolation  as `copy`, or an integer would be scaled; nothing was written.
 void scale_copy(AnyView const& from, double factor, AnyView const& to);
 
-/// `to += from`, in one pass: f16 and bf16 compute in float and round once, integers wrap. Local, on
-/// the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
+/// `to += from`, in one pass. f16 and bf16 are computed in float and rounded once; integers wrap.
+/// Local, on the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
 /// @throws ContractViolation  as `copy`; nothing was written.
 void add(AnyView const& from, AnyView const& to);
 
-/// Sets all elements to zero; an empty view has none. Local, on the host; no allocation. Elements may
-/// share memory.
+/// Sets all elements to zero. Does nothing for an empty view. Local, on the host; no allocation.
+/// Indices may share elements.
 /// @throws ContractViolation  the tensor is not on the host, or is a null pointer.
 void fill_zero(AnyView const& to);
 
-/// The same for views whose elements have a type: views of different elements, targets of const
+/// The same for views with static element types. Views of different elements, targets of const
 /// elements and scaled integers do not compile.
 template <class T, class U>
 void copy(StridedView<T> const& from, StridedView<U> const& to) {
@@ -1883,18 +1891,19 @@ void fill_zero(StridedView<T> const& to) {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-// What follows is written for vectorisers: no branches, comparisons of signed numbers only (SSE2 has
-// no others), and always inlined, so that it is compiled for the instruction set of its caller.
+// The functions below are written for vectorisers: they have no branches and compare only signed
+// numbers (SSE2 has no other comparison). They are always inlined, so that they are compiled for
+// their caller's instruction set.
 
-/// `yes` where the condition holds, else `no`, without a branch that a compiler could sink work into.
+/// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
 [[gnu::always_inline]] constexpr std::uint32_t
 select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
     std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
     return (yes & mask) | (no & ~mask);
 }
 
-/// Conversions between a 16-bit format, in the low half of a word, and float. The same bits as
-/// BFloat16 and Half give.
+/// Converts between float and a 16-bit format in the low half of a word. The bits are the same as
+/// those of BFloat16 and Half.
 template <class T>
 struct Conversion;
 
@@ -1919,7 +1928,7 @@ struct Conversion<Half> {
         // Zero and subnormals: the mantissa times 2^-24, exactly.
         auto const subnormal =
             std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
-        // Others: the exponent rebiased from 15 to 127; that of infinity and NaN becomes 255.
+        // Others: the exponent is rebiased from 15 to 127; that of infinity and NaN becomes 255.
         std::uint32_t const other =
             shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
         return std::bit_cast<float>(
@@ -1945,7 +1954,7 @@ struct Conversion<Half> {
 template <class T>
 concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
 
-/// The unsigned integer of a size: integers are added in it, because it wraps.
+/// The unsigned integer of a size. Integers are added in it, because it wraps.
 template <std::size_t Bytes>
 struct unsigned_of_size;
 template <>
@@ -1967,7 +1976,7 @@ struct unsigned_of_size<8> {
 template <std::size_t Bytes>
 using bits_of_size = typename unsigned_of_size<Bytes>::type;
 
-/// A word whose halves are what an operation computes of the halves of two words.
+/// Applies an operation to the halves of two words, and returns a word of the two results.
 template <class T, class Operation>
 [[gnu::always_inline]] inline std::uint32_t
 each_half(Operation const& operation, std::uint32_t source, std::uint32_t target) noexcept {
@@ -1979,10 +1988,10 @@ each_half(Operation const& operation, std::uint32_t source, std::uint32_t target
     return C::narrow(low) | (C::narrow(high) << 16);
 }
 
-// An operation on elements: `Element` is what is in memory, `Word` what is computed at once, one
-// element or two of 16 bits (a single one is then in the low half). It is called with a word of the
-// source and the word of the target that it replaces. `compute` does the same to numbers of 16 bits that
-// were widened, one or a register full.
+// An operation on elements. `Element` is the type in memory. `Word` is the type of one computation:
+// one element, or two of 16 bits (a single one is then in the low half). The call takes a word of
+// the source and the word of the target that it replaces. `compute` does the same to widened 16-bit
+// numbers, to one or to a register full.
 
 /// target = source * factor
 template <class T>
@@ -2038,7 +2047,7 @@ struct Add<T> {
     }
 };
 
-/// target = source, of which only the bits matter.
+/// target = source; only the bits matter.
 template <class Bits>
 struct Assign {
     using Element = Bits;
@@ -2063,7 +2072,7 @@ struct Assign {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Rows of elements at even distances, in bytes.
+/// Rows of elements at equal distances, in bytes.
 template <class Byte>
 struct Rows {
     Byte* data;
@@ -2071,7 +2080,7 @@ struct Rows {
     std::size_t next = 0; ///< from row to row
 };
 
-/// Memory is read and written as bytes: the types of elements never alias, whatever an engine's are.
+/// Memory is read and written as bytes, so no engine's element type can alias.
 template <class T>
 [[gnu::always_inline]] inline T load(std::byte const* from) noexcept {
     T value;
@@ -2083,8 +2092,8 @@ template <class T>
     std::memcpy(to, &value, sizeof(T));
 }
 
-/// Writes a register past the caches, to a place that is a multiple of 16 bytes, where the processor
-/// can. Other threads see what was written after `finish_streams()`.
+/// Writes a register past the caches, to a multiple of 16 bytes, if the processor can. Other
+/// threads see the data after `finish_streams()`.
 using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
 template <class Register>
 [[gnu::always_inline]] inline void stream(std::byte* to, Register const& value) noexcept {
@@ -2114,7 +2123,7 @@ words(Operation const& operation, std::byte const* from, std::byte* to, std::siz
     }
 }
 
-/// The same, told that the rows do not overlap: else a compiler has to check it each time.
+/// The same for rows that do not overlap, so that the compiler need not check it.
 template <class Operation>
 [[gnu::always_inline]] inline void words_apart(
     Operation const& operation,
@@ -2129,8 +2138,8 @@ void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std:
     std::memcpy(to, from, count * sizeof(Bits));
 }
 
-/// One row from element `done` on, compiled for whatever instruction set its caller is for. The rows
-/// are the same or do not overlap.
+/// One row from element `done` on, compiled for the caller's instruction set. The rows are the same
+/// or do not overlap.
 template <class Operation>
 [[gnu::always_inline]] inline void apply(
     Operation const operation,
@@ -2179,8 +2188,8 @@ template <class Operation>
     requires std::same_as<typename Operation::Number, Half>
 inline constexpr bool is_of_halves<Operation> = true;
 
-/// Applies an operation to as many numbers of f16 in each row as fill registers, which the processor
-/// converts. Returns how many these are.
+/// Applies an operation to the f16 numbers in each row that fill whole registers, which the
+/// processor converts. Returns their number.
 template <class Operation>
 JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
     Operation const& operation,
@@ -2211,8 +2220,8 @@ JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
     return 0;
 }
 
-// The same loop for each instruction set. What converts by instructions of AVX2 comes before it, because
-// only a function for AVX2 can have that inlined.
+// The same loop for each instruction set. AVX2 conversions run before it, because only a function
+// for AVX2 can inline them.
 template <class Operation>
 JOINABLE_LOOP void apply_baseline(
     Operation const& operation,
@@ -2272,14 +2281,16 @@ auto rows_function(InstructionSet set = instruction_set()) noexcept {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Registers, of bytes as Bytes16: compilers find the instruction for larger elements in what moves together.
+/// A register as bytes, like Bytes16. Compilers find the instruction for larger elements by the
+/// bytes that move together.
 using Bytes32 [[gnu::vector_size(32)]] = unsigned char;
 using Bytes64 [[gnu::vector_size(64)]] = unsigned char;
 using Words16 [[gnu::vector_size(16)]] = std::uint64_t;
 using Words32 [[gnu::vector_size(32)]] = std::uint64_t;
 
-/// Which byte of two registers, one behind the other, is byte i when elements of `size` bytes of their
-/// low or high halves are interleaved. A wider register is several of 16 bytes side by side.
+/// Interleaves elements of `size` bytes from the low or high halves of two registers. Returns which
+/// byte of the two, one after the other, becomes byte i. A wider register is several registers of
+/// 16 bytes side by side.
 template <std::size_t width, std::size_t size, bool high>
 constexpr int interleaved(std::size_t i) noexcept {
     std::size_t const element = i % 16 / size;
@@ -2330,7 +2341,7 @@ interleave(Bytes64 const& a, Bytes64 const& b, Bytes64& result) noexcept {
     // clang-format on
 }
 
-/// Reads 16 bytes at each of as many places as fill a register, `step` bytes from one to the next.
+/// Fills a register with 16 bytes from each of several places, which are `step` bytes apart.
 [[gnu::always_inline]] inline void
 load_pieces(std::byte const* from, std::size_t, Bytes16& result) noexcept {
     result = load<Bytes16>(from);
@@ -2352,9 +2363,9 @@ load_pieces(std::byte const* from, std::size_t step, Bytes64& result) noexcept {
     ));
 }
 
-/// Transposes squares of as many rows as 16 bytes have elements, of which those below the first become
-/// its neighbours, as many as fill a register: interleaving the first half of the rows with the second
-/// half, log2(rows) times, is a perfect shuffle of all index bits.
+/// Transposes squares. Each has as many rows as 16 bytes have elements. The squares below the first
+/// one become its neighbours, as many as fill a register. Interleaving the first half of the rows
+/// with the second half, log2(rows) times, is a perfect shuffle of all index bits.
 template <class Bits, class Register, bool streams>
 [[gnu::always_inline]] inline void transpose_squares(
     std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step
@@ -2379,7 +2390,7 @@ template <class Bits, class Register, bool streams>
     }
     JOINABLE_UNROLL
     for (std::size_t i = 0; i < n; ++i) {
-        Register const row = rows[i]; // not by its address: it must stay in a register
+        Register const row = rows[i]; // no reference: it must stay in a register
         if constexpr (streams) {
             stream(to, row);
         } else {
@@ -2390,8 +2401,8 @@ template <class Bits, class Register, bool streams>
     }
 }
 
-/// A plane of which element (i, k) is read at `from + i * row_step + k * column_step` bytes and written
-/// to `to + k * to_step + i * sizeof(Bits)`.
+/// A plane: element (i, k) is read at `from + i * row_step + k * column_step` bytes and written to
+/// `to + k * to_step + i * sizeof(Bits)`.
 struct Plane {
     std::byte const* from;
     std::size_t row_step;
@@ -2402,8 +2413,8 @@ struct Plane {
     std::size_t to_step;
 };
 
-/// Asks for the memory of a plane that will be read soon. Inlined, because GCC drops calls of a function
-/// that does nothing else.
+/// Prefetches the memory of a plane that will be read soon. Inlined, because GCC drops calls of a
+/// function that does nothing else.
 [[gnu::always_inline]] inline void prefetch(Plane const& plane) noexcept {
     for (std::size_t i = 0; i < plane.rows; ++i) {
         for (std::size_t at = 0; at < plane.columns * plane.column_step; at += 64) {
@@ -2412,7 +2423,8 @@ struct Plane {
     }
 }
 
-/// Transposes what squares cover of the rows from `done` on. Returns how many rows are done then.
+/// Transposes the rows from `done` on that whole squares cover. Returns the number of rows done so
+/// far.
 template <class Bits, class Register, bool streams = false>
 [[gnu::always_inline]] inline std::size_t transpose_rows(Plane const plane, std::size_t done) {
     constexpr std::size_t n = 16 / sizeof(Bits);
@@ -2430,7 +2442,7 @@ template <class Bits, class Register, bool streams = false>
     return done;
 }
 
-/// Transposes a plane, by the widest registers first.
+/// Transposes a plane, with the widest registers first.
 template <class Bits, class Register, bool streams = false>
 [[gnu::always_inline]] inline void transpose_plane(Plane const plane) {
     std::size_t even_rows = 0;
@@ -2451,7 +2463,7 @@ template <class Bits, class Register, bool streams = false>
     }
 }
 
-// The same for each instruction set.
+// The same loop for each instruction set.
 template <class Bits>
 JOINABLE_LOOP void transpose_baseline(Plane plane) {
     transpose_plane<Bits, Bytes16>(plane);
@@ -2469,7 +2481,7 @@ JOINABLE_LOOP_AVX512 void transpose_avx512(Plane plane) {
     }
 }
 
-/// The function that transposes on this processor, through the caches.
+/// The function that transposes on this processor through the caches.
 template <class Bits>
 auto transpose_function(InstructionSet set = instruction_set()) noexcept {
     switch (set) {
@@ -2498,9 +2510,9 @@ auto transpose_function(InstructionSet set = instruction_set()) noexcept {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The order in which the elements of two views of the same extents are visited: the target's
-/// smallest step innermost, since writes cost more than reads; dimensions of extent 1 dropped;
-/// neighbours merged where both views step through them evenly. Steps are in bytes.
+/// The order in which to visit the elements of two views of the same extents. The target's smallest
+/// step is innermost, since writes cost more than reads. Dimensions of extent 1 are dropped, and
+/// neighbours are merged if both views step through them evenly. Steps are in bytes.
 class Loops {
 public:
     Loops(Shape const& extents, Shape const& from, Shape const& to, std::size_t element_bytes) {
@@ -2549,8 +2561,8 @@ public:
     /// The innermost loop: a row.
     [[nodiscard]] Level const& inner() const noexcept { return levels_[rank_ - 1]; }
 
-    /// Whether the source is read across its rows: then the two innermost loops go by tiles, and
-    /// `across()` is the one whose steps are small in the source.
+    /// Whether the source is read across its rows. The two innermost loops then run over tiles, and
+    /// `across()` is the loop with small steps in the source.
     [[nodiscard]] bool has_tiles() const noexcept { return has_tiles_; }
     [[nodiscard]] Level const& across() const noexcept { return levels_[rank_ - 2]; }
 
@@ -2599,31 +2611,31 @@ private:
     bool has_tiles_ = false;
 };
 
-/// How a plane is transposed: by tiles of so many columns and rows.
+/// How a plane is transposed: in tiles of this many columns and rows.
 template <class Bits>
 struct Tiling {
     void (*transpose)(Plane);
     std::size_t columns;
     std::size_t rows;
-    bool is_direct;   ///< to the target, else into a buffer
-    bool is_in_cache; ///< in the second level
+    bool is_direct;   ///< writes to the target, else into a buffer
+    bool is_in_cache; ///< fits in the second-level cache
 };
 
-/// Elements of a buffered tile in each direction, so many that the processor fetches its rows ahead, on
-/// both sides. In cache half of it is enough, which stays in the first level.
+/// The length of a buffered tile's sides, in elements. At this length the processor prefetches rows
+/// on both sides. In cache, half of it is enough and stays in the first level.
 template <class Bits>
 inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof(Bits);
 
-/// The tiling of `plane` for a processor. Elements that only move, from a dense source to a dense
-/// target, go there directly if it stays in cache and its rows do not evict each other, or if it would
-/// not stay in any (memcpy writes past the caches then, too).
+/// The tiling of `plane` for a processor. If elements are only moved, from a dense source to a
+/// dense target, they go there directly in two cases: the plane fits in cache and its rows do not
+/// evict each other, or it fits in no cache (memcpy then writes past the caches, too).
 template <class Bits>
 Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
     auto* const transpose = transpose_function<Bits>(set);
     bool const is_wide = set == InstructionSet::avx512;
     std::size_t const bytes = plane.rows * plane.columns * sizeof(Bits);
     bool const is_in_cache = bytes <= std::size_t{1} << 20U;
-    // Lines of so many rows of the target stay in a first-level cache of 8 ways of 4 KiB.
+    // This many rows of the target keep their lines in a first-level cache of 8 ways of 4 KiB.
     std::size_t const power = std::size_t{1} << std::countr_zero(plane.to_step | 4096U);
     std::size_t const run = (std::min)((is_wide ? 128 : 64) / sizeof(Bits), 8 * 4096 / power);
     if (is_dense && is_in_cache && run * sizeof(Bits) >= 64) {
@@ -2637,8 +2649,9 @@ Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) no
     return {transpose, size, size, false, is_in_cache};
 }
 
-/// Applies `rows_function(from, to, count, rows)` to a plane whose source is read across: tiles are first
-/// transposed into a buffer, or just to the target, so that a cache line of either is touched once.
+/// Applies `rows_function(from, to, count, rows)` to a plane whose source is read across. Tiles are
+/// first transposed, into a buffer or directly to the target, so that each cache line is touched
+/// once.
 template <class Bits, bool only_moves, class RowsFunction>
 void for_each_tile(
     Loops::Level const& across,
@@ -2669,7 +2682,7 @@ void for_each_tile(
             }
             tiling.transpose(tile);
             if (!tiling.is_in_cache && i + tiling.rows < plane.rows) {
-                prefetch(tile_at(i + tiling.rows, k)); // no processor foresees a step of rows
+                prefetch(tile_at(i + tiling.rows, k)); // no processor predicts a step of rows
             }
             if (!tiling.is_direct) {
                 Rows<std::byte const> const source{tile.to, sizeof(Bits), tile.to_step};
@@ -2679,7 +2692,8 @@ void for_each_tile(
     }
 }
 
-/// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two views.
+/// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two
+/// views.
 template <class Bits, bool only_moves = false, class RowsFunction>
 void for_all_rows(
     Loops& loops, std::byte const* from, std::byte* to, RowsFunction const& rows_function
@@ -2774,7 +2788,7 @@ JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, 
     }
 }
 
-/// Applies an operation to each element of `to`, with the element of `from` at the same index.
+/// Applies an operation to each element of `to` and the element of `from` at the same index.
 template <class Operation>
 void for_each_element(Operation const& operation, AnyView const& from, AnyView const& to) {
     if (to.numel() == 0) {
@@ -2874,8 +2888,8 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
-/// be empty (a pointer, an optional view).
+/// A result of `parameter_traits` for a value or a gradient: it can be dereferenced and may be
+/// empty (a pointer, an optional view).
 template <class P>
 concept pointer_like_to_tensor = requires(P&& pointer) {
     static_cast<bool>(pointer);
@@ -2891,7 +2905,7 @@ constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
     return gradient ? std::addressof(*gradient) : nullptr;
 }
 
-/// The base of `parameter_traits` where nobody specialised it.
+/// The base of a `parameter_traits` that is not specialised.
 struct DefaultParameterTraits {};
 
 template <class P>
@@ -2919,9 +2933,9 @@ concept has_value_and_grad_members = requires(P& p) {
 /// |                                               | ranks keep parts of values                       |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
-/// The default serves every class with members `value` and `grad` (which may be a std::optional)
-/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
-/// A class `Parameter` of the global namespace is written with `::` before it in a specialisation.
+/// The default serves every class with members `value` and `grad` that are writable tensors; `grad`
+/// may be a std::optional. It uses the members `requires_grad` and `name` if there are any. In a
+/// specialisation, write `::` before a class `Parameter` of the global namespace.
 template <class P>
 struct parameter_traits : detail::DefaultParameterTraits {
     static constexpr auto value(P& p) noexcept
@@ -2996,7 +3010,7 @@ concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_han
 /// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty      |
 /// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none  |
 ///
-/// Not checkable, still required: value and gradient have the same extents and dtype.
+/// Required, but not checkable: value and gradient have the same extents and dtype.
 template <class P>
 concept Parameter = detail::has_value<P> && detail::has_grad<P>;
 
@@ -3005,7 +3019,7 @@ namespace detail {
 template <class T>
 inline constexpr bool is_raw_pointer = std::is_pointer_v<std::remove_reference_t<T>>;
 
-/// Says what the member `value` or `grad` lacks, `Member` as a reference to it.
+/// Explains why the member `value` or `grad` is unusable. `Member` is a reference to it.
 template <class Member>
 consteval bool models_parameter_member() {
     if constexpr (is_raw_pointer<Member>) {
@@ -3020,7 +3034,7 @@ consteval bool models_parameter_member() {
     }
 }
 
-/// Says what `parameter_traits::value` or `grad` returns wrongly.
+/// Explains why the result of `parameter_traits::value` or `grad` is unusable.
 template <class Returned>
 consteval bool models_parameter_pointer() {
     constexpr bool is_pointer_like = requires(Returned pointer) {
@@ -3040,7 +3054,8 @@ consteval bool models_parameter_pointer() {
 
 } // namespace detail
 
-/// Says in one sentence what a class lacks to be a Parameter: `static_assert(models_parameter<My>());`.
+/// Explains in one sentence why a class is not a Parameter:
+/// `static_assert(models_parameter<My>());`.
 template <class P>
 consteval bool models_parameter() {
     using Traits = detail::parameter_traits_of<P>;
@@ -3087,11 +3102,12 @@ consteval bool models_parameter() {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Handles on objects whose types were forgotten. An index is a position in the list.
+/// A list of type-erased handles. An index is a position in the list.
 ///
-/// `Handle` says what it is made of: `Handle::takes<T>`, of a `T&` and perhaps an owner;
-/// `Handle::shares_storage<T>`, whether a copy of a `T` is as good as the object itself;
-/// `Handle::of_null(i)`, what stands for a null pointer at position `i`, if that does not throw.
+/// `Handle` has these members:
+/// - `Handle::takes<T>`: whether it can be made from a `T&` and perhaps an owner.
+/// - `Handle::shares_storage<T>`: whether a copy of a `T` is as good as the object itself.
+/// - `Handle::of_null(i)`: the handle for a null pointer at position `i`, unless it throws.
 template <class Handle>
 class HandleList {
 public:
@@ -3121,13 +3137,13 @@ template <class Range, class Handle>
 concept range_of_taken =
     Handle::template takes<item_of<Range>> || pointer_to_taken<item_of<Range>, Handle>;
 
-/// Whether `append` can make handles of what is in the range, or of the one object that stands there
-/// for a range.
+/// Whether `append` can make handles for the items of the range, or for a single object in place of
+/// a range.
 template <class Range, class Handle>
 concept has_items_for = list_of<Range, Handle> || range_of_taken<Range, Handle> ||
                         Handle::template takes<std::remove_reference_t<Range>>;
 
-/// Appends a handle on `object`, or on a copy of it where the object does not stay.
+/// Appends a handle to `object`, or to a copy of it if the object is temporary.
 template <bool Stays, class Handle, class T>
 void append_object(HandleList<Handle>& list, T& object) {
     constexpr bool is_shared = Handle::template shares_storage<T>;
@@ -3139,15 +3155,15 @@ void append_object(HandleList<Handle>& list, T& object) {
     if constexpr (Stays) {
         list.push_back(Handle{object});
     } else if constexpr (is_shared) {
-        // Copied, not moved: a temporary view may show handles that somebody owns.
+        // Copied, not moved: a temporary view may refer to handles that another object owns.
         auto owned = std::make_shared<std::remove_const_t<T>>(object);
         list.push_back(Handle{*owned, owned});
     }
 }
 
-/// Appends handles on the objects in a range. It keeps the addresses of objects in a named range, copies
-/// of pointers and smart pointers, and copies of handles in a temporary range. A list is spliced in. One
-/// object is taken as a range of one.
+/// Appends handles to the objects in a range. For a named range it keeps the addresses of objects
+/// and copies of pointers and smart pointers. It copies the handles in a temporary range. The items
+/// of a list are appended one by one. A single object counts as a range of one.
 template <class Handle, class Range>
 void append(HandleList<Handle>& list, Range&& range) {
     if constexpr (list_of<Range, Handle>) {
@@ -3190,11 +3206,11 @@ void append(HandleList<Handle>& list, Range&& range) {
 
 namespace joinable { inline namespace v0 {
 
-/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
-/// the parameter unless it was made from an owning pointer or a handle type.
+/// A type-erased handle to one parameter of an engine. Cheap to copy. It does not own the parameter
+/// unless it was made from an owning pointer or a handle type.
 class AnyParameter {
 public:
-    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
+    /// A handle to the parameter `object`. `owner` keeps it alive, if needed.
     template <Parameter P>
     explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
         : object_{const_cast<std::remove_const_t<P>*>(std::addressof(object))},
@@ -3207,7 +3223,7 @@ public:
     }
 
     [[nodiscard]] AnyView value() const { return functions_->value(object_); }
-    /// Empty where the parameter has no gradient now.
+    /// Empty if the parameter has no gradient now.
     [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
     [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
     /// Makes `view` the gradient.
@@ -3219,18 +3235,18 @@ public:
         }
         functions_->set_grad(object_, view);
     }
-    /// Frees the gradient, where the parameter's traits can.
+    /// Frees the gradient, if the parameter's traits can.
     void release_grad() const {
         if (functions_->release_grad != nullptr) {
             functions_->release_grad(object_);
         }
     }
     [[nodiscard]] bool can_set_value() const noexcept { return functions_->set_value != nullptr; }
-    /// Makes `view` the value, and frees it or forgets it. Where can_set_value().
+    /// Makes `view` the value; release_value() frees or forgets it. Both need can_set_value().
     void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
     void release_value() const { functions_->release_value(object_); }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
-    /// Empty where the parameter has no name.
+    /// Empty if the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
 
     template <class P>
@@ -3245,9 +3261,9 @@ private:
     struct Functions {
         AnyView (*value)(void*);
         AnyView (*grad)(void*);
-        void (*set_grad)(void*, AnyView const&);  ///< null: there is none
-        void (*release_grad)(void*);              ///< or null
-        void (*set_value)(void*, AnyView const&); ///< null, as the next one: there is none
+        void (*set_grad)(void*, AnyView const&);  ///< null: not supported
+        void (*release_grad)(void*);              ///< null: not supported
+        void (*set_value)(void*, AnyView const&); ///< null, like the next one: not supported
         void (*release_value)(void*);
         bool (*requires_grad)(void*);
         std::string_view (*name)(void*);
@@ -3309,12 +3325,12 @@ private:
     std::shared_ptr<void> owner_;
 };
 
-/// The parameters of a model, of whatever types. An index is a position in the list.
+/// The parameters of a model, of any types. An index is a position in the list.
 class ParameterList : public detail::HandleList<AnyParameter> {};
 
 namespace detail {
 
-/// Says what the items of a range lack that parameters() refuses.
+/// Explains which items of a range parameters() refuses, and why.
 template <class Range>
 consteval bool says_what_parameters_lack() {
     if constexpr (has_items_for<Range, AnyParameter>) {
@@ -3330,11 +3346,11 @@ consteval bool says_what_parameters_lack() {
 
 } // namespace detail
 
-/// Joins ranges of parameters of different types into one list, in order. The list keeps the addresses
-/// of objects in a named range, and copies of pointers and smart pointers (shared ones share
+/// Joins ranges of parameters of different types into one list, in order. For a named range, the
+/// list keeps the addresses of objects and copies of pointers and smart pointers (shared ones share
 /// ownership). A temporary range must hold pointers or handles (parameter_traits::is_handle), which
-/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
-/// ParameterList is spliced in. Local.
+/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. The
+/// items of a ParameterList are appended one by one. Local.
 /// @throws ContractViolation  a pointer is null.
 template <class... Ranges>
 [[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
@@ -3347,7 +3363,7 @@ template <class... Ranges>
 
 namespace detail {
 
-/// How error texts call a parameter.
+/// How error texts name a parameter.
 inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
     auto const name = parameters[i].name();
     return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
@@ -3385,12 +3401,12 @@ check_gradient(ParameterList const& parameters, std::size_t i, AnyView const& gr
 
 namespace joinable { inline namespace v0 {
 
-/// A handle on one tensor of an engine whose type was forgotten: unlike a view it follows the
-/// tensor when the engine gives it other memory. Cheap to copy; does not own the tensor unless it
-/// was made from an owning pointer or a view type.
+/// A type-erased handle to one tensor of an engine. Unlike a view, it follows the tensor when the
+/// engine gives it other memory. Cheap to copy. It does not own the tensor unless it was made from
+/// an owning pointer or a view type.
 class AnyTensor {
 public:
-    /// The tensor that `object` is; `owner` keeps it alive where that is needed.
+    /// A handle to the tensor `object`. `owner` keeps it alive, if needed.
     template <class T>
         requires WritableTensor<T&>
     explicit AnyTensor(T& object, std::shared_ptr<void> owner = {})
@@ -3403,10 +3419,11 @@ public:
 
     template <class T>
     static constexpr bool takes = WritableTensor<T&>;
-    /// What can be written though it is const is a view, or a handle on shared storage.
+    /// A const object that can be written is a view, or a handle to shared storage.
     template <class T>
     static constexpr bool shares_storage = WritableTensor<T const&>;
-    /// Refused when the list is used: its user can tell the other ranks.
+    /// The list reports a null pointer when it is used, because its user can then tell the other
+    /// ranks.
     static AnyTensor of_null(std::size_t) { return {}; }
 
 private:
@@ -3417,24 +3434,25 @@ private:
     std::shared_ptr<void> owner_;
 };
 
-/// Tensors of whatever types. An index is a position in the list.
+/// Tensors of any types. An index is a position in the list.
 class TensorList : public detail::HandleList<AnyTensor> {};
 
-/// Tensors that may move to other memory, but keep their dtypes, extents and devices: a plan is
-/// made of them once, and asks each time where they are.
+/// Tensors that may move to other memory, but keep their dtypes, extents and devices. A plan of
+/// them is made once and asks each time for their addresses.
 class FixedTensors {
 public:
-    /// Local. `what` is how errors call one of them.
-    /// @throws ContractViolation  a tensor is missing, has no memory (null pointers) or is not on
-    ///         `device`.
+    /// Local. Errors call each tensor `what`.
+    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer) or is not on
+    ///                            `device`.
     FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {});
 
-    /// Where the tensors are now. Local; valid until the next call; no allocation.
-    /// @throws ContractViolation  one has other extents, another dtype or device than it had, or no
-    ///         memory.
+    /// Views of the tensors at their current addresses. Local; valid until the next call; does not
+    /// allocate.
+    /// @throws ContractViolation  the extents, dtype or device of a tensor have changed, or it has
+    ///                            no memory.
     std::vector<AnyView> const& views();
 
-    /// Appends those of another object. Local.
+    /// Appends the tensors of another object. Local.
     void append(FixedTensors const& more);
 
 private:
@@ -3475,9 +3493,10 @@ TensorList tensor_list(Ranges&&... ranges) {
 
 } // namespace detail
 
-/// Joins tensors, and ranges of tensors, of different types into one list, in order. The list keeps the
-/// addresses of named tensors, so it follows a tensor that gets other memory, and copies of pointers. A
-/// temporary must be a view, or a range of pointers or views, which are copied. Local.
+/// Joins tensors, and ranges of tensors, of different types into one list, in order. The list keeps
+/// the addresses of named tensors, so it follows a tensor that moves to other memory. It keeps
+/// copies of pointers. A temporary must be a view, or a range of pointers or views; these are
+/// copied. Local.
 template <class... Ranges>
 [[nodiscard]] BufferList buffers(Ranges&&... ranges) {
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};
@@ -3559,26 +3578,26 @@ concept has_test = requires(W& work) {
 /// `work` is an lvalue of `W`.
 /// | expression    | result              | meaning                                                  |
 /// |---------------|---------------------|----------------------------------------------------------|
-/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what  |
-/// |               |                     | made the collective fail; waiting twice is fine          |
+/// | `work.wait()` |                     | returns when this rank's buffers are final; throws the   |
+/// |               |                     | error that ended the collective; may be called again     |
 /// | `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
-/// |               |                     | return at once. A loop of tests ends as wait() does: ours |
-/// |               |                     | throw TimedOut once the time between tests of this work, |
-/// |               |                     | each gap counted as at most 10 ms, adds up to the        |
-/// |               |                     | deadline, while some rank has not arrived                |
+/// |               |                     | return at once                                           |
 ///
-/// A work may have a member `bool progress()`, which is test() without that deadline: for callers that
-/// test now and then amid other work, and wait in the end.
+/// A loop of test() ends as wait() does. In this library it throws TimedOut while some rank has not
+/// arrived, once the time between tests adds up to the deadline. Each gap counts as at most 10 ms.
 ///
-/// Not checkable, still required: the buffers stay alive until wait() returned. A work that is
-/// destroyed unfinished waits, and while unwinding aborts, so that no peer touches freed memory.
+/// A work may have a member `bool progress()`: test() without that deadline. It is for callers that
+/// test occasionally during other work and finally wait.
+///
+/// Required, but not checkable: the buffers stay alive until wait() has returned. The destructor of
+/// unfinished work waits; during unwinding it aborts. Either way no peer touches freed memory.
 /// Models: CompletedWork, ThreadWork.
 template <class W>
 concept Work = std::move_constructible<W> && detail::has_wait<W> && detail::has_test<W>;
 
 namespace detail {
 
-/// What a caller tests that will wait in the end: it has no deadline of its own.
+/// Tests without a deadline, for a caller that will finally wait.
 template <Work W>
 [[nodiscard]] bool make_progress(W& work) {
     if constexpr (requires { work.progress(); }) {
@@ -3590,7 +3609,7 @@ template <Work W>
 
 } // namespace detail
 
-/// A work that was complete when it was started.
+/// A work that was complete when it started.
 struct CompletedWork {
     void wait() const noexcept {}
     [[nodiscard]] bool test() const noexcept { return true; }
@@ -3645,8 +3664,8 @@ concept has_keep_alive = requires(C& comm) { comm.keep_alive(); };
 
 } // namespace detail
 
-/// Whose memory a communicator moves, as its `device_type`; without one it is the host's. They
-/// are Devices: device/device.hpp.
+/// The possible `device_type`s of a communicator: the device whose memory it moves. Without one it
+/// moves host memory. Both are Devices (device/device.hpp).
 class HostDevice;
 class CudaDevice;
 
@@ -3674,26 +3693,26 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
 /// | `comm.barrier()`               |                    | blocks until every rank has called it    |
 /// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
-/// | `comm.device_memory()`         | `device_type&`     | where device_type is not HostDevice: what|
-/// |                                |                    | is submitted there before a collective is|
-/// |                                |                    | done before it, what comes after its     |
-/// |                                |                    | wait() sees its result                   |
+/// | `comm.device_memory()`         | `device_type&`     | needed unless device_type is HostDevice; |
+/// |                                |                    | work submitted there before a collective |
+/// |                                |                    | runs before it; work submitted after its |
+/// |                                |                    | wait() sees the result                   |
 ///
-/// Not checkable, still required: every rank calls the same collectives in the same order; a
-/// collective that throws because of another rank leaves the communicator aborted. Thread safety:
-/// one thread at a time per object; ranks are independent. Need not be movable.
+/// Required, but not checkable: every rank calls the same collectives in the same order. A
+/// collective that throws because of another rank leaves the communicator aborted. One thread at a
+/// time may use an object; different ranks are independent. A communicator need not be movable.
 /// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
 template <class C>
 concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
                        detail::has_broadcast<C> && detail::has_barrier<C>;
 
-/// A communicator on which one rank can end the waiting of all.
+/// A communicator on which any rank can end the waits of all ranks.
 ///
 /// | expression           | result              | meaning                                         |
 /// |----------------------|---------------------|-------------------------------------------------|
 /// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws   |
-/// |                      |                     | `reason` on every rank; the first writer wins   |
-/// | `comm.is_aborted()`    | convertible to bool | whether somebody aborted                        |
+/// |                      |                     | `reason` on every rank; the first reason wins   |
+/// | `comm.is_aborted()`  | convertible to bool | whether any rank has aborted                    |
 template <class C>
 concept Aborts = Communicator<C> && detail::has_abort<C>;
 
@@ -3706,24 +3725,24 @@ concept Aborts = Communicator<C> && detail::has_abort<C>;
 template <class C>
 concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
 
-/// A communicator on which a rank that keeps others waiting can say that it is still at work.
+/// A communicator on which a slow rank can report that it is still working.
 ///
 /// | expression          | result | meaning                                                        |
 /// |---------------------|--------|----------------------------------------------------------------|
-/// | `comm.keep_alive()` |        | local; the ranks that wait for this one do so for one more     |
-/// |                     |        | deadline from now                                              |
+/// | `comm.keep_alive()` |        | local; waits for this rank are extended: they now end one      |
+/// |                     |        | deadline from this call                                        |
 template <class C>
 concept RenewsDeadline = HasDeadline<C> && detail::has_keep_alive<C>;
 
-/// A communicator that can tell which ranks have not arrived in the oldest pending collective.
+/// A communicator that reports which ranks have not arrived at the oldest pending collective.
 ///
-/// | expression       | result           | meaning                                               |
-/// |------------------|------------------|-------------------------------------------------------|
-/// | `comm.missing_ranks()` | std::vector<int> | local; ascending; empty when nothing is pending       |
+/// | expression             | result           | meaning                                         |
+/// |------------------------|------------------|-------------------------------------------------|
+/// | `comm.missing_ranks()` | std::vector<int> | local; ascending; empty when nothing is pending |
 template <class C>
 concept ReportsMissing = Communicator<C> && detail::has_missing_ranks<C>;
 
-/// Says in one sentence what a class lacks to be a Communicator.
+/// Explains in one sentence why a class is not a Communicator.
 template <class C>
 consteval bool models_communicator() {
     static_assert(detail::has_rank<C>, "Communicator: expected a member 'int rank() const'");
@@ -3741,10 +3760,11 @@ consteval bool models_communicator() {
 }
 
 namespace detail {
-/// In place of a communicator that a participant was not given: its assertion says so.
+/// Stands for a communicator that was not passed to a participant. The assertion explains it.
 struct NoCommunicator {};
 
-/// Whatever it is: a deduction guide that takes it is worse than others, and explains.
+/// Accepts any argument. A deduction guide that takes it loses to every other guide, and explains
+/// the error.
 struct AnyArgument {
     template <class T>
     AnyArgument(T&&);
@@ -3766,10 +3786,11 @@ namespace detail {
 
 void check_alignment(std::size_t alignment);
 
-/// Where in a page the arenas of a rank begin, in bytes. Elements that are combined have the same place in
-/// the buffers of all ranks. Where all buffers begin at the start of a page, as large blocks of the heap do,
-/// these elements compete for one set of a first-level cache, which has 8 or 12 lines. So the ranks' arenas
-/// begin as far apart as a page allows; from 64 ranks on some share a place.
+/// The offset within a page, in bytes, at which the arenas of a rank begin. Elements that are
+/// combined have the same offset in the buffers of all ranks. If all buffers began at the start of
+/// a page, as large blocks of the heap do, these elements would compete for one set of a
+/// first-level cache, which has 8 or 12 lines. The ranks' arenas therefore begin as far apart as a
+/// page allows. From 64 ranks on, some ranks share an offset.
 [[nodiscard]] constexpr std::size_t page_offset_of(int rank, int size) noexcept {
     constexpr int lines = 64; // of 64 bytes in a page
     int const apart = size < lines ? lines / size : 1;
@@ -3778,24 +3799,24 @@ void check_alignment(std::size_t alignment);
 
 } // namespace detail
 
-/// Zeroed host memory, from the heap or from wherever a communicator has it. Owns it; moves, never
-/// copies. The object that it came from need not live as long.
+/// Owns zeroed host memory, from the heap or from a communicator. Movable, not copyable. It may
+/// outlive the object that made it.
 class Arena {
 public:
     static constexpr std::size_t default_alignment = 64; ///< a cache line
-    /// Takes back `bytes` bytes at `data`. `context` is what the arena was made with.
+    /// Takes back `bytes` bytes at `data`. `context` is the one with which the arena was made.
     using Release = void (*)(void* context, std::byte* data, std::size_t bytes) noexcept;
 
     Arena() = default;
-    /// From the heap. With `page_offset`, a multiple of the alignment, it begins that many bytes
-    /// behind the start of a page of 4096 bytes.
-    /// @throws std::bad_alloc; ContractViolation  alignment is no power of two.
+    /// Allocates from the heap. With `page_offset`, a multiple of the alignment, the arena begins
+    /// that many bytes after the start of a page of 4096 bytes.
+    /// @throws std::bad_alloc; ContractViolation  alignment is not a power of two.
     explicit Arena(
         std::size_t bytes,
         std::size_t alignment = default_alignment,
         std::optional<std::size_t> page_offset = {}
     );
-    /// For communicators. Calls `release` once, if it is given.
+    /// For communicators. Calls `release`, if given, exactly once.
     Arena(std::byte* data, std::size_t bytes, Release release, void* context) noexcept
         : data_{data}, bytes_{bytes}, release_{release}, context_{context} {}
     Arena(Arena&& other) noexcept;
@@ -3806,7 +3827,7 @@ public:
         }
     }
 
-    /// Null if it has no bytes.
+    /// Null if the arena has no bytes.
     [[nodiscard]] std::byte* data() const noexcept { return data_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
@@ -3889,12 +3910,14 @@ JOINABLE_DEFINITION Arena& Arena::operator=(Arena&& other) noexcept {
 // ---- joinable/communicator/capabilities.hpp
 
 /// @file
-/// One concept for each optional operation of a communicator that moves data or has memory for it.
-/// Collective unless said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
-/// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
-/// outlive the call. Parts lie one after another in rank order. Models: ProcessCommunicator has all
-/// but RegistersArenas. ThreadCommunicator lacks AllocatesArena, too, because its ranks share the
-/// heap. SelfCommunicator also lacks SendsAndReceives and Splits.
+/// One concept for each optional operation of a communicator that moves data or owns memory. All
+/// are collective unless stated otherwise. `comm` is an lvalue of `C`, `in` is a ConstBuffer, and
+/// `out` and `buffer` are Buffers. `counts` is a std::span<std::size_t const> with each rank's
+/// number of elements; it need not outlive the call. Parts lie one after another in rank order.
+///
+/// ProcessCommunicator models all but RegistersArenas. ThreadCommunicator also lacks
+/// AllocatesArena, because its ranks share the heap. SelfCommunicator also lacks SendsAndReceives
+/// and Splits.
 
 namespace joinable { inline namespace v0 {
 
@@ -3996,7 +4019,7 @@ concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
 template <class C>
 concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
 
-/// A communicator that combines buffers over all ranks and leaves the result to one.
+/// A communicator that combines buffers over all ranks and stores the result on one of them.
 ///
 /// | expression                      | result | meaning                                           |
 /// |---------------------------------|--------|---------------------------------------------------|
@@ -4004,25 +4027,25 @@ concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
 template <class C>
 concept Reduces = Communicator<C> && detail::has_reduce<C>;
 
-/// A communicator that concatenates one buffer of each rank, in rank order, on one of them.
+/// A communicator that concatenates one buffer of each rank, in rank order, on one rank.
 ///
 /// | expression                           | result | meaning                                      |
 /// |--------------------------------------|--------|----------------------------------------------|
 /// | `comm.gather(in, out, root)`         | Work   | root: `out.count == in.count * size()`;      |
-/// |                                      |        | elsewhere `out` is not looked at             |
+/// |                                      |        | other ranks ignore `out`                     |
 /// | `comm.gather(in, out, root, counts)` | Work   | rank r has `in.count == counts[r]`; only the |
-/// |                                      |        | root's counts are looked at                  |
+/// |                                      |        | root reads `counts`                          |
 template <class C>
 concept Gathers = Communicator<C> && detail::has_gather<C>;
 
-/// A communicator that deals a buffer of one rank out to all.
+/// A communicator that distributes the parts of one rank's buffer to all ranks.
 ///
 /// | expression                            | result | meaning                                     |
 /// |---------------------------------------|--------|---------------------------------------------|
 /// | `comm.scatter(in, out, root)`         | Work   | root: `in.count == out.count * size()`;     |
-/// |                                       |        | elsewhere `in` is not looked at             |
+/// |                                       |        | other ranks ignore `in`                     |
 /// | `comm.scatter(in, out, root, counts)` | Work   | rank r has `out.count == counts[r]`; only   |
-/// |                                       |        | the root's counts are looked at             |
+/// |                                       |        | the root reads `counts`                     |
 template <class C>
 concept Scatters = Communicator<C> && detail::has_scatter<C>;
 
@@ -4041,43 +4064,44 @@ concept AllToAlls = Communicator<C> && detail::has_all_to_all<C>;
 ///
 /// | expression                        | result | meaning                                         |
 /// |-----------------------------------|--------|-------------------------------------------------|
-/// | `comm.send(in, to, tag)`          | Work   | messages of one tag between two ranks keep      |
-/// | `comm.receive(buffer, from, tag)` | Work   | their order; count and dtype agree on both      |
+/// | `comm.send(in, to, tag)`          | Work   | messages with one tag between two ranks stay in |
+/// | `comm.receive(buffer, from, tag)` | Work   | order; count and dtype are the same on both     |
 template <class C>
 concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has_receive<C>;
 
-/// A communicator of which groups of ranks can be made communicators of their own.
+/// A communicator that can be split into communicators of groups of its ranks.
 ///
 /// | expression               | result       | meaning                                            |
 /// |--------------------------|--------------|----------------------------------------------------|
-/// | `comm.split(color, key)` | Communicator | blocks; ranks of one color (>= 0), in the order of |
-/// |                          |              | key, then rank; abort reaches it from `comm`       |
+/// | `comm.split(color, key)` | Communicator | blocks; one for the ranks of each color (>= 0),    |
+/// |                          |              | ordered by key, then rank; aborting `comm` aborts  |
+/// |                          |              | it too                                             |
 template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
 
-/// A communicator that multiplies what it sums, each rank's buffer with a factor of its own, on its
-/// way: a pass less over what is averaged. The factor may be rounded to the buffer's dtype. A
-/// collective of its own: all ranks give a factor, or none.
+/// A communicator that scales each rank's buffer by that rank's factor while it sums. Averaging
+/// then needs one pass fewer. The factor may be rounded to the buffer's dtype. This is a separate
+/// collective: either all ranks give a factor or none does.
 ///
 /// | expression                              | result | meaning                                   |
 /// |-----------------------------------------|--------|-------------------------------------------|
-/// | `comm.all_reduce(buffer, op, factor)`   | Work   | `op` is sum; of `factor * buffer`, which  |
-/// |                                         |        | is of a floating-point dtype, in place    |
+/// | `comm.all_reduce(buffer, op, factor)`   | Work   | sums `factor * buffer` in place; `op` is  |
+/// |                                         |        | sum, the dtype is floating-point          |
 template <class C>
 concept ScalesSums = Communicator<C> && detail::has_scaled_all_reduce<C>;
 
-/// A communicator that does the same with sums of which each rank gets a part.
+/// A communicator that scales in the same way when each rank gets a part of the sum.
 ///
 /// | expression                                         | result | meaning                               |
 /// |----------------------------------------------------|--------|---------------------------------------|
-/// | `comm.reduce_scatter(in, out, op, factor)`         | Work   | as ReduceScatters has them, of        |
+/// | `comm.reduce_scatter(in, out, op, factor)`         | Work   | like ReduceScatters, but sums         |
 /// | `comm.reduce_scatter(in, out, op, factor, counts)` | Work   | `factor * in`; `op` is sum            |
 template <class C>
 concept ScalesScatteredSums =
     ScalesSums<C> && ReduceScatters<C> && detail::has_scaled_reduce_scatter<C>;
 
-/// A communicator that has memory from which it moves buffers without copies of its own. Not
-/// collective. Where a program may also run over others, make_arena() takes their place.
+/// A communicator that provides memory whose buffers it moves without copying them first. Not
+/// collective. Use make_arena() in code that must also run on other communicators.
 ///
 /// | expression                         | result | meaning                                        |
 /// |------------------------------------|--------|------------------------------------------------|
@@ -4086,26 +4110,26 @@ concept ScalesScatteredSums =
 template <class C>
 concept AllocatesArena = Communicator<C> && detail::has_allocate<C>;
 
-/// A communicator that moves buffers in an arena of its own faster once all ranks have registered it,
-/// which it can refuse. What is allocated stays local that way: ranks whose arenas differ, or that have
-/// none, can find out in between.
+/// A communicator that moves buffers in its own arenas faster once all ranks have registered them.
+/// It may refuse. Allocation stays local, so ranks can first find out whether all of them have the
+/// same arena.
 ///
 /// | expression                   | result | meaning                                             |
 /// |------------------------------|--------|-----------------------------------------------------|
-/// | `comm.register_arena(arena)` | bool   | blocks; `arena` is of `comm.allocate()`, of as many |
-/// |                              |        | bytes on all ranks, else Mismatch; false on all     |
-/// |                              |        | ranks: it is used as it is                          |
+/// | `comm.register_arena(arena)` | bool   | blocks; `arena` is from `comm.allocate()` and has   |
+/// |                              |        | the same size on all ranks, else Mismatch; false on |
+/// |                              |        | all ranks: refused, and usable as it is             |
 template <class C>
 concept RegistersArenas = AllocatesArena<C> && detail::has_register_arena<C>;
 
-/// A communicator whose ranks can have one memory: they are on one machine. shared_buffer() makes
+/// A communicator whose ranks run on one machine and can share memory. shared_buffer() makes typed
 /// elements of it.
 ///
 /// | expression           | result | meaning                                                      |
 /// |----------------------|--------|--------------------------------------------------------------|
-/// | `comm.share(bytes)`  | Arena  | blocks; the same zeroed memory on every rank, which is there |
-/// |                      |        | until the last rank's arena ends; the same bytes on all,     |
-/// |                      |        | else Mismatch                                                |
+/// | `comm.share(bytes)`  | Arena  | blocks; the same zeroed memory on every rank, freed when the |
+/// |                      |        | last rank destroys its arena; `bytes` is the same on all     |
+/// |                      |        | ranks, else Mismatch                                         |
 template <class C>
 concept SharesMemory = Communicator<C> && detail::has_share<C>;
 
@@ -4117,19 +4141,20 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// A range of bytes, and where it is to be.
+/// A range of bytes and its new position.
 struct Section {
     std::size_t from;
     std::size_t to;
     std::size_t bytes;
-    std::size_t position; ///< how many sections are to be before it
+    std::size_t position; ///< how many sections come before it
 };
 
 } // namespace detail
 
-/// Memory of one kind, and who touches it: what keeps buckets where gradients are. Operations run in
-/// the order of submissions, beside the host if they like. Those of one submission do not depend on
-/// each other: none reads or writes what another one writes. One thread at a time per object.
+/// A kind of memory and the operations on it. Buckets use the device of the gradients. Operations
+/// run in the order of submissions, possibly asynchronously. Operations of one submission are
+/// independent: none reads or writes memory that another one writes. One thread at a time may use
+/// an object.
 class Device {
 public:
     Device() = default;
@@ -4137,31 +4162,33 @@ public:
     Device& operator=(Device const&) = delete;
     virtual ~Device() = default;
 
-    /// Which memory.
+    /// The device whose memory this is.
     [[nodiscard]] virtual DeviceId id() const noexcept = 0;
-    /// Zeroed; may outlive the device. `alignment` is a power of two.
+    /// Zeroed memory; may outlive the device. `alignment` is a power of two.
     [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
 
-    // Operations, as the functions of the same names in device/copy.hpp. They may be put off until
-    // submit(): views stay valid until then.
+    // Operations like the functions of the same names in device/copy.hpp. They may be deferred
+    // until submit(), so views must stay valid until then.
     virtual void copy(AnyView const& from, AnyView const& to) = 0;
     virtual void scale_copy(AnyView const& from, double factor, AnyView const& to) = 0;
     virtual void fill_zero(AnyView const& to) = 0;
     /// Whether scale_copy() takes other factors than 1.
     [[nodiscard]] virtual bool can_scale() const noexcept = 0;
 
-    /// What was asked for runs after all that the engine has asked of this memory so far.
+    /// Starts the operations requested so far, after all that the engine has requested of this
+    /// memory.
     virtual void submit() = 0;
-    /// Submits; what the engine asks for from now on runs after it.
+    /// Submits. Later requests of the engine run after these operations.
     virtual void finish() = 0;
 
-    /// Submits, then moves sections inside an arena: see detail::permute_sections.
+    /// Submits, then moves sections within an arena: see detail::permute_sections.
     virtual void permute(Arena const& arena, std::vector<detail::Section>& sections) = 0;
-    /// Zeroed memory of the host from which upload() waits for nothing. It may outlive the device.
+    /// Zeroed host memory from which upload() need not wait. It may outlive the device.
     [[nodiscard]] virtual Arena allocate_staging(std::size_t bytes) = 0;
-    /// From the host, in the order of submissions. `from` stays until a later download() returned.
+    /// Copies from the host, in the order of submissions. `from` must stay valid until a later
+    /// download() has returned.
     virtual void upload(void const* from, void* to, std::size_t bytes) = 0;
-    /// To the host, in the order of submissions; blocks until it is done.
+    /// Copies to the host, in the order of submissions; blocks until it is done.
     virtual void download(void const* from, void* to, std::size_t bytes) = 0;
 };
 
@@ -4171,7 +4198,7 @@ public:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Exchanges two ranges that do not overlap, through the stack.
+/// Exchanges two ranges that do not overlap, through a buffer on the stack.
 void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept;
 
 /// Exchanges two neighbours, `left` and `right` bytes long, by swapping blocks (Gries and Mills,
@@ -4180,22 +4207,23 @@ void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcep
 
 [[nodiscard]] std::size_t bytes_of(Section const* sections, std::size_t count) noexcept;
 
-/// Moves the sections whose position is below `pivot` in front of the others, keeping the order of
-/// both, and their bytes with them. `base` is where the first one is. Returns how many go in front.
+/// Moves the sections with a position below `pivot` before the others, with their bytes. The order
+/// within both groups is kept. `base` is the address of the first section. Returns the number of
+/// sections before the others.
 std::size_t partition_sections(
     std::byte* base, Section* sections, std::size_t count, std::size_t pivot
 ) noexcept;
 
-/// Sorts neighbouring sections by position, and their bytes with them. `first` is the lowest
-/// position; none is missing.
+/// Sorts adjacent sections by position, with their bytes. `first` is the lowest position; the
+/// positions have no gaps.
 void sort_sections(
     std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
 ) noexcept;
 
-/// Moves sections inside one piece of memory, without another. `sections` are in the order of
-/// `from`; gaps between them may be anywhere, and their contents are lost.
-/// Complexity: of the bytes, linear where the order stays, else times the square of the logarithm of
-/// the number of sections at most.
+/// Moves sections within one block of memory, without another block. `sections` are in the order of
+/// `from`. There may be gaps between them, whose contents are lost. Complexity: linear in the bytes
+/// if the order stays the same; else at most that times the square of the logarithm of the number
+/// of sections.
 void permute_sections(std::byte* memory, std::vector<Section>& sections) noexcept;
 
 }}} // namespace joinable::v0::detail
@@ -4298,7 +4326,7 @@ permute_sections(std::byte* memory, std::vector<Section>& sections) noexcept {
 
 namespace joinable { inline namespace v0 {
 
-/// The host's memory: every operation is done when it is asked for.
+/// The host's memory. Every operation is complete when its call returns.
 class HostDevice final : public Device {
 public:
     [[nodiscard]] DeviceId id() const noexcept override { return {}; }
@@ -4327,8 +4355,9 @@ public:
 
 namespace detail {
 
-/// The one device of the host; it has no state. Local to a function, so that a file that includes
-/// this header and uses no device emits neither the object nor the kernels behind its table.
+/// The one host device; it has no state. It is local to a function: a file that includes this
+/// header without using a device then contains neither the object nor the kernels that its table
+/// names.
 [[nodiscard]] inline HostDevice& the_host() noexcept {
     static HostDevice host;
     return host;
@@ -4342,7 +4371,7 @@ namespace detail {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Not asked of communicators of host memory, which need no device_memory().
+/// Communicators of host memory are not asked; they need no device_memory().
 template <class C>
 concept gives_device = requires(C& comm) {
     { comm.device_memory() } -> std::convertible_to<Device&>;
@@ -4371,8 +4400,9 @@ template <Communicator Comm>
 
 namespace joinable { inline namespace v0 {
 
-/// Zeroed memory for buffers that go through `comm`: where it needs no copies of them, if it
-/// models AllocatesArena, else from the heap or its device. Local.
+/// Allocates zeroed memory for buffers that go through `comm`. If `comm` models AllocatesArena, it
+/// provides memory that it need not copy. Otherwise the memory is from the heap or the device.
+/// Local.
 template <Communicator Comm>
 [[nodiscard]] Arena
 make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
@@ -4381,7 +4411,7 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
     } else if constexpr (detail::gives_device<Comm>) {
         return comm.device_memory().allocate(bytes, alignment);
     } else {
-        if (alignment > Arena::default_alignment) { // it may not begin at any line
+        if (alignment > Arena::default_alignment) { // it may not start at a multiple of it
             return Arena{bytes, alignment};
         }
         return Arena{bytes, alignment, detail::page_offset_of(comm.rank(), comm.size())};
@@ -4393,10 +4423,11 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
 // ---- joinable/communicator/collectives.hpp
 
 /// @file
-/// The collectives over tensors instead of buffers. Collective, like the members that they call;
-/// each returns the communicator's Work, and the tensors must live until it is waited for.
-/// All throw ContractViolation before any data moves when a tensor is not contiguous. Elements go in the
-/// order of the tensor's type, so of a column-major one a gathering collective puts columns side by side.
+/// The collectives over tensors instead of buffers. They are collective, as the members that they
+/// call are. Each returns the communicator's Work. The tensors must live until that work has been
+/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous.
+/// Elements travel in memory order, so gathering column-major tensors places their columns side by
+/// side.
 
 namespace joinable { inline namespace v0 {
 
@@ -4427,7 +4458,8 @@ template <Communicator Comm, class T>
     return comm.broadcast(joinable::to_buffer(tensor), root);
 }
 
-/// Combines `tensor` over all ranks, in place at `root`; the other tensors keep what they have.
+/// Combines `tensor` over all ranks, in place at `root`. The tensors of the other ranks do not
+/// change.
 template <Communicator Comm, class T>
 [[nodiscard]] auto reduce(Comm& comm, T&& tensor, ReduceOp op, int root) {
     detail::check_written_tensor<T>();
@@ -4455,8 +4487,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Combines `in` over all ranks and leaves rank r the part from r * numel(out) on: `in` has size()
-/// times the elements of `out`. With `counts`, rank r receives counts[r] elements.
+/// Combines `in` over all ranks. Rank r receives the part that starts at r * numel(out): `in` has
+/// size() times the elements of `out`. With `counts`, rank r receives counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto reduce_scatter(
     Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
@@ -4474,8 +4506,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Concatenates the tensors of all ranks, in rank order, in `out` of the root; elsewhere `out` is
-/// not looked at. With `counts`, rank r contributes counts[r] elements.
+/// Concatenates the tensors of all ranks, in rank order, in `out` of the root. Other ranks ignore
+/// `out`. With `counts`, rank r contributes counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
     (void)models_tensor<In>();
@@ -4490,7 +4522,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Deals `in` of the root out to `out` of all ranks; elsewhere `in` is not looked at. With
+/// Distributes the parts of the root's `in` to `out` of all ranks. Other ranks ignore `in`. With
 /// `counts`, rank r receives counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
@@ -4506,8 +4538,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Part r of `in` goes to rank r, and part r of `out` comes from it. With counts of `in` and of
-/// `out`, parts differ in size.
+/// Sends part r of `in` to rank r, and receives part r of `out` from it. Parts differ in size if
+/// the counts of `in` and of `out` are given.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
     (void)models_tensor<In>();
@@ -4539,7 +4571,7 @@ template <Communicator Comm, class In>
     return comm.send(joinable::to_const_buffer(tensor), to, tag);
 }
 
-/// Not collective. Receives what rank `from` sends with the same tag, count and dtype.
+/// Not collective. Receives the tensor that rank `from` sends with the same tag, count and dtype.
 template <Communicator Comm, class Out>
 [[nodiscard]] auto receive(Comm& comm, Out&& tensor, int from, int tag = 0) {
     detail::check_written_tensor<Out>();
@@ -12919,31 +12951,32 @@ private:
 
 namespace joinable { inline namespace v0 {
 
-/// What a launcher says of this process by environment variables.
+/// How a launcher describes this process in environment variables.
 struct LaunchEnvironment {
-    std::string_view launcher; ///< by whose variables
+    std::string_view launcher; ///< the launcher whose variables were used
     int rank = 0;
     int size = 0;
-    std::string job;    ///< the same on all ranks; other jobs have others
-    std::string spread; ///< how it is known that the ranks are on several machines; else empty
+    std::string job;    ///< the same on all ranks; differs between jobs
+    std::string spread; ///< evidence that the ranks are on several machines; else empty
 };
 
 namespace detail {
 
-/// The variables of one launcher. An empty name: it has no such variable.
+/// The environment variables of one launcher. An empty name means that it has no such variable.
 struct Launcher {
     std::string_view name;
     char const* rank;
     char const* size;
-    char const* marker;              ///< is set by this launcher alone
-    std::array<char const*, 2> job;  ///< together they tell one job from another
-    std::array<char const*, 2> more; ///< and these, where they are set
+    char const* marker;              ///< only this launcher sets it
+    std::array<char const*, 2> job;  ///< together they identify the job
+    std::array<char const*, 2> more; ///< these too, where they are set
     char const* local_size;          ///< ranks on this machine
     char const* machines;
-    std::string_view without_job; ///< what to do where `job` is not set
+    std::string_view without_job; ///< what to do if `job` is not set
 };
 
-/// In this order: a launcher that is started by another comes first, as its variables are nearer.
+/// The order matters: a launcher that another one starts comes first, because its variables are
+/// more specific.
 inline constexpr std::array<Launcher, 6> launchers{{
     {"joinable",
      "JOINABLE_RANK",
@@ -13001,7 +13034,7 @@ inline constexpr std::array<Launcher, 6> launchers{{
      "start the ranks by srun, not by sbatch alone, or set JOINABLE_JOB"},
 }};
 
-/// Reads one environment by `lookup(name)`, which returns null for what is not set.
+/// Reads one environment by `lookup(name)`, which returns null for a variable that is not set.
 template <class Lookup>
 class LaunchReader {
 public:
@@ -13124,10 +13157,11 @@ private:
 
 } // namespace detail
 
-/// What the launcher of this process says: mpirun of Open MPI, mpiexec of MPICH, torchrun, or srun.
-/// JOINABLE_RANK and JOINABLE_WORLD_SIZE are asked before them, and JOINABLE_JOB names the job
-/// under every launcher. `lookup(name)` returns the value of a variable, null where it is not set.
-/// @throws ContractViolation  variables are missing, are no numbers, or contradict each other.
+/// Reads what the launcher of this process says: mpirun of Open MPI, mpiexec of MPICH, torchrun, or
+/// srun. JOINABLE_RANK and JOINABLE_WORLD_SIZE take precedence over these. JOINABLE_JOB names the
+/// job under every launcher. `lookup(name)` returns the value of a variable, or null if it is not
+/// set.
+/// @throws ContractViolation  variables are missing, are not numbers, or contradict each other.
 template <class Lookup>
 [[nodiscard]] LaunchEnvironment launch_environment(Lookup const& lookup) {
     return detail::LaunchReader<Lookup>{lookup}.read();
@@ -13142,9 +13176,9 @@ template <class Lookup>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
-/// its owner or an arena: so an arena may outlive its communicator.
-/// @pre the memory itself stays mapped as long as `reserve` exists
+/// Memory that is divided into the arenas of one rank. One thread at a time may use it. Its owner
+/// or any arena keeps it alive, so an arena may outlive its communicator.
+/// @pre the memory itself stays mapped while `reserve` exists
 class ArenaSpace {
 public:
     struct Close {
@@ -13154,7 +13188,7 @@ public:
         }
     };
     using Owner = std::unique_ptr<ArenaSpace, Close>;
-    /// Is told what is going to be written, and throws where there is no memory for it.
+    /// Called before memory is written for the first time. Throws if the system cannot provide it.
     using Reserve = std::function<void(std::byte const* data, std::size_t bytes)>;
 
     [[nodiscard]] static Owner make(std::span<std::byte> memory, Reserve reserve) {
@@ -13163,14 +13197,15 @@ public:
     ArenaSpace(ArenaSpace const&) = delete;
     ArenaSpace& operator=(ArenaSpace const&) = delete;
 
-    /// The first gap that is large enough, zeroed; nothing where there is none. Linear in the arenas.
+    /// Takes the first gap that is large enough, zeroed; nothing if there is none. Linear in the
+    /// number of arenas.
     [[nodiscard]] std::optional<Arena> allocate(std::size_t bytes, std::size_t alignment);
 
     /// Whether all of `bytes` bytes from `data` on lie in this memory.
     [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept;
 
 private:
-    struct Range { ///< as places in the memory
+    struct Range { ///< struct Range { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
     };
@@ -13188,7 +13223,7 @@ private:
 
     std::span<std::byte> memory_;
     Reserve reserve_;
-    std::vector<Range> taken_; ///< in the order of their places
+    std::vector<Range> taken_; ///< sorted by offset
     bool is_closed_ = false;
 };
 
@@ -13210,7 +13245,7 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
         return Arena{};
     }
     auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
-    std::size_t end = 0; // of the arena before
+    std::size_t end = 0; // of the previous arena
     for (auto next = taken_.begin();; ++next) {
         std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
         std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
@@ -13218,7 +13253,7 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
             std::byte* const data = memory_.data() + begin;
             reserve_(data, bytes);
             taken_.insert(next, {begin, begin + bytes});
-            std::memset(data, 0, bytes); // something else may have been there
+            std::memset(data, 0, bytes); // another arena may have used it
             return Arena{data, bytes, &release, this};
         }
         if (next == taken_.end()) {
@@ -13248,8 +13283,8 @@ JOINABLE_DEFINITION void ArenaSpace::release(void* context, std::byte* data, std
 // ---- joinable/communicator/shared_memory/board/group_memory.hpp
 
 /// @file
-/// Where a rank has the memory that the others find: all in which thread ranks and process ranks
-/// differ. Both give whole cache lines, and take back what they gave.
+/// The memory of a rank that other ranks can reach. Thread ranks and process ranks differ only in
+/// this. Both allocate whole cache lines, and take back only their own.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -13259,11 +13294,11 @@ inline constexpr std::size_t cache_line = 64;
     return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
-/// Of thread ranks, which reach everything.
+/// For thread ranks, which reach all memory.
 class Heap {
 public:
     static constexpr bool is_all_in_reach = true;
-    /// Whether the other ranks find what is there.
+    /// Whether the other ranks can reach the buffer.
     [[nodiscard]] static bool reaches(ConstBuffer) noexcept { return true; }
 
     /// @throws std::bad_alloc
@@ -13275,45 +13310,46 @@ public:
     }
 };
 
-/// The part of the shared memory that belongs to one process rank. Only that rank knows which bytes of it
-/// are in use. Several threads may use the rank's communicators.
+/// The part of the shared memory that belongs to one process rank. Only that rank knows which bytes
+/// of it are in use. Several threads may use the rank's communicators.
 class Room {
 public:
     static constexpr bool is_all_in_reach = false;
 
-    /// `reserve` is called before bytes are used that were not used before.
+    /// `reserve` is called before bytes are used for the first time.
     explicit Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {});
     Room(Room const&) = delete;
     Room& operator=(Room const&) = delete;
 
-    /// What it could give at once if it were empty, and had arenas if it has them now.
+    /// The largest block that it could give if none were in use. Half of the memory from the first
+    /// arena on.
     [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
 
-    /// An arena in the upper half of the memory, which allocate() leaves alone from then on. From the
-    /// heap, where there is no room. Throws what `reserve` throws.
+    /// An arena in the upper half of the memory, which allocate() then no longer uses. On the heap
+    /// if there is no room. Throws what `reserve` throws.
     [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment);
-    /// Whether the other ranks find it where it is: in an arena.
+    /// Whether the other ranks can reach the buffer in place: whether it is in an arena.
     [[nodiscard]] bool reaches(ConstBuffer buffer) const noexcept {
         return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
     }
 
-    /// The lowest that is free, because memory that was used before is in the caches. Null if there
+    /// The lowest free block, because memory that was used before is in the caches. Null if there
     /// is none. Linear in the gaps. Throws what `reserve` throws.
     [[nodiscard]] std::byte* allocate(std::size_t bytes);
     void free(std::byte* memory, std::size_t bytes) noexcept;
 
 private:
-    struct Gap { ///< as places in the memory
+    struct Gap { ///< struct Gap { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
     };
 
-    std::span<std::byte> memory_; ///< for anything but arenas
+    std::span<std::byte> memory_; ///< for everything but arenas
     ArenaSpace::Reserve reserve_;
-    std::size_t reserved_ = 0; ///< of the first bytes
-    ArenaSpace::Owner arenas_; ///< once there was an arena
+    std::size_t reserved_ = 0; ///< leading bytes
+    ArenaSpace::Owner arenas_; ///< from the first arena on
     std::mutex mutex_;
-    std::vector<Gap> gaps_; ///< in the order of their places
+    std::vector<Gap> gaps_; ///< sorted by offset
     std::size_t given_ = 0;
 };
 
@@ -13403,7 +13439,7 @@ JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexce
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Ranks that one communicator on the host may have: a root fits into 13 bits of an arrival.
+/// The maximum number of ranks of a host communicator: a root must fit into 13 bits of an arrival.
 inline constexpr int max_ranks = 1 << 13;
 
 enum class Collective : std::uint8_t {
@@ -13442,15 +13478,15 @@ enum class Collective : std::uint8_t {
            collective == Collective::scaled_reduce_scatter;
 }
 
-/// What a rank says that it is about to do; all ranks must say the same.
+/// Describes the collective that a rank is about to run. It must be the same on all ranks.
 struct Descriptor {
     Collective collective = Collective::barrier;
     DType dtype = DType::u8;
     ReduceOp op = ReduceOp::sum;
     int root = 0;
-    std::size_t count = 0;   ///< elements of one rank's share; of all, where nothing is shared out
-    bool has_counts = false; ///< shares differ and are told by tables: `count` is not compared
-    double factor = 1.0; ///< of a scaled sum: each rank has its own, so it is not compared either
+    std::size_t count = 0;   ///< elements of one rank's share, or of all if there are no shares
+    bool has_counts = false; ///< shares differ; tables have them, and `count` is not compared
+    double factor = 1.0;     ///< of a scaled sum: differs between ranks, so it is not compared
 
     friend bool operator==(Descriptor const& a, Descriptor const& b) noexcept {
         return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
@@ -13458,8 +13494,8 @@ struct Descriptor {
                (a.has_counts || a.count == b.count);
     }
 
-    /// Collective, dtype, operation and root as one number, the root at its top: 24 bits where there
-    /// are at most max_ranks.
+    /// Collective, dtype, operation and root as one number, with the root in the highest bits. It
+    /// has 24 bits if there are at most max_ranks.
     [[nodiscard]] constexpr std::uint64_t word() const noexcept {
         static_assert(dtype_count <= 16, "a dtype has four bits");
         static_assert(reduce_op_count <= 8, "an operation has three bits");
@@ -13509,7 +13545,7 @@ struct Descriptor {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How many elements one rank sends to each rank, or expects of each: a table of the caller's, one
+/// How many elements one rank sends to each rank, or expects from each: the caller's table, one
 /// size for all ranks, or one for a single rank. Refers to the table.
 class PartSizes {
 public:
@@ -13530,7 +13566,7 @@ public:
         }
         return rank_ == all_ranks || rank_ == rank ? size_ : 0;
     }
-    /// Into a table with a place for each rank.
+    /// Copies the sizes to a table with one entry per rank.
     template <class Count>
     constexpr void copy_to(std::span<Count> table) const noexcept {
         int rank = 0;
@@ -13550,22 +13586,22 @@ private:
     int rank_ = all_ranks;
 };
 
-/// One collective as one rank asks for it. The arguments are checked, and buffers that the collective
-/// does not use on this rank are left out. A request refers to buffers and tables, and lives for the
-/// call that posts it.
+/// One collective as one rank requests it. Its arguments have been checked, and it omits buffers
+/// that the collective does not use on this rank. It refers to buffers and tables, and lives only
+/// during the call that posts it.
 ///
-/// A collective in which ranks have parts also has their sizes. Parts lie one after another in rank
-/// order, but all_gather and gather send the same part to every rank that `sends` names.
+/// If ranks have parts, it also has the sizes of the parts. Parts lie one after another in rank
+/// order. In all_gather and gather, however, every rank in `sends` gets the same part.
 struct Request {
-    Descriptor signature = {}; ///< what all ranks have to say alike
-    ConstBuffer in = {};       ///< empty where this rank contributes nothing
-    Buffer out = {};           ///< empty where this rank receives nothing; may be `in`
+    Descriptor signature = {}; ///< must be the same on all ranks
+    ConstBuffer in = {};       ///< empty if this rank contributes nothing
+    Buffer out = {};           ///< empty if this rank receives nothing; may be `in`
     PartSizes sends = {};      ///< elements of `in` for each rank
     PartSizes expects = {};    ///< elements of `out` from each rank
 };
 
-/// Makes the requests of one rank. Every transport makes its requests here, so all of them check
-/// the same arguments with the same texts.
+/// Makes the requests of one rank. Every transport uses it, so all check the same arguments with
+/// the same error texts.
 /// @throws ContractViolation  an argument is wrong.
 struct RequestsOf {
     int rank = 0;
@@ -13592,8 +13628,8 @@ struct RequestsOf {
     all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) const;
 
 private:
-    /// The sizes of the parts of `whole`, in which this rank's part is as large as `part`, and may
-    /// be where `part` is.
+    /// The sizes of the parts of `whole`. This rank's part has the size of `part`, and `part` may
+    /// be at that place in `whole`.
     [[nodiscard]] PartSizes divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) const;
     [[nodiscard]] static Descriptor by_parts(
         Collective collective,
@@ -13611,8 +13647,8 @@ private:
 // ---- joinable/communicator/detail/checks.hpp
 
 /// @file
-/// What every communicator checks before any data moves: on its own rank, which throws
-/// ContractViolation, and of what all ranks said, which throws Mismatch on all of them.
+/// The checks of every communicator before any data moves. Checks of a rank's own arguments throw
+/// ContractViolation on that rank. Checks across ranks throw Mismatch on all of them.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -13622,7 +13658,7 @@ void check_scaled(ConstBuffer buffer, ReduceOp op);
 
 void check_memory(ConstBuffer buffer);
 
-/// `what` is the role of the rank: "root", "destination".
+/// `what` names the role of the rank: "root", "destination".
 void check_rank(std::string_view what, int rank, int size);
 
 inline void check_root(int root, int size) {
@@ -13635,19 +13671,19 @@ void check_count(std::string_view what, std::size_t expected, std::size_t given)
 
 [[nodiscard]] bool overlap(ConstBuffer a, ConstBuffer b) noexcept;
 
-/// Any rank may write one part of a large message while another still reads the next: so `part`
-/// lies outside of `whole`, or is exactly what begins at element `own` of it.
+/// Any rank may write one part of a large message while another still reads the next. `part` must
+/// therefore lie outside of `whole`, or start exactly at element `own` of it.
 void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own);
 
-/// `in` and `out` hold one equal part for each rank.
+/// `in` and `out` have one part of equal size for each rank.
 void check_parts(ConstBuffer in, ConstBuffer out, int size);
 
 void check_apart(ConstBuffer in, ConstBuffer out);
 
-/// `whole` must be `size` times as many elements as `part`, of the same dtype.
+/// `whole` must have `size` times as many elements as `part`, of the same dtype.
 void check_share(ConstBuffer part, ConstBuffer whole, int size);
 
-/// Elements before the share of `rank`.
+/// The number of elements before the share of `rank`.
 [[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
     std::size_t sum = 0;
     for (std::size_t const count : counts.first(rank)) {
@@ -13656,15 +13692,15 @@ void check_share(ConstBuffer part, ConstBuffer whole, int size);
     return sum;
 }
 
-/// `counts` has one entry per rank; together they are the elements of `whole`.
+/// `counts` must have one entry per rank, and their sum must be the elements of `whole`.
 void check_counts(Counts counts, ConstBuffer whole, int size);
 
-/// The same, and `part` has this rank's count of elements.
+/// The same; `part` must also have this rank's count of elements.
 void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size);
 
-/// What each rank asks for, in bytes, by rank: all of them must ask for the same. `doing` says what
-/// they do.
-/// @throws Mismatch  on all ranks, which have the same sizes here.
+/// Checks that all ranks ask for the same number of bytes. `sizes` has what each rank asks for, by
+/// rank. `doing` says what they do.
+/// @throws Mismatch  on all ranks, because they compare the same sizes.
 void check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory");
 
 }}} // namespace joinable::v0::detail
@@ -13739,7 +13775,7 @@ check_count(std::string_view what, std::size_t expected, std::size_t given) {
 }
 
 JOINABLE_DEFINITION bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
-    std::less<> const before; // also of pointers into different objects
+    std::less<> const before; // defined for pointers into different objects, too
     auto const* const first = static_cast<std::byte const*>(a.data);
     auto const* const second = static_cast<std::byte const*>(b.data);
     return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
@@ -14006,19 +14042,19 @@ RequestsOf::divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) co
 
 /// @file
 /// The collectives as members of a communicator. A transport derives from one of these classes and
-/// writes one function, `Work post(Request const&)`. It keeps post() private and makes
-/// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives takes the
-/// smaller class: its communicator then does not model those capabilities.
+/// implements one function, `Work post(Request const&)`. It keeps post() private and makes
+/// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives derives from
+/// the smaller class, so that its communicator does not model those capabilities.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What every communicator has.
+/// The collectives of every communicator.
 template <class Derived, class Work>
 class BasicCollectives {
 public:
     /// In place.
     Work all_reduce(Buffer buffer, ReduceOp op) { return start(requests().all_reduce(buffer, op)); }
-    /// The buffer of `root` is copied to all ranks.
+    /// Copies the buffer of `root` to all ranks.
     Work broadcast(Buffer buffer, int root) { return start(requests().broadcast(buffer, root)); }
     /// Blocks until every rank has called it.
     void barrier() { start(requests().barrier()).wait(); }
@@ -14038,18 +14074,18 @@ template <class Derived, class Work>
 class Collectives : public BasicCollectives<Derived, Work> {
 public:
     using BasicCollectives<Derived, Work>::all_reduce;
-    /// The sum of each rank's buffer times a factor of its own, of a floating-point dtype, in place.
-    /// `op` is sum. On all ranks or none.
+    /// Sums each rank's buffer times that rank's factor, in place. The dtype is floating-point, and
+    /// `op` is sum. Either all ranks give a factor or none does.
     Work all_reduce(Buffer buffer, ReduceOp op, double factor) {
         return this->start(this->requests().all_reduce(buffer, op, factor));
     }
 
-    /// In place at the root; the other buffers keep what they have.
+    /// In place at the root; the other ranks' buffers do not change.
     Work reduce(Buffer buffer, ReduceOp op, int root) {
         return this->start(this->requests().reduce(buffer, op, root));
     }
 
-    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
+    /// `out` has `size()` times the elements of `in`; `in` may be this rank's part of `out`.
     Work all_gather(ConstBuffer in, Buffer out) {
         return this->start(this->requests().all_gather(in, out));
     }
@@ -14058,7 +14094,7 @@ public:
         return this->start(this->requests().all_gather(in, out, counts));
     }
 
-    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
+    /// `in` has `size()` times the elements of `out`; `out` may be this rank's part of `in`.
     Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
         return this->start(this->requests().reduce_scatter(in, out, op));
     }
@@ -14067,8 +14103,8 @@ public:
         return this->start(this->requests().reduce_scatter(in, out, op, counts));
     }
 
-    /// The sum of each rank's `in` times a factor of its own, of a floating-point dtype. `op` is sum. On all
-    /// ranks or none.
+    /// Sums each rank's `in` times that rank's factor. The dtype is floating-point, and `op` is
+    /// sum. Either all ranks give a factor or none does.
     Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor) {
         return this->start(this->requests().reduce_scatter(in, out, op, factor));
     }
@@ -14077,28 +14113,28 @@ public:
         return this->start(this->requests().reduce_scatter(in, out, op, factor, counts));
     }
 
-    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
-    /// looked at.
+    /// At the root `out` has `size()` times the elements of `in`, and `in` may be its part. Other
+    /// ranks ignore `out`.
     Work gather(ConstBuffer in, Buffer out, int root) {
         return this->start(this->requests().gather(in, out, root));
     }
-    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
+    /// Rank r contributes counts[r] elements; only the root reads `counts`.
     Work gather(ConstBuffer in, Buffer out, int root, Counts counts) {
         return this->start(this->requests().gather(in, out, root, counts));
     }
 
-    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
-    /// looked at.
+    /// At the root `in` has `size()` times the elements of `out`, and `out` may be its part. Other
+    /// ranks ignore `in`.
     Work scatter(ConstBuffer in, Buffer out, int root) {
         return this->start(this->requests().scatter(in, out, root));
     }
-    /// Rank r receives counts[r] elements; only the root's counts are looked at.
+    /// Rank r receives counts[r] elements; only the root reads `counts`.
     Work scatter(ConstBuffer in, Buffer out, int root, Counts counts) {
         return this->start(this->requests().scatter(in, out, root, counts));
     }
 
-    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the same
-    /// count, a multiple of `size()`; they do not overlap.
+    /// Sends part r of `in` to rank r, which stores it as this rank's part of `out`. Both have the
+    /// same count, a multiple of `size()`; they do not overlap.
     Work all_to_all(ConstBuffer in, Buffer out) {
         return this->start(this->requests().all_to_all(in, out));
     }
@@ -14113,28 +14149,31 @@ public:
 // ---- joinable/communicator/shared_memory/board/tuning.hpp
 
 /// @file
-/// Where one way of doing a thing becomes better than another. None of these changes a result.
-/// tests/benchmarks/tune.py measures each number beside others and prints this table anew.
+/// Thresholds between two ways of doing the same thing. None of them changes a result.
+/// tests/benchmarks/tune.py measures alternatives to each number and prints this table again.
 
 namespace joinable { inline namespace v0 { namespace detail { namespace tuning {
 
-/// Up to so many bytes every rank combines all contributions for itself, beyond ranks share the work.
+/// Up to this many bytes every rank combines all contributions for itself; beyond it ranks share
+/// the work.
 inline constexpr std::size_t slot_bytes = 2048;
-/// Up to so many bytes in all, each rank has one chunk; beyond there are several, to take over.
+/// Up to this many bytes in all, each rank has one chunk; beyond it there are several, which others
+/// may take over.
 inline constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
 inline constexpr std::size_t chunks_per_rank = 4;
 inline constexpr std::size_t largest_chunk_bytes = std::size_t{256} << 10U;
 
-/// A message of which some rank's buffer is out of the others' reach moves in slices of so many bytes,
-/// unless all of it fits in so many of them. Where ranks share cores, each meeting costs a switch.
+/// A message moves in slices of this many bytes if other ranks cannot reach some rank's buffer,
+/// unless all of it fits in this many slices. If ranks share cores, each meeting costs a context
+/// switch.
 inline constexpr std::size_t slice_bytes = std::size_t{128} << 10U;
 inline constexpr std::size_t crowded_slice_bytes = std::size_t{512} << 10U;
 inline constexpr std::size_t slices_per_ring = 4;
 
-/// How often a wait looks before it yields its core: where every rank has one, and where not.
+/// How often a wait checks before it yields its core: if every rank has a core, and if not.
 inline constexpr int spins = 200;
 inline constexpr int crowded_spins = 20;
-/// How often it yields before it sleeps.
+/// How often a wait yields before it sleeps.
 inline constexpr int yields = 100;
 
 }}}} // namespace joinable::v0::detail::tuning
@@ -14143,7 +14182,8 @@ inline constexpr int yields = 100;
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Whether every rank combines for itself what all contribute; else ranks share the work by chunks.
+/// Whether every rank combines all contributions for itself; else the ranks share the work in
+/// chunks.
 [[nodiscard]] inline bool is_small(Descriptor const& said) noexcept {
     bool const leaves_all_with_one_share =
         said.collective == Collective::all_reduce || said.collective == Collective::broadcast ||
@@ -14151,27 +14191,27 @@ namespace joinable { inline namespace v0 { namespace detail {
     return leaves_all_with_one_share && said.count * size_of(said.dtype) <= tuning::slot_bytes;
 }
 
-/// One rank's arrival in one collective, on one cache line: a small message needs no other.
+/// One rank's arrival in one collective, on one cache line. A small message needs no other line.
 ///
-/// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
-/// (11), inline count (7: 0 means that payload begins with the count instead, which matters unless
-/// there are counts), sequence number (31). Arriving is one compare-and-swap on it, aborting sets
-/// the frozen bit: so whether a rank has arrived before an abort is decided in one step, and every
-/// rank sees the same.
+/// `word` holds, from the highest bit: frozen (1 bit), has counts (1), root (13), descriptor (11),
+/// inline count (7), sequence number (31). An inline count of 0 means that the payload begins with
+/// the count, which is compared unless there are counts. A rank arrives by one compare-and-swap on
+/// `word`; an abort sets the frozen bit. One step thus decides whether a rank has arrived before an
+/// abort, and all ranks see the same.
 struct alignas(64) ArrivalLine {
     std::atomic<std::uint64_t> word{empty};
     std::array<std::uint64_t, 7> payload{};
 
     static constexpr std::size_t inline_bytes = 56;
-    // What a large collective has there.
+    // The payload of a large collective:
     static constexpr std::size_t count = 0;
-    static constexpr std::size_t in = 1;  ///< where the input is, as a place of the board
-    static constexpr std::size_t out = 2; ///< and the output
+    static constexpr std::size_t in = 1;  ///< address of the input, as an offset from the board
+    static constexpr std::size_t out = 2; ///< of the output, likewise
     static constexpr std::size_t factor = 3;
-    static constexpr std::size_t ring = 4; ///< 0, or both are in a ring of so many bytes
+    static constexpr std::size_t ring = 4; ///< size of the ring that has both, in bytes; 0: no ring
     static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
     static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
-    static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
+    static constexpr std::uint64_t empty = sequence_mask; ///< no collective in a fresh slot has it
 
     static std::uint64_t
     encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
@@ -14198,15 +14238,16 @@ struct alignas(64) ArrivalLine {
 // ---- joinable/communicator/detail/reasons.hpp
 
 /// @file
-/// Why a collective ends for all, in the same words over every transport.
+/// The reasons why a collective ends on all ranks, in the same words for every transport.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The longest text of a reason that ranks tell each other, in bytes.
+/// The maximum length of a reason's text between ranks, in bytes.
 inline constexpr std::size_t most_reason_text = 4000;
-/// What ends a text that is longer.
+/// The end of a text that was cut.
 inline constexpr std::string_view cut_mark = "...";
-/// How much of a text longer than `most` bytes comes before that mark: whole characters of UTF-8.
+/// How many bytes to keep of a text longer than `most` bytes, before that mark. It keeps whole
+/// UTF-8 characters.
 [[nodiscard]] inline std::size_t
 length_before_cut(std::string_view text, std::size_t most = most_reason_text) noexcept {
     std::size_t length = most - cut_mark.size();
@@ -14216,7 +14257,7 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
     return length;
 }
 
-/// `rank` is done with its communicator.
+/// `rank` has finished with its communicator.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
     return {
         FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
@@ -14249,8 +14290,8 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
     };
 }
 
-/// Why ranks cannot run what they ask for together, if they ask for different collectives:
-/// `said_by(rank)` is a Descriptor. Every rank that knows the same descriptors finds the same reason.
+/// Why ranks cannot run their collectives together, if these differ. `said_by(rank)` is that rank's
+/// Descriptor. Ranks that have the same descriptors find the same reason.
 template <class SaidBy>
 [[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
     Descriptor const first = said_by(0);
@@ -14269,8 +14310,8 @@ template <class SaidBy>
     return reason;
 }
 
-/// The same of their tables, in a collective by counts: sent(from, to) is what `from` has for `to`,
-/// and expected(from, to) what `to` expects of `from`.
+/// The same for tables of counts. sent(from, to) is what `from` sends to `to`, and expected(from,
+/// to) is what `to` expects from `from`.
 template <class Sent, class Expected>
 [[nodiscard]] std::optional<AbortReason> find_difference_of_counts(
     int size, Descriptor const& said, Sent const& sent, Expected const& expected
@@ -14307,7 +14348,7 @@ template <class Sent, class Expected>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// An AbortReason in memory of fixed size, which another process may read. A text that does not fit
+/// An AbortReason in memory of fixed size, which another process may read. A longer text is cut and
 /// ends in "...".
 class StoredReason {
 public:
@@ -14373,7 +14414,8 @@ JOINABLE_DEFINITION AbortReason StoredReason::load() const {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
+/// The time at which a wait that starts now ends. At most a year from now, because the sum could
+/// overflow.
 [[nodiscard]] inline std::chrono::steady_clock::time_point end_of_wait(
     std::chrono::nanoseconds deadline,
     std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now()
@@ -14382,9 +14424,9 @@ namespace joinable { inline namespace v0 { namespace detail {
     return now + (std::min)(deadline, year);
 }
 
-/// Takes from `overdue` the ranks that say that they are at work, and returns for how much longer the
-/// first of them may be waited for: the deadline, where none was taken. `waited_for(rank)` is how long
-/// this rank has waited since the rank's last such sign.
+/// Removes from `overdue` the ranks that have reported that they are working. Returns how long to
+/// wait for the first of them, or the deadline if none was removed. `waited_for(rank)` is how long
+/// this rank has waited since that rank's last report.
 template <class WaitedFor>
 [[nodiscard]] std::chrono::nanoseconds take_ranks_at_work(
     std::vector<int>& overdue, std::chrono::nanoseconds deadline, WaitedFor const& waited_for
@@ -14399,11 +14441,11 @@ template <class WaitedFor>
     return left;
 }
 
-/// For how long a work was polled: the time between its tests. A long one counts as 10 ms: between two
-/// tests a rank may have computed for long.
+/// How long a work has been polled: the sum of the times between its tests. A gap counts as at most
+/// 10 ms, because a rank may compute for a long time between two tests.
 class PolledTime {
 public:
-    /// In a test that has found nothing: whether the deadline has passed.
+    /// Call this when a test finds nothing. Whether the deadline has passed.
     [[nodiscard]] bool reaches(std::chrono::nanoseconds deadline) noexcept {
         auto const now = std::chrono::steady_clock::now();
         if (tested_at_ != std::chrono::steady_clock::time_point{}) {
@@ -14436,8 +14478,9 @@ private:
 #endif
 
 /// @file
-/// How a thread sleeps until a word changes, also one that other processes write. With config.hpp
-/// the only header that differs between systems: that one must not include theirs.
+/// Lets a thread sleep until a word changes, even one that other processes write. Besides
+/// config.hpp, which must not include system headers, this is the only header that differs between
+/// systems.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -14446,8 +14489,8 @@ static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always
 
 #if defined(__linux__)
 
-/// Returns soon after `word` is no longer `seen` and somebody calls futex_wake_all, at `end`, and
-/// sometimes for no reason: so the caller looks again.
+/// Returns soon after `word` has changed from `seen` and a thread has called futex_wake_all, or at
+/// `end`. It may also return spuriously, so the caller checks again.
 inline void futex_wait(
     FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end
 ) noexcept {
@@ -14458,7 +14501,7 @@ inline void futex_wait(
     until.tv_nsec =
         static_cast<decltype(until.tv_nsec)>(std::chrono::nanoseconds{since_boot - seconds}.count()
         );
-    // FUTEX_WAIT would take the time from now on; this takes the time at which it ends.
+    // FUTEX_WAIT takes a duration; this takes the time at which the wait ends.
     syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 
@@ -14484,24 +14527,24 @@ inline void futex_wake_all(FutexWord&) noexcept {}
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How a thread sleeps that others wake in any case: until the deadline.
+/// For a thread that others always wake: it sleeps until the deadline.
 struct SleepThrough {
     constexpr std::chrono::nanoseconds operator()() const noexcept {
         return (std::chrono::nanoseconds::max)();
     }
 };
 
-/// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
-/// that more ranks than cores make progress, then sleep. A yield lasts as long as other programs keep
-/// the core, so yielding ends by time, too: a wait that looks for deaths before it sleeps does so soon.
-/// A change of what is waited for costs one load unless a rank sleeps. May lie in memory that several
-/// processes share.
+/// Waits in three stages: spins while an answer usually takes less than a system call, yields so
+/// that more ranks than cores make progress, then sleeps. A yield lasts while other programs use
+/// the core, so the yielding stage also ends by time: a wait that checks for deaths before it
+/// sleeps then does so soon. Signalling a change costs one load unless a rank sleeps. The object
+/// may lie in memory that several processes share.
 class WaitingRoom {
 public:
-    /// No yield begins later in a wait.
+    /// After this time a wait no longer yields.
     static constexpr std::chrono::milliseconds longest_yielding{10};
 
-    /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
+    /// Spins for some microseconds if every rank has a core. Longer spinning would delay a peer
     /// that shares its core with another program.
     explicit WaitingRoom(int ranks)
         : is_crowded_{static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()} {}
@@ -14509,10 +14552,10 @@ public:
     /// Whether there are more ranks than cores.
     [[nodiscard]] bool is_crowded() const noexcept { return is_crowded_; }
 
-    /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
-    /// wake() and read here by sequentially consistent operations: so either the waker sees the
-    /// sleeper, or the sleeper sees the change. `before_sleep()` says for how long to sleep at most;
-    /// it may change what `ready` reads.
+    /// Returns true once `ready()`, false at the deadline. The values that `ready` reads must be
+    /// changed before wake(), and read here, by sequentially consistent operations. Either the
+    /// waker then sees the sleeper, or the sleeper sees the change. `before_sleep()` returns the
+    /// longest time to sleep; it may change values that `ready` reads.
     template <class Ready, class BeforeSleep = SleepThrough>
     bool wait(
         Ready const& ready, std::chrono::nanoseconds deadline, BeforeSleep const& before_sleep = {}
@@ -14536,7 +14579,7 @@ public:
         }
         return sleep(ready, end_of_wait(deadline, start), before_sleep);
     }
-    /// The last stage alone, for a thread that has nothing to do without an answer.
+    /// The last stage only, for a thread that can do nothing without an answer.
     template <class Ready, class BeforeSleep = SleepThrough>
     bool sleep(
         Ready const& ready,
@@ -14544,7 +14587,7 @@ public:
         BeforeSleep const& before_sleep = {}
     ) {
         sleepers_.fetch_add(1);
-        std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
+        std::uint32_t seen = wakes_.load(); // before the last check: a later wake ends the sleep
         bool is_ready = ready();
         while (!is_ready && std::chrono::steady_clock::now() < end) {
             futex_wait(wakes_, seen, (std::min)(end, end_of_wait(before_sleep())));
@@ -14565,7 +14608,7 @@ public:
 
 private:
     bool is_crowded_;
-    std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
+    std::atomic<int> sleepers_{0}; ///< including those that were killed while asleep
     FutexWord wakes_{0};
 };
 
@@ -14575,21 +14618,22 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Why something ended for all: the first to say so wins, and what it takes to end it is done once, or
-/// again where that changes nothing. It lies in memory that processes share, and a writer may be killed
-/// or stopped at any point: so writers have numbers, below max_ranks, which no two processes share.
+/// The reason why something ended on all ranks. The first writer wins. The work that ends it is
+/// done once, or repeated where that has no effect. It lies in memory that processes share. A
+/// writer may be killed or stopped at any point, so writers have unique numbers, below max_ranks.
 ///
-/// A dead writer is replaced by take_over(). One that is stopped cannot be told from one that is slow,
-/// and may go on at any time: after a while another one overtakes it, with a reason in another place.
-/// Whichever place the state names in the end holds the reason of all.
+/// take_over() replaces a dead writer. A stopped writer cannot be distinguished from a slow one and
+/// may continue at any time. After a while another writer overtakes it, with a reason in another
+/// place. The place that the state finally names holds the reason of all ranks.
 class FirstReason {
 public:
-    static constexpr int nobody = max_ranks; ///< a writer that does not die
-    /// For how long a writer may do nothing before another one overtakes it.
+    static constexpr int nobody = max_ranks; ///< a writer that cannot die
+    /// How long a writer may do nothing before another one overtakes it.
     static constexpr std::chrono::nanoseconds patience = std::chrono::seconds{1};
 
-    /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
-    /// may still be writing, or have died or been stopped: see take_over() and settle().
+    /// Returns whether this writer was first. `close()` runs after the reason is written. If it was
+    /// not first, another writer may still be writing, or may have died or been stopped: see
+    /// take_over() and settle().
     template <class Close>
     bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
         State const mine{Phase::writing, 0, writer};
@@ -14599,8 +14643,8 @@ public:
         }
         return is_first;
     }
-    /// `writer` does what the `dead` one has begun, or begins. False: there was nothing to do, though
-    /// another writer may still be writing.
+    /// `writer` continues or starts the work of the `dead` writer. Returns false if there was
+    /// nothing to do; another writer may still be writing.
     template <class Close>
     bool take_over(int dead, AbortReason const& reason, int writer, Close const& close) noexcept {
         State const seen{state_.load()};
@@ -14620,8 +14664,9 @@ public:
         }
         return true;
     }
-    /// Returns when it is given: that is within some seconds, unless more ranks are stopped. A writer
-    /// that does nothing for a while is overtaken: `writer` closes for it, or gives `reason`.
+    /// Returns when the reason is given. That takes some seconds at most, unless more ranks are
+    /// stopped. A writer that does nothing for a while is overtaken: `writer` closes for it, or
+    /// gives `reason`.
     /// @pre has_begun()
     template <class Close, class BeforeSleep>
     void settle(
@@ -14644,7 +14689,7 @@ public:
         }
     }
 
-    /// A writer has begun to give it, or has given it.
+    /// Whether a writer has begun to give a reason, or has given it.
     [[nodiscard]] bool has_begun() const noexcept { return state().phase() != Phase::open; }
     [[nodiscard]] bool is_given() const noexcept { return state().phase() == Phase::given; }
     /// The writer that gives it, or gave it.
@@ -14663,7 +14708,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t places = 3; ///< for reasons; the number after them is that of none
+    static constexpr std::size_t places = 3; ///< for reasons; the next number means none
     enum class Phase : std::uint8_t { open, writing, written, given };
     struct State {
         std::uint32_t word = 0;
@@ -14725,41 +14770,41 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one rank tells about its share of the chunks of a large collective. It resets this itself
-/// before it arrives, when nobody looks at the collective any more that used the slot before.
+/// One rank's progress in its share of the chunks of a large collective. The rank resets it before
+/// it arrives, when no rank uses the previous collective in that slot any more.
 struct alignas(64) ChunkProgress {
-    std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
-    std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares; of slices: of its own
-    std::atomic<std::uint64_t> lent{0};    ///< slices that are in its ring, or were
+    std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may exceed it
+    std::atomic<std::uint64_t> done{0};    ///< by this rank, of all shares; in slices: of its own
+    std::atomic<std::uint64_t> lent{0};    ///< slices that it has copied to its ring so far
     std::atomic<bool> has_given_up{false}; ///< it copies no more slices
 
     void reset() noexcept;
 };
 
-/// Who computes for a rank: its own thread, in its waits and tests, or one beside it.
+/// The thread that computes for a rank: its own, in waits and tests, or a separate one.
 enum class Worker : std::uint8_t { rank, helper };
 
-/// Where the ranks of one group meet. Knows no threads: ranks are numbers, and a rank that waits
-/// or tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
-/// addresses: so ranks may also be processes that share that memory.
+/// The meeting place of one group's ranks. It does not know threads: ranks are numbers, and a rank
+/// that waits or tests does the work. It lies in memory given to it, followed by its tables, and
+/// holds no addresses. Ranks may therefore also be processes that share that memory.
 class alignas(64) Board {
 public:
     using Count = std::size_t;
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
 
-    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
+    /// @throws ContractViolation  `size` is below 1, or above the largest number in an arrival.
     static int checked(int size);
 
-    /// What create() needs.
-    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
+    /// The memory that create() needs.
+    /// @throws ContractViolation  `size` is below 1, or above the largest number in an arrival.
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return counts_at(checked(size)) + counts_per_arrival(size) * arrivals(size) * sizeof(Count);
     }
-    /// So many of them from the beginning on are used from the start. What follows is not touched before
+    /// The number of leading bytes that are used from the start. The rest is not touched before
     /// slot(), sends() or expects() are used.
     [[nodiscard]] static std::size_t bytes_at_start(int size) { return slots_at(checked(size)); }
-    /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
-    ///      there is nothing to destroy.
+    /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives the result, which
+    /// need not be destroyed.
     static Board& create(int size, std::span<std::byte> memory);
     /// The board that another process created at `memory`.
     static Board& at_address(std::byte* memory) noexcept {
@@ -14770,8 +14815,8 @@ public:
 
     [[nodiscard]] int size() const noexcept { return size_; }
 
-    /// How a rank tells the others an address: as the distance from the board, which is the same in
-    /// processes that map the same memory at different addresses.
+    /// An address as its distance from the board, for other ranks. The distance is the same in
+    /// processes that map the memory at different addresses.
     [[nodiscard]] std::uint64_t place_of(void const* address) const noexcept {
         return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(this);
     }
@@ -14781,13 +14826,13 @@ public:
         return lines()[arrival(rank, sequence)];
     }
     [[nodiscard]] ChunkProgress& progress(int rank, std::uint64_t sequence) noexcept;
-    /// Room for what `rank` contributes, where that is too long for its line and short enough.
+    /// Room for a contribution of `rank` that is too long for its line but not for a slot.
     [[nodiscard]] std::byte* slot(int rank, std::uint64_t sequence) noexcept {
         return at(slots_at(size_)) + arrival(rank, sequence) * tuning::slot_bytes;
     }
 
-    /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
-    /// those that it expects from each. Memory that nothing uses is never touched.
+    /// The tables of `rank` in a collective by counts: the elements that it sends to each rank,
+    /// then those that it expects from each. Unused memory is never touched.
     [[nodiscard]] std::span<Count> sends(int rank, std::uint64_t sequence) noexcept {
         return counts_of(rank, sequence).first(width(size_));
     }
@@ -14798,76 +14843,77 @@ public:
     [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept;
     [[nodiscard]] std::vector<int> missing(std::uint64_t sequence);
 
-    /// Collectives before this number are finished on `rank`.
+    /// `rank` has finished all collectives before this number.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
         return state_of(rank).retired;
     }
-    /// Collectives before this number are not looked at for `rank` any more: once that is so for all
-    /// ranks, their slots are free for others. In this order: a helper that this does not see yet
-    /// sees that its rank has retired the collective, and lets it alone (begin_helping).
+    /// Collectives before this number are no longer used for `rank`. Once that is so for all ranks,
+    /// their slots are free for reuse. The order of the two steps matters: a helper that this does
+    /// not see yet sees that its rank has retired the collective, and skips it (begin_helping).
     [[nodiscard]] std::uint64_t release(int rank) noexcept;
 
-    /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
+    /// The steady clock's time of the last keep_alive() of `rank`; 0 is never.
     [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
         return state_of(rank).alive_at;
     }
 
-    /// The ranks that have not finished the collective before which `sequence` cannot start.
+    /// The ranks that have not finished a collective that must end before `sequence` can start.
     [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence);
 
-    /// The first reason wins. Returns when nothing can arrive any more. Writers are numbered as a
-    /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
-    /// the first writer die, then mark_dead() is called for it: by `before_sleep`, where nobody else
-    /// does. Should it be stopped, then this reason may be that of all.
+    /// The first reason wins. Returns when nothing can arrive any more. Writers are numbered as
+    /// FirstReason says; the numbers differ from ranks if this is the board of a subgroup. If the
+    /// first writer dies, mark_dead() must be called for it: `before_sleep` does so where no other
+    /// process does. If the first writer is stopped, this reason may become the one of all ranks.
     template <class BeforeSleep = SleepThrough>
     void
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
         reason_.give(reason, writer, [this] { freeze(); });
-        room.wake(); // also those that wait for more than this board's end
+        room.wake(); // also those that wait for other things than this board's end
         reason_.settle(room, reason, writer, [this] { freeze(); }, before_sleep);
     }
-    /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
-    /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
-    /// meanwhile and then be marked dead itself, or FirstReason::nobody. Each writer may be buried
-    /// many times, by each rank that finds it dead. Returns at once, though another one may not
-    /// have finished its own abort.
+    /// Records that the writer with this number has died, anywhere, even in an abort. It had `rank`
+    /// on this board; negative: none. `burier` is the writer that records the death, or
+    /// FirstReason::nobody. The burier may itself die meanwhile and then be marked dead. Each rank
+    /// that finds a writer dead may call this, so it may be called many times. Returns at once,
+    /// although another writer may not have finished its own abort.
     void mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept;
     [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }
 
-    /// Between these a worker of `rank` may claim chunks of a collective.
+    /// Between these calls a worker of `rank` may claim chunks of a collective.
     void begin_computing(int rank, Worker worker, std::uint64_t sequence) noexcept {
         computes(state_of(rank), worker).store(sequence);
     }
     void end_computing(int rank, Worker worker) noexcept {
         computes(state_of(rank), worker).store(nothing);
     }
-    /// The same for a helper, which does not know what its rank has finished meanwhile: whether the
-    /// collective is still its rank's, whose slots then stay as they are until the end. End it also
-    /// if not.
+    /// The same for a helper, which does not know which collectives its rank has finished. Returns
+    /// whether the collective is still its rank's; if so, its slots stay unchanged until
+    /// end_computing(). Call that even after false.
     [[nodiscard]] bool begin_helping(int rank, std::uint64_t sequence) noexcept {
         begin_computing(rank, Worker::helper, sequence);
         return retired(rank).load() <= sequence;
     }
 
-    /// Ranks that may have claimed a chunk of a collective and not finished it.
+    /// The ranks that may have claimed a chunk of a collective and not finished it.
     [[nodiscard]] std::vector<int> computing(std::uint64_t sequence);
-    /// Nobody waits for a chunk of `rank` any more.
+    /// From now on no rank waits for a chunk of `rank`.
     void give_up_on(int rank) noexcept {
         state_of(rank).is_given_up.store(true);
         has_lost_.store(true);
         room.wake();
     }
 
-    /// Whether some chunk of a collective will never be computed, because a rank died that had
-    /// claimed it or was given up, and no other can still finish one: the same on all ranks.
+    /// Whether some chunk of a collective will never be computed, because the rank that had claimed
+    /// it died or was given up, and no other rank can still finish one. All ranks find the same.
     /// @pre all chunks are claimed
     [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept;
 
-    /// A rank ends it, or has. True on every rank that has failed because of that.
+    /// Whether a rank is ending the board or has ended it. True on every rank that has failed
+    /// because of that.
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
-    /// True only when nothing can arrive any more: a rank that sees it can rely on it.
+    /// True only if nothing can arrive any more; this does not change again.
     [[nodiscard]] bool is_aborted() const noexcept { return reason_.is_given(); }
-    /// Who ends it, or has. @pre is_ending()
+    /// The writer that ends the board or has ended it. @pre is_ending()
     [[nodiscard]] int ended_by() const noexcept { return reason_.writer(); }
     /// @pre some line is frozen
     [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
@@ -14877,9 +14923,9 @@ private:
     struct alignas(64) RankState {
         std::atomic<std::uint64_t> retired{0};
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
-        std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< by its workers
+        std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< per worker
         std::atomic<bool> is_dead{false};
-        std::atomic<bool> is_given_up{false}; ///< stuck within a chunk, at somebody's deadline
+        std::atomic<bool> is_given_up{false}; ///< stopped within a chunk at some rank's deadline
     };
 
     [[nodiscard]] static std::atomic<std::uint64_t>&
@@ -14896,8 +14942,8 @@ private:
     static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
     static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
     static constexpr std::size_t counts_per_arrival(int size) noexcept { return 2 * width(size); }
-    // What lies behind the board: for each rank its arrival lines, its state, its progress, its slots,
-    // its tables of counts.
+    // The memory after the board has, for each rank: arrival lines, state, progress, slots, tables
+    // of counts.
     static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
     static constexpr std::size_t ranks_at(int size) noexcept {
         return lines_at() + arrivals(size) * sizeof(ArrivalLine);
@@ -14928,7 +14974,7 @@ private:
 
 public:
     WaitingRoom room;
-    WaitingRoom helpers_room; ///< of those that wait for chunks to claim, and for nothing else
+    WaitingRoom helpers_room; ///< for threads that only wait for chunks to claim
 
 private:
     int size_;
@@ -14968,7 +15014,7 @@ JOINABLE_DEFINITION Board& Board::create(int size, std::span<std::byte> memory) 
     ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
     ::new (board->at(ranks_at(size))) RankState[width(size)];
     ::new (board->at(progress_at(size))) ChunkProgress[arrivals(size)];
-    // The slots and the tables of counts are not touched before they are used.
+    // Slots and tables of counts are not touched before they are used.
     ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
     return *board;
 }
@@ -15019,7 +15065,7 @@ JOINABLE_DEFINITION std::vector<int> Board::holding_up(std::uint64_t sequence) {
 JOINABLE_DEFINITION void
 Board::mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept {
     if (is_aborted() && (rank < 0 || is_dead(rank))) {
-        return; // or those who find it would wake each other without end
+        return; // else the ranks that find it would wake each other endlessly
     }
     reason_.take_over(number, reason, burier, [this] { freeze(); });
     if (rank >= 0) { // after that: a rank that sees it asks for the reason
@@ -15080,13 +15126,13 @@ Board::counts_of(int rank, std::uint64_t sequence) noexcept {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Computes for a rank beside it, in collectives in which all ranks have arrived. It knows what the
-/// board knows: the rank itself is not asked, and finishes its collectives as always.
+/// Computes for a rank, in parallel with it, in collectives in which all ranks have arrived. It
+/// reads only the board. The rank does not know of it, and finishes its collectives as usual.
 class Helper {
 public:
     Helper(Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
 
-    /// Until stop().
+    /// Runs until stop().
     void run();
     void stop() noexcept {
         stops_.store(true);
@@ -15094,12 +15140,12 @@ public:
     }
 
 private:
-    /// Computes in the oldest collective in which there is something left. Whether there was one.
+    /// Computes in the oldest collective that has work left. Returns whether there was one.
     bool help();
 
     [[nodiscard]] bool have_all_arrived(std::uint64_t sequence) noexcept;
 
-    /// @pre all have arrived, and the slots stay as they are
+    /// @pre all ranks have arrived, and the slots do not change
     bool compute(std::uint64_t sequence);
 
     Board& board_;
@@ -15112,16 +15158,16 @@ private:
 // ---- joinable/communicator/shared_memory/engine/exchange.hpp
 
 /// @file
-/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
-/// do it for all.
+/// The work of a collective in which all ranks have arrived. Nothing here waits, and any rank can
+/// do the work for all.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
+/// Stands for a rank: the block is reduced from all ranks, or goes to all ranks.
 inline constexpr int every_rank = -1;
 
-/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
-/// `from`, and wanted from `out_at` on in the output of the rank `to`.
+/// A part of a large collective: `size` elements. They start at `in_at` in the input of rank
+/// `from`, and at `out_at` in the output of rank `to`.
 struct Block {
     std::size_t size;
     int from = every_rank;
@@ -15130,15 +15176,15 @@ struct Block {
     std::size_t out_at = 0;
 };
 
-/// Where one rank finds its buffers itself, if that is not where the others find them.
+/// The addresses at which one rank itself finds its buffers, if the others use different ones.
 struct OwnPlace {
     int rank = -1;           ///< none
-    std::byte* in = nullptr; ///< only read
+    std::byte* in = nullptr; ///< only read from
     std::byte* out = nullptr;
 };
 
-/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
-/// Blocks are numbered, and every rank finds the same ones.
+/// A collective in which all ranks have arrived, as blocks to move or reduce. Blocks are numbered,
+/// and all ranks number them alike.
 class Exchange {
 public:
     Exchange(
@@ -15148,7 +15194,7 @@ public:
 
     [[nodiscard]] int blocks() const noexcept;
 
-    /// The elements of block `b`, without looking for its place.
+    /// The number of elements in block `b`, without computing its place.
     [[nodiscard]] std::size_t size_of_block(int b) const noexcept;
 
     /// Linear in the number of ranks.
@@ -15158,11 +15204,11 @@ public:
     void run(std::size_t begin, std::size_t end) const;
 
 private:
-    /// Elements that rank `from` sends to rank `to`.
+    /// The number of elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 
-    /// The byte at `offset` in a rank's input or output. If the rank has a ring, the bytes up to the end
-    /// of the slice follow it.
+    /// The address of byte `offset` in a rank's input or output. If the rank has a ring, the bytes
+    /// up to the end of the slice follow it.
     [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept;
     [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
         return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
@@ -15179,19 +15225,20 @@ private:
     OwnPlace own_;
 };
 
-/// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
+/// Whether all ranks have arrived for the same collective. With counts, their tables are compared
+/// too.
 bool say_the_same(Board& board, std::uint64_t sequence) noexcept;
 
-/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
-/// same lines and tables.
+/// Why the ranks' calls do not match, or nothing. All ranks compute the same from the same lines
+/// and tables.
 std::optional<AbortReason>
 disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine);
 
-/// Where each rank puts what it contributes to a small message.
+/// The address of each rank's contribution to a small message.
 [[nodiscard]] std::byte*
 contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) noexcept;
 
-/// A small message: every rank reads what all contribute and combines it for itself.
+/// A small message: every rank reads all contributions and combines them by itself.
 void combine_contributions(
     Board& board,
     std::uint64_t sequence,
@@ -15211,7 +15258,7 @@ void combine_contributions(
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Something by number, or nothing. Refers to the function that was given.
+/// A function from an index to a value, or none. Refers to the given function.
 template <class T>
 class Numbered {
 public:
@@ -15230,16 +15277,16 @@ private:
     void const* function_ = nullptr;
     T (*call_)(void const*, std::size_t) = nullptr;
 };
-/// Addresses of the inputs of all ranks, or of the places where the result is wanted.
+/// The addresses of all ranks' inputs, or of the outputs.
 using Places = Numbered<std::byte*>;
-/// By which the inputs are multiplied before they are added; without any they are not.
+/// The factors by which inputs are multiplied before they are added. May be empty.
 using Factors = Numbered<double>;
 
-/// Combines `count` elements of all inputs in rank order and writes them to every output. Which
-/// rank computes it and how it was cut change no bit. There is at least one input, and one output.
-/// An output may be one of the inputs; otherwise they do not overlap. With factors it is a sum of
-/// floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
-/// multiplied as floats.
+/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
+/// do not depend on which rank computes them or on how the work was divided. There is at least one
+/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
+/// are multiplied as floats.
 void reduce_to(
     DType dtype,
     ReduceOp op,
@@ -15264,8 +15311,8 @@ void reduce_to(
 #include <type_traits>
 
 /// @file
-/// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
-/// instruction set. Rows do not overlap.
+/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
+/// Compiled for each instruction set. Rows do not overlap.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -15311,7 +15358,8 @@ template <class C>
         C::one(from + i * C::from_bytes, to + i * C::to_bytes);
     }
 }
-/// By the processor's instruction, where it has one. Returns how many it was applied to.
+/// Converts with the processor's instruction, if there is one. Returns the number of converted
+/// elements.
 template <class C>
 JOINABLE_INLINE_AVX2 std::size_t
 convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
@@ -15367,8 +15415,9 @@ auto* conversion_function(InstructionSet set) noexcept {
 #include <type_traits>
 
 /// @file
-/// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
-/// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
+/// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
+/// types, and the functions are always inlined. The same source thus compiles for each instruction
+/// set, at any optimisation level.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -15389,7 +15438,7 @@ struct Lanes {
     [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
         operation(numbers, next.numbers);
     }
-    /// The product is rounded, whatever it is added to: the same bits on every processor.
+    /// Rounds the product before it is added, so that all processors give the same bits.
     [[gnu::always_inline]] void scale(T factor) noexcept {
         if constexpr (width == sizeof(T)) {
             T product;
@@ -15401,8 +15450,9 @@ struct Lanes {
     }
 };
 
-/// Registers that are computed together, half of those that a processor has: many loads are on their way
-/// before something is written. Four take 1.2 times as long in the second-level cache, as do twelve.
+/// Registers that are computed together. They are half of a processor's registers, so that many
+/// loads are in flight before something is written. Four take 1.2 times as long in the second-level
+/// cache, as do twelve.
 template <class L>
 struct EightLanes {
     static constexpr std::size_t number = 8;
@@ -15438,11 +15488,11 @@ struct EightLanes {
     }
 };
 
-// An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
-// that gives the same bits as T: the fewer there are, the less is to compile.
+// An operation on registers: `a`, of the lower ranks, becomes the result of `a` and `b`.
+// `Number<T>` is a type that gives the same bits as T. Fewer types mean less to compile.
 
-/// Integers are added and multiplied unsigned, because they wrap around: overflow of signed ones is
-/// undefined, and the reduced value of a rank's data must not be.
+/// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
+/// undefined, and reducing any rank's data must be defined.
 template <class T>
 struct without_sign {
     using type = T;
@@ -15460,7 +15510,7 @@ struct Plus {
         a = a + b;
     }
 };
-/// Adds what each rank has times a factor of its own. Of floating-point numbers alone.
+/// Adds each rank's value times that rank's factor. Floating-point numbers only.
 struct PlusScaled : Plus {
     template <class T>
     using Number = std::conditional_t<std::floating_point<T>, T, float>;
@@ -15473,7 +15523,7 @@ struct Times {
         a = a * b;
     }
 };
-/// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
+/// Keeps a NaN of the lowest rank and ignores a NaN of another rank, as `std::min` does.
 struct Lesser {
     template <class T>
     using Number = T;
@@ -15523,15 +15573,15 @@ struct BitOr {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
-/// one of the inputs; otherwise they do not overlap.
+/// One pass of a reduction. It reads every input once, in order, and writes every output. An output
+/// may be one of the inputs; otherwise they do not overlap.
 struct ReductionPass {
     std::span<std::byte const* const> inputs;
     std::span<std::byte* const> outputs;
     std::size_t bytes;
-    double const* factors = nullptr; ///< of the inputs, for PlusScaled
+    double const* factors = nullptr; ///< for each input, for PlusScaled
 
-    static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
+    static constexpr std::size_t most = 16; ///< of inputs, of outputs: more would overload a cache
 };
 
 template <class T, class Operation, class L>
@@ -15543,8 +15593,8 @@ load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t a
     }
 }
 
-/// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
-/// before something is written. Returns where it ends.
+/// Reduces from byte `at` of every input as long as there are whole lanes. It reads all inputs of a
+/// lane before it writes. Returns the byte at which it stopped.
 template <class T, class L, class Operation>
 [[gnu::always_inline]] inline std::size_t
 reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
@@ -15574,8 +15624,8 @@ reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
     reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
 }
 
-// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what
-// numbers of 16 bits are widened to: it pays in cache, and each function has to be compiled.
+// The same loop for each instruction set. AVX-512 is only for float, the type of gradients and of
+// widened 16-bit numbers: it helps in cache, and every further function takes time to compile.
 template <class T, class Operation>
 JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
     reduce_bytes<T, 16>(Operation{}, pass);
@@ -15590,7 +15640,7 @@ JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
     reduce_bytes<float, 64>(Operation{}, pass);
 }
 
-/// What a reduction computes in: numbers of 16 bits are widened before.
+/// The type in which a reduction computes: 16-bit numbers are widened first.
 template <class T>
 using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
 
@@ -15610,8 +15660,8 @@ RunPass pass_function(DType dtype, InstructionSet set) {
     });
 }
 
-/// The function that runs passes on this processor, over numbers that are computed in as they are
-/// stored.
+/// The function that runs passes on this processor, over numbers that are computed in their stored
+/// type.
 inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
     switch (op) {
     case ReduceOp::sum: return pass_function<Plus>(dtype, set);
@@ -15629,9 +15679,9 @@ inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, Instructi
     return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
 }
 
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache:
-/// where there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate
-/// in float and are rounded once.
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache. It
+/// is for more inputs or outputs than one pass takes, and for 16-bit numbers, which accumulate in
+/// float and are rounded once.
 class TiledReduction {
 public:
     TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
@@ -15665,9 +15715,9 @@ public:
 
 private:
     static constexpr std::size_t tile_bytes = 2048;
-    using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
+    using Tile = std::array<std::byte, 2 * tile_bytes>; // room for widened numbers
 
-    /// The unrounded result, in the first tile.
+    /// Returns the unrounded result, in the first tile.
     std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
         bool const widens = widen_ != nullptr;
         std::byte* const sum = tiles_[0].data();
@@ -15837,7 +15887,7 @@ Exchange::run_part(Block const& block, std::size_t begin, std::size_t end) const
     std::size_t const outputs = block.to == every_rank ? ranks : 1;
     bool const scales = is_scaled(said_.collective);
     if (ranks == 1 && from(0) == to(0) && !scales) {
-        return; // a sum over one rank is there already
+        return; // a sum over one rank needs no work
     }
     if (block.from == every_rank) {
         auto const factor = [&](std::size_t rank) {
@@ -15936,13 +15986,13 @@ JOINABLE_DEFINITION void combine_contributions(
 // ---- joinable/communicator/shared_memory/engine/chunks.hpp
 
 /// @file
-/// How the ranks that have arrived in a large collective share its work. Each has a share of its own,
-/// so that what it computed last time is still in its caches, and takes over from others when it is
-/// through: so nobody waits for a rank that computes something else.
+/// How the ranks that have arrived in a large collective share its work. Each rank starts with its
+/// own share, whose data is still in its caches from the last time, and then takes over chunks from
+/// others. No rank therefore waits for a busy one.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
+/// A large message is divided into `chunks` ranges of `chunk` elements, the same on every rank.
 struct Cut {
     std::size_t total = 0;
     std::size_t chunk = 1;
@@ -15951,11 +16001,11 @@ struct Cut {
     Cut() = default;
     Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept;
 
-    /// The chunks of a rank's share are those from its first up to the first of the next rank.
+    /// The first chunk of a rank's share, which ends at the first chunk of the next rank.
     [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
         return chunks * static_cast<std::size_t>(rank) / static_cast<std::size_t>(world_size);
     }
-    /// How many they are.
+    /// The number of chunks in the share.
     [[nodiscard]] std::size_t share_of(int rank, int world_size) const noexcept {
         return first_of(rank + 1, world_size) - first_of(rank, world_size);
     }
@@ -15963,8 +16013,8 @@ struct Cut {
 
 [[nodiscard]] bool chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept;
 
-/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why.
-/// All ranks find the same. @pre all chunks are claimed
+/// Whether some chunk will never be done, because the rank that had claimed it died and the board
+/// has a reason. All ranks find the same. @pre all chunks are claimed
 [[nodiscard]] inline bool
 chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return board.is_aborted() && board.may_be_lost(sequence) &&
@@ -15973,11 +16023,11 @@ chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
 
 [[nodiscard]] bool
 has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept;
-/// Of any rank's share.
+/// Whether any rank's share has unclaimed chunks.
 [[nodiscard]] bool has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept;
 
-/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, of which its own
-/// is the first. Whether all are done, by whomever.
+/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, starting with
+/// its own. Returns whether all chunks are done, by any worker.
 bool run_chunks(
     Board& board,
     std::uint64_t sequence,
@@ -16006,8 +16056,9 @@ Cut::Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept
     }
     std::size_t const bytes = total * element;
     auto const ranks = static_cast<std::size_t>(world_size);
-    // One chunk each, as long as taking over half of one would save less than a line between two
-    // processors; else so small that all ranks end together, so large that claiming costs nothing.
+    // Small messages have one chunk per rank, as long as taking over half of one would save less
+    // than moving a line between two processors. Other chunks are small enough that all ranks end
+    // together, and large enough that claiming costs nothing.
     std::size_t const wanted =
         bytes <= tuning::one_chunk_bytes
             ? bytes / ranks
@@ -16090,10 +16141,11 @@ JOINABLE_DEFINITION bool run_chunks(
 // ---- joinable/communicator/shared_memory/engine/slices.hpp
 
 /// @file
-/// How a large collective makes progress where some rank's buffer is out of the others' reach: in slices,
-/// through a ring of each such rank that all reach. A slice is copied in, reduced and copied out while
-/// it is in the caches, and a rank copies the next ones while others are still at the one before. Each
-/// rank has a share of every slice, and no other takes it over: the rank must make its copies anyway.
+/// Moves a large collective in slices if other ranks cannot reach some rank's buffer. Each such
+/// rank has a ring that all can reach. A slice is copied in, reduced and copied out while it is in
+/// the caches. A rank copies the next slices while others still process the current one. Each rank
+/// computes its share of every slice. No other rank takes it over, because the rank must make its
+/// copies anyway.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -16107,20 +16159,20 @@ struct Slices {
     Slices() = default;
     Slices(Board const& board, Descriptor const& said) noexcept;
 
-    /// Whether such a collective could be cut: every rank finds what belongs together in the same
-    /// place of its buffer.
+    /// Whether such a collective can be sliced: each rank must have corresponding elements at the
+    /// same offset of its buffer.
     [[nodiscard]] static bool fit(Collective collective) noexcept {
         return collective == Collective::all_reduce || collective == Collective::broadcast ||
                collective == Collective::reduce || collective == Collective::scaled_all_reduce;
     }
-    /// What a rank needs to have slices on their way; smaller messages are not cut.
+    /// The bytes that a rank needs for its slices in flight. Smaller messages are not sliced.
     [[nodiscard]] static std::size_t ring_bytes(Board const& board) noexcept {
         return tuning::slices_per_ring * chunk_bytes(board) *
                static_cast<std::size_t>(board.size());
     }
 
     [[nodiscard]] std::size_t count() const noexcept;
-    /// The elements [first, second) of a slice that are shared out to the ranks [from, to).
+    /// The elements [first, second) of a slice that belong to the shares of ranks [from, to).
     [[nodiscard]] std::pair<std::size_t, std::size_t>
     range(std::size_t slice, int from, int to) const noexcept;
 
@@ -16129,7 +16181,7 @@ private:
     [[nodiscard]] static std::size_t chunk_bytes(Board const& board) noexcept;
 };
 
-/// How far one rank has got in it.
+/// One rank's progress in a sliced collective.
 class Pipeline {
 public:
     Pipeline() = default;
@@ -16139,8 +16191,8 @@ public:
 
     [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept;
 
-    /// Does all that can be done without the others. Whether this rank's buffers are final. `Memory`
-    /// copies a range of bytes to this rank's ring, and from it.
+    /// Does all that is possible without waiting. Returns whether this rank's buffers are final.
+    /// `Memory` copies ranges of bytes to and from this rank's ring.
     template <class Memory>
     bool advance(Board& board, Descriptor const& said, int rank, Memory& memory) {
         ChunkProgress& mine = board.progress(rank, sequence_);
@@ -16185,26 +16237,26 @@ public:
                taken_ < done_by_all(board);
     }
 
-    /// For whom this rank waits, if it cannot advance.
+    /// The ranks for which this rank waits, if it cannot advance.
     [[nodiscard]] std::vector<int> holding_up(Board& board) const;
 
-    /// Whether this rank, which cannot advance, never will: because some rank that is not through has
-    /// died, because one has given up, or because the deadline of one for which it waits is over.
+    /// Whether this rank, which cannot advance, never will. That is so if an unfinished rank has
+    /// died, if a rank has given up, or if the deadline of a rank for which it waits has passed.
     [[nodiscard]] bool is_lost(Board& board) const;
-    /// Whether some rank still computes a slice, and with it in this rank's memory. Not one that has
-    /// died, or whose deadline is over: its process has been stopped.
-    /// @pre this rank has told that it gives up, so that nobody begins another one
+    /// Whether some rank is still computing a slice and may access this rank's memory. Ranks that
+    /// have died, or have been stopped past the deadline, do not count.
+    /// @pre this rank has announced that it gives up, so that no rank begins another slice
     [[nodiscard]] bool is_in_use(Board& board) const;
 
 private:
     [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept;
-    /// By any rank: then it does not expect anybody in its memory any more.
+    /// Whether any rank has given up. It then expects no other rank in its memory any more.
     [[nodiscard]] bool is_given_up(Board& board) const noexcept;
     [[nodiscard]] bool can_compute(Board& board) const noexcept {
         return computed_ < lent_by_all(board) && !is_given_up(board);
     }
 
-    /// As bytes. Its own share a rank reads and writes where it is.
+    /// Calls `copy` with byte ranges. A rank reads and writes its own share in place.
     template <class Copy>
     void for_shares_of_others(std::size_t slice, int rank, Copy const& copy) const {
         for (auto const& [begin, end] :
@@ -16213,7 +16265,7 @@ private:
         }
     }
     [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept;
-    /// The least of a number that each rank tells.
+    /// The minimum of a number that each rank publishes.
     [[nodiscard]] std::uint64_t
     least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept;
     [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
@@ -16225,10 +16277,10 @@ private:
 
     std::uint64_t sequence_ = 0;
     Slices slices_;
-    std::uint64_t count_ = 0;    ///< of slices; how many of them
-    std::uint64_t lent_ = 0;     ///< this rank has copied in
-    std::uint64_t computed_ = 0; ///< have its share done
-    std::uint64_t taken_ = 0;    ///< it has copied out
+    std::uint64_t count_ = 0;    ///< slices in all
+    std::uint64_t lent_ = 0;     ///< slices that this rank has copied in
+    std::uint64_t computed_ = 0; ///< slices whose share it has computed
+    std::uint64_t taken_ = 0;    ///< slices that it has copied out
 };
 
 }}} // namespace joinable::v0::detail
@@ -16376,7 +16428,7 @@ JOINABLE_DEFINITION bool Helper::help() {
             bool const is_still_there = board_.begin_helping(rank_, sequence);
             bool const has_computed = is_still_there && compute(sequence);
             board_.end_computing(rank_, Worker::helper);
-            board_.room.wake(); // a rank that waits for the slots
+            board_.room.wake(); // a rank may wait for the slots
             if (has_computed) {
                 return true;
             }
@@ -16398,10 +16450,10 @@ JOINABLE_DEFINITION bool Helper::compute(std::uint64_t sequence) {
     ArrivalLine const& line = board_.line(rank_, sequence);
     Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
     if (is_small(said) || disagreement(board_, sequence, said)) {
-        return false; // the rank itself tells the others
+        return false; // the rank itself aborts
     }
     if (Pipeline::is_needed(board_, sequence)) {
-        return false; // it does not know the rank's own memory
+        return false; // it does not know the rank's own addresses
     }
     Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
     bool const has_some = has_unclaimed(board_, sequence, cut);
@@ -16419,8 +16471,8 @@ JOINABLE_DEFINITION bool Helper::compute(std::uint64_t sequence) {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One side of a message: a send that waits for its receive, or the other way round. It lies in
-/// memory of the rank that wrote it.
+/// One side of a message: a send that waits for its receive, or a receive that waits for its send.
+/// It lies in memory of the rank that wrote it.
 struct alignas(64) PendingMessage {
     enum class State : std::uint8_t { waiting, taken, done };
 
@@ -16429,28 +16481,28 @@ struct alignas(64) PendingMessage {
     DType dtype = DType::u8;
     std::int32_t tag = 0;
     std::uint64_t count = 0;
-    std::uint64_t data = 0; ///< a place relative to the board; of a send only read
-    std::uint64_t next = 0; ///< the place of the message after it in the mailbox; 0 is none
+    std::uint64_t data = 0; ///< an offset from the board; a send only reads it
+    std::uint64_t next = 0; ///< offset of the next message in the mailbox; 0 is none
 };
 
-/// No member of a template: nvcc 13 looks for an operator new with an alignment there.
+/// Not a template's member: nvcc 13 would look there for an operator new with an alignment.
 PendingMessage& write_message(
     std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
 ) noexcept;
 
 std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype);
 
-/// The messages from one rank to another: the messages of either that wait for one of the other, in
+/// The messages from one rank to another: messages of either side that wait for the other side, in
 /// the order in which they were written. It lies in memory that processes share and holds no
-/// addresses; zeros are an empty one. The lock is between two ranks that would wait for each other
-/// anyway, and nothing is copied under it.
+/// addresses; zeros are an empty mailbox. Its lock only concerns two ranks that would wait for each
+/// other anyway, and no data is copied while it is held.
 class Mailbox {
 public:
     [[nodiscard]] bool try_lock() noexcept { return lock_.exchange(1) == 0; }
     void unlock() noexcept { lock_.store(0); }
 
-    /// The oldest message of the other side with this tag; null if there is none. Linear in the
-    /// messages that wait. @pre locked, as for all that follows
+    /// The other side's oldest message with this tag; null if there is none. Linear in the waiting
+    /// messages. @pre locked; so for all members below
     [[nodiscard]] PendingMessage* find(Board& board, bool is_send, int tag) const noexcept;
     void append(Board& board, PendingMessage& pending) noexcept;
     void remove(Board& board, PendingMessage& pending) noexcept;
@@ -16461,7 +16513,7 @@ private:
     }
 
     std::atomic<std::uint32_t> lock_{0};
-    std::uint64_t first_ = 0; ///< places of messages; 0 is none
+    std::uint64_t first_ = 0; ///< offsets of messages; 0 is none
     std::uint64_t last_ = 0;
 };
 
@@ -16532,16 +16584,16 @@ JOINABLE_DEFINITION void Mailbox::remove(Board& board, PendingMessage& pending) 
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Who looks for ranks that have died, where no other process does, and has memory for them.
+/// Detects ranks that have died, where no other process does, and reserves memory for them.
 class Watch {
 public:
     Watch() = default;
     Watch(Watch const&) = delete;
     Watch& operator=(Watch const&) = delete;
-    /// Called where it may take some microseconds. For how long it need not be called again.
+    /// May take some microseconds. Returns how long it need not be called again.
     virtual std::chrono::nanoseconds look_for_deaths() noexcept = 0;
     /// Called before memory that the ranks share is used for the first time.
-    /// @throws CommunicationError  there is none for it; the group is aborted.
+    /// @throws CommunicationError  there is no memory; the group is aborted.
     virtual void reserve(std::byte const*, std::size_t) {}
 
 protected:
@@ -16549,26 +16601,26 @@ protected:
 };
 
 /// What the ranks of one group share: the board for collectives, a mailbox for each pair of ranks,
-/// and the groups that were split from it. All of it is one block of memory without addresses; this
-/// is how one rank sees it, and costs two pointers.
+/// and the groups that were split from it. All of it is one block of memory without addresses. This
+/// class is one rank's view of it, and costs two pointers.
 ///
-/// Ranks have numbers among all, which stay the same in every group: those that they have in the
-/// group from which all others come. By them writers of a FirstReason and holders of a lock are known.
+/// A rank's number is its rank in the outermost group. It stays the same in every subgroup. Numbers
+/// identify writers of a FirstReason and holders of a lock.
 class Group {
 public:
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return mailboxes_at(size) + width(size) * width(size) * sizeof(Mailbox);
     }
-    /// The parts of that which are used from the start, each as its place and its bytes. The others are
-    /// for reserve().
+    /// The parts of that memory that are used from the start, each as offset and bytes. The others
+    /// need reserve().
     [[nodiscard]] static std::array<std::pair<std::size_t, std::size_t>, 2> parts_at_start(int size
     );
-    /// `numbers` are those of the members among all, by their rank in the group. `is_zeroed`: of the
-    /// memory nothing is touched but these parts.
+    /// `numbers` are the members' numbers, by rank in this group. `is_zeroed`: the memory is zeros
+    /// already, so this touches only those parts.
     /// @pre `memory` is as for a Board, and has bytes_for(size)
     static Group
     create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false);
-    /// The group behind a board that create() has made.
+    /// The group of a board that create() has made.
     explicit Group(Board& board, Watch* watch = nullptr) noexcept : board_{&board}, watch_{watch} {}
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
@@ -16576,86 +16628,86 @@ public:
     [[nodiscard]] Mailbox& mailbox(int from, int to) const noexcept;
 
     /// `rank` ends the collectives, the messages, and the groups that were split from this one. The
-    /// first writer wins: of a group around this one, too, whose end may not have reached this one
-    /// when a rank that has heard of it fails here. Returns when nothing can start any more in any of
-    /// them.
+    /// first reason wins, across parent groups too: a parent may have been aborted before that
+    /// abort has reached this group. Returns when nothing can start any more in any of these
+    /// groups.
     void abort(AbortReason const& reason, int rank) const {
         end(ended_by().value_or(reason), number_of(rank));
     }
 
-    /// `rank` takes part no longer: a collective cannot complete any more, but the others still have
-    /// their messages and their groups without it. The last that is done with this group: its memory
-    /// may be destroyed after that.
+    /// `rank` leaves. Collectives can no longer complete, but the others still have their messages
+    /// and their groups without it. This must be the rank's last use of the group, whose memory may
+    /// be destroyed after that.
     void leave(int rank) const;
 
-    /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
-    /// abort() ends: in groups of which it was a member with its rank there, unless it, or another
-    /// one, was about to end them for another reason. False if another process does it, or keeps
-    /// other groups locked, and may have died as well: then call it again soon. `burier` is as a
-    /// Board says. @pre this is the group from which all others come.
+    /// Records that the rank with this number has died, in any group; `death` says how. Ends what
+    /// abort() ends, in all groups of which it was a member, with its rank there. A group that this
+    /// or another rank was already ending keeps its reason. Returns false if another process is
+    /// doing this or holds the lock of other groups: it may have died as well, so call this again
+    /// soon. `burier` is as for Board. @pre this is the outermost group
     bool mark_dead(int number, std::string const& death, int burier) const {
         return mark_dead(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
     }
-    /// Before a slot, a table of counts or a mailbox is used for the first time, by a rank that writes
-    /// to it. @throws CommunicationError  there is no memory for it; the group of all is aborted.
+    /// Called by a rank before it first writes to a slot, a table of counts or a mailbox.
+    /// @throws CommunicationError  there is no memory for it; the outermost group is aborted.
     void reserve(void const* data, std::size_t bytes) const {
         if (watch_ != nullptr) {
             watch_->reserve(static_cast<std::byte const*>(data), bytes);
         }
     }
-    /// Endpoint calls it.
+    /// For Endpoint.
     std::chrono::nanoseconds look_for_deaths() const noexcept {
         return watch_ == nullptr ? SleepThrough{}() : watch_->look_for_deaths();
     }
-    /// Another group in the same memory, by its place relative to this board.
+    /// Another group in the same memory, by its offset from this board.
     [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
         return Group{Board::at_address(board_->place_at(place)), watch_};
     }
 
-    /// Whether its collectives or its messages have ended, for `rank`. Does what another rank has only
-    /// begun: so it is true for one that has failed because of that, and nothing can start after it was
-    /// true.
+    /// Whether its collectives or its messages have ended, for `rank`. Completes an end that
+    /// another rank has begun. It is therefore true on a rank that has failed because of that end,
+    /// and nothing can start after it was true.
     [[nodiscard]] bool is_aborted(int rank) const;
 
-    /// Whether a message to or from `peer` that waits will never be delivered.
+    /// Whether a waiting message to or from `peer` will never be delivered.
     [[nodiscard]] bool is_lost(int peer) const noexcept {
         return shared().end.is_given() || member(peer).has_left.load();
     }
-    /// Why. A rank that leaves because of what has ended a group around this one says that.
+    /// The reason. A rank that leaves because a parent group has ended gives the parent's reason.
     /// @pre is_lost(peer), or `peer` is the rank that leaves
     [[nodiscard]] AbortReason loss(int peer) const {
         return ended_by().value_or(reason_of_leaving(peer));
     }
 
-    /// The ranks that `said` names, as this group numbers them, if it is what ended this group, or its
-    /// collectives, or those of one split from it, of which the rank with this number was a member.
-    /// Nothing, if it is not.
+    /// The ranks that `said` names, as numbered in this group. Requires that `said` ended this
+    /// group, its collectives, or those of a subgroup of which the rank with this number was a
+    /// member. Otherwise nothing.
     [[nodiscard]] std::optional<std::vector<int>>
     ranks_here(AbortReason const& said, int number) const;
 
-    /// Whether groups have been split from this one, whose errors name other numbers.
+    /// Whether groups have been split from this one; their errors use different numbers.
     [[nodiscard]] bool has_split() const noexcept { return shared().has_split.load(); }
 
-    /// From now on `child` ends with this group. False if this has ended: then it is too late.
+    /// From now on `child` ends with this group. Returns false if this group has ended already.
     [[nodiscard]] bool adopt(Group child) const noexcept;
-    /// Whether the memory of a group that was adopted may be given back: all members have left, and
-    /// so have those of its own groups. Then nobody finds it any more. `number` is that of the rank
-    /// that does it, the one that has that memory.
+    /// Whether the memory of an adopted group may be freed: all members have left it and its
+    /// subgroups. If so, no rank can find the group any more. The caller is the rank with `number`,
+    /// whose memory the group uses.
     [[nodiscard]] bool retire(int number) const noexcept;
 
 private:
     struct alignas(cache_line) Shared {
-        FirstReason end; ///< of messages and of groups split from it; the board has its own
+        FirstReason end; ///< of messages and subgroups; the board has its own
         std::atomic<int> present{0};
         std::atomic<bool> has_split{false};
-        // The groups split from it, as places of boards relative to this one's. A rank that reads
-        // the list or adds to it waits for nobody, and a rank that is killed or stopped within it
-        // leaves it whole.
-        std::atomic<int> locked_by{0}; ///< who removes a group; its number + 1, 0 is nobody
-        std::atomic<int> visitors{0};  ///< who read it: meanwhile no memory in it is given back
-        std::atomic<std::uint64_t> children{0}; ///< the newest one; 0 is none
-        std::atomic<std::uint64_t> next{0};     ///< relative to the parent's: the one before it
-        std::uint64_t parent = 0;               ///< 0 is none
+        // The subgroups, as offsets of their boards from this one. A rank that reads the list or
+        // adds to it does not wait, and a rank that is killed or stopped meanwhile leaves it
+        // intact.
+        std::atomic<int> locked_by{0}; ///< number + 1 of the rank that removes a group; 0: none
+        std::atomic<int> visitors{0};  ///< readers; meanwhile no memory in it is freed
+        std::atomic<std::uint64_t> children{0}; ///< the newest; 0: none
+        std::atomic<std::uint64_t> next{0};     ///< the next older one, relative to the parent
+        std::uint64_t parent = 0;               ///< 0: none
     };
     struct Member {
         int number = 0;
@@ -16682,13 +16734,13 @@ private:
     }
     [[nodiscard]] int rank_of(int number) const noexcept;
 
-    /// What has ended this group or one around it. Groups are ended from the outermost one
-    /// inwards, and a rank that hears of it may be faster.
+    /// The reason that has ended this group or a parent. Groups are ended from the outermost one
+    /// inwards, so a rank may learn of it before this group has ended.
     [[nodiscard]] std::optional<AbortReason> ended_by() const;
 
     void end(AbortReason const& reason, int writer) const;
 
-    /// `reason` is that of the group around this one: of this death, or of what was before it.
+    /// `reason` is the parent group's: this death, or an earlier reason.
     bool mark_dead(
         int number, std::string const& death, AbortReason reason, bool is_of_death, int burier
     ) const;
@@ -16708,15 +16760,15 @@ private:
     void remove(Group child) const noexcept;
 
     Board* board_;
-    Watch* watch_ = nullptr; ///< null: others look
+    Watch* watch_ = nullptr; ///< null: another process does it
 };
 
-/// The numbers of the members of the group from which all others come: their ranks.
+/// The numbers of the members of the outermost group, which are their ranks.
 [[nodiscard]] std::vector<int> all_numbers(int world_size);
 
-/// What the other ranks hear when a failure ends the body of `rank`. An error that names ranks may
-/// mean those of a group that was split off: it is told in the numbers of all. Where it is not known
-/// which group that was, it is this rank that failed.
+/// The reason that the other ranks get when a failure ends the body of `rank`. An error may name
+/// ranks of a subgroup; they are translated to ranks of the outermost group. If that subgroup is
+/// unknown, this rank is named.
 [[nodiscard]] AbortReason reason_of_exit(Group group, int rank, AbortReason reason);
 
 }}} // namespace joinable::v0::detail
@@ -16747,7 +16799,7 @@ Group::create(std::span<int const> numbers, std::span<std::byte> memory, bool is
         members[rank].number = numbers[rank];
     }
     group.shared().present.store(size);
-    if (!is_zeroed) { // which empty mailboxes are
+    if (!is_zeroed) { // empty mailboxes are zeros
         ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
     }
     return group;
@@ -16816,7 +16868,7 @@ JOINABLE_DEFINITION bool Group::adopt(Group child) const noexcept {
     shared().has_split.store(true);
     child.shared().parent = child.board_->place_of(board_);
     add(child);
-    return !shared().end.is_given(); // or the rank that ends it finds the child after this
+    return !shared().end.is_given(); // if not ended, a later end finds the child
 }
 
 JOINABLE_DEFINITION bool Group::retire(int number) const noexcept {
@@ -16826,11 +16878,11 @@ JOINABLE_DEFINITION bool Group::retire(int number) const noexcept {
     Group const parent = group_at(shared().parent); // lives as long as it has children
     int nobody = 0;
     if (!parent.shared().locked_by.compare_exchange_strong(nobody, number + 1)) {
-        return false; // the next time
+        return false; // try again later
     }
     parent.remove(*this);
     bool const is_free = parent.shared().visitors.load() == 0;
-    if (!is_free) { // somebody may have found it before: the next time
+    if (!is_free) { // another rank may still use it: try again later
         parent.add(*this);
     }
     parent.shared().locked_by.store(0);
@@ -16877,7 +16929,7 @@ JOINABLE_DEFINITION bool Group::mark_dead(
         board_->room.wake();
     }
     if (!shared().end.is_given()) {
-        return false; // another rank does it, or has died there as well
+        return false; // another rank is doing it, or has died meanwhile
     }
     AbortReason const first = shared().end.reason();
     is_of_death = is_of_death && first.message == reason.message;
@@ -16906,7 +16958,7 @@ JOINABLE_DEFINITION void Group::remove(Group child) const noexcept {
     if (shared().children.compare_exchange_strong(newer, next)) {
         return;
     }
-    while (group_at(newer).shared().next.load() != place) { // those before it stay where they are
+    while (group_at(newer).shared().next.load() != place) { // older ones do not move
         newer = group_at(newer).shared().next.load();
     }
     group_at(newer).shared().next.store(next);
@@ -16940,8 +16992,8 @@ JOINABLE_DEFINITION AbortReason reason_of_exit(Group group, int rank, AbortReaso
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The members that communicators over a board have in common. `Rank` is a GroupRank, and `Work`
-/// what its collectives and messages return. What the members promise is said of the communicators.
+/// The members that communicators over a board have in common. `Rank` is a GroupRank. `Work` is the
+/// type of its collectives and messages. The communicators' own docstrings describe the guarantees.
 template <class Rank, class Work>
 class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work> {
 public:
@@ -16951,13 +17003,14 @@ public:
     [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
 
-    /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
-    /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
+    /// Not collective. Complete when rank `to` has received the message. Messages between two ranks
+    /// with the same tag arrive in order. Count and dtype must be the same on both sides, else
+    /// Mismatch on both.
     Work send(ConstBuffer buffer, int to, int tag = 0);
-    /// Not collective. The other side of send().
+    /// Not collective. Receives a message of send().
     Work receive(Buffer buffer, int from, int tag = 0);
 
-    /// Local. The first reason wins; every wait that cannot complete any more throws it.
+    /// Local. The first reason wins; every wait that can no longer complete throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
 
@@ -16965,10 +17018,10 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_.set_deadline(deadline);
     }
-    /// Local. Ranks that wait for this one do so for one more deadline from now.
+    /// Local. Ranks that wait for this one now wait for one more deadline from this call.
     void keep_alive() noexcept { rank_.keep_alive(); }
 
-    /// Local. Who has not arrived in this rank's oldest unfinished collective.
+    /// Local. The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
     /// For ProgressThread.
@@ -16984,10 +17037,10 @@ protected:
     template <class... Arguments>
     explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
-    /// The rank leaves its group: ranks that wait for it get PeerFailed.
+    /// The rank leaves its group: ranks that wait for it throw PeerFailed.
     ~BoardCommunicator();
 
-    /// What split() does before there is a communicator.
+    /// The part of split() that precedes the new communicator.
     [[nodiscard]] Slot allot_slot(int color, int key);
 
     Rank rank_;
@@ -17017,7 +17070,7 @@ template <class Rank, class Work>
 Work BoardCommunicator<Rank, Work>::send(ConstBuffer buffer, int to, int tag) {
     check_memory(buffer);
     check_rank("destination", to, size());
-    // A send is only read from; both sides of a message share one type.
+    // A send only reads its buffer; both sides of a message share one type.
     Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
     return {rank_, rank_.post_message(true, to, tag, read)};
 }
@@ -17088,10 +17141,10 @@ namespace joinable { inline namespace v0 { namespace detail {
 struct LentAddresses {
     void const* in = nullptr;
     void* out = nullptr;
-    std::size_t ring = 0; ///< 0: of all; else of so many bytes, to which slices are copied in turn
+    std::size_t ring = 0; ///< bytes of the ring to which slices are copied in turn; 0: no ring
 };
 
-/// Threads read and write each other's buffers where they are.
+/// For threads, which access each other's buffers in place.
 class OwnMemory {
 public:
     static constexpr bool needs_slices = false;
@@ -17111,19 +17164,19 @@ public:
     static void give_back(std::uint64_t) noexcept {}
 };
 
-/// Processes read and write buffers where they are in arenas, and copies of others: in memory that all
-/// of them can find.
+/// For processes. They access buffers in arenas in place, and other buffers through copies in
+/// memory that all processes can reach.
 class StagedMemory {
 public:
     static constexpr bool needs_slices = true;
 
     explicit StagedMemory(std::shared_ptr<Room> room) noexcept : room_{std::move(room)} {}
-    /// In memory that nobody else uses.
+    /// Uses memory that nothing else uses.
     explicit StagedMemory(std::span<std::byte> memory)
         : StagedMemory{std::make_shared<Room>(memory)} {}
     StagedMemory(StagedMemory&&) = default;
     StagedMemory& operator=(StagedMemory&&) = delete;
-    ~StagedMemory() { // the collectives that are left will never be
+    ~StagedMemory() { // the remaining collectives never complete
         for (Loan const& loan : loans_) {
             free(loan);
         }
@@ -17134,10 +17187,10 @@ public:
         return room_->arena(bytes, alignment);
     }
 
-    /// Copies the input to where there is room, unless it lies in an arena. A message that is larger
-    /// than `ring` bytes only gets a ring of so many, if that is not 0: then its input and its output
-    /// are the same, or there is only one of them. False: there is no room until something is given
-    /// back. Linear in the elements.
+    /// Copies the input to free shared memory, unless it is in an arena. If `ring` is not 0, a
+    /// larger message gets only a ring of that many bytes; its input and output must then be the
+    /// same, or one of them empty. Returns false if there is no room until something is given back.
+    /// Linear in the elements.
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
     lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
@@ -17145,23 +17198,24 @@ public:
         return loans_[sequence % loans_.size()].at;
     }
 
-    /// Where the rank itself has the buffers of a collective that moves in slices.
+    /// The rank's own addresses of the buffers of a collective that moves in slices.
     [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept;
-    /// The bytes [begin, end) of the input to their place in the ring. They do not pass its end.
+    /// Copies the bytes [begin, end) of the input to their place in the ring. They must not pass
+    /// its end.
     void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
-    /// The same from the ring to the output.
+    /// Copies them from the ring to the output.
     void copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
 
-    /// Copies the output to the rank's own buffer, unless it was written there.
+    /// Copies the output to the rank's own buffer, unless it was written there directly.
     void give_back(std::uint64_t sequence) noexcept;
 
 private:
     struct Loan {
-        std::byte* copies = nullptr; ///< null: there are none
+        std::byte* copies = nullptr; ///< null: nothing was copied
         std::size_t bytes = 0;
         LentAddresses at = {};
-        ConstBuffer in = {}; ///< what is copied there
-        Buffer out = {};     ///< what is copied back
+        ConstBuffer in = {}; ///< copied to `copies`
+        Buffer out = {};     ///< copied back from there
     };
     static void copy(void* to, void const* from, std::size_t bytes) noexcept {
         if (bytes != 0) {
@@ -17178,7 +17232,7 @@ private:
     std::array<Loan, Board::max_in_flight> loans_{};
 };
 
-/// Where the buffers of a rank are that has its memory from `Memory`.
+/// The class for a rank that has its memory from `Memory`.
 template <class Memory>
 using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemory>;
 
@@ -17267,11 +17321,16 @@ JOINABLE_DEFINITION void StagedMemory::give_back(std::uint64_t sequence) noexcep
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
-/// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
-/// ranks where nobody else does, and returns for how long it need not be called; its reserve() is called
-/// before the rank uses memory of the board that it did not use before; copies of it are the same group.
-/// `Memory` is where the other ranks find this one's buffers.
+/// One rank at a board. It posts its collectives and finishes them in any order.
+///
+/// Copies of a `Group` are the same group. It has these members:
+/// - board()
+/// - abort(reason, rank), which may abort more than the board.
+/// - look_for_deaths(), which marks dead ranks where no other process does. It returns how long it
+///   need not be called.
+/// - reserve(), which is called before the rank uses memory of the board for the first time.
+///
+/// `Memory` is where the other ranks find this rank's buffers.
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
@@ -17291,7 +17350,7 @@ public:
 
     void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
 
-    /// Who has not arrived in this rank's oldest unfinished collective.
+    /// The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const {
         return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
     }
@@ -17305,37 +17364,38 @@ public:
         return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
     }
 
-    /// Makes progress. Whether this rank's buffers are final.
-    /// @throws TimedOut  after aborting the group: it was polled for the deadline, and ranks are missing.
+    /// Makes progress. Returns whether this rank's buffers are final.
+    /// @throws TimedOut  after aborting the group: polling reached the deadline, and ranks are
+    ///                   missing.
     [[nodiscard]] bool test(std::uint64_t sequence);
 
-    /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
-    /// that tests amid other work does no more of it than the others. Also by slices of other
-    /// collectives, for which other ranks may wait. Whether its buffers are final.
+    /// Makes progress, by at most this rank's own share if that is not computed yet. A rank that
+    /// tests during other work thus does no more than the others. Also moves slices of other
+    /// collectives, for which other ranks may wait. Returns whether its buffers are final.
     [[nodiscard]] bool progress(std::uint64_t sequence);
 
-    /// Makes progress, by that many shares. Whether this rank's buffers are final.
+    /// Makes progress, by up to that many shares. Returns whether this rank's buffers are final.
     [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares);
 
     void finish(std::uint64_t sequence);
 
-    /// Waits until `ready()` or until the deadline. It begins anew when a rank that holds this one
-    /// up says that it is alive. `holding_up()` lists those ranks; if none is left at the deadline,
-    /// the wait is over without an answer.
+    /// Waits until `ready()` or until the deadline. The deadline starts again when a rank for which
+    /// this one waits calls keep_alive(). `holding_up()` lists those ranks. If it is empty at the
+    /// deadline, the wait returns although `ready()` is false.
     /// @throws TimedOut  after aborting the group: they "did not <do>", while this rank `does()`.
     template <class Ready, class HoldingUp, class Does>
     void wait_for_others(
         Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
     );
-    /// The same for a rank that tests in place of waiting, and has just found that it is not ready.
-    /// Whether the group is aborted because of that.
+    /// The same for a rank that tests instead of waiting, and has just found that it is not ready.
+    /// Returns whether the group was aborted because of that.
     template <class HoldingUp, class Does>
     [[nodiscard]] bool has_polled_too_long(
         PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
     );
 
-    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives make
-    /// progress; each time that one does, the deadline begins anew.
+    /// Waits for `ready()` until the deadline; returns whether it came true. Meanwhile this rank's
+    /// other collectives make progress. The deadline starts again whenever one of them does.
     template <class Ready>
     bool wait(Ready const& ready, std::chrono::nanoseconds deadline);
 
@@ -17343,12 +17403,12 @@ private:
     struct Pending {
         Descriptor said;
         void* out = nullptr;
-        bool is_small = false;   ///< every rank combines it for itself
-        bool is_on_line = false; ///< it needs no slot either
-        bool is_sliced = false;  ///< else by chunks
+        bool is_small = false;   ///< every rank combines it by itself
+        bool is_on_line = false; ///< it fits on the arrival line and needs no slot
+        bool is_sliced = false;  ///< else in chunks
         bool is_done = false;
         bool has_agreed = false;
-        bool is_refused = false; ///< never will: there is nothing to compute
+        bool is_refused = false; ///< the ranks' calls differ: nothing to compute
         Cut cut = {};
         Pipeline pipeline = {};
         PolledTime polled = {};
@@ -17362,27 +17422,30 @@ private:
         return pending_[sequence % Board::max_in_flight];
     }
 
-    /// Leaves in `overdue` the ranks that have said nothing since the deadline, of which this one has
-    /// waited for so long. Returns for how much longer to wait for the others.
+    /// Keeps in `overdue` the ranks that have not called keep_alive() for a deadline, while this
+    /// one waited for them. Returns how much longer to wait for the others.
     [[nodiscard]] std::chrono::nanoseconds
     take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited);
-    /// Before this rank writes to what it has on the board for the collectives of one place in flight.
+    /// Called before this rank writes to its slot or table at this position of the board.
     void reserve_once(
         std::uint64_t& reserved, std::uint64_t sequence, void const* data, std::size_t bytes
     );
-    /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
+    /// Gives up on ranks that have not finished a chunk at the deadline: their processes have been
+    /// stopped.
     void give_up_on_computing(std::uint64_t sequence);
-    /// Until the pipeline can advance, or never will.
+    /// Waits until the pipeline can advance, or never will.
     void wait_for_slices(std::uint64_t sequence);
     [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
         return board_.progress(rank_, sequence).has_given_up.load();
     }
     void give_up(std::uint64_t sequence) noexcept;
 
-    /// The slot of the next collective is free when every rank has finished what used it before.
+    /// The slot of the next collective is free when every rank has finished the collective that
+    /// used it before.
     void make_room();
 
-    /// The first collective of this rank in which it can compute; without one, the next one's number.
+    /// The first collective of this rank in which it can compute. If there is none, the next
+    /// number.
     [[nodiscard]] std::uint64_t find_other() noexcept {
         std::uint64_t other = retired_;
         while (other != next_ && !can_compute(other)) {
@@ -17391,7 +17454,7 @@ private:
         return other;
     }
     [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept;
-    /// For this rank to copy or to compute.
+    /// Whether this rank can copy or compute slices.
     [[nodiscard]] bool has_slices(std::uint64_t sequence) noexcept;
     void advance_other(std::uint64_t sequence) noexcept;
     [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
@@ -17412,11 +17475,11 @@ private:
     Memory memory_;
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
-    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
-    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    std::uint64_t retired_ = 0;     ///< this rank has finished all before
+    std::uint64_t all_retired_ = 0; ///< all ranks have, as far as known
     static_assert(Board::max_in_flight == 64, "a bit for each");
-    std::uint64_t slots_ = 0;  ///< of this rank for which there is memory
-    std::uint64_t counts_ = 0; ///< its tables of counts
+    std::uint64_t slots_ = 0;  ///< of this rank that have memory
+    std::uint64_t counts_ = 0; ///< tables that have memory
     std::array<Pending, Board::max_in_flight> pending_{};
 };
 
@@ -17483,14 +17546,14 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         std::memcpy(place, in.data, bytes);
     }
     std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
-    if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+    if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile: aborted
         throw_failure(board_.reason());
     }
     ++next_;
     board_.room.wake();
     if (!is_small && board_.helpers_room.has_sleepers() &&
         arrival_of(sequence) == Arrival::complete) {
-        board_.helpers_room.wake(); // done by the rank that comes last
+        board_.helpers_room.wake(); // the last rank to arrive does this
     }
     return sequence;
 }
@@ -17508,7 +17571,7 @@ bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
                "arrive",
                [&] { return "waits in " + pending.said.text(); }
            ) &&
-           progress(sequence); // throws, unless all have arrived meanwhile
+           progress(sequence); // throws unless all have arrived meanwhile
 }
 
 template <class Group, class Memory>
@@ -17524,7 +17587,7 @@ bool Endpoint<Group, Memory>::progress(std::uint64_t sequence) {
             advance_other(other);
         }
     }
-    group_.look_for_deaths(); // who polls may never wait
+    group_.look_for_deaths(); // a rank that polls may never wait
     return false;
 }
 
@@ -17593,7 +17656,7 @@ void Endpoint<Group, Memory>::finish(std::uint64_t sequence) {
         "arrive",
         [&] { return "waits in " + pending.said.text(); }
     );
-    while (!try_finish(sequence, size())) { // all have arrived
+    while (!try_finish(sequence, size())) { // all ranks have arrived
         if (pending.is_sliced) {
             wait_for_slices(sequence);
             continue;
@@ -17602,7 +17665,7 @@ void Endpoint<Group, Memory>::finish(std::uint64_t sequence) {
             return chunks_are_done(board_, sequence, pending.cut) ||
                    chunks_are_lost(board_, sequence, pending.cut);
         };
-        // A thread never stops for long; should it be late, it still writes to this rank's buffer.
+        // A thread never stops for long, and even a late one still writes to this rank's buffer.
         if (!wait(is_over, deadline_) && Memory::needs_slices) {
             give_up_on_computing(sequence);
         }
@@ -17808,8 +17871,8 @@ void Endpoint<Group, Memory>::retire() noexcept {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups that lie in
-/// it. It lives as long as one of the communicators that use it. Any thread may call it.
+/// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups in it. The
+/// communicators that use it keep it alive. Any thread may call it.
 template <class Memory>
 class GroupStorage {
 public:
@@ -17825,11 +17888,11 @@ public:
 
     [[nodiscard]] Memory& memory() noexcept { return memory_; }
 
-    /// A group of ranks with these `numbers` among all, made by the one with the number `maker`;
-    /// nothing where there is no memory. Takes back the memory of groups that all have left.
+    /// Makes a group of ranks with these numbers; `maker` is the caller's number. Nothing if there
+    /// is no memory. Also frees the memory of groups that all ranks have left.
     [[nodiscard]] std::optional<Group> make(std::span<int const> numbers, int maker) {
         std::lock_guard const lock{mutex_};
-        for (std::size_t i = groups_.size(); i-- > 0;) { // groups before those they were split from
+        for (std::size_t i = groups_.size(); i-- > 0;) { // subgroups before their parents
             if (groups_[i].group.retire(maker)) {
                 give_back(groups_[i]);
                 groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -17865,13 +17928,13 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one side knows of its message.
+/// One side's view of its message.
 struct Message {
     bool is_send = false;
     int peer = -1; ///< the rank of the other side
     int tag = 0;
     Buffer buffer = {};
-    PendingMessage* pending = nullptr; ///< while it waits; without one it is delivered
+    PendingMessage* pending = nullptr; ///< while it waits; null: delivered
     PolledTime polled = {};
 
     [[nodiscard]] std::string text() const {
@@ -17879,11 +17942,11 @@ struct Message {
     }
 };
 
-/// One rank of a group: what its communicator and its works have in common.
+/// The common part of a rank's communicator and works.
 ///
-/// The second rank to arrive copies the message, so no background progress is needed and a busy rank
-/// delays nobody. Where ranks do not reach each other's buffers, the first one leaves a copy in memory
-/// that both reach, or room for one.
+/// The second rank to arrive copies the message, so no background progress is needed and a busy
+/// rank delays nobody. If ranks cannot reach each other's buffers, the first one leaves a copy, or
+/// room for one, in memory that both reach.
 template <class Memory>
 class GroupRank : public Endpoint<Group, LentBy<Memory>> {
     using Base = Endpoint<Group, LentBy<Memory>>;
@@ -17899,26 +17962,26 @@ public:
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what);
 
-    /// The group of these ranks of this group, in their order, of which this is the first; as its
-    /// place relative to this board. 0: there is no memory.
+    /// Makes a group of these ranks of this group, in their order; this rank is the first. Returns
+    /// its offset from this board, or 0 if there is no memory.
     /// @throws PeerFailed, ...  this group was aborted.
     [[nodiscard]] std::uint64_t make_group(std::vector<int> members);
 
-    /// Leaves a message for the other side, or delivers at once.
-    /// @throws Mismatch           the other side has another count or dtype; on both, unless the group
-    ///                            had failed before.
-    /// @throws ContractViolation  the memory for this rank's messages is in use.
+    /// Leaves a message for the other side, or delivers it at once.
+    /// @throws Mismatch           the other side has another count or dtype; on both, unless the
+    ///                            group has failed before.
+    /// @throws ContractViolation  the memory for this rank's messages is full.
     [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer);
 
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_settled(Message const& message) const noexcept;
 
-    /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
-    /// delivered: if not, group().loss(peer) says why.
+    /// Blocks until the message is settled. After that no rank accesses its buffer. Returns whether
+    /// it was delivered; if not, group().loss(peer) is the reason.
     [[nodiscard]] bool finish_message(Message& message);
 
-    /// Whether a message that was found not to be settled has been polled for the deadline: then the
-    /// group is aborted.
+    /// Call this when the message is not settled. Returns whether polling has reached the deadline;
+    /// if so, the group is aborted.
     [[nodiscard]] bool has_polled_message_too_long(Message& message);
 
 private:
@@ -17934,7 +17997,7 @@ private:
         return message.is_send ? "receive" : "send";
     }
 
-    /// @throws CommunicationError  there is no memory for it, which only the first message may need.
+    /// @throws CommunicationError  there is no memory for it; only the first message may need some.
     [[nodiscard]] Mailbox& mailbox_of(Message const& message);
     [[nodiscard]] std::byte* data_of(PendingMessage const& pending) noexcept {
         return group_.board().place_at(pending.data);
@@ -17945,25 +18008,26 @@ private:
         }
     }
 
-    /// Waits until the mailbox is this rank's, or nothing can come of it. Whether it is this rank's.
+    /// Waits until this rank has locked the mailbox, or never will. Returns whether it has.
     [[nodiscard]] bool lock(Mailbox& mailbox, int peer);
 
     void unlock(Mailbox& mailbox) noexcept {
         mailbox.unlock();
-        group_.board().room.wake(); // a rank that waits for it, whatever becomes of this message
+        group_.board().room.wake(); // a rank may wait for it, whatever happens to this message
     }
 
-    /// Takes the message of the other side, if there is one, else leaves this side's, if it is written.
+    /// Takes the other side's message, if there is one. Otherwise leaves this side's, if it has
+    /// been written.
     [[nodiscard]] PendingMessage* meet(Message& message);
 
     void deliver(Message const& message, PendingMessage& other) noexcept;
 
-    /// Whether the message is delivered. If not, the other side no longer finds it, or the other process
-    /// was stopped while it copied the message, which then stays with it.
+    /// Whether the message was delivered. If not, the other side can no longer find it, or the
+    /// other process was stopped while it copied the message and keeps it.
     [[nodiscard]] bool is_delivered(Message& message);
     void abort_for_copy(Message const& message);
 
-    /// Whether the other side finds the buffer itself: then there is no copy of it.
+    /// Whether the other side can reach the buffer itself. There is no copy then.
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
         return storage_->memory().reaches(buffer);
     }
@@ -17977,8 +18041,7 @@ private:
 
     Group group_;
     std::shared_ptr<GroupStorage<Memory>> storage_;
-    std::array<std::vector<bool>, 2>
-        mailboxes_; ///< for which there is memory: from, to another rank
+    std::array<std::vector<bool>, 2> mailboxes_; ///< that have memory: from this rank, to it
 };
 
 }}} // namespace joinable::v0::detail
@@ -18014,7 +18077,7 @@ std::uint64_t GroupRank<Memory>::make_group(std::vector<int> members) {
     std::optional<Group> made;
     try {
         made = storage_->make(members, members.front());
-    } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
+    } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members get no group
     }
     if (!made) {
         return 0;
@@ -18031,7 +18094,7 @@ Message GroupRank<Memory>::post_message(bool is_send, int peer, int tag, Buffer 
     PendingMessage* other = meet(message);
     if (other == nullptr) {
         message.pending = &write_message(message);
-        other = meet(message); // which may have come meanwhile
+        other = meet(message); // it may have come meanwhile
     }
     if (other != nullptr) {
         deliver(message, *other);
@@ -18141,7 +18204,7 @@ void GroupRank<Memory>::deliver(Message const& message, PendingMessage& other) n
     } else {
         copy(message.buffer.data, data_of(other), message.buffer.bytes());
     }
-    other.state.store(State::done); // from here on it may be destroyed
+    other.state.store(State::done); // the other rank may now destroy it
 }
 
 template <class Memory>
@@ -18154,9 +18217,9 @@ bool GroupRank<Memory>::is_delivered(Message& message) {
             State const state = pending.state.load();
             return state == State::done ||
                    (state == State::waiting && (is_locked = mailbox.try_lock())) ||
-                   group_.board().is_dead(message.peer); // a message to it is taken back, too
+                   group_.board().is_dead(message.peer); // messages to it are withdrawn, too
         };
-        // A thread never stops for long; should it be late, it still copies to this rank's buffer.
+        // A thread never stops for long, and even a late one still copies to this rank's buffer.
         while (!this->wait(is_over, this->deadline())) {
             if (!Memory::is_all_in_reach) {
                 abort_for_copy(message);
@@ -18240,7 +18303,7 @@ void GroupRank<Memory>::throw_mismatch(Message const& mine, Message const& their
         )
     };
     group_.abort(reason, this->rank());
-    throw_failure(group_.loss(mine.peer)); // which may be another one
+    throw_failure(group_.loss(mine.peer)); // the reason may be another one
 }
 
 }}} // namespace joinable::v0::detail
@@ -18254,8 +18317,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Rank, class Work>
 class BoardCommunicator;
 
-/// A collective or a message of one rank. Its destructor waits up to the deadline, and aborts while
-/// unwinding. After that no other rank touches this rank's buffers.
+/// A collective or a message of one rank. Its destructor waits up to the deadline; during unwinding
+/// it aborts. After that no other rank accesses this rank's buffers.
 template <class Memory>
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
 public:
@@ -18265,15 +18328,15 @@ public:
     ~GroupWork();
 
     /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
-    /// @throws Mismatch  ranks said different things; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
-    ///         had arrived before and none died over its share of the work.
+    /// @throws Mismatch  the ranks' calls differ; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless every
+    ///         rank had arrived before and none died during its share of the work.
     void wait();
-    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut, while
-    /// some rank has not arrived, once the time between tests of this work, each gap counted as at
-    /// most 10 ms, adds up to the deadline.
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
+    ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
     [[nodiscard]] bool test();
-    /// The same without that deadline, for a rank that waits in the end.
+    /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress();
 
 private:
@@ -18317,7 +18380,7 @@ GroupWork<Memory>::~GroupWork() {
             rank_->abort_for_exception(is_message() ? "a message" : "a collective");
         }
         wait();
-    } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+    } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
     }
 }
 
@@ -18347,7 +18410,7 @@ bool GroupWork<Memory>::progress() {
         return rank_->progress(sequence_);
     }
     if (message_.pending != nullptr && !rank_->is_settled(message_)) {
-        rank_->group().look_for_deaths(); // who polls may never wait
+        rank_->group().look_for_deaths(); // a rank that polls may never wait
         return false;
     }
     wait();
@@ -18388,15 +18451,15 @@ struct alignas(64) Outcome {
 
     std::atomic<State> state{running};
     std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
-    StoredReason reason; ///< why it threw
+    StoredReason reason; ///< of its exception
 };
 
-/// The memory that ranks share which are processes: their group, their outcomes, and room for each
-/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
-/// them, and it has no name: killing any process leaves nothing in /dev/shm.
+/// The memory that process ranks share: their group, their outcomes, and room for each rank's
+/// buffers. It is mapped before the processes are created, so it has one address in all of them. It
+/// has no name, so killing any process leaves nothing in /dev/shm.
 class ProcessSegment : public Watch, public std::enable_shared_from_this<ProcessSegment> {
 public:
-    /// @throws ContractViolation   no group can have so many ranks.
+    /// @throws ContractViolation   a group cannot have so many ranks.
     /// @throws CommunicationError  there is no memory.
     explicit ProcessSegment(int size);
     virtual ~ProcessSegment() {
@@ -18409,23 +18472,23 @@ public:
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
     [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
-    /// Here the process that started the ranks looks for deaths.
+    /// Does nothing: the process that started the ranks detects deaths.
     std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
     [[nodiscard]] Outcome& outcome(int rank) const noexcept;
-    /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
+    /// Where a rank puts data for the others: copies of its buffers, messages, subgroups.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept;
 
 protected:
     static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
     static constexpr std::size_t least_room = std::size_t{1} << 24U;
 
-    /// Lies in memory that a derived class has mapped, and unmaps.
-    /// @pre it has bytes_for(size, room) from the beginning of a page on, zeroed; one process creates it
+    /// Uses memory that a derived class has mapped and will unmap.
+    /// @pre it starts at a page, has bytes_for(size, room), and is zeroed; one process creates it
     ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator);
-    /// What is used of that from the start, each part as its place and its bytes. For the others
-    /// reserve() is called.
+    /// The parts of that memory that are used from the start, each as offset and bytes. The others
+    /// need reserve().
     static std::array<std::pair<std::size_t, std::size_t>, 3> parts_at_start(int size);
-    /// Up to where staging() begins, if `room` is 0.
+    /// The offset of staging(), if `room` is 0.
     static std::size_t bytes_for(int size, std::size_t room);
 
 private:
@@ -18464,7 +18527,7 @@ private:
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes_for(size, 0)} {
-    // Address space, not memory: pages are made when a rank first writes them.
+    // Address space, not memory: the system allocates a page when a rank first writes to it.
     for (room_ = most_room;; room_ /= 2) {
         bytes_ = bytes_for(size, room_);
         memory_ = mmap(
@@ -18541,15 +18604,15 @@ JOINABLE_DEFINITION void ProcessSegment::create(int size) {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one process has of its group: what its communicator and its works have in common.
+/// One process's part of its group: what its communicator and its works have in common.
 class ProcessRank : public GroupRank<Room> {
 public:
     ProcessRank(ProcessSegment& segment, int rank);
     /// A rank of a group that was split from the group of all.
     ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage);
 
-    /// The process that started this one waits as long for the others after a failure: what is set
-    /// for the group of all counts.
+    /// After a failure, the process that started this one waits this long for the others. Only the
+    /// deadline of the outermost group counts.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept;
 
 private:
@@ -18573,7 +18636,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION ProcessRank::ProcessRank(ProcessSegment& segment, int rank) : GroupRank{
           segment.group(),
           rank,
-          // An arena may outlive this, so it keeps a segment that nobody else does.
+          // An arena may outlive this object, so it keeps alive a segment that nothing else owns.
           std::make_shared<GroupStorage<Room>>(
               segment.staging(rank),
               [&segment,
@@ -18607,92 +18670,97 @@ ProcessRank::set_deadline(std::chrono::nanoseconds deadline) noexcept {
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between process ranks. wait() and test() are those of the class behind
-/// it, which all ranks of this machine share.
+/// A collective or a message between process ranks, with wait() and test(). All communicators in
+/// shared memory use the same class template.
 using ProcessWork = detail::GroupWork<detail::Room>;
 
 namespace detail {
 
-/// Before the bases that use the segment, so that it is there longer.
+/// The first base, so that the segment outlives the bases that use it.
 struct SegmentOwner {
-    std::shared_ptr<ProcessSegment> owned; ///< null: it is somebody else's
+    std::shared_ptr<ProcessSegment> owned; ///< null: another object owns it
 };
 
 } // namespace detail
 
-/// One rank of a group of unrelated processes, for ProcessCommunicator::attach.
+/// Identifies one rank of a group of independent processes, for ProcessCommunicator::attach.
 struct AttachOptions {
     int rank = 0;
     int size = 1;
-    std::string job; ///< the same on all ranks of the group; no other group has it meanwhile
-    std::chrono::nanoseconds deadline = default_deadline; ///< to find each other, and of all waits
+    std::string job; ///< the same on all ranks of the group; unique while the group exists
+    std::chrono::nanoseconds deadline = default_deadline; ///< for attach() and all waits
 };
 
-/// Ranks are processes of this machine, one object in each: made by run_processes(), or started by
-/// anybody and attached to each other by a name.
+/// Ranks are processes of this machine, with one object in each. run_processes() makes them;
+/// independently started processes attach to each other by a name.
 ///
-/// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
-/// rank order, up to 64 in flight, and a rank that computes holds up nobody. More than 2 KiB are
-/// copied into memory that the ranks share, and the result is copied back by wait() or test(). So is
-/// a message by the side that comes first. Nothing is copied of buffers that lie in an arena of this
-/// communicator: the others read and write them where they are. A rank has up to 64 GiB for all that
-/// and for the groups that it splits off, less where the system gives less address space; what it has
-/// used once is kept until the ranks end, and used again.
+/// Collectives behave like those of ThreadCommunicator and give bitwise identical results. They are
+/// asynchronous, combine in rank order, and up to 64 may be in flight. A busy rank delays no other
+/// rank. Buffers of more than 2 KiB are copied to memory that the ranks share; wait() or test()
+/// copies the result back. The side of a message that arrives first copies it there too. Buffers in
+/// an arena of this communicator are not copied: the other ranks read and write them in place. A
+/// rank has up to 64 GiB for all of this, including the groups that it splits off, or less if the
+/// system gives less address space. Memory that has been used is kept for reuse until the ranks
+/// end.
 ///
-/// From half a MiB on (2 MiB, where ranks share cores) an all_reduce, reduce or broadcast in which a
-/// rank's buffer is in no arena moves in slices, copied in and out while others compute: then every
-/// rank copies its slices inside wait() or test() of any collective, and one that computes
-/// something else holds up the others.
+/// From 512 KiB on (2 MiB if ranks share cores), an all_reduce, reduce or broadcast moves in slices
+/// if any rank's buffer is in no arena. Ranks copy slices in and out while others compute. Every
+/// rank copies its own slices inside wait() or test() of any collective, so a rank that computes
+/// something else then delays the others.
 ///
-/// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
-/// its number in that group, if it was a member. Where ranks have attached they look at each other
-/// while they wait; what dies with a rank is then the thread that attached it, so that thread has to
-/// stay as long as the communicator and those that were split from it.
+/// If a rank is killed, all others get PeerFailed at once, in every group. The error has the killed
+/// rank's number in that group, if it was a member. Attached ranks check each other while they
+/// wait. They detect the death of the thread that attached, so that thread must live as long as the
+/// communicator and those split from it.
 ///
-/// All members that take buffers throw ContractViolation before any data moves when counts or
-/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
-/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
+/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
+/// on floating-point numbers. The caller must keep buffers until the work has been waited for.
+/// Spans of counts are copied.
 class ProcessCommunicator : detail::SegmentOwner,
                             public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:
-    /// Meets the other ranks of the job, which call this, too: each in its own process or thread, as
-    /// the same user of the same machine. Returns when all have come. Until then the job has a file
-    /// in /dev/shm. Afterwards killing any process leaves nothing there. A rank takes some 14 KiB
-    /// there at the start, and more when it uses it: 2 KiB for each message below that in flight, a
-    /// table for each collective by counts in flight, and what its buffers need. A rank that finds no
-    /// room for that throws CommunicationError, and the others PeerFailed; so they do at once if rank 0
-    /// finds none at the start.
-    /// @throws TimedOut            naming the ranks that had not come at the deadline.
+    /// Meets the other ranks of the job. Each rank calls this in its own process or thread, as the
+    /// same user of the same machine. Returns when all have arrived. Until then the job has a file
+    /// in /dev/shm; afterwards killing any process leaves nothing there. A rank takes about 14 KiB
+    /// of /dev/shm at the start and more on use: 2 KiB for each message of up to 2 KiB in flight, a
+    /// table for each collective with counts in flight, and the space for its buffers. A rank for
+    /// which there is no space throws CommunicationError, and the others throw PeerFailed. The same
+    /// happens at once if there is none for rank 0 at the start.
+    /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
-    /// @throws ContractViolation   the rank is none, or another process is that rank already; ranks
-    ///                             have different world sizes.
-    /// @throws CommunicationError  /dev/shm is full; the job's file there is none that this program
-    ///                             can use: damaged, or of another version. Files of other users that
-    ///                             have its name are passed by.
+    /// @throws ContractViolation   the rank is out of range or already taken; ranks have
+    ///                             different world sizes.
+    /// @throws CommunicationError  /dev/shm is full; the job's file there is damaged, or of another
+    ///                             version of this library. Files of other users that have its name
+    ///                             are ignored.
     static ProcessCommunicator attach(AttachOptions const& options);
 
-    /// The same for ranks that mpirun, mpiexec, torchrun or srun started; see launch_environment().
-    /// @throws ContractViolation  also if that fails, or the ranks are on several machines.
+    /// Attaches a rank that mpirun, mpiexec, torchrun or srun started; see launch_environment().
+    /// @throws ContractViolation  also if launch_environment() fails, or the ranks are on several
+    ///                            machines.
     static ProcessCommunicator
     from_environment(std::chrono::nanoseconds deadline = default_deadline);
 
     /// For run_processes.
     ProcessCommunicator(detail::ProcessSegment& segment, int rank);
 
-    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
-    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
-    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
+    /// then by their rank here. The group inherits the deadline. Aborting this communicator aborts
+    /// the group, but not the reverse. Errors name ranks by their numbers in the group where they
+    /// occur.
     [[nodiscard]] ProcessCommunicator split(int color, int key);
 
     /// Local. Zeroed memory that the ranks share, for buffers that are reduced often. Memory of
-    /// destroyed arenas is used again. The first arena sets half of the shared memory aside for
-    /// arenas. Where that is full, an arena is from the heap, and its buffers are copied as others
-    /// are. An arena may outlive the communicator, not the process, and is used and destroyed by one
-    /// thread at a time with it. @throws ContractViolation  alignment is no power of two.
+    /// destroyed arenas is reused. The first arena reserves half of the shared memory for arenas.
+    /// When that is full, further arenas are on the heap, and their buffers are copied like any
+    /// others. An arena may outlive the communicator but not the process. One thread at a time may
+    /// use or destroy an arena or its communicator.
+    /// @throws ContractViolation  alignment is not a power of two.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment);
 
-    /// Collective, blocks. See shared_buffer().
+    /// Collective; blocks. See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes);
 
 private:
@@ -18722,14 +18790,14 @@ private:
 #include <unistd.h>
 
 /// @file
-/// Who is in a group whose processes have no parent that watches them: what lies at the beginning of
-/// its shared-memory object.
+/// The members of a group whose processes have no parent that watches them: the beginning of its
+/// shared-memory object.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A rank's place in the group. The rank holds a robust mutex as long as it takes part: if the
-/// thread that locked it dies, in whatever way, the system marks the mutex for the process that tries
-/// it next. That works between containers, too, where process numbers mean nothing.
+/// A rank's place in the group. The rank holds a robust mutex while it takes part. If the thread
+/// that locked it dies, in whatever way, the system marks the mutex for the next process that tries
+/// it. That works between containers, too, where process numbers mean nothing.
 class alignas(64) Member {
 public:
     Member() noexcept {
@@ -18741,30 +18809,32 @@ public:
         pthread_mutexattr_destroy(&attributes);
     }
 
-    /// The thread of this rank that attaches calls it. False: another process is this rank.
+    /// Call this from the thread of this rank that attaches. Returns false if another process has
+    /// this rank.
     [[nodiscard]] bool enter() noexcept {
-        // The mutex comes first: from the moment at which others see that this rank is here, they see
-        // its death, too. Until then nobody tries the mutex but another process of this rank.
+        // Lock the mutex first: once others see that this rank is here, they can also detect its
+        // death. Until then only another process of this rank tries the mutex.
         int const locked = pthread_mutex_trylock(&alive_);
         if (locked != 0 && locked != EOWNERDEAD) {
             return false;
         }
-        if (process() != 0) { // one that died, or has left: this mutex stays as it is
+        if (process() != 0) { // it has died or left: this mutex does not change
             pthread_mutex_unlock(&alive_);
             return false;
         }
-        if (locked == EOWNERDEAD) { // one that died before anybody saw it
+        if (locked == EOWNERDEAD) { // it died before other ranks saw it
             pthread_mutex_consistent(&alive_);
         }
         process_.store(static_cast<int>(getpid()));
         has_come_.store(true);
         return true;
     }
-    /// It is here, and will not take part: the others hear of it as of a death.
+    /// Says that this rank is here but will not take part. The others treat it as dead.
     void fail() noexcept { has_failed_.store(true); }
     [[nodiscard]] bool has_failed() const noexcept { return has_failed_.load(); }
-    /// It takes part no longer; `entered` is the thread that did so. False: this is another thread,
-    /// and the memory has to stay mapped until that one has ended.
+    /// Says that this rank no longer takes part. `entered` is the thread that called enter().
+    /// Returns false in another thread: the memory must then stay mapped until that thread has
+    /// ended.
     [[nodiscard]] bool leave(pthread_t entered) noexcept {
         has_left_.store(true);
         return pthread_equal(entered, pthread_self()) != 0 && pthread_mutex_unlock(&alive_) == 0;
@@ -18772,11 +18842,11 @@ public:
 
     [[nodiscard]] bool has_come() const noexcept { return has_come_.load(); }
     [[nodiscard]] bool has_left() const noexcept { return has_left_.load(); }
-    /// Its number where it runs; 0 before it comes.
+    /// The process number in its own namespace; 0 before it enters.
     [[nodiscard]] int process() const noexcept { return process_.load(); }
 
-    /// Whether it died while it took part; for the other ranks. Once true it stays so: should the one
-    /// who looks die at any point in here, then the next one finds the same.
+    /// For the other ranks: whether it died while it took part. Once true, this stays true. If the
+    /// caller dies at any point in here, the next caller finds the same.
     [[nodiscard]] bool has_died() noexcept {
         if (has_failed()) {
             return true;
@@ -18785,7 +18855,7 @@ public:
             return false;
         }
         switch (pthread_mutex_trylock(&alive_)) {
-        case 0: // it is just coming or leaving
+        case 0: // it is entering or leaving now
             pthread_mutex_unlock(&alive_);
             return false;
         case EOWNERDEAD:
@@ -18804,7 +18874,7 @@ private:
     pthread_mutex_t alive_{};
 };
 
-/// The first bytes of the object: what a process compares before it maps the rest.
+/// The first bytes of the object. A process compares them before it maps the rest.
 struct alignas(64) Heading {
     static constexpr std::uint64_t joinable_magic = 0x656c62616e696f6a; ///< "joinable"
     /// Differs between programs that lay out the memory differently.
@@ -18815,13 +18885,13 @@ struct alignas(64) Heading {
     std::uint64_t magic = joinable_magic;
     std::uint64_t layout = own_layout;
     std::uint64_t size = 0; ///< ranks
-    std::uint64_t room = 0; ///< bytes for the buffers of each
+    std::uint64_t room = 0; ///< bytes per rank for buffers
 };
 
-/// The beginning of the object: the heading, then a Member for each rank. It is there before the rest
-/// is, for which there may be no memory.
+/// The beginning of the object: the heading, then a Member for each rank. It exists before the rest
+/// of the object, for which there may be no memory.
 struct alignas(64) MemberTable {
-    enum State : int { starting, ready, failed }; ///< the rest of the object, which rank 0 makes
+    enum State : int { starting, ready, failed }; ///< of the rest, which rank 0 makes
 
     Heading heading;
     std::atomic<State> state{starting};
@@ -18896,12 +18966,12 @@ inline void sleep_for(std::chrono::nanoseconds time) noexcept {
     nanosleep(&left, nullptr);
 }
 
-/// A POSIX shared-memory object, open in this process. It gets its name when it is complete, and the
-/// name is removed only by who has seen that it is this object's: so nobody finds half an object, and
-/// nobody removes another one.
+/// A POSIX shared-memory object, open in this process. It gets its name when it is complete. A
+/// process removes the name only after it has checked that it is this object's. No process
+/// therefore finds an incomplete object or removes another one.
 class SharedObject {
 public:
-    /// One without a name and without bytes. It ends with the last process that has it open.
+    /// Creates an object without name and bytes. It ends with the last process that has it open.
     /// @throws CommunicationError  the system refuses.
     static SharedObject create() {
         SharedObject object{
@@ -18920,8 +18990,8 @@ public:
         }
         return object;
     }
-    /// Nothing where there is none of this name.
-    /// @throws CommunicationError  there is one, but not for this process.
+    /// Nothing if no object has this name.
+    /// @throws CommunicationError  there is one, but this process may not open it.
     static std::optional<SharedObject> find(std::string const& path) {
         SharedObject object{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
         if (object.file_ >= 0) {
@@ -18957,14 +19027,15 @@ public:
         fstat(file_, &now);
         return now;
     }
-    /// Reads the first bytes without mapping them, as they may not be there. Whether they were.
+    /// Reads the first bytes without mapping them, because the object may be shorter. Returns
+    /// whether they exist.
     [[nodiscard]] bool read(std::span<std::byte> bytes) const noexcept {
         return pread(file_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
     }
-    /// Whether this process may make it so large, and map it.
+    /// Whether this process may give the object this size, and map it.
     [[nodiscard]] bool can_have(std::size_t bytes) const noexcept {
         rlimit limit{};
-        getrlimit(RLIMIT_FSIZE, &limit); // beyond it ftruncate kills
+        getrlimit(RLIMIT_FSIZE, &limit); // beyond this limit ftruncate kills the process
         std::byte* const memory = limit.rlim_cur < bytes ? nullptr : map(bytes);
         return memory != nullptr && munmap(memory, bytes) == 0;
     }
@@ -18976,7 +19047,8 @@ public:
             )};
         }
     }
-    /// From that byte on, the first of a page. Null when there is no address space.
+    /// Maps the object, starting at byte `from`, the first of a page. Null if there is no address
+    /// space.
     [[nodiscard]] std::byte* map(std::size_t bytes, std::size_t from = 0) const noexcept {
         void* const memory = mmap(
             nullptr,
@@ -18989,7 +19061,7 @@ public:
         return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
     }
 
-    /// Gives it a name. False: another object has it.
+    /// Gives it a name. Returns false if another object has that name.
     /// @throws CommunicationError  the system refuses.
     [[nodiscard]] bool publish(std::string const& path) const {
         std::string const self = concat("/proc/self/fd/", file_);
@@ -19004,10 +19076,11 @@ public:
         return false;
     }
 
-    /// Does nothing where the name is another object's, or nobody's. Those who remove the name of the
-    /// same object do so one after another; so no new one can get the name in between.
+    /// Does nothing if the name is another object's, or free. Processes that remove the name of the
+    /// same object do so one after another, so that no new object can get the name in between.
     void remove_name(std::string const& path) const noexcept {
-        // A process that was stopped in here is not waited for: it removes the name when it goes on.
+        // A process that was stopped in here is not waited for: it removes the name when it
+        // continues.
         for (int i = 0; i < 100 && has_name(path); ++i) {
             if (flock(file_, LOCK_EX | LOCK_NB) == 0) {
                 if (has_name(path)) {
@@ -19020,16 +19093,17 @@ public:
         }
     }
 
-    /// Gets the memory from the system now. Where it is full a later write would be SIGBUS. Whether it
-    /// did so until `end`. Complexity: linear in what the system has to clear.
-    /// @throws CommunicationError  it is full. Of [at, at + bytes) some part may be reserved.
+    /// Allocates the memory now. If the system had none, a later write would raise SIGBUS. Returns
+    /// whether this was complete by `end`. Complexity: linear in the bytes that the system has to
+    /// clear.
+    /// @throws CommunicationError  memory is full. Part of [at, at + bytes) may be reserved.
     bool reserve(
         std::size_t at,
         std::size_t bytes,
         std::chrono::steady_clock::time_point end = (std::chrono::steady_clock::time_point::max)()
     ) const {
-        // In steps, which get smaller where a fast interval timer interrupts them: the system begins an
-        // interrupted one anew.
+        // In steps, which get smaller if a fast interval timer interrupts them, because the system
+        // restarts an interrupted one.
         constexpr std::size_t smallest_step = 4096;
         std::size_t step = std::size_t{16} << 20U;
         for (std::size_t done = 0; done < bytes;) {
@@ -19050,7 +19124,8 @@ public:
         return true;
     }
 
-    /// The objects of this user that have this name, or this name and a number: see publish_first_free.
+    /// The objects of this user that have this name, with or without a number: see
+    /// publish_first_free.
     [[nodiscard]] static std::vector<std::string> own_of(std::string const& path) {
         std::vector<std::string> found;
         std::unique_ptr<DIR, int (*)(DIR*)> const folder{opendir(shared_memory_folder), closedir};
@@ -19071,8 +19146,9 @@ public:
         std::sort(found.begin(), found.end());
         return found;
     }
-    /// Gives it this name, or this name and the first number that makes it no other user's: nobody can
-    /// keep a job from its name. Returns it, or nothing where another object of this user has it.
+    /// Gives the object this name, followed by the first number that avoids other users' objects,
+    /// if needed. No other user can thus block a job's name. Returns the name, or nothing if
+    /// another object of this user has it.
     [[nodiscard]] std::optional<std::string> publish_first_free(std::string const& path) const {
         for (int number = 1;; ++number) {
             std::string const named = number == 1 ? path : concat(path, ".", number);
@@ -19148,7 +19224,7 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory mapped from an object; unmapped with this.
+/// Memory mapped from an object. The destructor unmaps it.
 class Mapping {
 public:
     /// @throws CommunicationError  there is no address space.
@@ -19181,8 +19257,8 @@ private:
     std::size_t bytes_;
 };
 
-/// A rank's place in the table of an object: it leaves with this. The table has a mapping of its own, as
-/// the thread that attached has a mutex in it.
+/// A rank's place in the table of an object. The destructor leaves. The table has its own mapping,
+/// because the thread that attached has a mutex in it.
 class Membership {
 public:
     /// @pre this thread has entered as `rank`
@@ -19208,9 +19284,9 @@ private:
     pthread_t thread_ = pthread_self();
 };
 
-/// The name under which the ranks of a job meet, as a path; or one with a number after it, where other
-/// users have that name. Another user finds other names. A user who knows the job id can make objects of
-/// such names, but ranks pass them by: they belong to somebody else.
+/// The path under which the ranks of a job meet. If other users have that name, a number is
+/// appended. Another user gets other names. A user who knows the job id can create objects with
+/// such names, but ranks ignore them, because they have another owner.
 inline std::string path_of_job(std::string_view job) {
     std::uint64_t const hash = Hash{}.add(concat(geteuid(), ":", job)).value();
     std::string digits;
@@ -19220,26 +19296,28 @@ inline std::string path_of_job(std::string_view job) {
     return concat(shared_memory_folder, "/joinable-", geteuid(), "-", digits);
 }
 
-/// What one rank has of a segment in which unrelated processes meet by a name. Rank 0 makes a table of
-/// members, gives it the name, and then makes the rest: if that fails, the others find why in the table.
-/// The name is removed when all have come: so a job that is killed later leaves nothing. A rank that
-/// gives up before removes it as well. If a whole job is killed before all have come, the next job of
-/// that name finds its creator dead and removes the leftover. That is safe: nobody can join any more
-/// what has no name, and a rank that has joined it finds the death by itself.
+/// One rank's view of a segment in which unrelated processes meet by a name. Rank 0 makes a table
+/// of members, publishes it under the name, and then makes the rest. If that fails, the others find
+/// the reason in the table. The name is removed when all have arrived, so a job that is killed
+/// later leaves nothing. A rank that gives up before removes it as well. If a whole job is killed
+/// before all have arrived, the next job of that name finds its creator dead and removes the
+/// leftover. That is safe: without a name no rank can join it, and a rank that has already joined
+/// detects the death by itself.
 ///
-/// The object has address space for all that ranks may ever use, and memory for what they use: the lines
-/// of a board from the start, slots, tables of counts, mailboxes and buffers when they are used first.
+/// The object has address space for all that ranks may ever use, and memory for what they do use:
+/// the lines of a board from the start; slots, tables of counts, mailboxes and buffers at their
+/// first use.
 class NamedSegment final : public ProcessSegment {
 public:
-    /// Returns when all ranks have come.
-    /// @throws TimedOut            naming those that have not, at the deadline.
+    /// Returns when all ranks have arrived.
+    /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
     /// @throws ContractViolation   another process has this rank; the object is another job's, or
     ///                             from programs that cannot share memory with this one.
-    /// @throws CommunicationError  there is no memory, or what has the name is no such object.
+    /// @throws CommunicationError  there is no memory, or the name belongs to something else.
     static std::shared_ptr<NamedSegment>
     attach(int rank, int size, std::string_view job, std::chrono::nanoseconds deadline) {
-        static_cast<void>(Board::bytes_for(size)); // throws where no group can be so large
+        static_cast<void>(Board::bytes_for(size)); // throws if a group cannot be so large
         std::string const path = path_of_job(job);
         auto const end = end_of_wait(deadline);
         for (;;) {
@@ -19291,16 +19369,17 @@ public:
     }
 
 private:
-    /// A death is PeerFailed within a tenth of a second, and the time for which other programs keep this
-    /// one from its cores: a wait looks once it has yielded for a while, and then this often.
+    /// Ranks throw PeerFailed within a tenth of a second of a death, plus the time for which other
+    /// programs use this process's cores. A wait checks after it has yielded for a while, and then
+    /// at this interval.
     static constexpr std::chrono::milliseconds between_looks{25};
     using Ticks = std::chrono::steady_clock::duration;
 
-    /// For how long a rank 0 that has failed waits for ranks that are to hear of it: they start at the
+    /// How long a failed rank 0 waits for ranks that must learn of the failure; they start at the
     /// same time.
     static constexpr std::chrono::seconds patience_for_others{2};
 
-    /// Takes nothing before it cannot fail any more.
+    /// Takes ownership only when it can no longer fail.
     NamedSegment(
         SharedObject&& object,
         Membership&& membership,
@@ -19314,7 +19393,7 @@ private:
           path_{path}, rank_{rank}, object_{std::move(object)},
           membership_{std::move(membership)}, memory_{std::move(memory)} {}
 
-    /// Null: the name was a dead job's, and is free now.
+    /// Null: the name was a dead job's and is free now.
     static std::shared_ptr<NamedSegment> create(
         std::string const& path,
         int size,
@@ -19411,7 +19490,7 @@ private:
                 require_usable(*object, path, size);
                 Mapping mapped{*object, MemberTable::bytes_for(size)};
                 Member& creator = Membership::at(mapped).member(0);
-                if (creator.has_died() || creator.has_left()) { // of an older job, it seems
+                if (creator.has_died() || creator.has_left()) { // apparently of an older job
                     object->remove_name(path);
                     continue;
                 }
@@ -19420,7 +19499,7 @@ private:
         }
         return nullptr;
     }
-    /// Takes part in what rank 0 makes.
+    /// Joins the segment that rank 0 makes.
     static std::shared_ptr<NamedSegment> join(
         SharedObject object,
         Mapping mapped,
@@ -19489,7 +19568,7 @@ private:
                 rank_
             );
         }
-        // Every rank does, so that a rank that returns from here knows that the name is free.
+        // Every rank does this, so that a rank that returns from here knows that the name is free.
         object_.remove_name(path_);
         if (!missing.empty()) {
             throw_failure(board().reason());
@@ -19514,7 +19593,7 @@ private:
         );
     }
 
-    /// That this process may use the object.
+    /// Checks that this process may use the object.
     static void require_usable(SharedObject const& object, std::string const& path, int size) {
         auto const refuse = [&](std::string const& expected, std::string const& given) {
             throw CommunicationError{concat(
@@ -19568,7 +19647,7 @@ private:
                 "at the same time another id"
             )};
         }
-        // The table alone, before rank 0 makes the rest.
+        // Map the table only, before rank 0 makes the rest.
         std::size_t const bytes = object_bytes(size, (std::min)(heading.room, most_room));
         auto const has = static_cast<std::size_t>(status.st_size);
         if ((has != bytes && has != MemberTable::bytes_for(size)) || heading.room > most_room) {
@@ -19586,7 +19665,7 @@ private:
     SharedObject object_;
     Membership membership_;
     Mapping memory_;
-    std::atomic<Ticks> next_look_{Ticks{}}; ///< whichever thread of this rank waits then
+    std::atomic<Ticks> next_look_{Ticks{}}; ///< for any waiting thread of this rank
 };
 
 }}} // namespace joinable::v0::detail
@@ -19612,8 +19691,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Maps memory of a file, or, without one, memory that only processes which are made later can
-/// see, too. An empty arena and errno: the system does not.
+/// Maps memory of a file. Without a file, only processes that are created later share the memory.
+/// If the system refuses, returns an empty arena and sets errno.
 [[nodiscard]] inline Arena map_shared(std::size_t bytes, int file = -1) noexcept {
     int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0);
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
@@ -19642,8 +19721,8 @@ private:
     int number_;
 };
 
-/// Memory that the processes of all ranks map, each where it likes. The system counts its mappings:
-/// killing any process leaves nothing of it. Collective, blocks.
+/// Memory that the processes of all ranks map, each at its own address. The system counts its
+/// mappings, so killing any process leaves nothing of it. Collective; blocks.
 /// @throws Mismatch            see check_same_size.
 /// @throws CommunicationError  a rank cannot map it; on all ranks.
 template <class Comm>
@@ -19655,7 +19734,7 @@ template <class Comm>
     if (bytes == 0) {
         return {};
     }
-    // Rank 0 makes a file without a name, and the others open it through its process.
+    // Rank 0 makes a file without a name, and the others open it through rank 0's process.
     bool const is_maker = comm.rank() == 0;
     FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
     bool const is_made =
@@ -19784,20 +19863,23 @@ namespace joinable { inline namespace v0 {
 
 /// A thread that computes a rank's share of large collectives while the rank does something else.
 ///
-/// Without one, a collective makes progress when a rank waits or tests; with one also in between, on
-/// another core. Worth it where ranks leave cores idle: while they wait for a device, or for data.
-/// Where every core computes it only takes turns with its rank. What it computes is the same bit for
-/// bit. It sleeps unless all ranks have posted a collective of more than 2 KiB.
+/// Without it, collectives make progress only while a rank waits or tests. With it they also
+/// progress in between, on another core. It helps if ranks leave cores idle, as when they wait for
+/// a device or for data. If every core computes, it only competes with its rank. Results are
+/// bitwise identical with and without it. It sleeps unless all ranks have posted a collective of
+/// more than 2 KiB.
 ///
-/// Each rank decides for itself, and one thread serves one communicator: not those split from it.
+/// Each rank decides for itself whether to have one. One thread serves one communicator, not those
+/// split from it.
 class ProgressThread {
 public:
-    /// Local. `comm` is a ThreadCommunicator or a ProcessCommunicator, and is there for longer.
-    /// @throws std::system_error  the system has no more threads.
+    /// Local. `comm` is a ThreadCommunicator or a ProcessCommunicator, and must outlive this
+    /// object.
+    /// @throws std::system_error  the system cannot start another thread.
     template <class Comm>
     explicit ProgressThread(Comm& comm)
         : helper_{comm.helper()}, thread_{[this] { helper_.run(); }} {}
-    /// Local. Returns when the chunk is through that it computes.
+    /// Local. Returns after the chunk that the thread is computing.
     ~ProgressThread() {
         helper_.stop();
         thread_.join();
@@ -19839,14 +19921,15 @@ template <class T>
 
 } // namespace detail
 
-/// The handle of one rank to elements that all ranks see: made by shared_buffer(), zero at first.
-/// A const handle gives access to elements that are not const, as a view does. The elements live until
-/// the last handle is destroyed, also after ranks and communicators have ended. It models Tensor. Each rank that gives it as the output
-/// of a collective writes the result, at its own time: give it on one rank, or meet at a barrier()
-/// before anything else is written there.
+/// One rank's handle to elements that all ranks see. shared_buffer() makes it; the elements start
+/// as zeros. Like a view, a const handle gives access to mutable elements. The elements live until
+/// the last handle is destroyed, even after ranks and communicators have ended. It models Tensor.
 ///
-/// What ranks write at the same time is theirs to order, by std::atomic_ref; what a rank wrote
-/// before a barrier() the others see behind it.
+/// Each rank that passes it as the output of a collective writes the result when its own part
+/// completes. Pass it on one rank only, or call barrier() before anything else is written there.
+///
+/// The ranks must order concurrent writes themselves, with std::atomic_ref. A write before a
+/// barrier() is visible to the other ranks after it.
 template <class T>
 class SharedBuffer {
 public:
@@ -19888,11 +19971,11 @@ struct tensor_traits<SharedBuffer<U>> {
     }
 };
 
-/// Makes `count` elements that all ranks of `comm` share, all of them zero. Collective, blocks; the
-/// same count on every rank. What torch.multiprocessing's shared tensors are for; memory that is
-/// there before the ranks are, and after, is shared_buffer(count).
+/// Makes `count` zeroed elements that all ranks of `comm` share. Collective; blocks. `count` is the
+/// same on every rank. It replaces shared tensors of torch.multiprocessing. For memory that exists
+/// before and after the ranks, use shared_buffer(count).
 /// @throws Mismatch            ranks give different counts; on all of them.
-/// @throws CommunicationError, std::bad_alloc  there is no such memory; on all ranks.
+/// @throws CommunicationError, std::bad_alloc  the memory cannot be allocated; on all ranks.
 template <class T, Communicator Comm>
 [[nodiscard]] SharedBuffer<T> shared_buffer(Comm& comm, std::size_t count) {
     detail::check_shared_element<T>();
@@ -19923,7 +20006,8 @@ template <class T, Communicator Comm>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The processes of one group, seen by the one that started them. The destructor ends those that are left.
+/// The processes of one group, as seen by the process that started them. The destructor kills those
+/// that are left.
 class ChildProcesses {
 public:
     explicit ChildProcesses(ProcessSegment& segment);
@@ -19931,16 +20015,17 @@ public:
     ChildProcesses(ChildProcesses const&) = delete;
     ChildProcesses& operator=(ChildProcesses const&) = delete;
 
-    /// Makes the process of the next rank. True in the new process, which must end by _exit.
-    /// @throws CommunicationError  the system has no more processes.
+    /// Starts the process of the next rank. Returns true in the new process, which must end by
+    /// _exit.
+    /// @throws CommunicationError  the system cannot create more processes.
     [[nodiscard]] bool start();
 
-    /// Returns when all have ended. Tells the others of one that died. Once one has failed the
-    /// others have their longest deadline to end, then they are killed.
+    /// Returns when all have ended. Tells the others about each death. After the first failure the
+    /// others have their longest deadline to end; then they are killed.
     void wait();
 
-    /// How the process of `rank` died; empty if it ended as it should, or had to be killed after a
-    /// failure of others.
+    /// How the process of `rank` died. Empty if it ended normally, or had to be killed after
+    /// another rank's failure.
     [[nodiscard]] std::string const& death(int rank) const noexcept {
         return deaths_[static_cast<std::size_t>(rank)];
     }
@@ -19954,14 +20039,15 @@ private:
     static constexpr int unknown = -1;
 
     static void end(Child const& child) noexcept {
-        // By its handle: its number may be another process's, where the program ignores SIGCHLD.
+        // By its handle: its number may belong to another process if the program ignores SIGCHLD.
         syscall(SYS_pidfd_send_signal, child.handle, SIGKILL, nullptr, 0);
     }
     static int reap(Child const& child) noexcept;
 
     void note(int rank, int status);
 
-    /// Tells the others. Who is left over was stopped by another that died, not yet noted.
+    /// Tells the others. Processes left over were stopped by another death that is not yet
+    /// recorded.
     void mark_dead();
 
     [[nodiscard]] std::chrono::nanoseconds longest_deadline() const noexcept;
@@ -20060,7 +20146,7 @@ JOINABLE_DEFINITION void ChildProcesses::wait() {
                 children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i));
                 if (has_ended) {
                     note(child.rank, reap(child));
-                } else { // no failure of its own, but what follows from that of others
+                } else { // no failure of its own, but a consequence of others
                     end(child);
                     reap(child);
                 }
@@ -20143,29 +20229,30 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// The life of the process of one rank, after it was made.
+/// Runs one rank in its new process, until the process exits.
 [[noreturn]] void run_rank(
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
 ) noexcept;
 
-/// Throws what the first rank said that failed by itself, not because of another. If several did, it is
-/// the one that the abort names.
+/// Throws the error of the first rank that failed by itself, not because of another. If several
+/// did, it is the one that the abort names.
 void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children);
 
-/// As run_processes(), which is called with so many types of bodies that it does nothing else.
+/// The part of run_processes() that does not depend on the body's type, so that it is compiled
+/// once.
 void run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body);
 
 } // namespace detail
 
-/// Makes `count` elements, all zero, that this process shares with those that it makes later: how
-/// results come back from run_processes(). Local, no rank calls this. What it returns may not be
-/// copied, so a body refers to it.
+/// Makes `count` zeroed elements that this process shares with processes that it creates later. Use
+/// it to return results from run_processes(). Local; no rank calls it. The result may not be
+/// copyable, so a body refers to it.
 ///
 /// @code
 /// auto const losses = joinable::shared_buffer<double>(4);
 /// joinable::run_processes(4, [&](auto& comm) { losses[comm.rank()] = train(comm); });
 /// @endcode
-/// @throws CommunicationError  the system does not give the memory.
+/// @throws CommunicationError  the system cannot provide the memory.
 template <class T>
 [[nodiscard]] SharedBuffer<T> shared_buffer(std::size_t count) {
     detail::check_shared_element<T>();
@@ -20183,12 +20270,12 @@ template <class T>
 }
 
 /// Runs `body(ProcessCommunicator&)` in `world_size` new processes, one rank each, and waits for
-/// all. The new processes are copies of this one, with this thread alone; what they change is not
-/// seen here, but in a shared_buffer(). They end with their body: no destructor of a static object
-/// runs. They are killed if this process dies, or this thread ends.
+/// all. The new processes are copies of this one that have only this thread. This process does not
+/// see their changes, except in a shared_buffer(). Each ends with its body; destructors of static
+/// objects do not run. They are killed if this process dies or this thread ends.
 ///
-/// If a body throws or a process dies, the others get PeerFailed from whatever they wait in. Those
-/// that have not ended after one more deadline, the longest that any of them has set, are killed.
+/// If a body throws or a process dies, the waits of the other ranks throw PeerFailed. Ranks that
+/// have not ended after one more deadline, the longest that any of them has set, are killed.
 /// @throws PeerFailed          with the number and the text of the rank that failed first.
 /// @throws ContractViolation   world_size is below 1.
 /// @throws CommunicationError  the system has no memory or no processes for the ranks.
@@ -20235,8 +20322,7 @@ JOINABLE_DEFINITION void run_rank(
             comm.abort(told);
         }
     }
-    std::fflush(nullptr
-    ); // _exit leaves alone what belongs to the program: its destructors and files
+    std::fflush(nullptr); // _exit skips the program's destructors and open files
     _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
 }
 
@@ -20277,7 +20363,7 @@ JOINABLE_DEFINITION void
 run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body) {
     ProcessSegment segment{world_size};
     ChildProcesses children{segment};
-    std::fflush(nullptr); // or each rank would print what this process has not printed yet
+    std::fflush(nullptr); // else each rank would print this process's buffered output again
     for (int rank = 0; rank < world_size; ++rank) {
         if (children.start()) {
             run_rank(segment, rank, body);
@@ -20297,22 +20383,23 @@ run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between thread ranks. wait() and test() are those of the class behind
-/// it, which all ranks of this machine share.
+/// A collective or a message between thread ranks, with wait() and test(). All communicators in
+/// shared memory use the same class template.
 using ThreadWork = detail::GroupWork<detail::Heap>;
 
-/// Ranks are threads of this process: made by run_threads(), one object per rank.
+/// Ranks are threads of this process. run_threads() makes one object per rank.
 ///
-/// Reductions combine every element in rank order, so results are the same bit for bit in whatever
-/// order ranks arrive. Products of a scaled sum are rounded before they are added, those of 16-bit
-/// numbers to float. Everything is asynchronous: a rank that waits or tests does the work for all,
-/// so a rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish
-/// the oldest. Ranks compare what they are about to do in every collective. No allocation, no lock
-/// and no system call in a collective unless a rank waits long.
+/// Reductions combine every element in rank order, so results are bitwise identical in whatever
+/// order ranks arrive. A scaled sum rounds each product before adding it; products of 16-bit
+/// numbers are rounded to float. Everything is asynchronous: a rank that waits or tests does the
+/// work of all ranks, so a busy rank delays nobody. Up to 64 collectives may be in flight; posting
+/// another one first completes the oldest. Every collective compares what the ranks are about to
+/// do. A collective neither allocates nor locks, and makes no system call unless a rank waits long.
 ///
-/// All members that take buffers throw ContractViolation before any data moves when counts or
-/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
-/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
+/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
+/// on floating-point numbers. The caller must keep buffers until the work has been waited for.
+/// Spans of counts are copied.
 class ThreadCommunicator
     : public detail::BoardCommunicator<detail::GroupRank<detail::Heap>, ThreadWork> {
 public:
@@ -20321,12 +20408,13 @@ public:
         detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
     );
 
-    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
-    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
-    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
+    /// then by their rank here. The group inherits the deadline. Aborting this communicator aborts
+    /// the group, but not the reverse. Errors name ranks by their numbers in the group where they
+    /// occur.
     [[nodiscard]] ThreadCommunicator split(int color, int key);
 
-    /// Collective, blocks. See shared_buffer().
+    /// Collective; blocks. See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes);
 
 private:
@@ -20349,8 +20437,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory of the heap, shared by ranks that are threads. It lives until the last rank's arena is
-/// destroyed. Collective, blocks.
+/// Heap memory that ranks share as threads. It lives until the last rank's arena is destroyed.
+/// Collective; blocks.
 /// @throws Mismatch        see check_same_size.
 /// @throws std::bad_alloc  on all ranks.
 template <class Comm>
@@ -20363,7 +20451,7 @@ template <class Comm>
     if (comm.rank() == 0) {
         try {
             made.reset(new Owned{Arena{bytes}, comm.size()});
-        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): the null pointer says so
+        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): a null pointer reports it
         }
     }
     auto const ranks = static_cast<std::size_t>(comm.size());
@@ -20375,7 +20463,7 @@ template <class Comm>
         sizes.push_back(said[0]);
     }
     check_same_size(sizes);
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's, of the same process
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's pointer, in the same process
     auto* const owned = reinterpret_cast<Owned*>(static_cast<std::uintptr_t>(all[0][1]));
     if (owned == nullptr) {
         throw std::bad_alloc{};
@@ -20445,21 +20533,21 @@ namespace detail {
 
 bool is_of_a_peer(std::exception_ptr const& error);
 
-/// The first of the exceptions that ended the ranks' bodies, not those that other ranks threw because of
-/// it. `named` are the ranks that the abort names.
+/// The first exception that a rank's body threw by itself, not because another rank failed. `named`
+/// are the ranks that the abort names.
 std::exception_ptr
 original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& named, int first);
 
-/// As run_threads(), which is called with so many types of bodies that it does nothing else.
+/// The part of run_threads() that does not depend on the body's type, so that it is compiled once.
 void run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& body);
 
 } // namespace detail
 
 /// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
 ///
-/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
-/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
-/// number at once. A thread that is stuck in the caller's own code cannot be ended.
+/// If a body throws, the waits of the other ranks throw PeerFailed, and this function rethrows the
+/// original exception. If a rank returns while others wait for it, they throw PeerFailed with its
+/// number at once. A thread that blocks in the caller's own code cannot be ended.
 /// @throws ContractViolation  world_size is below 1.
 template <class F>
 void run_threads(int world_size, F body) {
@@ -20506,7 +20594,7 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
         }
     };
     for (int const rank : ranks) {
-        if (static_cast<std::size_t>(rank) < errors.size()) { // anybody may abort, and name anybody
+        if (static_cast<std::size_t>(rank) < errors.size()) { // any code may abort, with any ranks
             look_at(errors[static_cast<std::size_t>(rank)]);
         }
     }
@@ -20540,7 +20628,7 @@ run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& b
             for (int rank = 1; rank < world_size; ++rank) {
                 threads.emplace_back(run, rank);
             }
-        } catch (...) { // the system has no more threads: the started ones must not wait for them
+        } catch (...) { // no more threads: the started ones must not wait for them
             group.abort(
                 {FailureKind::communication, {}, "a thread for a rank could not be started"}, 0
             );
@@ -20561,9 +20649,9 @@ run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& b
 
 namespace joinable { inline namespace v0 {
 
-/// The communicator of a single rank: everything is complete when it starts. Checks its arguments
-/// as the others do, so that a program which runs alone also runs together. It has nobody to send
-/// to, and nothing to split.
+/// The communicator of a single rank. Every operation is complete when it starts. It checks its
+/// arguments as the other communicators do, so a program that runs alone also runs on several
+/// ranks. It cannot send, receive or split.
 class SelfCommunicator : public detail::Collectives<SelfCommunicator, CompletedWork> {
 public:
     [[nodiscard]] int rank() const noexcept { return 0; }
@@ -21069,13 +21157,14 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// One parameter of `flat_parameters`. Its gradient cannot be moved: the engine's kernels know where it is.
+/// One parameter of `flat_parameters`. Its gradient cannot be moved, because the engine's kernels
+/// write to its address.
 struct FlatParameter {
     AnyView value;
     AnyView grad;
 };
 
-/// The elements of contiguous memory that stays when `range` itself does not.
+/// The elements of contiguous memory that outlives the object `range`.
 template <class Range>
 [[nodiscard]] auto flat_elements(Range&& range) {
     constexpr bool is_contiguous = requires { std::span{range}; };
@@ -21102,20 +21191,21 @@ template <class Range>
 
 } // namespace detail
 
-/// The parameters of an engine that keeps all values in one memory and all gradients in another:
-/// parameter i has `sizes[i]` elements in both, behind those of parameter i - 1. What lies behind the
-/// last one is not trained. Local.
+/// The parameters of an engine that keeps all values in one block of memory and all gradients in
+/// another. Parameter i has `sizes[i]` elements in both, directly after those of parameter i - 1.
+/// Elements after the last parameter are not trained. Local.
 ///
-/// `values` and `gradients` are contiguous ranges of one element type, and stay where they are as long
-/// as the list or a copy of it is used: the parameters are views, and own nothing. `sizes` is read here only.
+/// `values` and `gradients` are contiguous ranges of one element type. Their memory must stay in
+/// place while the list or a copy of it is used, because the parameters are views and own nothing.
+/// `sizes` is only read during the call.
 ///
-/// Such gradients cannot lie in buckets (`gradient_as_bucket_view`): kernels write them to places of
-/// their own. Each is copied into its bucket when it is ready, and the average back. So a
-/// backward pass still hides the reductions; tests/benchmarks/README.md has what the copies cost. An
-/// engine that finds each gradient through a pointer of its own, which it lets others set, specialises
-/// `parameter_traits` with `set_grad` instead.
-/// @throws ContractViolation  a size is negative, or the sizes sum to more than there are values or
-///         gradients.
+/// Such gradients cannot be views of buckets (`gradient_as_bucket_view`), because kernels write
+/// them to fixed addresses. Each gradient is copied into its bucket when it is ready, and the
+/// average is copied back. The backward pass still overlaps with the reductions;
+/// tests/benchmarks/README.md has the cost of the copies. If an engine finds each gradient through
+/// its own pointer, which others may set, specialise `parameter_traits` with `set_grad` instead.
+/// @throws ContractViolation  a size is negative, or the sizes sum to more than the number of
+///                            values or gradients.
 template <class Values, class Gradients, class Sizes>
 [[nodiscard]] ParameterList
 flat_parameters(Values&& values, Gradients&& gradients, Sizes const& sizes, DeviceId device = {}) {
@@ -21134,7 +21224,7 @@ flat_parameters(Values&& values, Gradients&& gradients, Sizes const& sizes, Devi
     std::size_t begin = 0;
     for (auto const given : sizes) {
         auto const size = static_cast<std::size_t>(given);
-        // A negative number is one of the largest.
+        // A negative size converts to a huge number, which this refuses too.
         if (size > value.size() - begin || size > gradient.size() - begin) {
             throw ContractViolation{detail::concat(
                 "flat_parameters: parameter ",
@@ -21169,9 +21259,9 @@ flat_parameters(Values&& values, Gradients&& gradients, Sizes const& sizes, Devi
 
 namespace joinable { inline namespace v0 {
 
-/// A tensor of one of several types, as an engine's `std::variant<FloatTensor, HalfTensor>`. It can be
-/// written where each of them can.
-/// All members throw std::bad_variant_access where the variant is valueless by an exception.
+/// A tensor of one of several types, such as an engine's `std::variant<FloatTensor, HalfTensor>`.
+/// It is writable if every alternative is. All members throw std::bad_variant_access if the variant
+/// is valueless by exception.
 template <class... Ts>
     requires(Tensor<Ts> && ...)
 struct tensor_traits<std::variant<Ts...>> {

@@ -11,12 +11,14 @@
 #include <joinable/tensor/buffer.hpp>
 
 /// @file
-/// One concept for each optional operation of a communicator that moves data or has memory for it.
-/// Collective unless said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
-/// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
-/// outlive the call. Parts lie one after another in rank order. Models: ProcessCommunicator has all
-/// but RegistersArenas. ThreadCommunicator lacks AllocatesArena, too, because its ranks share the
-/// heap. SelfCommunicator also lacks SendsAndReceives and Splits.
+/// One concept for each optional operation of a communicator that moves data or owns memory. All
+/// are collective unless stated otherwise. `comm` is an lvalue of `C`, `in` is a ConstBuffer, and
+/// `out` and `buffer` are Buffers. `counts` is a std::span<std::size_t const> with each rank's
+/// number of elements; it need not outlive the call. Parts lie one after another in rank order.
+///
+/// ProcessCommunicator models all but RegistersArenas. ThreadCommunicator also lacks
+/// AllocatesArena, because its ranks share the heap. SelfCommunicator also lacks SendsAndReceives
+/// and Splits.
 
 namespace joinable { inline namespace v0 {
 
@@ -118,7 +120,7 @@ concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
 template <class C>
 concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
 
-/// A communicator that combines buffers over all ranks and leaves the result to one.
+/// A communicator that combines buffers over all ranks and stores the result on one of them.
 ///
 /// | expression                      | result | meaning                                           |
 /// |---------------------------------|--------|---------------------------------------------------|
@@ -126,25 +128,25 @@ concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
 template <class C>
 concept Reduces = Communicator<C> && detail::has_reduce<C>;
 
-/// A communicator that concatenates one buffer of each rank, in rank order, on one of them.
+/// A communicator that concatenates one buffer of each rank, in rank order, on one rank.
 ///
 /// | expression                           | result | meaning                                      |
 /// |--------------------------------------|--------|----------------------------------------------|
 /// | `comm.gather(in, out, root)`         | Work   | root: `out.count == in.count * size()`;      |
-/// |                                      |        | elsewhere `out` is not looked at             |
+/// |                                      |        | other ranks ignore `out`                     |
 /// | `comm.gather(in, out, root, counts)` | Work   | rank r has `in.count == counts[r]`; only the |
-/// |                                      |        | root's counts are looked at                  |
+/// |                                      |        | root reads `counts`                          |
 template <class C>
 concept Gathers = Communicator<C> && detail::has_gather<C>;
 
-/// A communicator that deals a buffer of one rank out to all.
+/// A communicator that distributes the parts of one rank's buffer to all ranks.
 ///
 /// | expression                            | result | meaning                                     |
 /// |---------------------------------------|--------|---------------------------------------------|
 /// | `comm.scatter(in, out, root)`         | Work   | root: `in.count == out.count * size()`;     |
-/// |                                       |        | elsewhere `in` is not looked at             |
+/// |                                       |        | other ranks ignore `in`                     |
 /// | `comm.scatter(in, out, root, counts)` | Work   | rank r has `out.count == counts[r]`; only   |
-/// |                                       |        | the root's counts are looked at             |
+/// |                                       |        | the root reads `counts`                     |
 template <class C>
 concept Scatters = Communicator<C> && detail::has_scatter<C>;
 
@@ -163,43 +165,44 @@ concept AllToAlls = Communicator<C> && detail::has_all_to_all<C>;
 ///
 /// | expression                        | result | meaning                                         |
 /// |-----------------------------------|--------|-------------------------------------------------|
-/// | `comm.send(in, to, tag)`          | Work   | messages of one tag between two ranks keep      |
-/// | `comm.receive(buffer, from, tag)` | Work   | their order; count and dtype agree on both      |
+/// | `comm.send(in, to, tag)`          | Work   | messages with one tag between two ranks stay in |
+/// | `comm.receive(buffer, from, tag)` | Work   | order; count and dtype are the same on both     |
 template <class C>
 concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has_receive<C>;
 
-/// A communicator of which groups of ranks can be made communicators of their own.
+/// A communicator that can be split into communicators of groups of its ranks.
 ///
 /// | expression               | result       | meaning                                            |
 /// |--------------------------|--------------|----------------------------------------------------|
-/// | `comm.split(color, key)` | Communicator | blocks; ranks of one color (>= 0), in the order of |
-/// |                          |              | key, then rank; abort reaches it from `comm`       |
+/// | `comm.split(color, key)` | Communicator | blocks; one for the ranks of each color (>= 0),    |
+/// |                          |              | ordered by key, then rank; aborting `comm` aborts  |
+/// |                          |              | it too                                             |
 template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
 
-/// A communicator that multiplies what it sums, each rank's buffer with a factor of its own, on its
-/// way: a pass less over what is averaged. The factor may be rounded to the buffer's dtype. A
-/// collective of its own: all ranks give a factor, or none.
+/// A communicator that scales each rank's buffer by that rank's factor while it sums. Averaging
+/// then needs one pass fewer. The factor may be rounded to the buffer's dtype. This is a separate
+/// collective: either all ranks give a factor or none does.
 ///
 /// | expression                              | result | meaning                                   |
 /// |-----------------------------------------|--------|-------------------------------------------|
-/// | `comm.all_reduce(buffer, op, factor)`   | Work   | `op` is sum; of `factor * buffer`, which  |
-/// |                                         |        | is of a floating-point dtype, in place    |
+/// | `comm.all_reduce(buffer, op, factor)`   | Work   | sums `factor * buffer` in place; `op` is  |
+/// |                                         |        | sum, the dtype is floating-point          |
 template <class C>
 concept ScalesSums = Communicator<C> && detail::has_scaled_all_reduce<C>;
 
-/// A communicator that does the same with sums of which each rank gets a part.
+/// A communicator that scales in the same way when each rank gets a part of the sum.
 ///
 /// | expression                                         | result | meaning                               |
 /// |----------------------------------------------------|--------|---------------------------------------|
-/// | `comm.reduce_scatter(in, out, op, factor)`         | Work   | as ReduceScatters has them, of        |
+/// | `comm.reduce_scatter(in, out, op, factor)`         | Work   | like ReduceScatters, but sums         |
 /// | `comm.reduce_scatter(in, out, op, factor, counts)` | Work   | `factor * in`; `op` is sum            |
 template <class C>
 concept ScalesScatteredSums =
     ScalesSums<C> && ReduceScatters<C> && detail::has_scaled_reduce_scatter<C>;
 
-/// A communicator that has memory from which it moves buffers without copies of its own. Not
-/// collective. Where a program may also run over others, make_arena() takes their place.
+/// A communicator that provides memory whose buffers it moves without copying them first. Not
+/// collective. Use make_arena() in code that must also run on other communicators.
 ///
 /// | expression                         | result | meaning                                        |
 /// |------------------------------------|--------|------------------------------------------------|
@@ -208,26 +211,26 @@ concept ScalesScatteredSums =
 template <class C>
 concept AllocatesArena = Communicator<C> && detail::has_allocate<C>;
 
-/// A communicator that moves buffers in an arena of its own faster once all ranks have registered it,
-/// which it can refuse. What is allocated stays local that way: ranks whose arenas differ, or that have
-/// none, can find out in between.
+/// A communicator that moves buffers in its own arenas faster once all ranks have registered them.
+/// It may refuse. Allocation stays local, so ranks can first find out whether all of them have the
+/// same arena.
 ///
 /// | expression                   | result | meaning                                             |
 /// |------------------------------|--------|-----------------------------------------------------|
-/// | `comm.register_arena(arena)` | bool   | blocks; `arena` is of `comm.allocate()`, of as many |
-/// |                              |        | bytes on all ranks, else Mismatch; false on all     |
-/// |                              |        | ranks: it is used as it is                          |
+/// | `comm.register_arena(arena)` | bool   | blocks; `arena` is from `comm.allocate()` and has   |
+/// |                              |        | the same size on all ranks, else Mismatch; false on |
+/// |                              |        | all ranks: refused, and usable as it is             |
 template <class C>
 concept RegistersArenas = AllocatesArena<C> && detail::has_register_arena<C>;
 
-/// A communicator whose ranks can have one memory: they are on one machine. shared_buffer() makes
+/// A communicator whose ranks run on one machine and can share memory. shared_buffer() makes typed
 /// elements of it.
 ///
 /// | expression           | result | meaning                                                      |
 /// |----------------------|--------|--------------------------------------------------------------|
-/// | `comm.share(bytes)`  | Arena  | blocks; the same zeroed memory on every rank, which is there |
-/// |                      |        | until the last rank's arena ends; the same bytes on all,     |
-/// |                      |        | else Mismatch                                                |
+/// | `comm.share(bytes)`  | Arena  | blocks; the same zeroed memory on every rank, freed when the |
+/// |                      |        | last rank destroys its arena; `bytes` is the same on all     |
+/// |                      |        | ranks, else Mismatch                                         |
 template <class C>
 concept SharesMemory = Communicator<C> && detail::has_share<C>;
 

@@ -8,10 +8,11 @@
 #include <joinable/tensor/tensor.hpp>
 
 /// @file
-/// The collectives over tensors instead of buffers. Collective, like the members that they call;
-/// each returns the communicator's Work, and the tensors must live until it is waited for.
-/// All throw ContractViolation before any data moves when a tensor is not contiguous. Elements go in the
-/// order of the tensor's type, so of a column-major one a gathering collective puts columns side by side.
+/// The collectives over tensors instead of buffers. They are collective, as the members that they
+/// call are. Each returns the communicator's Work. The tensors must live until that work has been
+/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous.
+/// Elements travel in memory order, so gathering column-major tensors places their columns side by
+/// side.
 
 namespace joinable { inline namespace v0 {
 
@@ -42,7 +43,8 @@ template <Communicator Comm, class T>
     return comm.broadcast(joinable::to_buffer(tensor), root);
 }
 
-/// Combines `tensor` over all ranks, in place at `root`; the other tensors keep what they have.
+/// Combines `tensor` over all ranks, in place at `root`. The tensors of the other ranks do not
+/// change.
 template <Communicator Comm, class T>
 [[nodiscard]] auto reduce(Comm& comm, T&& tensor, ReduceOp op, int root) {
     detail::check_written_tensor<T>();
@@ -70,8 +72,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Combines `in` over all ranks and leaves rank r the part from r * numel(out) on: `in` has size()
-/// times the elements of `out`. With `counts`, rank r receives counts[r] elements.
+/// Combines `in` over all ranks. Rank r receives the part that starts at r * numel(out): `in` has
+/// size() times the elements of `out`. With `counts`, rank r receives counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto reduce_scatter(
     Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
@@ -89,8 +91,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Concatenates the tensors of all ranks, in rank order, in `out` of the root; elsewhere `out` is
-/// not looked at. With `counts`, rank r contributes counts[r] elements.
+/// Concatenates the tensors of all ranks, in rank order, in `out` of the root. Other ranks ignore
+/// `out`. With `counts`, rank r contributes counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
     (void)models_tensor<In>();
@@ -105,7 +107,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Deals `in` of the root out to `out` of all ranks; elsewhere `in` is not looked at. With
+/// Distributes the parts of the root's `in` to `out` of all ranks. Other ranks ignore `in`. With
 /// `counts`, rank r receives counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
@@ -121,8 +123,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
     );
 }
 
-/// Part r of `in` goes to rank r, and part r of `out` comes from it. With counts of `in` and of
-/// `out`, parts differ in size.
+/// Sends part r of `in` to rank r, and receives part r of `out` from it. Parts differ in size if
+/// the counts of `in` and of `out` are given.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
     (void)models_tensor<In>();
@@ -154,7 +156,7 @@ template <Communicator Comm, class In>
     return comm.send(joinable::to_const_buffer(tensor), to, tag);
 }
 
-/// Not collective. Receives what rank `from` sends with the same tag, count and dtype.
+/// Not collective. Receives the tensor that rank `from` sends with the same tag, count and dtype.
 template <Communicator Comm, class Out>
 [[nodiscard]] auto receive(Comm& comm, Out&& tensor, int from, int tag = 0) {
     detail::check_written_tensor<Out>();

@@ -57,8 +57,8 @@ concept has_keep_alive = requires(C& comm) { comm.keep_alive(); };
 
 } // namespace detail
 
-/// Whose memory a communicator moves, as its `device_type`; without one it is the host's. They
-/// are Devices: device/device.hpp.
+/// The possible `device_type`s of a communicator: the device whose memory it moves. Without one it
+/// moves host memory. Both are Devices (device/device.hpp).
 class HostDevice;
 class CudaDevice;
 
@@ -86,26 +86,26 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
 /// | `comm.barrier()`               |                    | blocks until every rank has called it    |
 /// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
-/// | `comm.device_memory()`         | `device_type&`     | where device_type is not HostDevice: what|
-/// |                                |                    | is submitted there before a collective is|
-/// |                                |                    | done before it, what comes after its     |
-/// |                                |                    | wait() sees its result                   |
+/// | `comm.device_memory()`         | `device_type&`     | needed unless device_type is HostDevice; |
+/// |                                |                    | work submitted there before a collective |
+/// |                                |                    | runs before it; work submitted after its |
+/// |                                |                    | wait() sees the result                   |
 ///
-/// Not checkable, still required: every rank calls the same collectives in the same order; a
-/// collective that throws because of another rank leaves the communicator aborted. Thread safety:
-/// one thread at a time per object; ranks are independent. Need not be movable.
+/// Required, but not checkable: every rank calls the same collectives in the same order. A
+/// collective that throws because of another rank leaves the communicator aborted. One thread at a
+/// time may use an object; different ranks are independent. A communicator need not be movable.
 /// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
 template <class C>
 concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
                        detail::has_broadcast<C> && detail::has_barrier<C>;
 
-/// A communicator on which one rank can end the waiting of all.
+/// A communicator on which any rank can end the waits of all ranks.
 ///
 /// | expression           | result              | meaning                                         |
 /// |----------------------|---------------------|-------------------------------------------------|
 /// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws   |
-/// |                      |                     | `reason` on every rank; the first writer wins   |
-/// | `comm.is_aborted()`    | convertible to bool | whether somebody aborted                        |
+/// |                      |                     | `reason` on every rank; the first reason wins   |
+/// | `comm.is_aborted()`  | convertible to bool | whether any rank has aborted                    |
 template <class C>
 concept Aborts = Communicator<C> && detail::has_abort<C>;
 
@@ -118,24 +118,24 @@ concept Aborts = Communicator<C> && detail::has_abort<C>;
 template <class C>
 concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
 
-/// A communicator on which a rank that keeps others waiting can say that it is still at work.
+/// A communicator on which a slow rank can report that it is still working.
 ///
 /// | expression          | result | meaning                                                        |
 /// |---------------------|--------|----------------------------------------------------------------|
-/// | `comm.keep_alive()` |        | local; the ranks that wait for this one do so for one more     |
-/// |                     |        | deadline from now                                              |
+/// | `comm.keep_alive()` |        | local; waits for this rank are extended: they now end one      |
+/// |                     |        | deadline from this call                                        |
 template <class C>
 concept RenewsDeadline = HasDeadline<C> && detail::has_keep_alive<C>;
 
-/// A communicator that can tell which ranks have not arrived in the oldest pending collective.
+/// A communicator that reports which ranks have not arrived at the oldest pending collective.
 ///
-/// | expression       | result           | meaning                                               |
-/// |------------------|------------------|-------------------------------------------------------|
-/// | `comm.missing_ranks()` | std::vector<int> | local; ascending; empty when nothing is pending       |
+/// | expression             | result           | meaning                                         |
+/// |------------------------|------------------|-------------------------------------------------|
+/// | `comm.missing_ranks()` | std::vector<int> | local; ascending; empty when nothing is pending |
 template <class C>
 concept ReportsMissing = Communicator<C> && detail::has_missing_ranks<C>;
 
-/// Says in one sentence what a class lacks to be a Communicator.
+/// Explains in one sentence why a class is not a Communicator.
 template <class C>
 consteval bool models_communicator() {
     static_assert(detail::has_rank<C>, "Communicator: expected a member 'int rank() const'");
@@ -153,10 +153,11 @@ consteval bool models_communicator() {
 }
 
 namespace detail {
-/// In place of a communicator that a participant was not given: its assertion says so.
+/// Stands for a communicator that was not passed to a participant. The assertion explains it.
 struct NoCommunicator {};
 
-/// Whatever it is: a deduction guide that takes it is worse than others, and explains.
+/// Accepts any argument. A deduction guide that takes it loses to every other guide, and explains
+/// the error.
 struct AnyArgument {
     template <class T>
     AnyArgument(T&&);

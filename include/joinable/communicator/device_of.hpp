@@ -9,7 +9,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Not asked of communicators of host memory, which need no device_memory().
+/// Communicators of host memory are not asked; they need no device_memory().
 template <class C>
 concept gives_device = requires(C& comm) {
     { comm.device_memory() } -> std::convertible_to<Device&>;

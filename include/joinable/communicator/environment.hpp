@@ -13,31 +13,32 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What a launcher says of this process by environment variables.
+/// How a launcher describes this process in environment variables.
 struct LaunchEnvironment {
-    std::string_view launcher; ///< by whose variables
+    std::string_view launcher; ///< the launcher whose variables were used
     int rank = 0;
     int size = 0;
-    std::string job;    ///< the same on all ranks; other jobs have others
-    std::string spread; ///< how it is known that the ranks are on several machines; else empty
+    std::string job;    ///< the same on all ranks; differs between jobs
+    std::string spread; ///< evidence that the ranks are on several machines; else empty
 };
 
 namespace detail {
 
-/// The variables of one launcher. An empty name: it has no such variable.
+/// The environment variables of one launcher. An empty name means that it has no such variable.
 struct Launcher {
     std::string_view name;
     char const* rank;
     char const* size;
-    char const* marker;              ///< is set by this launcher alone
-    std::array<char const*, 2> job;  ///< together they tell one job from another
-    std::array<char const*, 2> more; ///< and these, where they are set
+    char const* marker;              ///< only this launcher sets it
+    std::array<char const*, 2> job;  ///< together they identify the job
+    std::array<char const*, 2> more; ///< these too, where they are set
     char const* local_size;          ///< ranks on this machine
     char const* machines;
-    std::string_view without_job; ///< what to do where `job` is not set
+    std::string_view without_job; ///< what to do if `job` is not set
 };
 
-/// In this order: a launcher that is started by another comes first, as its variables are nearer.
+/// The order matters: a launcher that another one starts comes first, because its variables are
+/// more specific.
 inline constexpr std::array<Launcher, 6> launchers{{
     {"joinable",
      "JOINABLE_RANK",
@@ -95,7 +96,7 @@ inline constexpr std::array<Launcher, 6> launchers{{
      "start the ranks by srun, not by sbatch alone, or set JOINABLE_JOB"},
 }};
 
-/// Reads one environment by `lookup(name)`, which returns null for what is not set.
+/// Reads one environment by `lookup(name)`, which returns null for a variable that is not set.
 template <class Lookup>
 class LaunchReader {
 public:
@@ -218,10 +219,11 @@ private:
 
 } // namespace detail
 
-/// What the launcher of this process says: mpirun of Open MPI, mpiexec of MPICH, torchrun, or srun.
-/// JOINABLE_RANK and JOINABLE_WORLD_SIZE are asked before them, and JOINABLE_JOB names the job
-/// under every launcher. `lookup(name)` returns the value of a variable, null where it is not set.
-/// @throws ContractViolation  variables are missing, are no numbers, or contradict each other.
+/// Reads what the launcher of this process says: mpirun of Open MPI, mpiexec of MPICH, torchrun, or
+/// srun. JOINABLE_RANK and JOINABLE_WORLD_SIZE take precedence over these. JOINABLE_JOB names the
+/// job under every launcher. `lookup(name)` returns the value of a variable, or null if it is not
+/// set.
+/// @throws ContractViolation  variables are missing, are not numbers, or contradict each other.
 template <class Lookup>
 [[nodiscard]] LaunchEnvironment launch_environment(Lookup const& lookup) {
     return detail::LaunchReader<Lookup>{lookup}.read();

@@ -10,8 +10,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Zeroed memory for buffers that go through `comm`: where it needs no copies of them, if it
-/// models AllocatesArena, else from the heap or its device. Local.
+/// Allocates zeroed memory for buffers that go through `comm`. If `comm` models AllocatesArena, it
+/// provides memory that it need not copy. Otherwise the memory is from the heap or the device.
+/// Local.
 template <Communicator Comm>
 [[nodiscard]] Arena
 make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
@@ -20,7 +21,7 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
     } else if constexpr (detail::gives_device<Comm>) {
         return comm.device_memory().allocate(bytes, alignment);
     } else {
-        if (alignment > Arena::default_alignment) { // it may not begin at any line
+        if (alignment > Arena::default_alignment) { // it may not start at a multiple of it
             return Arena{bytes, alignment};
         }
         return Arena{bytes, alignment, detail::page_offset_of(comm.rank(), comm.size())};

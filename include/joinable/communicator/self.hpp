@@ -16,9 +16,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The communicator of a single rank: everything is complete when it starts. Checks its arguments
-/// as the others do, so that a program which runs alone also runs together. It has nobody to send
-/// to, and nothing to split.
+/// The communicator of a single rank. Every operation is complete when it starts. It checks its
+/// arguments as the other communicators do, so a program that runs alone also runs on several
+/// ranks. It cannot send, receive or split.
 class SelfCommunicator : public detail::Collectives<SelfCommunicator, CompletedWork> {
 public:
     [[nodiscard]] int rank() const noexcept { return 0; }

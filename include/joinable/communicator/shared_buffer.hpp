@@ -40,14 +40,15 @@ template <class T>
 
 } // namespace detail
 
-/// The handle of one rank to elements that all ranks see: made by shared_buffer(), zero at first.
-/// A const handle gives access to elements that are not const, as a view does. The elements live until
-/// the last handle is destroyed, also after ranks and communicators have ended. It models Tensor. Each rank that gives it as the output
-/// of a collective writes the result, at its own time: give it on one rank, or meet at a barrier()
-/// before anything else is written there.
+/// One rank's handle to elements that all ranks see. shared_buffer() makes it; the elements start
+/// as zeros. Like a view, a const handle gives access to mutable elements. The elements live until
+/// the last handle is destroyed, even after ranks and communicators have ended. It models Tensor.
 ///
-/// What ranks write at the same time is theirs to order, by std::atomic_ref; what a rank wrote
-/// before a barrier() the others see behind it.
+/// Each rank that passes it as the output of a collective writes the result when its own part
+/// completes. Pass it on one rank only, or call barrier() before anything else is written there.
+///
+/// The ranks must order concurrent writes themselves, with std::atomic_ref. A write before a
+/// barrier() is visible to the other ranks after it.
 template <class T>
 class SharedBuffer {
 public:
@@ -89,11 +90,11 @@ struct tensor_traits<SharedBuffer<U>> {
     }
 };
 
-/// Makes `count` elements that all ranks of `comm` share, all of them zero. Collective, blocks; the
-/// same count on every rank. What torch.multiprocessing's shared tensors are for; memory that is
-/// there before the ranks are, and after, is shared_buffer(count).
+/// Makes `count` zeroed elements that all ranks of `comm` share. Collective; blocks. `count` is the
+/// same on every rank. It replaces shared tensors of torch.multiprocessing. For memory that exists
+/// before and after the ranks, use shared_buffer(count).
 /// @throws Mismatch            ranks give different counts; on all of them.
-/// @throws CommunicationError, std::bad_alloc  there is no such memory; on all ranks.
+/// @throws CommunicationError, std::bad_alloc  the memory cannot be allocated; on all ranks.
 template <class T, Communicator Comm>
 [[nodiscard]] SharedBuffer<T> shared_buffer(Comm& comm, std::size_t count) {
     detail::check_shared_element<T>();

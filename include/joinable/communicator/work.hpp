@@ -22,26 +22,26 @@ concept has_test = requires(W& work) {
 /// `work` is an lvalue of `W`.
 /// | expression    | result              | meaning                                                  |
 /// |---------------|---------------------|----------------------------------------------------------|
-/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what  |
-/// |               |                     | made the collective fail; waiting twice is fine          |
+/// | `work.wait()` |                     | returns when this rank's buffers are final; throws the   |
+/// |               |                     | error that ended the collective; may be called again     |
 /// | `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
-/// |               |                     | return at once. A loop of tests ends as wait() does: ours |
-/// |               |                     | throw TimedOut once the time between tests of this work, |
-/// |               |                     | each gap counted as at most 10 ms, adds up to the        |
-/// |               |                     | deadline, while some rank has not arrived                |
+/// |               |                     | return at once                                           |
 ///
-/// A work may have a member `bool progress()`, which is test() without that deadline: for callers that
-/// test now and then amid other work, and wait in the end.
+/// A loop of test() ends as wait() does. In this library it throws TimedOut while some rank has not
+/// arrived, once the time between tests adds up to the deadline. Each gap counts as at most 10 ms.
 ///
-/// Not checkable, still required: the buffers stay alive until wait() returned. A work that is
-/// destroyed unfinished waits, and while unwinding aborts, so that no peer touches freed memory.
+/// A work may have a member `bool progress()`: test() without that deadline. It is for callers that
+/// test occasionally during other work and finally wait.
+///
+/// Required, but not checkable: the buffers stay alive until wait() has returned. The destructor of
+/// unfinished work waits; during unwinding it aborts. Either way no peer touches freed memory.
 /// Models: CompletedWork, ThreadWork.
 template <class W>
 concept Work = std::move_constructible<W> && detail::has_wait<W> && detail::has_test<W>;
 
 namespace detail {
 
-/// What a caller tests that will wait in the end: it has no deadline of its own.
+/// Tests without a deadline, for a caller that will finally wait.
 template <Work W>
 [[nodiscard]] bool make_progress(W& work) {
     if constexpr (requires { work.progress(); }) {
@@ -53,7 +53,7 @@ template <Work W>
 
 } // namespace detail
 
-/// A work that was complete when it was started.
+/// A work that was complete when it started.
 struct CompletedWork {
     void wait() const noexcept {}
     [[nodiscard]] bool test() const noexcept { return true; }

@@ -12,10 +12,11 @@ namespace detail {
 
 void check_alignment(std::size_t alignment);
 
-/// Where in a page the arenas of a rank begin, in bytes. Elements that are combined have the same place in
-/// the buffers of all ranks. Where all buffers begin at the start of a page, as large blocks of the heap do,
-/// these elements compete for one set of a first-level cache, which has 8 or 12 lines. So the ranks' arenas
-/// begin as far apart as a page allows; from 64 ranks on some share a place.
+/// The offset within a page, in bytes, at which the arenas of a rank begin. Elements that are
+/// combined have the same offset in the buffers of all ranks. If all buffers began at the start of
+/// a page, as large blocks of the heap do, these elements would compete for one set of a
+/// first-level cache, which has 8 or 12 lines. The ranks' arenas therefore begin as far apart as a
+/// page allows. From 64 ranks on, some ranks share an offset.
 [[nodiscard]] constexpr std::size_t page_offset_of(int rank, int size) noexcept {
     constexpr int lines = 64; // of 64 bytes in a page
     int const apart = size < lines ? lines / size : 1;
@@ -24,24 +25,24 @@ void check_alignment(std::size_t alignment);
 
 } // namespace detail
 
-/// Zeroed host memory, from the heap or from wherever a communicator has it. Owns it; moves, never
-/// copies. The object that it came from need not live as long.
+/// Owns zeroed host memory, from the heap or from a communicator. Movable, not copyable. It may
+/// outlive the object that made it.
 class Arena {
 public:
     static constexpr std::size_t default_alignment = 64; ///< a cache line
-    /// Takes back `bytes` bytes at `data`. `context` is what the arena was made with.
+    /// Takes back `bytes` bytes at `data`. `context` is the one with which the arena was made.
     using Release = void (*)(void* context, std::byte* data, std::size_t bytes) noexcept;
 
     Arena() = default;
-    /// From the heap. With `page_offset`, a multiple of the alignment, it begins that many bytes
-    /// behind the start of a page of 4096 bytes.
-    /// @throws std::bad_alloc; ContractViolation  alignment is no power of two.
+    /// Allocates from the heap. With `page_offset`, a multiple of the alignment, the arena begins
+    /// that many bytes after the start of a page of 4096 bytes.
+    /// @throws std::bad_alloc; ContractViolation  alignment is not a power of two.
     explicit Arena(
         std::size_t bytes,
         std::size_t alignment = default_alignment,
         std::optional<std::size_t> page_offset = {}
     );
-    /// For communicators. Calls `release` once, if it is given.
+    /// For communicators. Calls `release`, if given, exactly once.
     Arena(std::byte* data, std::size_t bytes, Release release, void* context) noexcept
         : data_{data}, bytes_{bytes}, release_{release}, context_{context} {}
     Arena(Arena&& other) noexcept;
@@ -52,7 +53,7 @@ public:
         }
     }
 
-    /// Null if it has no bytes.
+    /// Null if the arena has no bytes.
     [[nodiscard]] std::byte* data() const noexcept { return data_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 

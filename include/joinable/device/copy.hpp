@@ -15,7 +15,7 @@ namespace detail {
 
 bool is_same_view(AnyView const& a, AnyView const& b);
 
-/// Throws ContractViolation unless elements of `from` can go where those of `to` are.
+/// Throws ContractViolation unless the elements of `from` can be copied to `to`.
 void check_pair(std::string_view what, AnyView const& from, AnyView const& to);
 
 template <class T, class U>
@@ -30,7 +30,7 @@ consteval void check_elements() {
     );
 }
 
-/// A view that is only read, as the kernels take it.
+/// A read-only view, in the form that the kernels take.
 template <class T>
 AnyView source_view(StridedView<T> const& view) {
     using U = std::remove_const_t<T>;
@@ -40,29 +40,29 @@ AnyView source_view(StridedView<T> const& view) {
 
 } // namespace detail
 
-/// Copies elements between views that may be strided differently. Local, on the host; no allocation.
-/// Source and target are the same view, or share no element; the source alone may name elements
-/// twice (a stride of 0 broadcasts).
-/// @throws ContractViolation  dtypes, extents or devices do not fit, elements of the target share
-///         memory, or the views overlap otherwise; nothing was written.
+/// Copies elements between views that may have different strides. Local, on the host; no
+/// allocation. Source and target must be the same view or share no element. Only the source may
+/// have indices that share elements (a stride of 0 broadcasts).
+/// @throws ContractViolation  dtypes, extents or devices do not match, elements of the target share
+///                            memory, or the views overlap otherwise; nothing was written.
 void copy(AnyView const& from, AnyView const& to);
 
-/// `to = from * factor`, in one pass: f16 and bf16 compute in float, f32 and f64 in themselves;
-/// integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
+/// `to = from * factor`, in one pass. f16 and bf16 are computed in float, f32 and f64 in their own
+/// type. Integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
 /// @throws ContractViolation  as `copy`, or an integer would be scaled; nothing was written.
 void scale_copy(AnyView const& from, double factor, AnyView const& to);
 
-/// `to += from`, in one pass: f16 and bf16 compute in float and round once, integers wrap. Local, on
-/// the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
+/// `to += from`, in one pass. f16 and bf16 are computed in float and rounded once; integers wrap.
+/// Local, on the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
 /// @throws ContractViolation  as `copy`; nothing was written.
 void add(AnyView const& from, AnyView const& to);
 
-/// Sets all elements to zero; an empty view has none. Local, on the host; no allocation. Elements may
-/// share memory.
+/// Sets all elements to zero. Does nothing for an empty view. Local, on the host; no allocation.
+/// Indices may share elements.
 /// @throws ContractViolation  the tensor is not on the host, or is a null pointer.
 void fill_zero(AnyView const& to);
 
-/// The same for views whose elements have a type: views of different elements, targets of const
+/// The same for views with static element types. Views of different elements, targets of const
 /// elements and scaled integers do not compile.
 template <class T, class U>
 void copy(StridedView<T> const& from, StridedView<U> const& to) {

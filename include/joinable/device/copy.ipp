@@ -72,7 +72,7 @@ JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, 
     }
 }
 
-/// Applies an operation to each element of `to`, with the element of `from` at the same index.
+/// Applies an operation to each element of `to` and the element of `from` at the same index.
 template <class Operation>
 void for_each_element(Operation const& operation, AnyView const& from, AnyView const& to) {
     if (to.numel() == 0) {

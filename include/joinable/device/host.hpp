@@ -11,7 +11,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The host's memory: every operation is done when it is asked for.
+/// The host's memory. Every operation is complete when its call returns.
 class HostDevice final : public Device {
 public:
     [[nodiscard]] DeviceId id() const noexcept override { return {}; }
@@ -40,8 +40,9 @@ public:
 
 namespace detail {
 
-/// The one device of the host; it has no state. Local to a function, so that a file that includes
-/// this header and uses no device emits neither the object nor the kernels behind its table.
+/// The one host device; it has no state. It is local to a function: a file that includes this
+/// header without using a device then contains neither the object nor the kernels that its table
+/// names.
 [[nodiscard]] inline HostDevice& the_host() noexcept {
     static HostDevice host;
     return host;

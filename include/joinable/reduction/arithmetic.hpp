@@ -9,18 +9,19 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-// What follows is written for vectorisers: no branches, comparisons of signed numbers only (SSE2 has
-// no others), and always inlined, so that it is compiled for the instruction set of its caller.
+// The functions below are written for vectorisers: they have no branches and compare only signed
+// numbers (SSE2 has no other comparison). They are always inlined, so that they are compiled for
+// their caller's instruction set.
 
-/// `yes` where the condition holds, else `no`, without a branch that a compiler could sink work into.
+/// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
 [[gnu::always_inline]] constexpr std::uint32_t
 select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
     std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
     return (yes & mask) | (no & ~mask);
 }
 
-/// Conversions between a 16-bit format, in the low half of a word, and float. The same bits as
-/// BFloat16 and Half give.
+/// Converts between float and a 16-bit format in the low half of a word. The bits are the same as
+/// those of BFloat16 and Half.
 template <class T>
 struct Conversion;
 
@@ -45,7 +46,7 @@ struct Conversion<Half> {
         // Zero and subnormals: the mantissa times 2^-24, exactly.
         auto const subnormal =
             std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
-        // Others: the exponent rebiased from 15 to 127; that of infinity and NaN becomes 255.
+        // Others: the exponent is rebiased from 15 to 127; that of infinity and NaN becomes 255.
         std::uint32_t const other =
             shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
         return std::bit_cast<float>(
@@ -71,7 +72,7 @@ struct Conversion<Half> {
 template <class T>
 concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
 
-/// The unsigned integer of a size: integers are added in it, because it wraps.
+/// The unsigned integer of a size. Integers are added in it, because it wraps.
 template <std::size_t Bytes>
 struct unsigned_of_size;
 template <>
@@ -93,7 +94,7 @@ struct unsigned_of_size<8> {
 template <std::size_t Bytes>
 using bits_of_size = typename unsigned_of_size<Bytes>::type;
 
-/// A word whose halves are what an operation computes of the halves of two words.
+/// Applies an operation to the halves of two words, and returns a word of the two results.
 template <class T, class Operation>
 [[gnu::always_inline]] inline std::uint32_t
 each_half(Operation const& operation, std::uint32_t source, std::uint32_t target) noexcept {
@@ -105,10 +106,10 @@ each_half(Operation const& operation, std::uint32_t source, std::uint32_t target
     return C::narrow(low) | (C::narrow(high) << 16);
 }
 
-// An operation on elements: `Element` is what is in memory, `Word` what is computed at once, one
-// element or two of 16 bits (a single one is then in the low half). It is called with a word of the
-// source and the word of the target that it replaces. `compute` does the same to numbers of 16 bits that
-// were widened, one or a register full.
+// An operation on elements. `Element` is the type in memory. `Word` is the type of one computation:
+// one element, or two of 16 bits (a single one is then in the low half). The call takes a word of
+// the source and the word of the target that it replaces. `compute` does the same to widened 16-bit
+// numbers, to one or to a register full.
 
 /// target = source * factor
 template <class T>
@@ -164,7 +165,7 @@ struct Add<T> {
     }
 };
 
-/// target = source, of which only the bits matter.
+/// target = source; only the bits matter.
 template <class Bits>
 struct Assign {
     using Element = Bits;

@@ -12,8 +12,8 @@
 #include <joinable/tensor/dtype.hpp>
 
 /// @file
-/// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
-/// instruction set. Rows do not overlap.
+/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
+/// Compiled for each instruction set. Rows do not overlap.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -59,7 +59,8 @@ template <class C>
         C::one(from + i * C::from_bytes, to + i * C::to_bytes);
     }
 }
-/// By the processor's instruction, where it has one. Returns how many it was applied to.
+/// Converts with the processor's instruction, if there is one. Returns the number of converted
+/// elements.
 template <class C>
 JOINABLE_INLINE_AVX2 std::size_t
 convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {

@@ -11,8 +11,9 @@
 #include <joinable/reduction/arithmetic.hpp>
 
 /// @file
-/// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
-/// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
+/// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
+/// types, and the functions are always inlined. The same source thus compiles for each instruction
+/// set, at any optimisation level.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -33,7 +34,7 @@ struct Lanes {
     [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
         operation(numbers, next.numbers);
     }
-    /// The product is rounded, whatever it is added to: the same bits on every processor.
+    /// Rounds the product before it is added, so that all processors give the same bits.
     [[gnu::always_inline]] void scale(T factor) noexcept {
         if constexpr (width == sizeof(T)) {
             T product;
@@ -45,8 +46,9 @@ struct Lanes {
     }
 };
 
-/// Registers that are computed together, half of those that a processor has: many loads are on their way
-/// before something is written. Four take 1.2 times as long in the second-level cache, as do twelve.
+/// Registers that are computed together. They are half of a processor's registers, so that many
+/// loads are in flight before something is written. Four take 1.2 times as long in the second-level
+/// cache, as do twelve.
 template <class L>
 struct EightLanes {
     static constexpr std::size_t number = 8;
@@ -82,11 +84,11 @@ struct EightLanes {
     }
 };
 
-// An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
-// that gives the same bits as T: the fewer there are, the less is to compile.
+// An operation on registers: `a`, of the lower ranks, becomes the result of `a` and `b`.
+// `Number<T>` is a type that gives the same bits as T. Fewer types mean less to compile.
 
-/// Integers are added and multiplied unsigned, because they wrap around: overflow of signed ones is
-/// undefined, and the reduced value of a rank's data must not be.
+/// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
+/// undefined, and reducing any rank's data must be defined.
 template <class T>
 struct without_sign {
     using type = T;
@@ -104,7 +106,7 @@ struct Plus {
         a = a + b;
     }
 };
-/// Adds what each rank has times a factor of its own. Of floating-point numbers alone.
+/// Adds each rank's value times that rank's factor. Floating-point numbers only.
 struct PlusScaled : Plus {
     template <class T>
     using Number = std::conditional_t<std::floating_point<T>, T, float>;
@@ -117,7 +119,7 @@ struct Times {
         a = a * b;
     }
 };
-/// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
+/// Keeps a NaN of the lowest rank and ignores a NaN of another rank, as `std::min` does.
 struct Lesser {
     template <class T>
     using Number = T;

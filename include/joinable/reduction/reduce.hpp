@@ -9,7 +9,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Something by number, or nothing. Refers to the function that was given.
+/// A function from an index to a value, or none. Refers to the given function.
 template <class T>
 class Numbered {
 public:
@@ -28,16 +28,16 @@ private:
     void const* function_ = nullptr;
     T (*call_)(void const*, std::size_t) = nullptr;
 };
-/// Addresses of the inputs of all ranks, or of the places where the result is wanted.
+/// The addresses of all ranks' inputs, or of the outputs.
 using Places = Numbered<std::byte*>;
-/// By which the inputs are multiplied before they are added; without any they are not.
+/// The factors by which inputs are multiplied before they are added. May be empty.
 using Factors = Numbered<double>;
 
-/// Combines `count` elements of all inputs in rank order and writes them to every output. Which
-/// rank computes it and how it was cut change no bit. There is at least one input, and one output.
-/// An output may be one of the inputs; otherwise they do not overlap. With factors it is a sum of
-/// floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
-/// multiplied as floats.
+/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
+/// do not depend on which rank computes them or on how the work was divided. There is at least one
+/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
+/// are multiplied as floats.
 void reduce_to(
     DType dtype,
     ReduceOp op,

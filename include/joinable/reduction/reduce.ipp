@@ -14,15 +14,15 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
-/// one of the inputs; otherwise they do not overlap.
+/// One pass of a reduction. It reads every input once, in order, and writes every output. An output
+/// may be one of the inputs; otherwise they do not overlap.
 struct ReductionPass {
     std::span<std::byte const* const> inputs;
     std::span<std::byte* const> outputs;
     std::size_t bytes;
-    double const* factors = nullptr; ///< of the inputs, for PlusScaled
+    double const* factors = nullptr; ///< for each input, for PlusScaled
 
-    static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
+    static constexpr std::size_t most = 16; ///< of inputs, of outputs: more would overload a cache
 };
 
 template <class T, class Operation, class L>
@@ -34,8 +34,8 @@ load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t a
     }
 }
 
-/// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
-/// before something is written. Returns where it ends.
+/// Reduces from byte `at` of every input as long as there are whole lanes. It reads all inputs of a
+/// lane before it writes. Returns the byte at which it stopped.
 template <class T, class L, class Operation>
 [[gnu::always_inline]] inline std::size_t
 reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
@@ -65,8 +65,8 @@ reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
     reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
 }
 
-// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what
-// numbers of 16 bits are widened to: it pays in cache, and each function has to be compiled.
+// The same loop for each instruction set. AVX-512 is only for float, the type of gradients and of
+// widened 16-bit numbers: it helps in cache, and every further function takes time to compile.
 template <class T, class Operation>
 JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
     reduce_bytes<T, 16>(Operation{}, pass);
@@ -81,7 +81,7 @@ JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
     reduce_bytes<float, 64>(Operation{}, pass);
 }
 
-/// What a reduction computes in: numbers of 16 bits are widened before.
+/// The type in which a reduction computes: 16-bit numbers are widened first.
 template <class T>
 using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
 
@@ -101,8 +101,8 @@ RunPass pass_function(DType dtype, InstructionSet set) {
     });
 }
 
-/// The function that runs passes on this processor, over numbers that are computed in as they are
-/// stored.
+/// The function that runs passes on this processor, over numbers that are computed in their stored
+/// type.
 inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
     switch (op) {
     case ReduceOp::sum: return pass_function<Plus>(dtype, set);
@@ -120,9 +120,9 @@ inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, Instructi
     return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
 }
 
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache:
-/// where there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate
-/// in float and are rounded once.
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache. It
+/// is for more inputs or outputs than one pass takes, and for 16-bit numbers, which accumulate in
+/// float and are rounded once.
 class TiledReduction {
 public:
     TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
@@ -156,9 +156,9 @@ public:
 
 private:
     static constexpr std::size_t tile_bytes = 2048;
-    using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
+    using Tile = std::array<std::byte, 2 * tile_bytes>; // room for widened numbers
 
-    /// The unrounded result, in the first tile.
+    /// Returns the unrounded result, in the first tile.
     std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
         bool const widens = widen_ != nullptr;
         std::byte* const sum = tiles_[0].data();

@@ -12,7 +12,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Rows of elements at even distances, in bytes.
+/// Rows of elements at equal distances, in bytes.
 template <class Byte>
 struct Rows {
     Byte* data;
@@ -20,7 +20,7 @@ struct Rows {
     std::size_t next = 0; ///< from row to row
 };
 
-/// Memory is read and written as bytes: the types of elements never alias, whatever an engine's are.
+/// Memory is read and written as bytes, so no engine's element type can alias.
 template <class T>
 [[gnu::always_inline]] inline T load(std::byte const* from) noexcept {
     T value;
@@ -32,8 +32,8 @@ template <class T>
     std::memcpy(to, &value, sizeof(T));
 }
 
-/// Writes a register past the caches, to a place that is a multiple of 16 bytes, where the processor
-/// can. Other threads see what was written after `finish_streams()`.
+/// Writes a register past the caches, to a multiple of 16 bytes, if the processor can. Other
+/// threads see the data after `finish_streams()`.
 using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
 template <class Register>
 [[gnu::always_inline]] inline void stream(std::byte* to, Register const& value) noexcept {
@@ -63,7 +63,7 @@ words(Operation const& operation, std::byte const* from, std::byte* to, std::siz
     }
 }
 
-/// The same, told that the rows do not overlap: else a compiler has to check it each time.
+/// The same for rows that do not overlap, so that the compiler need not check it.
 template <class Operation>
 [[gnu::always_inline]] inline void words_apart(
     Operation const& operation,
@@ -78,8 +78,8 @@ void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std:
     std::memcpy(to, from, count * sizeof(Bits));
 }
 
-/// One row from element `done` on, compiled for whatever instruction set its caller is for. The rows
-/// are the same or do not overlap.
+/// One row from element `done` on, compiled for the caller's instruction set. The rows are the same
+/// or do not overlap.
 template <class Operation>
 [[gnu::always_inline]] inline void apply(
     Operation const operation,
@@ -128,8 +128,8 @@ template <class Operation>
     requires std::same_as<typename Operation::Number, Half>
 inline constexpr bool is_of_halves<Operation> = true;
 
-/// Applies an operation to as many numbers of f16 in each row as fill registers, which the processor
-/// converts. Returns how many these are.
+/// Applies an operation to the f16 numbers in each row that fill whole registers, which the
+/// processor converts. Returns their number.
 template <class Operation>
 JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
     Operation const& operation,
@@ -160,8 +160,8 @@ JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
     return 0;
 }
 
-// The same loop for each instruction set. What converts by instructions of AVX2 comes before it, because
-// only a function for AVX2 can have that inlined.
+// The same loop for each instruction set. AVX2 conversions run before it, because only a function
+// for AVX2 can inline them.
 template <class Operation>
 JOINABLE_LOOP void apply_baseline(
     Operation const& operation,

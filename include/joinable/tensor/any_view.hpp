@@ -10,8 +10,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A non-owning writable tensor whose dtype is known at run time. A default one is empty: it
-/// stands for "no tensor".
+/// A non-owning writable tensor whose dtype is known at run time. A default-constructed one is
+/// empty: it stands for "no tensor".
 class AnyView {
 public:
     AnyView() = default;
@@ -28,8 +28,9 @@ public:
               joinable::device(tensor)
           } {}
 
-    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
-    ///         number that became a std::size_t), or they reach further than memory can.
+    /// @throws ContractViolation  extents and strides differ in number, one is negative (a signed
+    ///                            number converted to std::size_t), or the view is larger than
+    ///                            memory can be.
     AnyView(
         void* data, DType dtype, Shape const& extents, Shape const& strides, DeviceId device = {}
     )
@@ -38,7 +39,7 @@ public:
         (void)detail::checked_reach(extents, strides, size_of(dtype));
     }
 
-    /// Whether there is a tensor, be it one without elements.
+    /// Whether there is a tensor, even one without elements.
     explicit operator bool() const noexcept { return is_tensor_; }
 
     [[nodiscard]] void* data() const noexcept { return data_; }
@@ -49,8 +50,8 @@ public:
     [[nodiscard]] std::size_t numel() const { return joinable::numel(extents_); }
     [[nodiscard]] bool is_contiguous() const { return joinable::is_contiguous(extents_, strides_); }
 
-    /// The same tensor with its dtype as a type.
-    /// @throws ContractViolation  the elements are no `T`.
+    /// The same tensor with a static element type.
+    /// @throws ContractViolation  the elements are not of type `T`.
     template <Element T>
     [[nodiscard]] StridedView<T> as() const {
         if (dtype_ != dtype_of<T>) {
@@ -64,7 +65,7 @@ public:
 
 private:
     void* data_ = nullptr;
-    Shape extents_{0}; ///< an empty one has no elements: nothing is ever read or written through it
+    Shape extents_{0}; ///< an empty view has no elements, so it is never read or written
     Shape strides_{1};
     DeviceId device_;
     DType dtype_ = DType::f32;
@@ -73,7 +74,7 @@ private:
 
 namespace detail {
 
-/// "f32 (2, 3)": how error texts show a tensor.
+/// "f32 (2, 3)": how error texts name a tensor.
 [[nodiscard]] inline std::string to_text(AnyView const& view) {
     return view ? concat(name_of(view.dtype()), " ", to_text(view.extents())) : "missing";
 }
@@ -83,12 +84,12 @@ namespace detail {
     return device.kind == DeviceKind::host ? "the host" : concat("CUDA device ", device.index);
 }
 
-/// Whether its elements are somewhere, if it has any.
+/// Whether the tensor has memory, or needs none because it has no elements.
 [[nodiscard]] inline bool has_memory(AnyView const& view) {
     return view.data() != nullptr || view.numel() == 0;
 }
 
-/// A view of any writable tensor; an AnyView is one already.
+/// A view of any writable tensor. Returns an AnyView unchanged.
 template <class T>
 [[nodiscard]] AnyView view_of(T&& tensor) {
     if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
@@ -98,7 +99,7 @@ template <class T>
     }
 }
 
-/// Whether the elements of both are as many, of one type and in one place.
+/// Whether two tensors have the same number and type of elements, on the same device.
 [[nodiscard]] inline bool is_like(AnyView const& a, AnyView const& b) {
     return static_cast<bool>(a) == static_cast<bool>(b) && a.dtype() == b.dtype() &&
            a.extents() == b.extents() && a.device() == b.device();

@@ -25,7 +25,7 @@ struct ConstBuffer {
     constexpr ConstBuffer() = default;
     constexpr ConstBuffer(void const* address, std::size_t elements, DType type) noexcept
         : data{address}, count{elements}, dtype{type} {}
-    // NOLINTNEXTLINE(google-explicit-constructor): reading what may be written is always safe
+    // NOLINTNEXTLINE(google-explicit-constructor): reading writable memory is always safe
     constexpr ConstBuffer(Buffer buffer) noexcept
         : data{buffer.data}, count{buffer.count}, dtype{buffer.dtype} {}
 

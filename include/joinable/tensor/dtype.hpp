@@ -21,7 +21,7 @@ inline constexpr std::string_view dtype_names[] = {
 
 } // namespace detail
 
-/// How many there are: as numbers they are [0, dtype_count).
+/// The number of DTypes. Their values are [0, dtype_count).
 inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
 
 [[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
@@ -39,12 +39,12 @@ inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
     }
     return false;
 }
-/// Whether elements are of 16 bits, Half or BFloat16, which are computed with as floats.
+/// Whether elements have 16 bits (Half or BFloat16). Arithmetic on them uses float.
 [[nodiscard]] constexpr bool is_half_precision(DType dtype) noexcept {
     return dtype == DType::f16 || dtype == DType::bf16;
 }
 
-/// IEEE 754 binary16 as storage: reductions convert to float, no arithmetic of its own.
+/// IEEE 754 binary16 as storage. It has no arithmetic of its own: reductions convert to float.
 /// Conversion from float rounds to nearest, ties to even.
 struct Half {
     std::uint16_t bits = 0;
@@ -104,8 +104,9 @@ consteval DType find_dtype() {
 /// |---------------|---------|---------------------------------------------------------------------|
 /// | `dtype_of<T>` | `DType` | by kind and size: `long` and `long long` share one                  |
 ///
-/// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, bool and wide characters excepted.
-/// Masks that are to move (buffers, broadcasts) are of unsigned char: sums of bools would be none.
+/// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, except bool and
+/// wide characters. Use unsigned char for masks that are communicated (buffers, broadcasts): a sum
+/// of bools would not be a bool.
 template <class T>
 concept Element = detail::has_dtype<T>;
 
@@ -130,13 +131,13 @@ inline constexpr DType dtype_of = detail::find_dtype<T>();
     return 8;
 }
 
-/// The enumerator's name, for error texts.
+/// The enumerator's name.
 [[nodiscard]] constexpr std::string_view name_of(DType dtype) noexcept {
     return detail::dtype_names[static_cast<std::size_t>(dtype)];
 }
 
-/// Calls `function(std::type_identity<T>{})` with the storage type of `dtype`: the one place where
-/// a run-time dtype becomes a type.
+/// Calls `function(std::type_identity<T>{})` with the storage type of `dtype`. This is the only
+/// place where a run-time dtype becomes a type.
 template <class F>
 constexpr decltype(auto) visit_dtype(DType dtype, F&& function) {
     switch (dtype) {

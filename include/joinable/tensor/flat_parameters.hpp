@@ -21,13 +21,14 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// One parameter of `flat_parameters`. Its gradient cannot be moved: the engine's kernels know where it is.
+/// One parameter of `flat_parameters`. Its gradient cannot be moved, because the engine's kernels
+/// write to its address.
 struct FlatParameter {
     AnyView value;
     AnyView grad;
 };
 
-/// The elements of contiguous memory that stays when `range` itself does not.
+/// The elements of contiguous memory that outlives the object `range`.
 template <class Range>
 [[nodiscard]] auto flat_elements(Range&& range) {
     constexpr bool is_contiguous = requires { std::span{range}; };
@@ -54,20 +55,21 @@ template <class Range>
 
 } // namespace detail
 
-/// The parameters of an engine that keeps all values in one memory and all gradients in another:
-/// parameter i has `sizes[i]` elements in both, behind those of parameter i - 1. What lies behind the
-/// last one is not trained. Local.
+/// The parameters of an engine that keeps all values in one block of memory and all gradients in
+/// another. Parameter i has `sizes[i]` elements in both, directly after those of parameter i - 1.
+/// Elements after the last parameter are not trained. Local.
 ///
-/// `values` and `gradients` are contiguous ranges of one element type, and stay where they are as long
-/// as the list or a copy of it is used: the parameters are views, and own nothing. `sizes` is read here only.
+/// `values` and `gradients` are contiguous ranges of one element type. Their memory must stay in
+/// place while the list or a copy of it is used, because the parameters are views and own nothing.
+/// `sizes` is only read during the call.
 ///
-/// Such gradients cannot lie in buckets (`gradient_as_bucket_view`): kernels write them to places of
-/// their own. Each is copied into its bucket when it is ready, and the average back. So a
-/// backward pass still hides the reductions; tests/benchmarks/README.md has what the copies cost. An
-/// engine that finds each gradient through a pointer of its own, which it lets others set, specialises
-/// `parameter_traits` with `set_grad` instead.
-/// @throws ContractViolation  a size is negative, or the sizes sum to more than there are values or
-///         gradients.
+/// Such gradients cannot be views of buckets (`gradient_as_bucket_view`), because kernels write
+/// them to fixed addresses. Each gradient is copied into its bucket when it is ready, and the
+/// average is copied back. The backward pass still overlaps with the reductions;
+/// tests/benchmarks/README.md has the cost of the copies. If an engine finds each gradient through
+/// its own pointer, which others may set, specialise `parameter_traits` with `set_grad` instead.
+/// @throws ContractViolation  a size is negative, or the sizes sum to more than the number of
+///                            values or gradients.
 template <class Values, class Gradients, class Sizes>
 [[nodiscard]] ParameterList
 flat_parameters(Values&& values, Gradients&& gradients, Sizes const& sizes, DeviceId device = {}) {
@@ -86,7 +88,7 @@ flat_parameters(Values&& values, Gradients&& gradients, Sizes const& sizes, Devi
     std::size_t begin = 0;
     for (auto const given : sizes) {
         auto const size = static_cast<std::size_t>(given);
-        // A negative number is one of the largest.
+        // A negative size converts to a huge number, which this refuses too.
         if (size > value.size() - begin || size > gradient.size() - begin) {
             throw ContractViolation{detail::concat(
                 "flat_parameters: parameter ",

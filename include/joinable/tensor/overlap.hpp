@@ -12,45 +12,46 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// The dimensions of extent above 1, those with the smallest stride first.
+/// The dimensions of extent above 1, sorted by stride, smallest first.
 Shape dimensions_by_stride(Shape const& extents, Shape const& strides);
 
 } // namespace detail
 
-/// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
-/// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
+/// Whether a tensor's elements fill its memory without gaps or overlap, in any order of dimensions.
+/// A flat buffer can then keep its strides. This is the rule of PyTorch's
 /// is_non_overlapping_and_dense.
 [[nodiscard]] bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides);
 
 namespace detail {
 
-/// How a tensor is laid out in a flat buffer: as it is where it is dense, so that both are read in the same
-/// order; else row-major.
+/// The strides of a tensor in a flat buffer. A dense tensor keeps its own, so that both are read in
+/// the same order; any other tensor becomes row-major.
 [[nodiscard]] inline Shape dense_strides(Shape const& extents, Shape const& strides) {
     return is_non_overlapping_and_dense(extents, strides) ? strides : row_major_strides(extents);
 }
 
-/// In how many ways `total` is a sum of multiples of strides, each taken less than `count` times:
-/// the equation behind "do two indices name the same memory?". A bounded Diophantine equation, as
-/// in NumPy's solve_may_share_memory: hard in general, but every layout that is nested, permuted,
-/// sliced or padded is decided in a few steps, because the largest stride leaves few choices.
+/// Counts the ways in which `total` is a sum of multiples of strides, each taken less than `count`
+/// times. This decides whether two indices name the same memory. It is a bounded Diophantine
+/// equation, as in NumPy's solve_may_share_memory, and hard in general. Nested, permuted, sliced
+/// and padded layouts take only a few steps, because the largest stride leaves few choices.
 class SumsOfStrides {
 public:
-    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 of them.
+    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 strides.
     void add(std::size_t stride, std::size_t count) noexcept;
 
-    /// One term per stride. It keeps the sums there are, but not in how many ways they come.
+    /// Merges terms that have the same stride. This keeps the set of possible sums, but not the
+    /// number of ways.
     void merge_equal_strides() noexcept;
 
-    /// Whether there are at least `wanted` ways. Also true when the search took too many steps.
+    /// Whether there are at least `wanted` ways. Also true if the search took too many steps.
     [[nodiscard]] bool has(std::size_t total, int wanted) noexcept;
 
 private:
     struct Term {
         std::size_t stride;
         std::size_t count;
-        std::size_t rest;    ///< the largest sum of this term and those after it
-        std::size_t divisor; ///< of every sum of this term and those after it
+        std::size_t rest;    ///< the largest sum of this term and the later ones
+        std::size_t divisor; ///< common to all sums of this term and the later ones
     };
     static constexpr int max_steps = 10'000; ///< about half a millisecond
 
@@ -64,18 +65,19 @@ private:
     int steps_ = 0;
 };
 
-/// Whether each stride is larger than all that the smaller ones reach: then no two indices meet.
+/// Whether each stride exceeds the distance that all smaller ones span. Then no two indices share
+/// an element.
 bool is_nested(Shape const& extents, Shape const& strides);
 
 bool is_overlapping(Shape const& extents, Shape const& strides);
 
 } // namespace detail
 
-/// Whether two different indices of a tensor may name the same element, as where a stride is 0: such
-/// a tensor can be read, but writing all of its elements has no defined result. Local.
-/// Exact, except that a tensor whose layout takes more than 10,000 steps to decide counts as
-/// overlapping; all that come from slicing, padding, permuting and broadcasting take a few.
-/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+/// Whether two different indices of a tensor may name the same element, as with a stride of 0. Such
+/// a tensor can be read, but writing all of its elements has no defined result. Local. The answer
+/// is exact, except that a layout that takes more than 10,000 steps to decide counts as
+/// overlapping. Layouts from slicing, padding, permuting and broadcasting take a few steps.
+/// @throws ContractViolation  extents and strides do not describe a view; see StridedView.
 template <Tensor T>
 [[nodiscard]] bool is_overlapping(T const& tensor) {
     Shape const shape = joinable::extents(tensor);
@@ -84,10 +86,11 @@ template <Tensor T>
     return detail::is_overlapping(shape, steps);
 }
 
-/// Whether some element of one tensor may be in the memory of an element of the other. Local; the
-/// tensors may differ in everything. Exact like `is_overlapping` where both have elements of the same
-/// size at a multiple of it; else overlapping address ranges count.
-/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+/// Whether some element of one tensor may share memory with an element of the other. Local. The
+/// tensors may differ in everything. The answer is exact like `is_overlapping` if both have
+/// elements of the same size at a multiple of that size; otherwise overlapping address ranges
+/// count.
+/// @throws ContractViolation  extents and strides do not describe a view; see StridedView.
 template <Tensor A, Tensor B>
 [[nodiscard]] bool share_memory(A const& a, B const& b) {
     Shape const extents_a = joinable::extents(a);
@@ -106,13 +109,13 @@ template <Tensor A, Tensor B>
         first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
         return false;
     }
-    // Modulo 2^64 the difference may be negative: what b reaches makes up for it below.
+    // The difference may be negative, modulo 2^64. The reach of b, added below, makes up for it.
     std::size_t const difference = first_b - first_a;
     if (size != size_b || difference % size != 0) {
         return true;
     }
-    // Element i of a is element k of b where a's steps up to i and b's from k to its last element
-    // are together the distance from a's first element to b's last one.
+    // Element i of a is element k of b if a's steps up to i and b's steps from k to its last
+    // element together equal the distance from a's first element to b's last one.
     detail::SumsOfStrides sums;
     std::size_t total =
         first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;

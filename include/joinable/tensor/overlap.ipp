@@ -124,8 +124,8 @@ JOINABLE_DEFINITION bool is_overlapping(Shape const& extents, Shape const& strid
     if (numel(extents) < 2 || is_nested(extents, strides)) {
         return false;
     }
-    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
-    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
+    // Two indices name one element if the difference of indices, each in -(extent - 1) to extent -
+    // 1, steps to 0 without being 0. Counted from the lowest difference:
     SumsOfStrides sums;
     std::size_t total = 0;
     for (std::size_t d = 0; d < extents.size(); ++d) {

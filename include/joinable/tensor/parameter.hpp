@@ -14,8 +14,8 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
-/// be empty (a pointer, an optional view).
+/// A result of `parameter_traits` for a value or a gradient: it can be dereferenced and may be
+/// empty (a pointer, an optional view).
 template <class P>
 concept pointer_like_to_tensor = requires(P&& pointer) {
     static_cast<bool>(pointer);
@@ -31,7 +31,7 @@ constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
     return gradient ? std::addressof(*gradient) : nullptr;
 }
 
-/// The base of `parameter_traits` where nobody specialised it.
+/// The base of a `parameter_traits` that is not specialised.
 struct DefaultParameterTraits {};
 
 template <class P>
@@ -59,9 +59,9 @@ concept has_value_and_grad_members = requires(P& p) {
 /// |                                               | ranks keep parts of values                       |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
-/// The default serves every class with members `value` and `grad` (which may be a std::optional)
-/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
-/// A class `Parameter` of the global namespace is written with `::` before it in a specialisation.
+/// The default serves every class with members `value` and `grad` that are writable tensors; `grad`
+/// may be a std::optional. It uses the members `requires_grad` and `name` if there are any. In a
+/// specialisation, write `::` before a class `Parameter` of the global namespace.
 template <class P>
 struct parameter_traits : detail::DefaultParameterTraits {
     static constexpr auto value(P& p) noexcept
@@ -136,7 +136,7 @@ concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_han
 /// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty      |
 /// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none  |
 ///
-/// Not checkable, still required: value and gradient have the same extents and dtype.
+/// Required, but not checkable: value and gradient have the same extents and dtype.
 template <class P>
 concept Parameter = detail::has_value<P> && detail::has_grad<P>;
 
@@ -145,7 +145,7 @@ namespace detail {
 template <class T>
 inline constexpr bool is_raw_pointer = std::is_pointer_v<std::remove_reference_t<T>>;
 
-/// Says what the member `value` or `grad` lacks, `Member` as a reference to it.
+/// Explains why the member `value` or `grad` is unusable. `Member` is a reference to it.
 template <class Member>
 consteval bool models_parameter_member() {
     if constexpr (is_raw_pointer<Member>) {
@@ -160,7 +160,7 @@ consteval bool models_parameter_member() {
     }
 }
 
-/// Says what `parameter_traits::value` or `grad` returns wrongly.
+/// Explains why the result of `parameter_traits::value` or `grad` is unusable.
 template <class Returned>
 consteval bool models_parameter_pointer() {
     constexpr bool is_pointer_like = requires(Returned pointer) {
@@ -180,7 +180,8 @@ consteval bool models_parameter_pointer() {
 
 } // namespace detail
 
-/// Says in one sentence what a class lacks to be a Parameter: `static_assert(models_parameter<My>());`.
+/// Explains in one sentence why a class is not a Parameter:
+/// `static_assert(models_parameter<My>());`.
 template <class P>
 consteval bool models_parameter() {
     using Traits = detail::parameter_traits_of<P>;

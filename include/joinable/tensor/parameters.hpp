@@ -16,11 +16,11 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
-/// the parameter unless it was made from an owning pointer or a handle type.
+/// A type-erased handle to one parameter of an engine. Cheap to copy. It does not own the parameter
+/// unless it was made from an owning pointer or a handle type.
 class AnyParameter {
 public:
-    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
+    /// A handle to the parameter `object`. `owner` keeps it alive, if needed.
     template <Parameter P>
     explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
         : object_{const_cast<std::remove_const_t<P>*>(std::addressof(object))},
@@ -33,7 +33,7 @@ public:
     }
 
     [[nodiscard]] AnyView value() const { return functions_->value(object_); }
-    /// Empty where the parameter has no gradient now.
+    /// Empty if the parameter has no gradient now.
     [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
     [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
     /// Makes `view` the gradient.
@@ -45,18 +45,18 @@ public:
         }
         functions_->set_grad(object_, view);
     }
-    /// Frees the gradient, where the parameter's traits can.
+    /// Frees the gradient, if the parameter's traits can.
     void release_grad() const {
         if (functions_->release_grad != nullptr) {
             functions_->release_grad(object_);
         }
     }
     [[nodiscard]] bool can_set_value() const noexcept { return functions_->set_value != nullptr; }
-    /// Makes `view` the value, and frees it or forgets it. Where can_set_value().
+    /// Makes `view` the value; release_value() frees or forgets it. Both need can_set_value().
     void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
     void release_value() const { functions_->release_value(object_); }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
-    /// Empty where the parameter has no name.
+    /// Empty if the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
 
     template <class P>
@@ -71,9 +71,9 @@ private:
     struct Functions {
         AnyView (*value)(void*);
         AnyView (*grad)(void*);
-        void (*set_grad)(void*, AnyView const&);  ///< null: there is none
-        void (*release_grad)(void*);              ///< or null
-        void (*set_value)(void*, AnyView const&); ///< null, as the next one: there is none
+        void (*set_grad)(void*, AnyView const&);  ///< null: not supported
+        void (*release_grad)(void*);              ///< null: not supported
+        void (*set_value)(void*, AnyView const&); ///< null, like the next one: not supported
         void (*release_value)(void*);
         bool (*requires_grad)(void*);
         std::string_view (*name)(void*);
@@ -135,12 +135,12 @@ private:
     std::shared_ptr<void> owner_;
 };
 
-/// The parameters of a model, of whatever types. An index is a position in the list.
+/// The parameters of a model, of any types. An index is a position in the list.
 class ParameterList : public detail::HandleList<AnyParameter> {};
 
 namespace detail {
 
-/// Says what the items of a range lack that parameters() refuses.
+/// Explains which items of a range parameters() refuses, and why.
 template <class Range>
 consteval bool says_what_parameters_lack() {
     if constexpr (has_items_for<Range, AnyParameter>) {
@@ -156,11 +156,11 @@ consteval bool says_what_parameters_lack() {
 
 } // namespace detail
 
-/// Joins ranges of parameters of different types into one list, in order. The list keeps the addresses
-/// of objects in a named range, and copies of pointers and smart pointers (shared ones share
+/// Joins ranges of parameters of different types into one list, in order. For a named range, the
+/// list keeps the addresses of objects and copies of pointers and smart pointers (shared ones share
 /// ownership). A temporary range must hold pointers or handles (parameter_traits::is_handle), which
-/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
-/// ParameterList is spliced in. Local.
+/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. The
+/// items of a ParameterList are appended one by one. Local.
 /// @throws ContractViolation  a pointer is null.
 template <class... Ranges>
 [[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
@@ -173,7 +173,7 @@ template <class... Ranges>
 
 namespace detail {
 
-/// How error texts call a parameter.
+/// How error texts name a parameter.
 inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
     auto const name = parameters[i].name();
     return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");

@@ -8,7 +8,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// How a reduction combines two elements. Sums and products of integers wrap around; the bit
+/// How a reduction combines two elements. Sums and products of integers wrap around. Bitwise
 /// operations are for integers only.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
 
@@ -20,10 +20,10 @@ inline constexpr std::string_view reduce_op_names[] = {
 
 } // namespace detail
 
-/// How many there are: as numbers they are [0, reduce_op_count).
+/// The number of ReduceOps. Their values are [0, reduce_op_count).
 inline constexpr std::size_t reduce_op_count = std::size(detail::reduce_op_names);
 
-/// The enumerator's name, for error texts.
+/// The enumerator's name.
 [[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
     return detail::reduce_op_names[static_cast<std::size_t>(op)];
 }

@@ -13,7 +13,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The most dimensions that a tensor may have.
+/// The maximum number of dimensions of a tensor.
 inline constexpr std::size_t max_tensor_rank = 8;
 
 /// The extents or the strides of a tensor: a list of at most `max_tensor_rank` numbers that never
@@ -95,7 +95,7 @@ private:
 
 namespace detail {
 
-/// The same numbers from the last to the first.
+/// The same numbers in reverse order.
 [[nodiscard]] constexpr Shape reversed(Shape const& shape) {
     Shape other;
     for (std::size_t i = shape.size(); i-- > 0;) {
@@ -111,8 +111,8 @@ namespace detail {
     return detail::reversed(row_major_strides(detail::reversed(extents)));
 }
 
-/// Whether elements lie one after another in row-major order. The stride of a dimension of extent
-/// 1 does not matter, and a tensor without elements is contiguous.
+/// Whether elements lie one after another in row-major order. Strides of dimensions of extent 1 do
+/// not matter. A tensor without elements is contiguous.
 [[nodiscard]] constexpr bool is_contiguous(Shape const& extents, Shape const& strides) {
     if (extents.size() != strides.size()) {
         return false;
@@ -140,11 +140,11 @@ namespace detail {
     return text + ")";
 }
 
-/// The bytes of the largest object there can be: what counts or steps further is no size.
+/// The size of the largest possible object, in bytes. Larger counts and steps are errors.
 inline constexpr std::size_t max_bytes = (std::numeric_limits<std::size_t>::max)() / 2;
 
-/// Throws ContractViolation for a number that was negative before it became a std::size_t: no
-/// memory is as large as what it then stands for.
+/// Throws ContractViolation for a number that was negative before conversion to std::size_t. It is
+/// larger than any possible size of memory.
 constexpr void check_not_negative(char const* what, std::size_t dimension, std::size_t value) {
     if (value > max_bytes) {
         throw ContractViolation{
@@ -155,10 +155,10 @@ constexpr void check_not_negative(char const* what, std::size_t dimension, std::
     }
 }
 
-/// The number of elements of memory that a view reaches over: 1 + the largest offset, 0 for an
-/// empty view, whose strides do not matter.
-/// @throws ContractViolation  numbers of extents and strides differ, one of them is negative, or
-///         the view has more elements or reaches over more bytes than memory can have.
+/// The number of elements of memory that a view spans: 1 + the largest offset. An empty view spans
+/// 0, whatever its strides.
+/// @throws ContractViolation  extents and strides differ in number, one of them is negative, or the
+///                            view has more elements or spans more bytes than memory can have.
 constexpr std::size_t
 checked_reach(Shape const& extents, Shape const& strides, std::size_t element_bytes) {
     if (extents.size() != strides.size()) {

@@ -14,8 +14,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
-/// copy; iterates over all elements in row-major order of their indices.
+/// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements need not be contiguous.
+/// Cheap to copy. Iterates over all elements in row-major order of their indices.
 template <class T>
 class StridedView {
 public:
@@ -66,15 +66,16 @@ public:
 
     StridedView() = default;
 
-    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
-    ///         number that became a std::size_t), or they reach further than memory can.
+    /// @throws ContractViolation  extents and strides differ in number, one is negative (a signed
+    ///                            number converted to std::size_t), or the view is larger than
+    ///                            memory can be.
     StridedView(T* data, Shape const& extents, Shape const& strides)
         : data_{data}, extents_{extents}, strides_{strides} {
         (void)detail::checked_reach(extents, strides, sizeof(T));
         numel_ = joinable::numel(extents);
     }
 
-    /// A view of const elements can always be made from one of mutable elements.
+    /// A view of mutable elements converts to a view of const elements.
     template <class U>
         requires std::same_as<U const, T> && (!std::is_const_v<U>)
     // NOLINTNEXTLINE(google-explicit-constructor)
@@ -117,7 +118,7 @@ private:
     }
 
     T* data_ = nullptr;
-    Shape extents_{0}; ///< a view that was not given anything has no elements
+    Shape extents_{0}; ///< a default-constructed view has no elements
     Shape strides_{1};
     std::size_t numel_ = 0;
 };
@@ -131,9 +132,9 @@ struct tensor_traits<StridedView<T>> {
     static Shape const& strides(StridedView<T> const& view) noexcept { return view.strides(); }
 };
 
-/// Views contiguous storage with any extents and strides, from element `offset` on. Local.
-/// Steps go forward: a negative stride is refused, in a list of constants by the compiler.
-/// @throws ContractViolation  the view would reach beyond the storage; what StridedView throws.
+/// Views contiguous storage with any extents and strides, starting at element `offset`. Local.
+/// Negative strides are refused: by the compiler in a list of constants, else at run time.
+/// @throws ContractViolation  the view would reach beyond the storage; also as StridedView.
 template <class Storage>
 [[nodiscard]] auto as_strided(
     Storage&& storage,
@@ -180,7 +181,7 @@ template <class Storage>
 }
 
 /// The part of a view with indices [start, start + length) in one dimension. Local.
-/// @throws ContractViolation  there is no such dimension or no such range in it.
+/// @throws ContractViolation  the dimension does not exist, or the range is not within it.
 template <class T>
 [[nodiscard]] StridedView<T>
 narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std::size_t length) {
@@ -199,7 +200,7 @@ narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std
     }
     Shape extents = view.extents();
     extents[dimension] = length;
-    // Nothing is viewed when nothing is left: the pointer must not leave the storage for that.
+    // An empty view keeps the pointer, which must not leave the storage.
     T* const data = length == 0 ? view.data() : view.data() + start * view.strides()[dimension];
     return {data, extents, view.strides()};
 }

@@ -54,8 +54,8 @@ concept has_device = requires(std::remove_cvref_t<T> const& t) {
     { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
 };
 
-/// The traits of a view take a const tensor whatever its elements are, those of a container take
-/// it as it is: asking with the lvalue as given covers both.
+/// The traits of a view take a const tensor whatever its elements are. The traits of a container
+/// take it as it is. Passing the lvalue as given covers both.
 template <class T>
 concept has_data = requires(lvalue_of<T> t) {
     { traits_of<T>::data(t) } -> std::convertible_to<void const*>;
@@ -104,8 +104,9 @@ Shape shape_of(Range const& range) {
 /// | `traits::is_column_major` (optional)      | `bool`              | which dimension varies fastest: the first |
 /// |                                           |                     | if true, the last without it             |
 ///
-/// Not checkable, still required: the memory stays where it is while a collective uses it.
-/// Models: std::vector, std::array, std::span, StridedView, AnyView; std::variant of tensors (tensor/variant.hpp).
+/// Required, but not checkable: the memory stays in place while a collective uses it. Models:
+/// std::vector, std::array, std::span, StridedView, AnyView; std::variant of tensors
+/// (tensor/variant.hpp).
 template <class T>
 concept Tensor = detail::has_tensor_traits<T> &&
                  (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&
@@ -124,8 +125,8 @@ concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
 
 namespace detail {
 
-/// A container of bools, or a tensor whose traits say that its elements are bools. It is refused, and not
-/// moved as u8: a sum of bools would be no bool any more.
+/// A container of bools, or a tensor whose traits say that its elements are bools. It is refused
+/// rather than treated as u8, because a sum of bools would not be a bool.
 template <class T>
 concept has_bool_elements = !Tensor<T> && (requires {
     requires std::same_as<typename std::remove_cvref_t<T>::value_type, bool>;
@@ -140,7 +141,7 @@ concept has_other_elements = !has_tensor_traits<T> && requires {
 
 } // namespace detail
 
-/// Says in one sentence what a type lacks to be a Tensor: `static_assert(models_tensor<My>());`.
+/// Explains in one sentence why a type is not a Tensor: `static_assert(models_tensor<My>());`.
 template <class T>
 consteval bool models_tensor() {
     static_assert(
@@ -180,7 +181,7 @@ consteval bool models_tensor() {
     return Tensor<T>;
 }
 
-/// Says in one sentence what a type lacks to be a WritableTensor.
+/// Explains in one sentence why a type is not a WritableTensor.
 template <class T>
 consteval bool models_writable_tensor() {
     if constexpr (models_tensor<T>()) {
@@ -210,7 +211,7 @@ template <Tensor T>
 }
 
 /// The strides of a tensor, in elements.
-/// @throws ContractViolation  as many strides as extents are needed, none of them negative.
+/// @throws ContractViolation  strides and extents differ in number, or a stride is negative.
 template <Tensor T>
 [[nodiscard]] constexpr Shape strides(T const& tensor) {
     if constexpr (detail::has_strides<T>) {
@@ -228,7 +229,7 @@ template <Tensor T>
     }
 }
 
-/// The device on which a tensor's memory is.
+/// The device that has a tensor's memory.
 template <Tensor T>
 [[nodiscard]] constexpr DeviceId device(T const& tensor) {
     if constexpr (detail::has_device<T>) {
@@ -244,7 +245,7 @@ template <Tensor T>
     return joinable::numel(joinable::extents(tensor));
 }
 
-/// Whether a tensor's elements lie one after another in the order of its type: column-major where its
+/// Whether a tensor's elements lie one after another in the order of its type: column-major if its
 /// traits say so, else row-major.
 template <Tensor T>
 [[nodiscard]] constexpr bool is_contiguous(T const& tensor) {
@@ -257,8 +258,8 @@ template <Tensor T>
     }
 }
 
-/// The memory of a contiguous tensor, to be written. Elements are in the order of its type, so ranks that
-/// exchange them give tensors of one order.
+/// The memory of a contiguous tensor, for writing. Elements are in the order of the tensor's type,
+/// so ranks that exchange them must use tensors of the same order.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <WritableTensor T>
 [[nodiscard]] constexpr Buffer to_buffer(T&& tensor) {
@@ -270,7 +271,7 @@ template <WritableTensor T>
     return {detail::traits_of<T>::data(tensor), joinable::numel(tensor), joinable::dtype(tensor)};
 }
 
-/// The memory of a contiguous tensor, to be read. Elements are in the order of its type.
+/// The memory of a contiguous tensor, for reading. Elements are in the order of the tensor's type.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <Tensor T>
 [[nodiscard]] constexpr ConstBuffer to_const_buffer(T const& tensor) {

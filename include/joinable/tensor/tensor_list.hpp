@@ -15,12 +15,12 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A handle on one tensor of an engine whose type was forgotten: unlike a view it follows the
-/// tensor when the engine gives it other memory. Cheap to copy; does not own the tensor unless it
-/// was made from an owning pointer or a view type.
+/// A type-erased handle to one tensor of an engine. Unlike a view, it follows the tensor when the
+/// engine gives it other memory. Cheap to copy. It does not own the tensor unless it was made from
+/// an owning pointer or a view type.
 class AnyTensor {
 public:
-    /// The tensor that `object` is; `owner` keeps it alive where that is needed.
+    /// A handle to the tensor `object`. `owner` keeps it alive, if needed.
     template <class T>
         requires WritableTensor<T&>
     explicit AnyTensor(T& object, std::shared_ptr<void> owner = {})
@@ -33,10 +33,11 @@ public:
 
     template <class T>
     static constexpr bool takes = WritableTensor<T&>;
-    /// What can be written though it is const is a view, or a handle on shared storage.
+    /// A const object that can be written is a view, or a handle to shared storage.
     template <class T>
     static constexpr bool shares_storage = WritableTensor<T const&>;
-    /// Refused when the list is used: its user can tell the other ranks.
+    /// The list reports a null pointer when it is used, because its user can then tell the other
+    /// ranks.
     static AnyTensor of_null(std::size_t) { return {}; }
 
 private:
@@ -47,24 +48,25 @@ private:
     std::shared_ptr<void> owner_;
 };
 
-/// Tensors of whatever types. An index is a position in the list.
+/// Tensors of any types. An index is a position in the list.
 class TensorList : public detail::HandleList<AnyTensor> {};
 
-/// Tensors that may move to other memory, but keep their dtypes, extents and devices: a plan is
-/// made of them once, and asks each time where they are.
+/// Tensors that may move to other memory, but keep their dtypes, extents and devices. A plan of
+/// them is made once and asks each time for their addresses.
 class FixedTensors {
 public:
-    /// Local. `what` is how errors call one of them.
-    /// @throws ContractViolation  a tensor is missing, has no memory (null pointers) or is not on
-    ///         `device`.
+    /// Local. Errors call each tensor `what`.
+    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer) or is not on
+    ///                            `device`.
     FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {});
 
-    /// Where the tensors are now. Local; valid until the next call; no allocation.
-    /// @throws ContractViolation  one has other extents, another dtype or device than it had, or no
-    ///         memory.
+    /// Views of the tensors at their current addresses. Local; valid until the next call; does not
+    /// allocate.
+    /// @throws ContractViolation  the extents, dtype or device of a tensor have changed, or it has
+    ///                            no memory.
     std::vector<AnyView> const& views();
 
-    /// Appends those of another object. Local.
+    /// Appends the tensors of another object. Local.
     void append(FixedTensors const& more);
 
 private:
@@ -105,9 +107,10 @@ TensorList tensor_list(Ranges&&... ranges) {
 
 } // namespace detail
 
-/// Joins tensors, and ranges of tensors, of different types into one list, in order. The list keeps the
-/// addresses of named tensors, so it follows a tensor that gets other memory, and copies of pointers. A
-/// temporary must be a view, or a range of pointers or views, which are copied. Local.
+/// Joins tensors, and ranges of tensors, of different types into one list, in order. The list keeps
+/// the addresses of named tensors, so it follows a tensor that moves to other memory. It keeps
+/// copies of pointers. A temporary must be a view, or a range of pointers or views; these are
+/// copied. Local.
 template <class... Ranges>
 [[nodiscard]] BufferList buffers(Ranges&&... ranges) {
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};

@@ -13,7 +13,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Where a tensor's memory lives.
+/// The kind of a device.
 enum class DeviceKind : std::uint8_t { host, cuda };
 
 /// One device: the host, or an accelerator by its index.
@@ -25,14 +25,15 @@ struct DeviceId {
 };
 
 /// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference.
-/// A class `Tensor` of the global namespace is written with `::` before it there, inside the
-/// specialisation as well: this namespace has names of its own. So are `Parameter`, `Buffer` and `Shape`.
+/// In the specialisation, write `::` before a class `Tensor`, `Parameter`, `Buffer` or `Shape` of
+/// the global namespace, because this namespace has classes of these names.
 ///
 /// Types of Eigen, Armadillo and xtensor, and std::mdspan, need no specialisation: include
 /// interop/eigen.hpp, armadillo.hpp, xtensor.hpp or mdspan.hpp.
 ///
-/// Traits of a base class do not count for what is derived from it (`arma::Col` from `arma::Mat`). One
-/// constrained specialisation adapts the whole family; those of this header stay the choice for their types:
+/// Traits of a base class do not apply to derived classes (such as `arma::Col` from `arma::Mat`).
+/// One constrained specialisation adapts a whole family; the specialisations in this header still
+/// take precedence:
 /// ```cpp
 /// template <class T>
 ///     requires std::derived_from<T, Base>

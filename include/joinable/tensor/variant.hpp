@@ -11,9 +11,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A tensor of one of several types, as an engine's `std::variant<FloatTensor, HalfTensor>`. It can be
-/// written where each of them can.
-/// All members throw std::bad_variant_access where the variant is valueless by an exception.
+/// A tensor of one of several types, such as an engine's `std::variant<FloatTensor, HalfTensor>`.
+/// It is writable if every alternative is. All members throw std::bad_variant_access if the variant
+/// is valueless by exception.
 template <class... Ts>
     requires(Tensor<Ts> && ...)
 struct tensor_traits<std::variant<Ts...>> {

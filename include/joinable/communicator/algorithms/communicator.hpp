@@ -23,21 +23,21 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Ranks that exchange messages in host memory: all that a MessageCommunicator needs. Every communicator that
-/// models SendsAndReceives, and reduces host memory, is one.
+/// Ranks that exchange messages in host memory. A MessageCommunicator needs nothing else. Every
+/// communicator that models SendsAndReceives and reduces host memory is a model.
 ///
 /// `comm` is an lvalue of `C`.
 /// | expression                        | result             | meaning                                     |
 /// |-----------------------------------|--------------------|---------------------------------------------|
 /// | `comm.rank()`, `comm.size()`      | convertible to int | as in Communicator                          |
 /// | `comm.send(in, to, tag)`          | Work               | returns before the receive is posted        |
-/// | `comm.receive(buffer, from, tag)` | Work               | messages of one tag between two ranks keep  |
-/// |                                   |                    | their order; count and dtype agree on both  |
+/// | `comm.receive(buffer, from, tag)` | Work               | messages with one tag between two ranks     |
+/// |                                   |                    | stay in order; count and dtype are the same |
 template <class C>
 concept ExchangesMessages = detail::has_rank<C> && detail::has_size<C> && detail::has_send<C> &&
                             detail::has_receive<C> && detail::reduces_host_memory<C>;
 
-/// Says in one sentence what a class lacks to exchange messages.
+/// Explains in one sentence why a class does not model ExchangesMessages.
 template <class C>
 consteval bool models_exchanges_messages() {
     static_assert(detail::has_rank<C>, "ExchangesMessages: expected a member 'int rank() const'");
@@ -60,8 +60,8 @@ consteval bool models_exchanges_messages() {
 template <class Comm>
 class MessageCommunicator;
 
-/// A collective of one rank, which is made of messages. Destroyed unfinished it waits, and while unwinding it
-/// aborts, where the communicator below can. It does not outlive the communicator.
+/// A collective of one rank, made of messages. The destructor of unfinished work waits; during
+/// unwinding it aborts, if the underlying communicator can. The communicator must outlive it.
 template <class Comm>
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] MessageWork {
 public:
@@ -79,18 +79,20 @@ public:
                 engine_->abort_for_exception("a collective");
             }
             engine_->wait(number_);
-        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+        } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
         }
     }
 
-    /// Blocks until this rank's part is done: then its buffer is final. Does this rank's part in the
-    /// collectives that were posted before, too. Waiting again returns at once, or throws again.
-    /// @throws what messages of the communicator below throw, unchanged; Mismatch, see MessageOptions::check.
+    /// Blocks until this rank's part is done and its buffer is final. It first does this rank's
+    /// part in the collectives that were posted earlier. Waiting again returns at once, or throws
+    /// again.
+    /// @throws errors of the underlying communicator's messages, unchanged; Mismatch, see
+    ///         MessageOptions::check.
     void wait() { engine_->wait(number_); }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut where test() of
-    /// a message does.
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut if test() of a message does.
     [[nodiscard]] bool test() { return engine_->test(number_); }
-    /// The same without that deadline, for a rank that waits in the end.
+    /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress() { return engine_->progress(number_); }
 
 private:
@@ -103,24 +105,28 @@ private:
     detail::Unwinding unwinding_;
 };
 
-/// All-reduces, broadcasts and barriers, made of the messages of another communicator: AllReduceAlgorithm says
-/// of which, and in which order elements are combined. All ranks get the same bits, every time.
+/// All-reduces, broadcasts and barriers, made of the messages of another communicator.
+/// AllReduceAlgorithm lists the messages and the order in which elements are combined. All ranks
+/// get the same bits, every time.
 ///
-/// It refers to that communicator, which outlives it and may be used beside it: see MessageOptions::tag. What
-/// that communicator offers of abort(), set_deadline() and keep_alive() is offered here, too.
+/// The underlying communicator must outlive this object and may also be used directly: see
+/// MessageOptions::tag. If it has abort(), set_deadline() or keep_alive(), this object has them
+/// too.
 ///
-/// A collective makes progress inside wait() and test(), and only one at a time, in the order in which they
-/// were posted. It needs scratch memory, which is kept for the next one: see AllReducePlan::segment_bytes.
+/// Collectives make progress inside wait() and test(). They run one at a time, in the order in
+/// which they were posted. They need scratch memory, which is kept for reuse: see
+/// AllReducePlan::segment_bytes.
 ///
-/// A failure of a message is thrown unchanged. Before, the communicator below is aborted with the same reason,
-/// where it models Aborts: then all ranks throw that reason at once, and both communicators are useless. Where
-/// it does not, each rank throws at its own deadline. That deadline is of one message: a rank that waits for
-/// others meanwhile may be the one that TimedOut names. A rank that destroys this object while others wait for
-/// its messages lets them time out, unless it is unwinding, or the communicator below goes, too.
+/// The error of a message is thrown unchanged. If the underlying communicator models Aborts, it is
+/// first aborted with the same reason: all ranks then throw that reason at once, and both
+/// communicators are unusable. Otherwise each rank throws at its own deadline. That deadline
+/// applies to one message, so TimedOut may name a rank that is itself waiting for others. If a rank
+/// destroys this object while others wait for its messages, they time out, unless it is unwinding
+/// or destroys the underlying communicator too.
 ///
-/// All members that take buffers throw ContractViolation before any data moves when a root is no rank, memory
-/// is missing, or floats are combined bit by bit. One thread at a time uses an object and the communicator
-/// below.
+/// All members that take buffers throw ContractViolation before any data moves if the root is not a
+/// rank, memory is missing, or the operation is bitwise on floating-point numbers. One thread at a
+/// time may use an object and the underlying communicator.
 template <class Comm>
 class MessageCommunicator
     : public detail::BasicCollectives<MessageCommunicator<Comm>, MessageWork<Comm>> {
@@ -128,8 +134,8 @@ class MessageCommunicator
 
 public:
     /// Local.
-    /// @throws ContractViolation  the extents of a torus do not fit the number of ranks; there is no room for
-    ///                            tags of at least 0.
+    /// @throws ContractViolation  the extents of a torus do not fit the number of ranks, or the tag
+    ///                            range would exceed the largest int or begin below 0.
     [[nodiscard]] explicit MessageCommunicator(Comm& comm, MessageOptions const& options = {})
         : engine_{comm, options} {
         if (options.plan) {
@@ -154,23 +160,24 @@ public:
 
     [[nodiscard]] int rank() const { return engine_.communicator().rank(); }
     [[nodiscard]] int size() const { return engine_.communicator().size(); }
-    /// By which an all-reduce of so many bytes runs.
+    /// The plan for an all-reduce of this many bytes.
     [[nodiscard]] AllReducePlan plan_for(std::size_t bytes) const {
         return engine_.plan_for(bytes);
     }
 
-    /// Not collective. A message of the communicator below, whose tag is none of collectives.
+    /// Not collective. Sends a message of the underlying communicator. Its tag must not be one of
+    /// the collectives.
     auto send(ConstBuffer buffer, int to, int tag = 0) {
         check_tag(tag);
         return engine_.communicator().send(buffer, to, tag);
     }
-    /// Not collective. The other side of send().
+    /// Not collective. Receives a message of send().
     auto receive(Buffer buffer, int from, int tag = 0) {
         check_tag(tag);
         return engine_.communicator().receive(buffer, from, tag);
     }
 
-    /// Local. Aborts the communicator below.
+    /// Local. Aborts the underlying communicator.
     void abort(AbortReason const& reason)
         requires detail::has_abort<Comm>
     {
@@ -187,17 +194,18 @@ public:
     {
         return engine_.communicator().set_deadline(deadline);
     }
-    /// Local. Ranks that wait for a message of this one do so for one more deadline from now.
+    /// Local. Ranks that wait for a message of this one now wait for one more deadline from this
+    /// call.
     void keep_alive()
         requires detail::has_keep_alive<Comm>
     {
         engine_.communicator().keep_alive();
     }
-    /// Local. The ranks on the other sides of the messages that this rank waits for.
+    /// Local. The peers of the messages that this rank waits for.
     [[nodiscard]] std::vector<int> missing_ranks() const { return engine_.missing_ranks(); }
 
 private:
-    static constexpr int tags = 129; ///< one for each collective and operation, and one to compare
+    static constexpr int tags = 129; ///< one per collective and operation, and one to compare
 
     friend class detail::BasicCollectives<MessageCommunicator, MessageWork<Comm>>;
     MessageWork<Comm> post(detail::Request const& request) {

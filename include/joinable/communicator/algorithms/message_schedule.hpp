@@ -20,14 +20,14 @@ namespace joinable { inline namespace v0 {
 
 class MessageSteps;
 
-/// The steps of all ranks of one collective by messages, as phases that follow each other. It moves nothing:
-/// a communicator runs the steps of its own rank, and a simulator those of all ranks. Ranks that make a
-/// schedule of the same arguments make the same one.
+/// The steps of all ranks in one collective by messages, as consecutive phases. It moves no data: a
+/// communicator runs the steps of its own rank, and a simulator those of all ranks. The same
+/// arguments make the same schedule on every rank.
 class MessageSchedule {
 public:
-    /// Of `count` elements of `element_bytes` each, in place. A schedule takes memory for its phases; only that of
-    /// double_tree has tables of all ranks.
-    /// @throws ContractViolation  the extents of a torus have a product that is less than half the ranks, or
+    /// For `count` elements of `element_bytes` each, in place. A schedule needs memory for its
+    /// phases; only double_tree needs tables of all ranks.
+    /// @throws ContractViolation  the product of a torus's extents is less than half the ranks, or
     ///                            more than the ranks.
     [[nodiscard]] static MessageSchedule
     all_reduce(AllReducePlan const& plan, int ranks, std::size_t count, std::size_t element_bytes) {
@@ -42,13 +42,15 @@ public:
         }
         return made;
     }
-    /// Of `count` elements from `root`, along a binomial tree: a round for each power of two below N.
+    /// For `count` elements from `root`, along a binomial tree: one round for each power of two
+    /// below N.
     [[nodiscard]] static MessageSchedule broadcast(int ranks, std::size_t count, int root) {
         MessageSchedule made{ranks, count};
         made.add({Phase::Kind::down, 2, root});
         return made;
     }
-    /// Of `count` equal parts of each rank, which lie in the buffer in rank order: along a ring.
+    /// For `count` equal parts from each rank, along a ring. The parts lie in the buffer in rank
+    /// order.
     [[nodiscard]] static MessageSchedule all_gather(int ranks, std::size_t count) {
         MessageSchedule made{ranks, count * static_cast<std::size_t>(ranks)};
         made.rings_ = {{1, ranks}};
@@ -58,28 +60,28 @@ public:
 
     [[nodiscard]] int ranks() const noexcept { return ranks_; }
     [[nodiscard]] std::size_t count() const noexcept { return count_; }
-    /// Elements of a slot of scratch memory.
+    /// The number of elements in a slot of scratch memory.
     [[nodiscard]] std::size_t slot_count() const noexcept { return slot_count_; }
-    /// How many slots steps receive into.
+    /// The number of slots into which steps receive.
     [[nodiscard]] int slots() const noexcept { return slots_; }
-    /// The steps of one rank, from the first one on. They refer to the schedule.
+    /// The steps of one rank, starting with the first. They refer to the schedule.
     [[nodiscard]] MessageSteps steps(int rank) const noexcept;
 
 private:
     friend class MessageSteps;
 
-    /// What ranks do together for a while.
+    /// A phase of a collective, in which all ranks run the same algorithm.
     struct Phase {
         enum class Kind : std::uint8_t {
             fold,   ///< surplus ranks give their buffers to participants
-            unfold, ///< and get the result
-            up, ///< buffers are combined along a tree, whose ranks have `number` - 1 children a level
-            down,      ///< the root's buffer goes along such a tree
+            unfold, ///< and receive the result
+            up,   ///< buffers are combined along a tree with `number` - 1 children a level per rank
+            down, ///< the root's buffer travels along such a tree
             blocks_up, ///< the same along two trees, in `number` blocks each
             blocks_down,
-            exchange, ///< with the participant at a distance of `number`
+            exchange, ///< with the participant `number` away
             scatter,  ///< along ring `number` each participant gets one combined part of its range
-            gather,   ///< the parts go back to all of the ring
+            gather,   ///< the parts return to all participants of the ring
         };
         Kind kind;
         std::int64_t number = 0;
@@ -118,8 +120,8 @@ private:
             add({Phase::Kind::fold});
         }
     }
-    /// For blocks of at most this length that are combined in segments. Those of a shorter block can be longer
-    /// than its own: but none is longer than `segment_`.
+    /// For blocks of at most this length that are combined in segments. Segments of a shorter block
+    /// may be longer than its own, but none is longer than `segment_`.
     void need_pieces(std::size_t longest_block) noexcept {
         bool const is_cut = detail::segments_of(longest_block, segment_) != 1;
         need_slots(is_cut ? 2 : 1, is_cut ? segment_ : longest_block);
@@ -177,7 +179,7 @@ private:
     int ranks_;
     std::size_t count_;
     detail::Folding folding_;
-    std::size_t segment_ = 0; ///< of scattered blocks, in elements; 0: they are not cut
+    std::size_t segment_ = 0; ///< of scattered blocks, in elements; 0: not cut
     std::size_t slot_count_ = 0;
     int slots_ = 0;
     std::vector<Phase> phases_;
@@ -185,10 +187,10 @@ private:
     std::shared_ptr<detail::DoubleTree const> trees_;
 };
 
-/// The steps of one rank, one after another. Refers to its schedule.
+/// The steps of one rank, in order. Refers to its schedule.
 class MessageSteps {
 public:
-    /// Writes the next step, and returns false when the rank is done.
+    /// Writes the next step. Returns false when the rank has finished.
     [[nodiscard]] bool next(MessageStep& step) noexcept {
         while (phase_ < schedule_->phases_.size()) {
             MessageSchedule::Phase const& phase = schedule_->phases_[phase_];
@@ -219,7 +221,8 @@ private:
         }
     }
 
-    /// Step `number` of the phase on this rank, which is empty before. False: there are no more.
+    /// Fills in step `number` of the phase on this rank; `step` is empty before. Returns false if
+    /// there are no more.
     [[nodiscard]] bool
     take(MessageSchedule::Phase const& phase, std::int64_t number, MessageStep& step) noexcept {
         switch (phase.kind) {
@@ -235,7 +238,7 @@ private:
         }
         return false;
     }
-    /// Prepares for a phase what does not change in it.
+    /// Computes the values that stay constant within a phase.
     void enter() noexcept {
         MessageSchedule::Phase const& phase = schedule_->phases_[phase_];
         switch (phase.kind) {
@@ -326,7 +329,7 @@ private:
     int index_; ///< among participants; negative for a surplus rank
     std::size_t phase_ = 0;
     std::int64_t number_ = 0; ///< of the next step in the phase
-    // The steps of the phase, which has one of these or none.
+    // The steps of the phase, which uses at most one of these.
     detail::TreeSteps tree_;
     detail::DoubleTreeSteps blocks_;
     detail::RingSteps ring_;

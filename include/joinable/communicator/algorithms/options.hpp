@@ -9,18 +9,20 @@ namespace joinable { inline namespace v0 {
 
 /// How a MessageCommunicator behaves. The same on all ranks.
 struct MessageOptions {
-    /// For every all-reduce. Without one, choose_algorithm() chooses for each size of buffers.
+    /// The plan of every all-reduce. Without one, choose_algorithm() chooses for each buffer size.
     std::optional<AllReducePlan> plan = {};
-    /// By which it chooses. The defaults are of no machine: 20 microseconds and a nanosecond for a byte.
+    /// The costs that choose_algorithm() uses. The defaults describe no real machine: 20
+    /// microseconds, and a nanosecond per byte.
     MessageCosts costs = {};
-    /// Ranks compare what they are about to do before data moves, and throw Mismatch on all of them, which
-    /// names the ranks that differ. Each collective then has a butterfly of 16 bytes before it. Without the
-    /// comparison, ranks that run different collectives or operations throw TimedOut, because their messages
-    /// have different tags, and ranks with other counts, dtypes or plans throw what the communicator below
-    /// makes of messages that do not fit, or TimedOut.
+    /// Ranks compare what they are about to do before data moves, and all throw Mismatch if it
+    /// differs. The error names the ranks that differ. This puts a butterfly of 16 bytes before
+    /// each collective. Without the comparison, ranks that run different collectives or operations
+    /// throw TimedOut, because their messages have different tags. Ranks with different counts,
+    /// dtypes or plans throw the underlying communicator's error for messages that do not fit, or
+    /// TimedOut.
     bool check = false;
-    /// The first of 129 tags that messages of collectives have. Whatever else sends over the communicator
-    /// below uses others.
+    /// The first of the 129 tags that messages of collectives use. Other messages over the
+    /// underlying communicator must use other tags.
     int tag = 32'000;
 };
 

@@ -15,8 +15,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// How an all-reduce is made of messages. N is the number of ranks, S the bytes of the buffer. All ranks
-/// get the same bits from every algorithm. What differs is the order in which elements are combined:
+/// The algorithm by which messages make an all-reduce. N is the number of ranks, S the bytes of the
+/// buffer. All ranks get the same bits from every algorithm. Algorithms differ in the order in
+/// which elements are combined:
 ///
 /// | algorithm        | messages, one after another     | order of combination                          |
 /// |------------------|---------------------------------|-----------------------------------------------|
@@ -37,24 +38,25 @@ namespace joinable { inline namespace v0 {
 ///
 /// A combination of f16 or bf16 is rounded to 16 bits.
 ///
-/// Butterfly and halving_doubling run over a power of two of ranks, and torus over the product of its extents.
-/// With M surplus ranks, the first M even ranks each give their buffer to the next rank before, and get the
-/// result from it after. (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations
-/// in MPICH", 2005.) The other algorithms take any number of ranks.
+/// Butterfly and halving_doubling run over a power of two of ranks, and torus over the product of
+/// its extents. With M surplus ranks, the first M even ranks each give their buffer to the next
+/// rank first, and receive the result from it at the end. (Thakur, Rabenseifner and Gropp,
+/// "Optimization of Collective Communication Operations in MPICH", 2005.) The other algorithms take
+/// any number of ranks.
 enum class AllReduceAlgorithm : std::uint8_t {
-    star,        ///< all to rank 0, and back: a parameter server
+    star,        ///< all ranks to rank 0 and back: a parameter server
     tree,        ///< reduce and broadcast along a binomial tree
-    double_tree, ///< halves along two binary trees: leaves of one have children in the other; in k blocks
-    butterfly,        ///< recursive doubling: partners exchange all they have
-    ring,             ///< each block passes through all ranks, twice
-    segmented_ring,   ///< the same in k pieces: a piece is combined while the next one travels
+    double_tree, ///< halves along two binary trees, k blocks; a leaf of one is inner in the other
+    butterfly,   ///< recursive doubling: partners exchange whole buffers
+    ring,        ///< each block passes through all ranks, twice
+    segmented_ring,   ///< in k pieces: a piece is combined while the next one travels
     halving_doubling, ///< Rabenseifner's: partners exchange halves, quarters, ...
     torus,            ///< rings along the dimensions of a grid of ranks
 };
-/// How many there are, from 0 on.
+/// The number of algorithms. Their values start at 0.
 inline constexpr std::size_t all_reduce_algorithm_count = 8;
 
-/// As it is spelled here.
+/// The enumerator's name.
 [[nodiscard]] constexpr std::string_view name_of(AllReduceAlgorithm algorithm) noexcept {
     constexpr std::string_view names[] = {
         "star",
@@ -70,27 +72,28 @@ inline constexpr std::size_t all_reduce_algorithm_count = 8;
     return names[static_cast<std::size_t>(algorithm)];
 }
 
-/// An algorithm with what it leaves open. The same on all ranks.
+/// An algorithm and its parameters. The same on all ranks.
 struct AllReducePlan {
     AllReduceAlgorithm algorithm = AllReduceAlgorithm::ring;
-    /// The longest message of double_tree, and in the first half of ring, segmented_ring, halving_doubling and
-    /// torus, which then combine a piece while the next one travels. Scratch memory is two such pieces.
-    /// 0: nothing is cut, but segmented_ring cuts its blocks into two, and scratch memory is as large as the
-    /// longest message.
+    /// The longest message of double_tree, and of the first half of ring, segmented_ring,
+    /// halving_doubling and torus. These then combine a piece while the next one travels. Scratch
+    /// memory is two such pieces. 0: messages are not cut, except that segmented_ring cuts its
+    /// blocks in two. Scratch memory is then as large as the longest message.
     std::size_t segment_bytes = 0;
-    /// Of torus, from the dimension in which ranks are neighbours up; empty: torus_extents(ranks).
+    /// The extents of a torus, starting with the dimension in which consecutive ranks are
+    /// neighbours. Empty: torus_extents(ranks).
     std::vector<int> extents = {};
 
     friend bool operator==(AllReducePlan const&, AllReducePlan const&) = default;
 };
 
-/// What messages and combinations take on the machines of the ranks.
+/// The cost of messages and combinations on the ranks' machines.
 struct MessageCosts {
-    double message_seconds = 20e-6;  ///< of a message, however short: alpha
-    double bytes_per_second = 1e9;   ///< of a link, in each direction: B
-    double combine_seconds = 0.1e-9; ///< of a byte: C
+    double message_seconds = 20e-6;  ///< per message, however short: alpha
+    double bytes_per_second = 1e9;   ///< per link, in each direction: B
+    double combine_seconds = 0.1e-9; ///< per byte: C
 
-    /// A message of so many bytes: alpha + bytes / B.
+    /// The time of a message of this many bytes: alpha + bytes / B.
     [[nodiscard]] constexpr double message(double bytes) const noexcept {
         return message_seconds + bytes / bytes_per_second;
     }
@@ -99,13 +102,14 @@ struct MessageCosts {
     }
 };
 
-/// The dimensions of a torus of all ranks: their prime factors, ascending, multiplied up where more than
-/// `dimensions` would result, so that extents are nearly equal. A prime number of ranks makes a ring.
+/// The dimensions of a torus of all ranks: their prime factors, ascending. If there are more than
+/// `dimensions`, factors are multiplied so that extents are nearly equal. A prime number of ranks
+/// makes a ring.
 [[nodiscard]] constexpr std::vector<int> torus_extents(int ranks, std::size_t dimensions = 31) {
     std::vector<int> factors;
     for (int factor = 2; ranks > 1;) {
         if (factor > ranks / factor) {
-            factor = ranks; // what is left is prime
+            factor = ranks; // the rest is prime
         }
         if (ranks % factor == 0) {
             factors.push_back(factor);
@@ -124,18 +128,18 @@ struct MessageCosts {
 
 namespace detail {
 
-/// The smallest number of rounds in which all ranks can know of each other.
+/// The smallest number of rounds in which information from each rank can reach all ranks.
 [[nodiscard]] constexpr int rounded_up_log2(int ranks) noexcept {
     return static_cast<int>(std::bit_width(static_cast<unsigned>(ranks) - 1U));
 }
 [[nodiscard]] constexpr int largest_power_of_two(int ranks) noexcept {
     return static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks)));
 }
-/// The dimensions of ranks that are a power of two: a hypercube.
+/// The dimensions of a hypercube; the number of ranks is a power of two.
 [[nodiscard]] constexpr std::vector<int> hypercube(int ranks) {
     return std::vector<int>(static_cast<std::size_t>(rounded_up_log2(ranks)), 2);
 }
-/// How many segments `whole` makes; without a length of segments it is one.
+/// The number of segments of `whole`; one if segments have no length.
 [[nodiscard]] constexpr std::size_t segments_of(std::size_t whole, std::size_t segment) noexcept {
     return segment == 0 || whole <= segment ? 1 : whole / segment + (whole % segment == 0 ? 0 : 1);
 }
@@ -146,7 +150,7 @@ namespace detail {
     }
     return product;
 }
-/// The length of segments, in units of which the buffer has `whole`; 0: nothing is cut.
+/// The length of segments, in the units of `whole`; 0: the buffer is not cut.
 [[nodiscard]] constexpr std::size_t
 segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t unit) noexcept {
     if (plan.segment_bytes == 0 && plan.algorithm == AllReduceAlgorithm::segmented_ring) {
@@ -155,9 +159,10 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
     }
     return plan.segment_bytes == 0 ? 0 : (std::max)(plan.segment_bytes / unit, std::size_t{1});
 }
-/// The dimensions that a plan has rings along, from the first one up. @pre it has rings
+/// The dimensions along which a plan has rings, starting with the first. @pre it has rings
 [[nodiscard]] constexpr std::vector<int> rings_of(AllReducePlan const& plan, int ranks) {
-    // Not by a conditional operator: of a vector and a temporary one, g++ 12 loses the latter in constants.
+    // No conditional operator: with a vector and a temporary one, g++ 12 loses the latter in
+    // constants.
     if (plan.algorithm == AllReduceAlgorithm::halving_doubling) {
         return hypercube(largest_power_of_two(ranks));
     }
@@ -170,8 +175,8 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
     return plan.extents;
 }
 
-/// A block is sent `hops` times and combined after each, whole or in segments: then a segment is combined while
-/// the next one travels.
+/// The time to send a block `hops` times and combine it after each, whole or in segments. A segment
+/// is combined while the next one travels.
 [[nodiscard]] constexpr double combining_seconds(
     double hops, double block, std::size_t segment_bytes, MessageCosts const& costs
 ) noexcept {
@@ -183,7 +188,8 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
                          : send + combine + (hops * count - 1) * (std::max)(send, combine);
 }
 
-/// Ranks that are no part of a power of two, or of a torus, hand their buffers over, and get results.
+/// The time in which ranks beyond a power of two, or beyond a torus, give their buffers away and
+/// receive results.
 [[nodiscard]] constexpr double surplus_seconds(
     double bytes, int ranks, int participants, std::size_t segment_bytes, MessageCosts const& costs
 ) noexcept {
@@ -192,9 +198,9 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
                : combining_seconds(1, bytes, segment_bytes, costs) + costs.message(bytes);
 }
 
-/// Rings along each dimension d: sum of 2 (d - 1) (alpha + s / B) + (d - 1) s C, where s is S divided by
-/// the extents up to d. In k segments, the first half takes what is longer, the message or the
-/// combination, of all pieces but the first and the last.
+/// Rings along each dimension d: sum of 2 (d - 1) (alpha + s / B) + (d - 1) s C, where s is S
+/// divided by the extents up to d. With k segments, the first half takes the longer of message and
+/// combination for all pieces but the first and the last.
 [[nodiscard]] constexpr double ring_seconds(
     std::size_t bytes,
     int ranks,
@@ -214,8 +220,8 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
     return seconds;
 }
 
-/// 2 (D + k - 1) rounds up and as many down, D = log2 N rounded up, of blocks of S / 2k. An upper bound:
-/// not every rank has a message in every round.
+/// 2 (D + k - 1) rounds up and as many down, of blocks of S / 2k, where D = log2 N rounded up. An
+/// upper bound: not every rank has a message in every round.
 [[nodiscard]] constexpr double double_tree_seconds(
     std::size_t bytes, int ranks, std::size_t segment_bytes, MessageCosts const& costs
 ) noexcept {
@@ -227,8 +233,9 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
 
 } // namespace detail
 
-/// How long an all-reduce takes by this plan, where all ranks begin at once, links are independent of each
-/// other and a rank sends one message and receives one at a time. With L = log2 N rounded up:
+/// The duration of an all-reduce by this plan. It assumes that all ranks begin at once, that links
+/// are independent, and that a rank sends one message and receives one at a time. With L = log2 N
+/// rounded up:
 ///
 /// | algorithm        | seconds, without surplus ranks                                                |
 /// |------------------|-------------------------------------------------------------------------------|
@@ -241,9 +248,9 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
 /// | halving_doubling | 2 L alpha + 2 (N - 1) S / NB + (N - 1) S C / N                                |
 /// | double_tree      | at most 2 (L + k - 1) (2 (alpha + S / 2kB) + S C / 2k)                         |
 ///
-/// Surplus ranks add 2 (alpha + S / B) + S C. Texts on the subject also print 2 (alpha + S / B) + N S C for a
-/// star, whose root would receive all messages at once, and 2 L (alpha + S / B + S C) for a tree, which would
-/// combine on its way down, too.
+/// Surplus ranks add 2 (alpha + S / B) + S C. The literature also gives 2 (alpha + S / B) + N S C
+/// for a star, whose root then receives all messages at once, and 2 L (alpha + S / B + S C) for a
+/// tree, which then also combines on its way down.
 [[nodiscard]] constexpr double all_reduce_seconds(
     AllReducePlan const& plan, std::size_t bytes, int ranks, MessageCosts const& costs
 ) {
@@ -273,8 +280,8 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
     );
 }
 
-/// The plan that takes the least time, and of equal ones that with the fewest steps. It cuts into segments by
-/// powers of two, and knows nothing of which ranks are neighbours: a torus of given extents is for its user.
+/// The fastest plan; among equals, the one with the fewest steps. Its segments are powers of two.
+/// It does not know which ranks are neighbours, so a torus of given extents is the caller's choice.
 [[nodiscard]] constexpr AllReducePlan
 choose_algorithm(std::size_t bytes, int ranks, MessageCosts const& costs) {
     using enum AllReduceAlgorithm;
@@ -293,7 +300,7 @@ choose_algorithm(std::size_t bytes, int ranks, MessageCosts const& costs) {
          {butterfly, tree, star, halving_doubling, torus, ring}) {
         consider(algorithm, 0);
     }
-    // As long as smaller segments pay: alpha ends it.
+    // Segments get smaller as long as that pays: alpha limits it.
     for (AllReduceAlgorithm const algorithm :
          {double_tree, segmented_ring, halving_doubling, torus}) {
         double before = std::numeric_limits<double>::infinity();

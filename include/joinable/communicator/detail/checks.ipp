@@ -73,7 +73,7 @@ check_count(std::string_view what, std::size_t expected, std::size_t given) {
 }
 
 JOINABLE_DEFINITION bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
-    std::less<> const before; // also of pointers into different objects
+    std::less<> const before; // defined for pointers into different objects, too
     auto const* const first = static_cast<std::byte const*>(a.data);
     auto const* const second = static_cast<std::byte const*>(b.data);
     return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&

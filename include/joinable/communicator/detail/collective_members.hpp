@@ -8,19 +8,19 @@
 
 /// @file
 /// The collectives as members of a communicator. A transport derives from one of these classes and
-/// writes one function, `Work post(Request const&)`. It keeps post() private and makes
-/// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives takes the
-/// smaller class: its communicator then does not model those capabilities.
+/// implements one function, `Work post(Request const&)`. It keeps post() private and makes
+/// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives derives from
+/// the smaller class, so that its communicator does not model those capabilities.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What every communicator has.
+/// The collectives of every communicator.
 template <class Derived, class Work>
 class BasicCollectives {
 public:
     /// In place.
     Work all_reduce(Buffer buffer, ReduceOp op) { return start(requests().all_reduce(buffer, op)); }
-    /// The buffer of `root` is copied to all ranks.
+    /// Copies the buffer of `root` to all ranks.
     Work broadcast(Buffer buffer, int root) { return start(requests().broadcast(buffer, root)); }
     /// Blocks until every rank has called it.
     void barrier() { start(requests().barrier()).wait(); }
@@ -40,18 +40,18 @@ template <class Derived, class Work>
 class Collectives : public BasicCollectives<Derived, Work> {
 public:
     using BasicCollectives<Derived, Work>::all_reduce;
-    /// The sum of each rank's buffer times a factor of its own, of a floating-point dtype, in place.
-    /// `op` is sum. On all ranks or none.
+    /// Sums each rank's buffer times that rank's factor, in place. The dtype is floating-point, and
+    /// `op` is sum. Either all ranks give a factor or none does.
     Work all_reduce(Buffer buffer, ReduceOp op, double factor) {
         return this->start(this->requests().all_reduce(buffer, op, factor));
     }
 
-    /// In place at the root; the other buffers keep what they have.
+    /// In place at the root; the other ranks' buffers do not change.
     Work reduce(Buffer buffer, ReduceOp op, int root) {
         return this->start(this->requests().reduce(buffer, op, root));
     }
 
-    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
+    /// `out` has `size()` times the elements of `in`; `in` may be this rank's part of `out`.
     Work all_gather(ConstBuffer in, Buffer out) {
         return this->start(this->requests().all_gather(in, out));
     }
@@ -60,7 +60,7 @@ public:
         return this->start(this->requests().all_gather(in, out, counts));
     }
 
-    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
+    /// `in` has `size()` times the elements of `out`; `out` may be this rank's part of `in`.
     Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
         return this->start(this->requests().reduce_scatter(in, out, op));
     }
@@ -69,8 +69,8 @@ public:
         return this->start(this->requests().reduce_scatter(in, out, op, counts));
     }
 
-    /// The sum of each rank's `in` times a factor of its own, of a floating-point dtype. `op` is sum. On all
-    /// ranks or none.
+    /// Sums each rank's `in` times that rank's factor. The dtype is floating-point, and `op` is
+    /// sum. Either all ranks give a factor or none does.
     Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor) {
         return this->start(this->requests().reduce_scatter(in, out, op, factor));
     }
@@ -79,28 +79,28 @@ public:
         return this->start(this->requests().reduce_scatter(in, out, op, factor, counts));
     }
 
-    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
-    /// looked at.
+    /// At the root `out` has `size()` times the elements of `in`, and `in` may be its part. Other
+    /// ranks ignore `out`.
     Work gather(ConstBuffer in, Buffer out, int root) {
         return this->start(this->requests().gather(in, out, root));
     }
-    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
+    /// Rank r contributes counts[r] elements; only the root reads `counts`.
     Work gather(ConstBuffer in, Buffer out, int root, Counts counts) {
         return this->start(this->requests().gather(in, out, root, counts));
     }
 
-    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
-    /// looked at.
+    /// At the root `in` has `size()` times the elements of `out`, and `out` may be its part. Other
+    /// ranks ignore `in`.
     Work scatter(ConstBuffer in, Buffer out, int root) {
         return this->start(this->requests().scatter(in, out, root));
     }
-    /// Rank r receives counts[r] elements; only the root's counts are looked at.
+    /// Rank r receives counts[r] elements; only the root reads `counts`.
     Work scatter(ConstBuffer in, Buffer out, int root, Counts counts) {
         return this->start(this->requests().scatter(in, out, root, counts));
     }
 
-    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the same
-    /// count, a multiple of `size()`; they do not overlap.
+    /// Sends part r of `in` to rank r, which stores it as this rank's part of `out`. Both have the
+    /// same count, a multiple of `size()`; they do not overlap.
     Work all_to_all(ConstBuffer in, Buffer out) {
         return this->start(this->requests().all_to_all(in, out));
     }

@@ -7,7 +7,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
+/// The time at which a wait that starts now ends. At most a year from now, because the sum could
+/// overflow.
 [[nodiscard]] inline std::chrono::steady_clock::time_point end_of_wait(
     std::chrono::nanoseconds deadline,
     std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now()
@@ -16,9 +17,9 @@ namespace joinable { inline namespace v0 { namespace detail {
     return now + (std::min)(deadline, year);
 }
 
-/// Takes from `overdue` the ranks that say that they are at work, and returns for how much longer the
-/// first of them may be waited for: the deadline, where none was taken. `waited_for(rank)` is how long
-/// this rank has waited since the rank's last such sign.
+/// Removes from `overdue` the ranks that have reported that they are working. Returns how long to
+/// wait for the first of them, or the deadline if none was removed. `waited_for(rank)` is how long
+/// this rank has waited since that rank's last report.
 template <class WaitedFor>
 [[nodiscard]] std::chrono::nanoseconds take_ranks_at_work(
     std::vector<int>& overdue, std::chrono::nanoseconds deadline, WaitedFor const& waited_for
@@ -33,11 +34,11 @@ template <class WaitedFor>
     return left;
 }
 
-/// For how long a work was polled: the time between its tests. A long one counts as 10 ms: between two
-/// tests a rank may have computed for long.
+/// How long a work has been polled: the sum of the times between its tests. A gap counts as at most
+/// 10 ms, because a rank may compute for a long time between two tests.
 class PolledTime {
 public:
-    /// In a test that has found nothing: whether the deadline has passed.
+    /// Call this when a test finds nothing. Whether the deadline has passed.
     [[nodiscard]] bool reaches(std::chrono::nanoseconds deadline) noexcept {
         auto const now = std::chrono::steady_clock::now();
         if (tested_at_ != std::chrono::steady_clock::time_point{}) {

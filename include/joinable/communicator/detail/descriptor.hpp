@@ -12,7 +12,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Ranks that one communicator on the host may have: a root fits into 13 bits of an arrival.
+/// The maximum number of ranks of a host communicator: a root must fit into 13 bits of an arrival.
 inline constexpr int max_ranks = 1 << 13;
 
 enum class Collective : std::uint8_t {
@@ -51,15 +51,15 @@ enum class Collective : std::uint8_t {
            collective == Collective::scaled_reduce_scatter;
 }
 
-/// What a rank says that it is about to do; all ranks must say the same.
+/// Describes the collective that a rank is about to run. It must be the same on all ranks.
 struct Descriptor {
     Collective collective = Collective::barrier;
     DType dtype = DType::u8;
     ReduceOp op = ReduceOp::sum;
     int root = 0;
-    std::size_t count = 0;   ///< elements of one rank's share; of all, where nothing is shared out
-    bool has_counts = false; ///< shares differ and are told by tables: `count` is not compared
-    double factor = 1.0; ///< of a scaled sum: each rank has its own, so it is not compared either
+    std::size_t count = 0;   ///< elements of one rank's share, or of all if there are no shares
+    bool has_counts = false; ///< shares differ; tables have them, and `count` is not compared
+    double factor = 1.0;     ///< of a scaled sum: differs between ranks, so it is not compared
 
     friend bool operator==(Descriptor const& a, Descriptor const& b) noexcept {
         return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
@@ -67,8 +67,8 @@ struct Descriptor {
                (a.has_counts || a.count == b.count);
     }
 
-    /// Collective, dtype, operation and root as one number, the root at its top: 24 bits where there
-    /// are at most max_ranks.
+    /// Collective, dtype, operation and root as one number, with the root in the highest bits. It
+    /// has 24 bits if there are at most max_ranks.
     [[nodiscard]] constexpr std::uint64_t word() const noexcept {
         static_assert(dtype_count <= 16, "a dtype has four bits");
         static_assert(reduce_op_count <= 8, "an operation has three bits");

@@ -14,15 +14,16 @@
 #include <joinable/error.hpp>
 
 /// @file
-/// Why a collective ends for all, in the same words over every transport.
+/// The reasons why a collective ends on all ranks, in the same words for every transport.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The longest text of a reason that ranks tell each other, in bytes.
+/// The maximum length of a reason's text between ranks, in bytes.
 inline constexpr std::size_t most_reason_text = 4000;
-/// What ends a text that is longer.
+/// The end of a text that was cut.
 inline constexpr std::string_view cut_mark = "...";
-/// How much of a text longer than `most` bytes comes before that mark: whole characters of UTF-8.
+/// How many bytes to keep of a text longer than `most` bytes, before that mark. It keeps whole
+/// UTF-8 characters.
 [[nodiscard]] inline std::size_t
 length_before_cut(std::string_view text, std::size_t most = most_reason_text) noexcept {
     std::size_t length = most - cut_mark.size();
@@ -32,7 +33,7 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
     return length;
 }
 
-/// `rank` is done with its communicator.
+/// `rank` has finished with its communicator.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
     return {
         FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
@@ -65,8 +66,8 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
     };
 }
 
-/// Why ranks cannot run what they ask for together, if they ask for different collectives:
-/// `said_by(rank)` is a Descriptor. Every rank that knows the same descriptors finds the same reason.
+/// Why ranks cannot run their collectives together, if these differ. `said_by(rank)` is that rank's
+/// Descriptor. Ranks that have the same descriptors find the same reason.
 template <class SaidBy>
 [[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
     Descriptor const first = said_by(0);
@@ -85,8 +86,8 @@ template <class SaidBy>
     return reason;
 }
 
-/// The same of their tables, in a collective by counts: sent(from, to) is what `from` has for `to`,
-/// and expected(from, to) what `to` expects of `from`.
+/// The same for tables of counts. sent(from, to) is what `from` sends to `to`, and expected(from,
+/// to) is what `to` expects from `from`.
 template <class Sent, class Expected>
 [[nodiscard]] std::optional<AbortReason> find_difference_of_counts(
     int size, Descriptor const& said, Sent const& sent, Expected const& expected

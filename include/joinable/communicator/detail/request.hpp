@@ -13,7 +13,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How many elements one rank sends to each rank, or expects of each: a table of the caller's, one
+/// How many elements one rank sends to each rank, or expects from each: the caller's table, one
 /// size for all ranks, or one for a single rank. Refers to the table.
 class PartSizes {
 public:
@@ -34,7 +34,7 @@ public:
         }
         return rank_ == all_ranks || rank_ == rank ? size_ : 0;
     }
-    /// Into a table with a place for each rank.
+    /// Copies the sizes to a table with one entry per rank.
     template <class Count>
     constexpr void copy_to(std::span<Count> table) const noexcept {
         int rank = 0;
@@ -54,22 +54,22 @@ private:
     int rank_ = all_ranks;
 };
 
-/// One collective as one rank asks for it. The arguments are checked, and buffers that the collective
-/// does not use on this rank are left out. A request refers to buffers and tables, and lives for the
-/// call that posts it.
+/// One collective as one rank requests it. Its arguments have been checked, and it omits buffers
+/// that the collective does not use on this rank. It refers to buffers and tables, and lives only
+/// during the call that posts it.
 ///
-/// A collective in which ranks have parts also has their sizes. Parts lie one after another in rank
-/// order, but all_gather and gather send the same part to every rank that `sends` names.
+/// If ranks have parts, it also has the sizes of the parts. Parts lie one after another in rank
+/// order. In all_gather and gather, however, every rank in `sends` gets the same part.
 struct Request {
-    Descriptor signature = {}; ///< what all ranks have to say alike
-    ConstBuffer in = {};       ///< empty where this rank contributes nothing
-    Buffer out = {};           ///< empty where this rank receives nothing; may be `in`
+    Descriptor signature = {}; ///< must be the same on all ranks
+    ConstBuffer in = {};       ///< empty if this rank contributes nothing
+    Buffer out = {};           ///< empty if this rank receives nothing; may be `in`
     PartSizes sends = {};      ///< elements of `in` for each rank
     PartSizes expects = {};    ///< elements of `out` from each rank
 };
 
-/// Makes the requests of one rank. Every transport makes its requests here, so all of them check
-/// the same arguments with the same texts.
+/// Makes the requests of one rank. Every transport uses it, so all check the same arguments with
+/// the same error texts.
 /// @throws ContractViolation  an argument is wrong.
 struct RequestsOf {
     int rank = 0;
@@ -96,8 +96,8 @@ struct RequestsOf {
     all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) const;
 
 private:
-    /// The sizes of the parts of `whole`, in which this rank's part is as large as `part`, and may
-    /// be where `part` is.
+    /// The sizes of the parts of `whole`. This rank's part has the size of `part`, and `part` may
+    /// be at that place in `whole`.
     [[nodiscard]] PartSizes divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) const;
     [[nodiscard]] static Descriptor by_parts(
         Collective collective,

@@ -31,54 +31,60 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Ranks are those of an MPI communicator: processes on any machines, which mpirun started.
+/// Ranks are those of an MPI communicator: processes on any machines, started by mpirun.
 ///
-/// Collectives are MPI's non-blocking ones, on a duplicate of the given communicator, so they never meet
-/// those of the engine. Their results are what MPI makes of them: sums of floating-point numbers are in
-/// its order. They make progress inside wait() and test(). Numbers of 16 bits are combined in f32, and
-/// each combination of two is rounded; see MpiOptions::wide. There is no limit to counts.
+/// Collectives are MPI's non-blocking ones. They run on a duplicate of the given communicator, so
+/// they never match the engine's. MPI determines the results: it chooses the order of
+/// floating-point sums. Collectives make progress inside wait() and test(). 16-bit numbers are
+/// combined in f32, and every combination of two is rounded; see MpiOptions::wide. Counts are not
+/// limited.
 ///
-/// MPI cannot cancel a collective. So it gets copies of buffers, in memory that the communicator owns;
-/// nothing is copied of buffers in an arena of allocate().
+/// MPI cannot cancel a collective. It therefore gets copies of buffers, in memory that the
+/// communicator owns. Buffers in an arena of allocate() are not copied.
 ///
-/// An abort travels as a message that every wait and test polls: a rank that computes hears of it when it
-/// waits next. What is on its way then stays with MPI, and its memory is kept until the process ends,
-/// that of arenas too. Ranks that all destroy their communicators without unwinding complete it for each
-/// other instead, for at most 2 s. They cannot where a rank has more than 118 collectives open, compared ones
-/// (MpiOptions::check), some by counts, or a send, or where one is complete on all ranks that have posted it.
-/// Two ranks that abort at the same moment may each be the first that some others hear of, so ranks may
-/// throw different reasons. A rank that dies is MPI's affair: mpirun ends the job. This library never calls
-/// MPI_Abort.
+/// An abort travels as a message that every wait and test polls, so a busy rank sees it at its next
+/// wait. Collectives in flight then stay with MPI, and their memory, arenas included, is kept until
+/// the process ends. Ranks that all destroy their communicators without unwinding avoid this: for
+/// up to 2 s they complete these collectives for each other. That fails if a rank has more than 118
+/// collectives open, compared ones (MpiOptions::check), ones with counts, or a send. It also fails
+/// if a collective is complete on all ranks that have posted it.
 ///
-/// A wait ends at the deadline. Then the rank asks the others what they have posted; those that do not
-/// answer within 2 s, because they neither wait nor test here, are named as missing.
+/// If two ranks abort at the same moment, others may hear of either first, so ranks may throw
+/// different reasons. MPI handles the death of a rank: mpirun ends the job. This library never
+/// calls MPI_Abort.
 ///
-/// All members that take buffers throw ContractViolation before any data moves when counts or dtypes do
-/// not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit by bit. Buffers
-/// are the caller's until the work has been waited for; spans of counts are copied. Errors of MPI in
-/// here are CommunicationError, with MPI's text. But Open MPI and MPICH raise some of those that waits
-/// meet at MPI_COMM_WORLD, and that ends the job unless the program has given it MPI_ERRORS_RETURN.
+/// A wait ends at the deadline. The rank then asks the others what they have posted. Ranks that do
+/// not answer within 2 s, because they neither wait nor test here, are named as missing.
 ///
-/// One thread at a time uses an object, its arenas, and all groups that were split from it or from one of
-/// those: a group hears of aborts through the communicators around it. Threads that run side by side use
-/// communicators that were each constructed from one of MPI's, for example from native_handle(); aborts do
-/// not pass between these. Where several threads use MPI, it must have been started with MPI_THREAD_MULTIPLE.
+/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
+/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
+/// on floating-point numbers. The caller must keep buffers until the work has been waited for;
+/// spans of counts are copied. MPI errors become CommunicationError with MPI's text. But Open MPI
+/// and MPICH raise some errors of waits at MPI_COMM_WORLD. These end the job unless the program has
+/// set MPI_ERRORS_RETURN there.
+///
+/// One thread at a time may use an object, its arenas, and all groups split from it or from one of
+/// its groups, because a group receives aborts through its parents. Threads that run in parallel
+/// need communicators that were each constructed from one of MPI's, for example from
+/// native_handle(). Aborts do not pass between these. If several threads use MPI, it must be
+/// initialised with MPI_THREAD_MULTIPLE.
 class MpiCommunicator : public detail::Collectives<MpiCommunicator, MpiWork> {
 public:
-    /// Collective, blocks. Works on duplicates of `comm`, which stays the caller's. Where it throws, MPI
-    /// keeps what it has made until the process ends, because only all ranks together can free that.
-    /// @throws ContractViolation   MPI is not initialised, or finalised; there is no such communicator, it
-    ///                             connects two groups, or it has more than 8192 ranks.
-    /// @throws TimedOut            some ranks did not come; MPI cannot tell which. They end at their own
-    ///                             deadlines. Nothing frees `comm` from then on.
-    /// @throws CommunicationError  MPI refuses.
+    /// Collective; blocks. Works on duplicates of `comm`, which stays the caller's. If it throws,
+    /// MPI keeps the objects that it has made until the process ends, because only all ranks
+    /// together can free them.
+    /// @throws ContractViolation   MPI is not initialised or is finalised; `comm` is null, an
+    ///                             intercommunicator, or has more than 8192 ranks.
+    /// @throws TimedOut            some ranks did not come; MPI cannot tell which. They end at
+    ///                             their own deadlines. From then on nothing frees `comm`.
+    /// @throws CommunicationError  MPI reports an error.
     explicit MpiCommunicator(
         MPI_Comm comm, MpiOptions const& options = {}, detail::MpiLimits limits = {}
     )
         : MpiCommunicator{duplicated(comm, options), options, limits, nullptr} {}
 
-    /// Collective, blocks. The same with a communicator that becomes this object's: nothing else may use it,
-    /// and it is freed in the end. Where this throws, `comm` stays the caller's.
+    /// Collective; blocks. Takes ownership of `comm`: nothing else may use it, and this object
+    /// frees it. If this throws, `comm` stays the caller's.
     [[nodiscard]] static MpiCommunicator
     from_native_handle(MPI_Comm comm, MpiOptions const& options = {}) {
         detail::check_mpi_communicator(comm);
@@ -87,30 +93,32 @@ public:
 
     MpiCommunicator(MpiCommunicator const&) = delete;
     MpiCommunicator& operator=(MpiCommunicator const&) = delete;
-    /// Collective: waits until all ranks have come here, up to the deadline, or for 2 s after an abort. Ranks
-    /// that wait for this one get PeerFailed. While unwinding it aborts, and waits for nobody.
+    /// Collective. Waits for all ranks up to the deadline, or for 2 s after an abort. Ranks that
+    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting.
     ~MpiCommunicator() { rank_->close(unwinding_.has_begun()); }
 
     [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
     [[nodiscard]] int size() const noexcept { return rank_->size(); }
-    /// On which collectives run. It stays this object's.
+    /// The communicator on which collectives run. This object keeps ownership.
     [[nodiscard]] MPI_Comm native_handle() const noexcept { return rank_->data(); }
 
-    /// Not collective. Complete when MPI has the message: then the buffer is the caller's again. Messages
-    /// between two ranks with one tag arrive in their order. `tag` is at least 0, and at most MPI's largest.
+    /// Not collective. Complete when MPI has the message; the caller may then reuse the buffer.
+    /// Messages between two ranks with the same tag arrive in order. `tag` is at least 0 and at
+    /// most MPI's largest.
     MpiWork send(ConstBuffer buffer, int to, int tag = 0) {
         check_message("destination", buffer, to, tag);
         Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
         return {*rank_, rank_->post_message(true, to, tag, read)};
     }
-    /// Not collective. The other side of send(). @throws Mismatch  in wait(): it sent another number of
-    /// bytes. Dtypes are not compared.
+    /// Not collective. Receives a message of send(). wait() throws Mismatch if the sender sent
+    /// another number of bytes. Dtypes are not compared.
     MpiWork receive(Buffer buffer, int from, int tag = 0) {
         check_message("source", buffer, from, tag);
         return {*rank_, rank_->post_message(false, from, tag, buffer)};
     }
 
-    /// Local. A reason that has come before wins; every wait that is not complete throws it.
+    /// Local. The first reason that this rank receives wins; every wait that is not complete throws
+    /// it.
     void abort(AbortReason const& reason) { rank_->abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_->is_aborted(); }
 
@@ -118,19 +126,23 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_->set_deadline(deadline);
     }
-    /// Local. The ranks that wait for this one do so for one more deadline from when they hear it. Calls are
-    /// cheap: at most ten in a deadline, and one in a second, are told.
+    /// Local. Ranks that wait for this one wait for one more deadline from when they learn of it.
+    /// Calls are cheap: at most ten per deadline, and one per second, send a message.
     void keep_alive() { rank_->keep_alive(); }
-    /// Local, but asks the others, for up to 2 s. Which ranks have not posted this rank's oldest unfinished
-    /// collective, or do not answer, because they neither wait nor test.
+    /// Local, but asks the others for up to 2 s. The ranks that have not posted this rank's oldest
+    /// unfinished collective, and those that do not answer because they neither wait nor test.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_->missing_ranks(); }
 
-    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their `key`, then
-    /// of their rank here. It inherits deadline and options. An abort of this communicator reaches it, not
-    /// the other way round; errors name the ranks of the group in which they occur. A thread uses the group
-    /// when none uses this communicator or another of its groups. MPI blocks here, so the ranks meet before. A rank that hears of an abort while it waits there goes on for 1 s: the others may
-    /// have met already. If all meet, the group is made, and its first wait throws the reason.
-    /// @throws Mismatch  some ranks share memory, or do something else. MPI may find an error before.
+    /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
+    /// then by their rank here. The group inherits deadline and options. Aborting this communicator
+    /// aborts the group, but not the reverse. Errors name ranks by their numbers in the group where
+    /// they occur. Use the group from one thread only while no thread uses this communicator or its
+    /// other groups.
+    ///
+    /// MPI blocks here, so the ranks meet first. A rank that learns of an abort while it waits
+    /// there continues for 1 s, because the others may have met already. If all meet, the group is
+    /// made, and its first wait throws the reason.
+    /// @throws Mismatch  some ranks call share() or something else. MPI may report an error first.
     [[nodiscard]] MpiCommunicator split(int color, int key) {
         if (color < 0) {
             throw ContractViolation{
@@ -145,19 +157,19 @@ public:
         return MpiCommunicator{made, rank_->options(), rank_->limits(), rank_};
     }
 
-    /// Local. Zeroed memory for what is to be reduced often: MPI gets the buffers in it themselves, not
-    /// copies. It may outlive the communicator.
-    /// @throws std::bad_alloc; ContractViolation  alignment is no power of two.
+    /// Local. Zeroed memory for buffers that are reduced often: MPI uses buffers in it directly,
+    /// without copies. It may outlive the communicator.
+    /// @throws std::bad_alloc; ContractViolation  alignment is not a power of two.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
         return detail::MpiMemory::allocate(rank_->memory(), bytes, alignment);
     }
 
-    /// Collective, blocks; the ranks meet before, as in split(). See shared_buffer(). MPI frees such memory by all
-    /// ranks together, so it is there until the process ends.
-    /// @throws Mismatch           sizes differ, or some ranks do something else.
+    /// Collective; blocks. The ranks meet first, as in split(). See shared_buffer(). Only all ranks
+    /// together can free such memory in MPI, so it is kept until the process ends.
+    /// @throws Mismatch           sizes differ, or some ranks call something else.
     /// @throws ContractViolation  on all ranks: they are on several machines.
-    /// @throws std::bad_alloc     on all ranks: no object can be as large.
+    /// @throws std::bad_alloc     on all ranks: `bytes` exceeds the largest possible object.
     [[nodiscard]] Arena share(std::size_t bytes) {
         detail::check_same_size(meet(detail::MpiMeeting::share, bytes));
         if (bytes > PTRDIFF_MAX) {
@@ -206,10 +218,11 @@ private:
         return detail::duplicate(comm, options.deadline);
     }
 
-    /// Ranks are about to block inside MPI, where neither an abort nor the deadline reaches them. So all meet
-    /// before, and compare what they are about to do. Returns a word of each rank.
+    /// The ranks are about to block inside MPI, where neither an abort nor the deadline can end the
+    /// wait. All of them meet first and compare what they are about to do. Returns one word from
+    /// each rank.
     [[nodiscard]] std::vector<std::uint64_t> meet(detail::MpiMeeting meeting, std::uint64_t word) {
-        static_cast<void>(is_aborted()); // hears of an abort for which the others no longer wait
+        static_cast<void>(is_aborted()); // receives an abort for which the others no longer wait
         std::array<std::uint64_t, 2> const own{static_cast<std::uint64_t>(meeting), word};
         std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(size()));
         {
@@ -240,7 +253,7 @@ private:
             )};
         }
     }
-    /// Whether all ranks are on this machine; then they have memory together.
+    /// Whether all ranks are on this machine. If so, they share the memory at `start`.
     [[nodiscard]] bool share_on_machine(std::size_t bytes, void*& start) const {
         MPI_Comm machine = MPI_COMM_NULL;
         detail::check_mpi(

@@ -9,9 +9,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message of MPI. Destroyed unfinished it waits up to the deadline; while unwinding it
-/// aborts. After that nothing writes to this rank's buffer, unless the buffer lies in an arena.
-/// The communicator is there for longer.
+/// A collective or a message of MPI. The destructor of unfinished work waits up to the deadline;
+/// during unwinding it aborts. After that nothing writes to this rank's buffer, unless the buffer
+/// is in an arena. The communicator must outlive this object.
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] MpiWork {
 public:
     MpiWork(MpiWork&& other) noexcept
@@ -32,21 +32,22 @@ public:
                 }
                 wait();
             }
-        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all have heard
+        } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
         }
         rank_->release(*operation_);
     }
 
     /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
-    /// @throws Mismatch  ranks said different things, where they compare that; no data moved.
-    /// @throws TimedOut, PeerFailed, CommunicationError, ...  what the communicator was aborted with, at
-    ///         once, unless this rank's part was complete before.
+    /// @throws Mismatch  the ranks' calls differ, if the ranks compare them; no data moved.
+    /// @throws TimedOut, PeerFailed, CommunicationError, ...  the reason why the communicator was
+    ///         aborted, at once, unless this rank's part was complete before.
     void wait() { rank_->finish(*operation_); }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut, while
-    /// some rank has not arrived, once the time between tests of this work, each gap counted as at
-    /// most 10 ms, adds up to the deadline, and the ranks have had 2 s to answer.
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
+    ///         tests of this work adds up to the deadline and the ranks have had 2 s to answer.
+    ///         Each gap counts as at most 10 ms.
     [[nodiscard]] bool test() { return rank_->test(*operation_); }
-    /// The same without that deadline, for a rank that waits in the end.
+    /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress() { return rank_->progress(*operation_); }
 
 private:

@@ -20,10 +20,10 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A CUDA graph of an engine's passes and of the averages of their gradients. The factor of a rank is
-/// read from device memory when the graph runs, so that it may change with each run.
+/// A CUDA graph of an engine's passes and the averages of their gradients. Each run reads the
+/// rank's factor from device memory, so the factor may change from run to run.
 ///
-/// It refers to its communicator, which it must not outlive. One thread at a time.
+/// The communicator must outlive this object. One thread at a time may use it.
 class NcclCapturedAverages {
 public:
     explicit NcclCapturedAverages(NcclCollectives& comm)
@@ -32,7 +32,7 @@ public:
           factors_{comm.device_memory().allocate(sizeof(Factors), Arena::default_alignment)} {}
     NcclCapturedAverages(NcclCapturedAverages const&) = delete;
     NcclCapturedAverages& operator=(NcclCapturedAverages const&) = delete;
-    /// Waits for runs that are under way, up to the deadline; while unwinding it aborts.
+    /// Waits for unfinished runs up to the deadline; during unwinding it aborts.
     ~NcclCapturedAverages() {
         for (NcclLaunch*& turn : turns_) {
             try {
@@ -40,12 +40,12 @@ public:
                     graph_.rank().abort_for_exception("a captured step");
                 }
                 end(turn);
-            } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are told
+            } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
             }
         }
     }
 
-    /// @throws ContractViolation  the gradient is not in memory that collectives of the device move.
+    /// @throws ContractViolation  the gradient is not in memory that the device's collectives move.
     void check(Buffer gradient) const {
         check_memory(gradient);
         graph_.rank().check_memory(gradient);
@@ -57,7 +57,7 @@ public:
     void capture(Body const& body) {
         graph_.capture(body);
     }
-    /// Within capture(): the average of a gradient of a floating-point dtype.
+    /// Within capture(): averages a gradient of a floating-point dtype.
     void add(Buffer gradient) {
         RequestsOf const requests{graph_.rank().rank(), graph_.rank().size()};
         graph_.add(requests.all_reduce(gradient, ReduceOp::sum, 1.0), [&](NcclCalls const& nccl) {
@@ -67,9 +67,9 @@ public:
         });
     }
 
-    /// Runs the graph behind what is on the caller's stream, whose later work comes after it. A shadow
-    /// contributes zeros and runs none of the engine's nodes. The host waits where it is four runs
-    /// ahead. @pre is_captured()
+    /// Runs the graph after the work on the caller's stream; later work on that stream follows it.
+    /// A shadow contributes zeros and runs none of the engine's nodes. The host waits while it is
+    /// four runs ahead. @pre is_captured()
     void run(double factor, bool is_shadow) {
         graph_.set_shadow(is_shadow);
         NcclLaunch*& turn = turns_[next_];
@@ -94,13 +94,13 @@ public:
         graph_.rank().order_before(*turn, graph_.rank().caller());
     }
 
-    /// Forgets the graph; runs that are under way go on.
+    /// Forgets the graph; unfinished runs continue.
     void release_kernels() noexcept { graph_.release_kernels(); }
 
 private:
-    /// One number in each dtype that gradients have, by dtype.
+    /// The factor in each dtype that gradients have, indexed by dtype.
     using Factors = std::array<NcclScalar, dtype_count>;
-    static constexpr std::size_t max_turns = 4; ///< by which the host may be ahead
+    static constexpr std::size_t max_turns = 4; ///< how many runs the host may be ahead
 
     void end(NcclLaunch*& turn) {
         if (NcclLaunch* const launch = std::exchange(turn, nullptr)) {
@@ -110,9 +110,9 @@ private:
     }
 
     NcclGraph graph_;
-    Arena staging_; ///< on the host: those of each turn, as a launch may read them late
-    Arena factors_; ///< on the device, where graphs read them; freed first, which waits for them
-    std::array<NcclLaunch*, max_turns> turns_{}; ///< under way, or null
+    Arena staging_; ///< on the host, per turn, as a launch may read it late
+    Arena factors_; ///< on the device, for the graphs; freed first, which waits for them
+    std::array<NcclLaunch*, max_turns> turns_{}; ///< unfinished, or null
     std::size_t next_ = 0;
     Unwinding unwinding_;
 };

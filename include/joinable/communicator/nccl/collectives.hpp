@@ -40,18 +40,18 @@ class NcclGraph;
 
 /// The members that NcclCommunicator and NcclCommunicatorRef have in common.
 ///
-/// Collectives run on the communicator's stream, each behind what was on the caller's stream when it
-/// was called; NcclWork::wait() orders the caller's stream behind it. The host is blocked by barrier(),
-/// synchronize(), split(), allocate(), register_arena(), the constructors, `check`, and while NCCL
-/// launches what came before. Each of these waits ends with the deadline, with an error that NCCL
-/// reports, or with an abort of any rank, which the control communicator carries. Nothing looks while
-/// nobody waits: so wait for streams by synchronize(), not by cudaStreamSynchronize, which waits for
-/// ranks that never come.
+/// Collectives run on the communicator's stream. Each starts after the work that was on the
+/// caller's stream when it was called; NcclWork::wait() makes the caller's stream wait for it. The
+/// host blocks in barrier(), synchronize(), split(), allocate(), register_arena(), the
+/// constructors, `check`, and while NCCL launches earlier collectives. Each of these waits ends at
+/// the deadline, on an error that NCCL reports, or when any rank aborts. Aborts travel over the
+/// control communicator. Only a waiting host checks for them. Wait for streams by synchronize(),
+/// not by cudaStreamSynchronize, which never returns if a rank never comes.
 ///
-/// All members that take buffers throw ContractViolation before any data moves when counts or dtypes
-/// do not fit, a root is no rank, memory is missing, overlaps, is the host's or another device's, or
-/// the operation is one that NCCL does not have: bit_and, bit_or. How sums are ordered is NCCL's. The
-/// factor of a scaled sum is rounded to the dtype.
+/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
+/// do not fit, the root is not a rank, memory is missing, overlaps, or belongs to the host or
+/// another device, or NCCL does not have the operation (bit_and, bit_or). NCCL determines the order
+/// of sums. The factor of a scaled sum is rounded to the dtype.
 class NcclCollectives : public detail::Collectives<NcclCollectives, NcclWork> {
 public:
     using device_type = CudaDevice;
@@ -63,21 +63,21 @@ public:
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
 
     [[nodiscard]] int device() const noexcept { return rank_.device(); }
-    /// Null once the communicator is aborted, unless it revokes.
+    /// Null once the communicator is aborted, unless NcclOptions::revoke is set.
     [[nodiscard]] ncclComm_t native_handle() const noexcept { return rank_.handle(); }
-    /// That of the collectives.
+    /// The stream on which collectives run.
     [[nodiscard]] cudaStream_t stream() const noexcept { return rank_.stream(); }
 
-    /// Local. From now on data is made and used on `caller`, which exists as long as it is the one: with
-    /// a stream that was destroyed CUDA may do anything. Returns the stream on which data was made.
+    /// Local. From now on the caller makes and uses data on `caller`. The stream must exist while
+    /// it is set: using a destroyed stream is undefined in CUDA. Returns the previous stream.
     cudaStream_t set_stream(cudaStream_t caller) noexcept {
         if (device_memory_) {
             device_memory_->set_streams(caller, caller);
         }
         return rank_.set_caller(caller);
     }
-    /// What works in the memory of the device, on the caller's stream: for buckets. Without kernels
-    /// (CudaDevice::use_kernels) gradients are scaled by NCCL, on their way.
+    /// For buckets: operates on the device's memory, on the caller's stream. Without kernels
+    /// (CudaDevice::use_kernels) NCCL scales gradients while it sums them.
     [[nodiscard]] CudaDevice& device_memory() {
         if (!device_memory_) {
             device_memory_.emplace(rank_.device(), rank_.caller(), rank_.caller());
@@ -85,38 +85,39 @@ public:
         return *device_memory_;
     }
 
-    /// Local. Zeroed memory of the device, from NCCL's allocator: what register_arena() takes. Where
-    /// that has none it is the device's own. An arena may outlive the communicator. Where it goes
-    /// first, that makes the host wait for all collectives that are under way, up to the deadline; while
-    /// unwinding it aborts them. A CapturedStep that uses it goes before it.
-    /// @throws ContractViolation  alignment is no power of two. @throws CommunicationError  the
-    ///         device has no room.
+    /// Local. Zeroed device memory for register_arena(), from NCCL's allocator, or from the device
+    /// if NCCL has none. An arena may outlive the communicator. If the arena is destroyed first,
+    /// the host waits for all outstanding collectives, up to the deadline, or aborts them during
+    /// unwinding.
+    /// Destroy a CapturedStep that uses the arena before the arena.
+    /// @throws ContractViolation  alignment is not a power of two.
+    /// @throws CommunicationError  the device is out of memory.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
         Arena arena = bytes == 0 ? Arena{} : arenas_.allocate(bytes, alignment);
         return arena.data() != nullptr ? std::move(arena)
                                        : device_memory().allocate(bytes, alignment);
     }
-    /// Collective, blocks. Has NCCL map an arena of allocate() for all ranks, so that collectives read
-    /// and write it where it is: as a symmetric window from NCCL 2.27 on. From then on all ranks give
-    /// a collective buffers in it at the same offset. It lasts until the arena goes, or the
-    /// communicator; with NcclOptions::revoke, after a failure, as long as the handle, which the
-    /// arena then has to outlive. Once more is nothing. Returns false, on all ranks, if the arena of
-    /// any rank is not NCCL's memory, or its NCCL registers nothing: then it is used as any other
-    /// memory.
+    /// Collective; blocks. Has NCCL map an arena of allocate() for all ranks, so that collectives
+    /// read and write it in place. From NCCL 2.27 on the arena is a symmetric window. All ranks
+    /// must then pass buffers in it at the same offset. The registration lasts until the arena or
+    /// the communicator is destroyed. With NcclOptions::revoke, after a failure, it lasts as long
+    /// as the handle; the arena must then outlive the handle. Registering again has no effect.
+    /// Returns false on all ranks if any rank's arena is not NCCL's memory or its NCCL does not
+    /// support registration; the arena is then used like any other memory.
     /// @throws Mismatch  ranks give arenas of different sizes; nothing was registered.
-    ///         CommunicationError, PeerFailed, TimedOut  after aborting, on all ranks: NCCL refuses on
-    ///         any of them, after which its communicator takes nothing more.
+    /// @throws CommunicationError, PeerFailed, TimedOut  after aborting, on all ranks: NCCL refuses
+    ///         on any of them, after which its communicator is unusable.
     bool register_arena(Arena const& arena) { return arenas_.register_arena(arena); }
 
-    /// A barrier of the hosts. Streams go on.
+    /// A barrier of the hosts. Streams do not stop.
     void barrier() {
         rank_.over_control([](detail::NcclControl& control) { control.barrier(); });
     }
 
-    /// Not collective, and not compared by `check`. NCCL has no tags: between two ranks, messages meet
-    /// in the order of the calls, whatever their tags, and two ranks that send to each other do it in
-    /// a group().
+    /// Not collective, and not compared by `check`. NCCL has no tags: messages between two ranks
+    /// match in the order of the calls, whatever their tags. Two ranks that send to each other must
+    /// do so in a group().
     NcclWork send(ConstBuffer buffer, int to, [[maybe_unused]] int tag = 0) {
         check(buffer);
         detail::check_rank("destination", to, size());
@@ -125,7 +126,7 @@ public:
             return nccl.send(buffer, to);
         });
     }
-    /// The other side of send(): the same count and dtype, which NCCL does not compare.
+    /// Receives a message of send(), of the same count and dtype. NCCL does not compare them.
     NcclWork receive(Buffer buffer, int from, [[maybe_unused]] int tag = 0) {
         check(buffer);
         detail::check_rank("source", from, size());
@@ -135,17 +136,18 @@ public:
         });
     }
 
-    /// What follows is launched as one when the token goes. The same collectives on every rank.
+    /// Calls from now on are launched as one when the token is destroyed. Every rank makes the same
+    /// calls.
     [[nodiscard]] NcclGroup group() { return NcclGroup{rank_}; }
 
-    /// Makes the host wait until everything that was posted has run, and what is on the caller's
-    /// stream, up to the deadline.
-    /// @throws TimedOut, PeerFailed, ...  after which the streams are not stuck any more.
+    /// Blocks the host until all posted collectives and the work on the caller's stream have run,
+    /// up to the deadline.
+    /// @throws TimedOut, PeerFailed, ...  the streams are no longer stuck then.
     void synchronize() { rank_.synchronize(); }
 
-    /// Local. Ends what is under way, here and by the control communicator on all ranks; the first
-    /// reason wins. NCCL's handle is freed, unless it is revoked: an engine whose handle it is must not
-    /// destroy it.
+    /// Local. Ends outstanding work here and, over the control communicator, on all ranks. The
+    /// first reason wins. NCCL's handle is freed unless it is revoked. An engine that owns the
+    /// handle must not destroy a freed one.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
 
@@ -153,13 +155,13 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_.set_deadline(deadline);
     }
-    /// Local. Says that this rank is still at work: the ranks that wait for it do so for one more
-    /// deadline from now. Waits for collectives learn it where the control communicator models
-    /// SharesMemory, those over the control communicator where it models RenewsDeadline.
+    /// Local. Reports that this rank is still working: ranks that wait for it wait for one more
+    /// deadline from now. Waits for collectives learn of it if the control communicator models
+    /// SharesMemory; waits of the control communicator do if it models RenewsDeadline.
     /// @throws ContractViolation  it models neither.
     void keep_alive() { rank_.keep_alive(); }
-    /// Local. Who has not posted this rank's oldest unfinished collective; none, where the control
-    /// communicator does not model SharesMemory.
+    /// Local. The ranks that have not posted this rank's oldest unfinished collective. Empty if the
+    /// control communicator does not model SharesMemory.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
 protected:
@@ -169,7 +171,7 @@ protected:
 
     [[nodiscard]] bool is_unwinding() const noexcept { return unwinding_.has_begun(); }
 
-    /// What the destructors do: see NcclRank::close.
+    /// The common part of the destructors: see NcclRank::close.
     ncclComm_t close(bool owns_handle) noexcept {
         if (!is_unwinding()) {
             arenas_.deregister_all();

@@ -25,23 +25,26 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Ranks are GPUs, one each, that NCCL connects; beside it is a host communicator of the same ranks, by
-/// which they meet and by which all of them end when one does. See NcclCollectives.
+/// Ranks are GPUs, one each, that NCCL connects. A host communicator of the same ranks lets them
+/// meet, and ends all of them when one fails. See NcclCollectives.
 ///
 /// @code
 /// joinable::NcclCommunicator comm{hosts, {.stream = compute}};
 /// auto work = comm.all_reduce({gradients, count, joinable::DType::f32}, joinable::ReduceOp::sum);
-/// work.wait();           // what `compute` does from here on comes after the sum
+/// work.wait();           // later work on `compute` runs after the sum
 /// comm.synchronize();    // instead of cudaStreamSynchronize(compute): ends if a rank never comes
 /// @endcode
 class NcclCommunicator : public NcclCollectives {
 public:
-    /// Collective, blocks. `control` is a host communicator of the same ranks that models Aborts. It is
-    /// used in here, by barrier(), by split() and by `check`; an abort of one is an abort of both. It
-    /// must outlive this object. The current device is the rank's, unless the options name one.
-    /// @throws CommunicationError  no usable GPU, or NCCL refuses; then PeerFailed on the others, with
-    ///         the text. @throws TimedOut  ranks did not come. @throws ContractViolation  an option
-    ///         needs a later NCCL, or NCCL_COMM_BLOCKING makes all communicators blocking.
+    /// Collective; blocks. `control` is a host communicator of the same ranks that models Aborts.
+    /// The constructor, barrier(), split() and `check` use it. Aborting one communicator aborts
+    /// both. It must outlive this object. The rank's device is the current one unless the options
+    /// name one.
+    /// @throws CommunicationError  no usable GPU, or NCCL refuses; the others then throw PeerFailed
+    ///                             with the text.
+    /// @throws TimedOut  ranks did not come.
+    /// @throws ContractViolation  an option needs a later NCCL, or NCCL_COMM_BLOCKING makes all
+    ///                            communicators blocking.
     template <Communicator Control>
     explicit NcclCommunicator(Control& control, NcclOptions const& options = {})
         : NcclCommunicator{
@@ -50,17 +53,19 @@ public:
         [[maybe_unused]] constexpr bool is_control = detail::models_nccl_control<Control>();
     }
 
-    /// The same for ranks that mpirun, mpiexec, torchrun or srun started on one machine, with a
-    /// ProcessCommunicator of its own. Without a device in the options a rank takes that of its place
-    /// on its machine, modulo their number, and makes it the current one.
-    /// @throws ContractViolation  also if launch_environment() fails, or there are several machines.
+    /// The same for ranks that mpirun, mpiexec, torchrun or srun started on one machine. It owns a
+    /// ProcessCommunicator. If the options name no device, a rank takes the device whose index is
+    /// its local rank modulo the number of devices, and makes it the current one.
+    /// @throws ContractViolation  also if launch_environment() fails, or there are several
+    ///                            machines.
     [[nodiscard]] static NcclCommunicator from_environment(NcclOptions const& options = {}) {
         return from_environment(
             [&] { return ProcessCommunicator::from_environment(options.deadline); }, options
         );
     }
-    /// The same with the host communicator that `make_control()` returns, of ranks wherever they are. If
-    /// that is a reference, as for a guard that has the communicator, too, it must outlive this object.
+    /// The same with the host communicator that `make_control()` returns, for ranks on any
+    /// machines. If it returns a reference, as when a guard uses the communicator too, that must
+    /// outlive this object.
     template <class MakeControl>
         requires std::is_invocable_v<MakeControl const&>
     [[nodiscard]] static NcclCommunicator
@@ -73,8 +78,8 @@ public:
         };
     }
 
-    /// Collective: waits until all ranks have done what is under way, up to the deadline, after which it
-    /// aborts. While unwinding it aborts at once. NCCL's handle is freed in any case.
+    /// Collective. Waits until all ranks have finished their outstanding work; aborts at the
+    /// deadline, or at once during unwinding. NCCL's handle is freed in any case.
     ~NcclCommunicator() {
         close(true);
         if (split_ != nullptr) {
@@ -82,9 +87,10 @@ public:
         }
     }
 
-    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their `key`,
-    /// then of their rank here. It inherits deadline, stream and options. An abort of this communicator
-    /// reaches it, not the other way round, if that is so for the control communicator.
+    /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
+    /// then by their rank here. The group inherits deadline, stream and options. Aborting this
+    /// communicator aborts the group, but not the reverse, if the control communicator works that
+    /// way.
     /// @throws ContractViolation  the control communicator does not model Splits.
     [[nodiscard]] NcclCommunicator split(int color, int key) {
         if (color < 0) {
@@ -151,7 +157,7 @@ private:
             throw;
         }
     }
-    /// The communicator of a group that split() made.
+    /// For split(): the communicator of a group.
     NcclCommunicator(
         std::unique_ptr<detail::NcclControl> control, NcclOptions const& options, ncclComm_t made
     )
@@ -161,7 +167,7 @@ private:
         });
     }
 
-    /// Owns the handle from here on, also if `finish()` throws.
+    /// Owns the handle from here on, even if `finish()` throws.
     template <class Finish>
     void take(ncclComm_t made, Finish const& finish) {
         rank_.adopt(made);
@@ -191,12 +197,13 @@ private:
     }
     [[nodiscard]] static ncclConfig_t config_of(NcclOptions const& options) noexcept {
         ncclConfig_t config = options.config;
-        config.blocking = 0; // or a rank that never comes would block the others for ever
+        config.blocking = 0; // else a rank that never comes would block the others for ever
         return config;
     }
 
     NcclOptions options_;
-    /// What NCCL makes of a split that is under way: also if this communicator is aborted meanwhile.
+    /// The result of an unfinished split in NCCL, which is set even if this communicator is aborted
+    /// meanwhile.
     ncclComm_t split_ = nullptr;
 };
 

@@ -23,12 +23,13 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A CUDA graph of what an engine launches on the caller's stream, and of collectives between that.
-/// It can run with the collectives alone, on zeros: then the engine's nodes are switched off, and
-/// others on that make the zeros. NCCL asks that all ranks run what they captured together, so it is
-/// one graph in both roles, and all ranks capture in the same place of their program.
+/// A CUDA graph of an engine's launches on the caller's stream, with collectives among them. A
+/// shadow runs only the collectives, on zeros: the engine's nodes are then disabled, and nodes that
+/// write the zeros are enabled. NCCL requires that all ranks run together what they captured
+/// together. So one graph serves both roles, and all ranks capture at the same point of their
+/// program.
 ///
-/// It refers to its communicator, which it must not outlive. Needs CUDA 12.3.
+/// The communicator must outlive this object. Needs CUDA 12.3.
 class NcclGraph final : public HoldsNcclKernels {
 public:
     explicit NcclGraph(NcclCollectives& comm) : rank_{comm.rank_}, checks_{comm.checks_} {
@@ -48,11 +49,11 @@ public:
     [[nodiscard]] NcclRank& rank() const noexcept { return rank_; }
     [[nodiscard]] bool is_captured() const noexcept { return executable_ != nullptr; }
 
-    /// Collective, though nothing is sent. What `body()` launches on the caller's stream does not run:
-    /// it becomes the graph, and so do the collectives that it gives to add(). Nothing is left of a
-    /// graph when it throws.
-    /// @throws ContractViolation  the caller's stream cannot be captured, or what it was given cannot
-    ///         be switched off.
+    /// Collective, although nothing is sent. Work that `body()` launches on the caller's stream
+    /// does not run: it becomes the graph, with the collectives that it passes to add(). If this
+    /// throws, no graph is left.
+    /// @throws ContractViolation  the caller's stream cannot be captured, or a captured node cannot
+    ///                            be disabled.
     template <class Body>
     void capture(Body const& body) {
         rank_.begin_call();
@@ -66,8 +67,8 @@ public:
             throw;
         }
     }
-    /// Within capture(): `issue(NcclCalls)` gives NCCL a collective, in place, of a buffer of which
-    /// a shadow makes zeros before.
+    /// Within capture(): `issue(NcclCalls)` starts an in-place collective in NCCL. A shadow zeroes
+    /// its buffer first.
     template <class Issue>
     void add(Request const& request, Issue const& issue) {
         if (checks_) {
@@ -81,13 +82,13 @@ public:
         note(zeros_);
         NcclCalls const nccl{rank_.handle(), stream, rank_.size()};
         rank_.check(issue(nccl), name_of(request.signature.collective));
-        rank_.finish_call("captures a collective"); // NCCL may do it by a thread of its own
+        rank_.finish_call("captures a collective"); // NCCL may capture it on its own thread
         std::vector<cudaGraphNode_t> of_nccl;
         note(of_nccl);
         ++collectives_;
     }
 
-    /// From the next launch on. @pre is_captured()
+    /// Takes effect at the next launch. @pre is_captured()
     void set_shadow(bool is_shadow) {
         if (role_ == (is_shadow ? Role::shadow : Role::engine)) {
             return;
@@ -96,8 +97,8 @@ public:
         enable(zeros_, is_shadow);
         role_ = is_shadow ? Role::shadow : Role::engine;
     }
-    /// Behind what is on the caller's stream and what `before(stream)` launches. The launch has one
-    /// user. @pre set_shadow() was called.
+    /// Launches the graph after the work on the caller's stream and the work that `before(stream)`
+    /// launches. The launch has one user. @pre set_shadow() was called.
     template <class Before>
     [[nodiscard]] NcclLaunch& launch(Before const& before) {
         rank_.begin_call();
@@ -107,7 +108,7 @@ public:
         });
     }
 
-    /// Launches that are under way go on.
+    /// Unfinished launches continue.
     void release_kernels() noexcept override {
         if (std::exchange(is_capturing_, false)) {
             cudaGraph_t same = nullptr;
@@ -119,7 +120,7 @@ public:
         if (graph_ != nullptr) {
             static_cast<void>(cudaGraphDestroy(std::exchange(graph_, nullptr)));
         }
-        static_cast<void>(cudaGetLastError()); // of a capture that failed: nobody is to find it
+        static_cast<void>(cudaGetLastError()); // clears the error of a failed capture
         seen_.clear();
         engine_.clear();
         zeros_.clear();
@@ -133,7 +134,7 @@ private:
     void begin() {
         origin_ = rank_.caller();
         rank_.check(cudaGraphCreate(&graph_, 0), "cudaGraphCreate");
-        // Relaxed: NCCL may call what no other mode allows, and from another thread.
+        // Relaxed, because NCCL may make calls that other modes forbid, also from another thread.
         refuse(
             cudaStreamBeginCaptureToGraph(
                 origin_, graph_, nullptr, nullptr, 0, cudaStreamCaptureModeRelaxed
@@ -185,14 +186,14 @@ private:
             )};
         }
     }
-    /// In the graph: what comes on `later` from now on depends on what is on `earlier`.
+    /// In the graph: later work on `later` depends on earlier work on `earlier`.
     void order(cudaStream_t earlier, cudaStream_t later) {
         if (earlier != later) {
             rank_.check(cudaEventRecord(event_, earlier), "cudaEventRecord");
             rank_.check(cudaStreamWaitEvent(later, event_, 0), "cudaStreamWaitEvent");
         }
     }
-    /// Adds the nodes that have come since the last call.
+    /// Collects the nodes added since the last call.
     void note(std::vector<cudaGraphNode_t>& fresh) {
         std::size_t count = 0;
         rank_.check(cudaGraphGetNodes(graph_, nullptr, &count), "cudaGraphGetNodes");
@@ -222,7 +223,7 @@ private:
     cudaGraph_t graph_ = nullptr;
     cudaGraphExec_t executable_ = nullptr;
     bool is_capturing_ = false;
-    Role role_ = Role::none; ///< which nodes are switched on
+    Role role_ = Role::none; ///< which nodes are enabled
     std::uint64_t collectives_ = 0;
     std::set<cudaGraphNode_t> seen_;
     std::vector<cudaGraphNode_t> engine_;

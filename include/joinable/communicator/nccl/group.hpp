@@ -7,15 +7,15 @@
 
 namespace joinable { inline namespace v0 {
 
-/// While it lives, what its communicator is given is collected; then it is launched as one. Made by
-/// group() of the communicator. Nothing in it can be waited for before, and between its beginning and
-/// its end its thread calls nothing of other NCCL communicators.
+/// Collects the calls on its communicator while it lives, and then launches them as one. Made by
+/// group() of the communicator. Their work cannot be waited for before that. While the group is
+/// open, its thread must not call other NCCL communicators.
 class NcclGroup {
 public:
     NcclGroup(NcclGroup const&) = delete;
     NcclGroup& operator=(NcclGroup const&) = delete;
-    /// Ends the group; while unwinding it aborts, as the others' groups have more. What goes wrong is
-    /// thrown by the waits for what is in it.
+    /// Ends the group. During unwinding it aborts, because the other ranks' groups have more calls.
+    /// The waits for the group's work throw its errors.
     ~NcclGroup() {
         if (is_open()) {
             try {
@@ -30,8 +30,8 @@ public:
         rank_.release(launch_);
     }
 
-    /// Ends the group before the token goes. Ending it twice is fine.
-    /// @throws CommunicationError, PeerFailed  NCCL refuses what is in it.
+    /// Ends the group before the token is destroyed. A second call has no effect.
+    /// @throws CommunicationError, PeerFailed  NCCL refuses the group's calls.
     void end() {
         if (is_open()) {
             rank_.end_group();

@@ -11,26 +11,28 @@
 
 namespace joinable { inline namespace v0 {
 
-/// How an NCCL communicator behaves. The same on all ranks, but for streams and devices.
+/// How an NCCL communicator behaves. The same on all ranks, except streams and devices.
 struct NcclOptions {
-    /// Where the caller makes and uses data, until set_stream(). None: the legacy default stream, or the
-    /// one that a NcclCommunicatorRef was given.
+    /// The stream on which the caller makes and uses data, until set_stream(). None: the legacy
+    /// default stream, or the stream given to NcclCommunicatorRef.
     std::optional<cudaStream_t> stream = {};
     std::chrono::nanoseconds deadline = default_deadline; ///< of every wait of the host
-    /// Before each collective, ranks compare over the control communicator what they are about to do,
-    /// and throw Mismatch on all of them: a host round trip each, for finding mistakes.
+    /// Before each collective, ranks compare over the control communicator what they are about to
+    /// do, and all throw Mismatch if it differs. This finds mistakes; it costs a host round trip
+    /// per collective.
     bool check = false;
-    /// A failure stops what is under way, but leaves the handle to ncclCommShrink, ncclCommSplit or
-    /// ncclCommDestroy, which are the caller's. Needs NCCL 2.28.7.
+    /// A failure stops outstanding work, but keeps the handle. The caller may then use
+    /// ncclCommShrink, ncclCommSplit or ncclCommDestroy on it. Needs NCCL 2.28.7.
     ///
-    /// Leave it out with NCCL 2.28.9 and 2.30.7, and make a new communicator after a failure. By the
-    /// sources of these versions, ncclCommRevoke frees the record of an operation that NCCL is still
-    /// launching, or that has failed. The handle keeps its pointer to the record, and a later look at
-    /// the handle's state reads freed memory. Without `revoke` the handle is aborted, which frees both.
+    /// Do not use it with NCCL 2.28.9 and 2.30.7; make a new communicator after a failure.
+    /// According to the sources of these versions, ncclCommRevoke frees the record of an operation
+    /// that NCCL is still launching, or that has failed. The handle keeps its pointer to the
+    /// record, and a later check of the handle's state reads freed memory. Without `revoke` the
+    /// handle is aborted, which frees both.
     bool revoke = false;
-    std::optional<int> device = {}; ///< made the current one; none: the current one is taken
+    std::optional<int> device = {}; ///< made current; none: the current one is used
     ncclConfig_t config =
-        NCCL_CONFIG_INITIALIZER; ///< of an own communicator; its `blocking` is ignored
+        NCCL_CONFIG_INITIALIZER; ///< for a handle that this library creates; `blocking` is ignored
 };
 
 }} // namespace joinable::v0

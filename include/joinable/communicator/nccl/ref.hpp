@@ -20,17 +20,18 @@
 
 namespace joinable { inline namespace v0 {
 
-/// An engine's own NCCL communicator, lent. See NcclCollectives. While this object lives, nobody else
-/// uses the handle. When a rank fails, until this object has ended on all ranks, the handle is aborted,
-/// which frees it: so an engine ends it by give_back(), which says whether there is a handle to
-/// destroy, or has it revoked instead (NcclOptions::revoke).
+/// Borrows an engine's own NCCL communicator. See NcclCollectives. Nobody else may use the handle
+/// while this object lives. If a rank fails before this object has ended on all ranks, the handle
+/// is aborted, which frees it. An engine therefore calls give_back(), which returns the handle if
+/// there is one left to destroy, or has the handle revoked instead (NcclOptions::revoke).
 class NcclCommunicatorRef : public NcclCollectives {
 public:
-    /// Collective, blocks. `comm` has the ranks of `control` in the same order, and was made with
-    /// config.blocking = 0: with a blocking one NCCL could block the host for ever. Its collectives run
-    /// on `stream`. Control as for NcclCommunicator; all must outlive this object.
-    /// @throws ContractViolation  the handle is null, is blocking, is of other ranks, or of a device
-    ///         that is not the current one; then PeerFailed on the ranks where it is not.
+    /// Collective; blocks. `comm` has the ranks of `control` in the same order and was made with
+    /// config.blocking = 0: a blocking one could block the host for ever. Its collectives run on
+    /// `stream`. `control` is as for NcclCommunicator. All three must outlive this object.
+    /// @throws ContractViolation  the handle is null or blocking, or its ranks or its device differ
+    ///                            from `control` and the current device; ranks where it is fine
+    ///                            then throw PeerFailed.
     template <Communicator Control>
     NcclCommunicatorRef(
         Control& control, ncclComm_t comm, cudaStream_t stream, NcclOptions const& options = {}
@@ -64,16 +65,16 @@ public:
         }
     }
 
-    /// Collective: waits for the other ranks, up to the deadline, after which it aborts. While unwinding it
-    /// aborts at once. Otherwise the handle is its owner's again.
+    /// Collective. Waits for the other ranks; aborts at the deadline, or at once during unwinding.
+    /// Otherwise the owner may use the handle again.
     ~NcclCommunicatorRef() {
         if (is_lent_) {
             close(false);
         }
     }
 
-    /// Collective. What the destructor does, before it: nothing else may be called after. Returns the
-    /// handle, which is its owner's again; null if a failure of any rank has freed it.
+    /// Collective. Does early what the destructor does; call nothing else afterwards. Returns the
+    /// handle to its owner, or null if a failure of any rank has freed it.
     [[nodiscard]] ncclComm_t give_back() noexcept {
         is_lent_ = false;
         return close(false);

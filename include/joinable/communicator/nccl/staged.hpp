@@ -22,8 +22,8 @@ namespace joinable { inline namespace v0 {
 
 class StagedNcclCommunicator;
 
-/// A collective of a StagedNcclCommunicator, which it must not outlive. To wait for it is to make the
-/// host wait: then the result is in the host's buffer, which stays where it is until then.
+/// A collective of a StagedNcclCommunicator, which must outlive it. wait() blocks the host until
+/// the result is in the host's buffer. The buffer must stay in place until then.
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] StagedNcclWork {
 public:
     StagedNcclWork(StagedNcclWork&& other) noexcept
@@ -31,11 +31,11 @@ public:
     StagedNcclWork& operator=(StagedNcclWork&&) = delete;
     ~StagedNcclWork();
 
-    /// Up to the deadline. @throws as NcclWork::synchronize() does.
+    /// Ends at the deadline. @throws as NcclWork::synchronize() does.
     void wait();
-    /// True once the result is there. Blocks for no longer than a copy of it.
+    /// True once the result is there. Blocks only while it copies the result.
     [[nodiscard]] bool test();
-    /// The same without a deadline. @see NcclWork::progress
+    /// test() without a deadline. @see NcclWork::progress
     [[nodiscard]] bool progress();
 
 private:
@@ -48,8 +48,8 @@ private:
     StagedNcclCommunicator* owner_;
 };
 
-/// NCCL ranks as a communicator of the host, for the roll calls of a guard that has no communicator of
-/// the host at hand: the one of NcclCommunicator::from_environment() is its own.
+/// NCCL ranks as a host communicator, for the roll calls of a guard when no other host communicator
+/// is available: NcclCommunicator::from_environment() keeps its own private.
 ///
 /// @code
 /// auto comm = joinable::NcclCommunicator::from_environment();
@@ -57,19 +57,20 @@ private:
 /// joinable::Join guard{joinable::participants(ddp), joinable::control(staged)};
 /// @endcode
 ///
-/// Each collective is a copy to the device, an all-reduce or broadcast of NCCL behind all that NCCL has
-/// been given before, and a copy back, for which the host waits: where a host communicator answers a
-/// roll call while the device computes, this one answers when the last round's gradients are through.
-/// It does not wait for the engine's stream. Prefer control() with a communicator of the host.
+/// Each collective copies to the device, runs NCCL's all-reduce or broadcast after all earlier work
+/// of NCCL, and copies back. The host waits for that. A host communicator answers a roll call while
+/// the device computes; this one answers after the last round's gradients have been reduced. It
+/// does not wait for the engine's stream. Prefer control() with a host communicator.
 ///
-/// NCCL does not end a collective on all ranks at once. So if a rank aborts right after a roll call, one
-/// that has not seen its answer throws the abort's reason instead.
+/// NCCL does not end a collective on all ranks at once. If a rank aborts right after a roll call, a
+/// rank that has not seen its answer throws the abort's reason instead.
 ///
-/// One collective at a time, beside what `comm` does itself: for few words, not for gradients.
+/// One collective at a time, in addition to those of `comm`. It is for a few words, not for
+/// gradients.
 class StagedNcclCommunicator {
 public:
-    /// Local. `comm` outlives this.
-    /// @throws CommunicationError  CUDA gives no stream; nothing is aborted.
+    /// Local. `comm` must outlive this object.
+    /// @throws CommunicationError  CUDA cannot create a stream; nothing is aborted.
     explicit StagedNcclCommunicator(NcclCollectives& comm) : comm_{comm} {
         detail::CurrentCudaDevice const current{comm.device()};
         detail::require_cuda(
@@ -78,8 +79,8 @@ public:
     }
     StagedNcclCommunicator(StagedNcclCommunicator const&) = delete;
     StagedNcclCommunicator& operator=(StagedNcclCommunicator const&) = delete;
-    /// Waits for all that is under way, as to free memory of a device does without a deadline. While
-    /// unwinding it aborts.
+    /// Waits for all outstanding work, because freeing device memory waits without a deadline.
+    /// During unwinding it aborts.
     ~StagedNcclCommunicator() {
         if (unwinding_.has_begun()) {
             comm_.abort(detail::blamed_on(
@@ -92,15 +93,15 @@ public:
             } catch (...) { // NOLINT(bugprone-empty-catch): the failure has ended it on all ranks
             }
         }
-        static_cast<void>(cudaStreamSynchronize(stream_)); // copies, which wait for nobody
+        static_cast<void>(cudaStreamSynchronize(stream_)); // only copies, which need no other rank
         static_cast<void>(cudaStreamDestroy(stream_));
     }
 
     [[nodiscard]] int rank() const noexcept { return comm_.rank(); }
     [[nodiscard]] int size() const noexcept { return comm_.size(); }
 
-    /// In place, of memory of the host.
-    /// @throws ContractViolation  the last one is not over yet, or as NcclCommunicator.
+    /// In place, on host memory.
+    /// @throws ContractViolation  the last collective is not complete, or as NcclCommunicator.
     StagedNcclWork all_reduce(Buffer buffer, ReduceOp op) {
         return start(buffer, [&] { return words_.all_reduce(buffer, op); });
     }
@@ -111,7 +112,7 @@ public:
 
     void abort(AbortReason const& reason) { comm_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
-    /// Of `comm`, too.
+    /// Sets the deadline of `comm`, too.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return comm_.set_deadline(deadline);
     }
@@ -133,7 +134,7 @@ private:
         is_busy_ = true;
         return work;
     }
-    /// Runs f() with copies on our stream, for these alone. An error of CUDA on one rank ends all.
+    /// Runs f(), which copies on our stream. A CUDA error on one rank ends all ranks.
     template <class F>
     std::invoke_result_t<F const&> on_stream(F const& f) {
         struct Caller {

@@ -12,11 +12,11 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message on the stream of an NCCL communicator, which it must not outlive.
+/// A collective or a message on the stream of an NCCL communicator, which must outlive it.
 ///
-/// To wait for it is to order a stream behind it: the host goes on. Destroyed without a wait it makes
-/// the host wait, up to the deadline; while unwinding it aborts. After a wait its buffers may go in
-/// the order of the stream that waits (cudaFreeAsync).
+/// wait() orders a stream after it; the host continues. Destroying it without a wait blocks the
+/// host up to the deadline; during unwinding it aborts. After a wait, buffers may be freed in the
+/// order of the stream that waits (cudaFreeAsync).
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] NcclWork {
 public:
     NcclWork(NcclWork&& other) noexcept
@@ -35,29 +35,31 @@ public:
                 } else {
                     rank_->synchronize(*launch_);
                 }
-            } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are told
+            } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
             }
         }
         rank_->release(*launch_);
     }
 
-    /// What the caller's stream does from here on comes after the collective. The host waits no longer
-    /// than until NCCL has launched it.
-    /// @throws TimedOut, PeerFailed, CommunicationError, ...  what has ended the communicator, unless
-    ///         the results were final before; ContractViolation  its group is still open.
+    /// Later work on the caller's stream runs after the collective. The host waits only until NCCL
+    /// has launched it.
+    /// @throws TimedOut, PeerFailed, CommunicationError, ...  the reason why the communicator
+    ///         ended, unless the results were final before; ContractViolation  its group is still
+    ///         open.
     void wait() { wait(rank_->caller()); }
-    /// The same for a stream that is not the communicator's caller.
+    /// The same for another stream than the communicator's caller stream.
     void wait(cudaStream_t stream) {
         rank_->order_before(*launch_, stream);
         is_waited_for_ = true;
     }
-    /// True once the results are final. Does not block. @throws as wait() does; TimedOut, unless all
-    /// ranks are known to have posted it, once the time between tests of this work, each gap counted as
-    /// at most 10 ms, adds up to the deadline.
+    /// True once the results are final. Does not block.
+    /// @throws as wait() does; TimedOut, unless all ranks are known to have posted it, once the
+    ///         time between tests of this work adds up to the deadline. Each gap counts as at most
+    ///         10 ms.
     [[nodiscard]] bool test() { return rank_->test(*launch_, polled_); }
-    /// The same without that deadline, for a rank that waits in the end.
+    /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress() { return rank_->test(*launch_); }
-    /// Makes the host wait until the results are final, up to the deadline.
+    /// Blocks the host until the results are final, up to the deadline.
     /// @throws as wait() does.
     void synchronize() {
         rank_->synchronize(*launch_);

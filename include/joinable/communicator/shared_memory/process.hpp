@@ -19,92 +19,97 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between process ranks. wait() and test() are those of the class behind
-/// it, which all ranks of this machine share.
+/// A collective or a message between process ranks, with wait() and test(). All communicators in
+/// shared memory use the same class template.
 using ProcessWork = detail::GroupWork<detail::Room>;
 
 namespace detail {
 
-/// Before the bases that use the segment, so that it is there longer.
+/// The first base, so that the segment outlives the bases that use it.
 struct SegmentOwner {
-    std::shared_ptr<ProcessSegment> owned; ///< null: it is somebody else's
+    std::shared_ptr<ProcessSegment> owned; ///< null: another object owns it
 };
 
 } // namespace detail
 
-/// One rank of a group of unrelated processes, for ProcessCommunicator::attach.
+/// Identifies one rank of a group of independent processes, for ProcessCommunicator::attach.
 struct AttachOptions {
     int rank = 0;
     int size = 1;
-    std::string job; ///< the same on all ranks of the group; no other group has it meanwhile
-    std::chrono::nanoseconds deadline = default_deadline; ///< to find each other, and of all waits
+    std::string job; ///< the same on all ranks of the group; unique while the group exists
+    std::chrono::nanoseconds deadline = default_deadline; ///< for attach() and all waits
 };
 
-/// Ranks are processes of this machine, one object in each: made by run_processes(), or started by
-/// anybody and attached to each other by a name.
+/// Ranks are processes of this machine, with one object in each. run_processes() makes them;
+/// independently started processes attach to each other by a name.
 ///
-/// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
-/// rank order, up to 64 in flight, and a rank that computes holds up nobody. More than 2 KiB are
-/// copied into memory that the ranks share, and the result is copied back by wait() or test(). So is
-/// a message by the side that comes first. Nothing is copied of buffers that lie in an arena of this
-/// communicator: the others read and write them where they are. A rank has up to 64 GiB for all that
-/// and for the groups that it splits off, less where the system gives less address space; what it has
-/// used once is kept until the ranks end, and used again.
+/// Collectives behave like those of ThreadCommunicator and give bitwise identical results. They are
+/// asynchronous, combine in rank order, and up to 64 may be in flight. A busy rank delays no other
+/// rank. Buffers of more than 2 KiB are copied to memory that the ranks share; wait() or test()
+/// copies the result back. The side of a message that arrives first copies it there too. Buffers in
+/// an arena of this communicator are not copied: the other ranks read and write them in place. A
+/// rank has up to 64 GiB for all of this, including the groups that it splits off, or less if the
+/// system gives less address space. Memory that has been used is kept for reuse until the ranks
+/// end.
 ///
-/// From half a MiB on (2 MiB, where ranks share cores) an all_reduce, reduce or broadcast in which a
-/// rank's buffer is in no arena moves in slices, copied in and out while others compute: then every
-/// rank copies its slices inside wait() or test() of any collective, and one that computes
-/// something else holds up the others.
+/// From 512 KiB on (2 MiB if ranks share cores), an all_reduce, reduce or broadcast moves in slices
+/// if any rank's buffer is in no arena. Ranks copy slices in and out while others compute. Every
+/// rank copies its own slices inside wait() or test() of any collective, so a rank that computes
+/// something else then delays the others.
 ///
-/// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
-/// its number in that group, if it was a member. Where ranks have attached they look at each other
-/// while they wait; what dies with a rank is then the thread that attached it, so that thread has to
-/// stay as long as the communicator and those that were split from it.
+/// If a rank is killed, all others get PeerFailed at once, in every group. The error has the killed
+/// rank's number in that group, if it was a member. Attached ranks check each other while they
+/// wait. They detect the death of the thread that attached, so that thread must live as long as the
+/// communicator and those split from it.
 ///
-/// All members that take buffers throw ContractViolation before any data moves when counts or
-/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
-/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
+/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
+/// on floating-point numbers. The caller must keep buffers until the work has been waited for.
+/// Spans of counts are copied.
 class ProcessCommunicator : detail::SegmentOwner,
                             public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:
-    /// Meets the other ranks of the job, which call this, too: each in its own process or thread, as
-    /// the same user of the same machine. Returns when all have come. Until then the job has a file
-    /// in /dev/shm. Afterwards killing any process leaves nothing there. A rank takes some 14 KiB
-    /// there at the start, and more when it uses it: 2 KiB for each message below that in flight, a
-    /// table for each collective by counts in flight, and what its buffers need. A rank that finds no
-    /// room for that throws CommunicationError, and the others PeerFailed; so they do at once if rank 0
-    /// finds none at the start.
-    /// @throws TimedOut            naming the ranks that had not come at the deadline.
+    /// Meets the other ranks of the job. Each rank calls this in its own process or thread, as the
+    /// same user of the same machine. Returns when all have arrived. Until then the job has a file
+    /// in /dev/shm; afterwards killing any process leaves nothing there. A rank takes about 14 KiB
+    /// of /dev/shm at the start and more on use: 2 KiB for each message of up to 2 KiB in flight, a
+    /// table for each collective with counts in flight, and the space for its buffers. A rank for
+    /// which there is no space throws CommunicationError, and the others throw PeerFailed. The same
+    /// happens at once if there is none for rank 0 at the start.
+    /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
-    /// @throws ContractViolation   the rank is none, or another process is that rank already; ranks
-    ///                             have different world sizes.
-    /// @throws CommunicationError  /dev/shm is full; the job's file there is none that this program
-    ///                             can use: damaged, or of another version. Files of other users that
-    ///                             have its name are passed by.
+    /// @throws ContractViolation   the rank is out of range or already taken; ranks have
+    ///                             different world sizes.
+    /// @throws CommunicationError  /dev/shm is full; the job's file there is damaged, or of another
+    ///                             version of this library. Files of other users that have its name
+    ///                             are ignored.
     static ProcessCommunicator attach(AttachOptions const& options);
 
-    /// The same for ranks that mpirun, mpiexec, torchrun or srun started; see launch_environment().
-    /// @throws ContractViolation  also if that fails, or the ranks are on several machines.
+    /// Attaches a rank that mpirun, mpiexec, torchrun or srun started; see launch_environment().
+    /// @throws ContractViolation  also if launch_environment() fails, or the ranks are on several
+    ///                            machines.
     static ProcessCommunicator
     from_environment(std::chrono::nanoseconds deadline = default_deadline);
 
     /// For run_processes.
     ProcessCommunicator(detail::ProcessSegment& segment, int rank);
 
-    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
-    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
-    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
+    /// then by their rank here. The group inherits the deadline. Aborting this communicator aborts
+    /// the group, but not the reverse. Errors name ranks by their numbers in the group where they
+    /// occur.
     [[nodiscard]] ProcessCommunicator split(int color, int key);
 
     /// Local. Zeroed memory that the ranks share, for buffers that are reduced often. Memory of
-    /// destroyed arenas is used again. The first arena sets half of the shared memory aside for
-    /// arenas. Where that is full, an arena is from the heap, and its buffers are copied as others
-    /// are. An arena may outlive the communicator, not the process, and is used and destroyed by one
-    /// thread at a time with it. @throws ContractViolation  alignment is no power of two.
+    /// destroyed arenas is reused. The first arena reserves half of the shared memory for arenas.
+    /// When that is full, further arenas are on the heap, and their buffers are copied like any
+    /// others. An arena may outlive the communicator but not the process. One thread at a time may
+    /// use or destroy an arena or its communicator.
+    /// @throws ContractViolation  alignment is not a power of two.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment);
 
-    /// Collective, blocks. See shared_buffer().
+    /// Collective; blocks. See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes);
 
 private:

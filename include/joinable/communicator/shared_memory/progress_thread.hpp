@@ -9,20 +9,23 @@ namespace joinable { inline namespace v0 {
 
 /// A thread that computes a rank's share of large collectives while the rank does something else.
 ///
-/// Without one, a collective makes progress when a rank waits or tests; with one also in between, on
-/// another core. Worth it where ranks leave cores idle: while they wait for a device, or for data.
-/// Where every core computes it only takes turns with its rank. What it computes is the same bit for
-/// bit. It sleeps unless all ranks have posted a collective of more than 2 KiB.
+/// Without it, collectives make progress only while a rank waits or tests. With it they also
+/// progress in between, on another core. It helps if ranks leave cores idle, as when they wait for
+/// a device or for data. If every core computes, it only competes with its rank. Results are
+/// bitwise identical with and without it. It sleeps unless all ranks have posted a collective of
+/// more than 2 KiB.
 ///
-/// Each rank decides for itself, and one thread serves one communicator: not those split from it.
+/// Each rank decides for itself whether to have one. One thread serves one communicator, not those
+/// split from it.
 class ProgressThread {
 public:
-    /// Local. `comm` is a ThreadCommunicator or a ProcessCommunicator, and is there for longer.
-    /// @throws std::system_error  the system has no more threads.
+    /// Local. `comm` is a ThreadCommunicator or a ProcessCommunicator, and must outlive this
+    /// object.
+    /// @throws std::system_error  the system cannot start another thread.
     template <class Comm>
     explicit ProgressThread(Comm& comm)
         : helper_{comm.helper()}, thread_{[this] { helper_.run(); }} {}
-    /// Local. Returns when the chunk is through that it computes.
+    /// Local. Returns after the chunk that the thread is computing.
     ~ProgressThread() {
         helper_.stop();
         thread_.join();

@@ -25,29 +25,30 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// The life of the process of one rank, after it was made.
+/// Runs one rank in its new process, until the process exits.
 [[noreturn]] void run_rank(
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
 ) noexcept;
 
-/// Throws what the first rank said that failed by itself, not because of another. If several did, it is
-/// the one that the abort names.
+/// Throws the error of the first rank that failed by itself, not because of another. If several
+/// did, it is the one that the abort names.
 void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children);
 
-/// As run_processes(), which is called with so many types of bodies that it does nothing else.
+/// The part of run_processes() that does not depend on the body's type, so that it is compiled
+/// once.
 void run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body);
 
 } // namespace detail
 
-/// Makes `count` elements, all zero, that this process shares with those that it makes later: how
-/// results come back from run_processes(). Local, no rank calls this. What it returns may not be
-/// copied, so a body refers to it.
+/// Makes `count` zeroed elements that this process shares with processes that it creates later. Use
+/// it to return results from run_processes(). Local; no rank calls it. The result may not be
+/// copyable, so a body refers to it.
 ///
 /// @code
 /// auto const losses = joinable::shared_buffer<double>(4);
 /// joinable::run_processes(4, [&](auto& comm) { losses[comm.rank()] = train(comm); });
 /// @endcode
-/// @throws CommunicationError  the system does not give the memory.
+/// @throws CommunicationError  the system cannot provide the memory.
 template <class T>
 [[nodiscard]] SharedBuffer<T> shared_buffer(std::size_t count) {
     detail::check_shared_element<T>();
@@ -65,12 +66,12 @@ template <class T>
 }
 
 /// Runs `body(ProcessCommunicator&)` in `world_size` new processes, one rank each, and waits for
-/// all. The new processes are copies of this one, with this thread alone; what they change is not
-/// seen here, but in a shared_buffer(). They end with their body: no destructor of a static object
-/// runs. They are killed if this process dies, or this thread ends.
+/// all. The new processes are copies of this one that have only this thread. This process does not
+/// see their changes, except in a shared_buffer(). Each ends with its body; destructors of static
+/// objects do not run. They are killed if this process dies or this thread ends.
 ///
-/// If a body throws or a process dies, the others get PeerFailed from whatever they wait in. Those
-/// that have not ended after one more deadline, the longest that any of them has set, are killed.
+/// If a body throws or a process dies, the waits of the other ranks throw PeerFailed. Ranks that
+/// have not ended after one more deadline, the longest that any of them has set, are killed.
 /// @throws PeerFailed          with the number and the text of the rank that failed first.
 /// @throws ContractViolation   world_size is below 1.
 /// @throws CommunicationError  the system has no memory or no processes for the ranks.

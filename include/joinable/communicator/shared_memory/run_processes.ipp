@@ -32,8 +32,7 @@ JOINABLE_DEFINITION void run_rank(
             comm.abort(told);
         }
     }
-    std::fflush(nullptr
-    ); // _exit leaves alone what belongs to the program: its destructors and files
+    std::fflush(nullptr); // _exit skips the program's destructors and open files
     _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
 }
 
@@ -74,7 +73,7 @@ JOINABLE_DEFINITION void
 run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body) {
     ProcessSegment segment{world_size};
     ChildProcesses children{segment};
-    std::fflush(nullptr); // or each rank would print what this process has not printed yet
+    std::fflush(nullptr); // else each rank would print this process's buffered output again
     for (int rank = 0; rank < world_size; ++rank) {
         if (children.start()) {
             run_rank(segment, rank, body);

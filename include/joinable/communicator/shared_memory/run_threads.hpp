@@ -15,21 +15,21 @@ namespace detail {
 
 bool is_of_a_peer(std::exception_ptr const& error);
 
-/// The first of the exceptions that ended the ranks' bodies, not those that other ranks threw because of
-/// it. `named` are the ranks that the abort names.
+/// The first exception that a rank's body threw by itself, not because another rank failed. `named`
+/// are the ranks that the abort names.
 std::exception_ptr
 original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& named, int first);
 
-/// As run_threads(), which is called with so many types of bodies that it does nothing else.
+/// The part of run_threads() that does not depend on the body's type, so that it is compiled once.
 void run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& body);
 
 } // namespace detail
 
 /// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
 ///
-/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
-/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
-/// number at once. A thread that is stuck in the caller's own code cannot be ended.
+/// If a body throws, the waits of the other ranks throw PeerFailed, and this function rethrows the
+/// original exception. If a rank returns while others wait for it, they throw PeerFailed with its
+/// number at once. A thread that blocks in the caller's own code cannot be ended.
 /// @throws ContractViolation  world_size is below 1.
 template <class F>
 void run_threads(int world_size, F body) {

@@ -39,7 +39,7 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
         }
     };
     for (int const rank : ranks) {
-        if (static_cast<std::size_t>(rank) < errors.size()) { // anybody may abort, and name anybody
+        if (static_cast<std::size_t>(rank) < errors.size()) { // any code may abort, with any ranks
             look_at(errors[static_cast<std::size_t>(rank)]);
         }
     }
@@ -73,7 +73,7 @@ run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& b
             for (int rank = 1; rank < world_size; ++rank) {
                 threads.emplace_back(run, rank);
             }
-        } catch (...) { // the system has no more threads: the started ones must not wait for them
+        } catch (...) { // no more threads: the started ones must not wait for them
             group.abort(
                 {FailureKind::communication, {}, "a thread for a rank could not be started"}, 0
             );

@@ -15,22 +15,23 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between thread ranks. wait() and test() are those of the class behind
-/// it, which all ranks of this machine share.
+/// A collective or a message between thread ranks, with wait() and test(). All communicators in
+/// shared memory use the same class template.
 using ThreadWork = detail::GroupWork<detail::Heap>;
 
-/// Ranks are threads of this process: made by run_threads(), one object per rank.
+/// Ranks are threads of this process. run_threads() makes one object per rank.
 ///
-/// Reductions combine every element in rank order, so results are the same bit for bit in whatever
-/// order ranks arrive. Products of a scaled sum are rounded before they are added, those of 16-bit
-/// numbers to float. Everything is asynchronous: a rank that waits or tests does the work for all,
-/// so a rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish
-/// the oldest. Ranks compare what they are about to do in every collective. No allocation, no lock
-/// and no system call in a collective unless a rank waits long.
+/// Reductions combine every element in rank order, so results are bitwise identical in whatever
+/// order ranks arrive. A scaled sum rounds each product before adding it; products of 16-bit
+/// numbers are rounded to float. Everything is asynchronous: a rank that waits or tests does the
+/// work of all ranks, so a busy rank delays nobody. Up to 64 collectives may be in flight; posting
+/// another one first completes the oldest. Every collective compares what the ranks are about to
+/// do. A collective neither allocates nor locks, and makes no system call unless a rank waits long.
 ///
-/// All members that take buffers throw ContractViolation before any data moves when counts or
-/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
-/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
+/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
+/// on floating-point numbers. The caller must keep buffers until the work has been waited for.
+/// Spans of counts are copied.
 class ThreadCommunicator
     : public detail::BoardCommunicator<detail::GroupRank<detail::Heap>, ThreadWork> {
 public:
@@ -39,12 +40,13 @@ public:
         detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
     );
 
-    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
-    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
-    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
+    /// then by their rank here. The group inherits the deadline. Aborting this communicator aborts
+    /// the group, but not the reverse. Errors name ranks by their numbers in the group where they
+    /// occur.
     [[nodiscard]] ThreadCommunicator split(int color, int key);
 
-    /// Collective, blocks. See shared_buffer().
+    /// Collective; blocks. See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes);
 
 private:

@@ -20,8 +20,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A collective of ranks that are connected by TCP. Destroyed unfinished it waits up to the deadline;
-/// while unwinding it aborts. After that nothing writes to this rank's buffer.
+/// A collective of ranks that TCP connects. The destructor of unfinished work waits up to the
+/// deadline; during unwinding it aborts. After that nothing writes to this rank's buffer.
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] TcpWork {
 public:
     TcpWork(TcpWork&& other) noexcept;
@@ -30,15 +30,15 @@ public:
     ~TcpWork();
 
     /// Blocks until this rank's buffer is final. Waiting again returns at once, or throws again.
-    /// @throws Mismatch  ranks said different things; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
-    ///         had arrived before.
+    /// @throws Mismatch  the ranks' calls differ; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless every
+    ///         rank had arrived before.
     void wait() { rank_->finish(sequence_); }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut, while
-    /// some rank has not arrived, once the time between tests of this work, each gap counted as at
-    /// most 10 ms, adds up to the deadline.
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
+    ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
     [[nodiscard]] bool test() { return rank_->test(sequence_); }
-    /// The same without that deadline, for a rank that waits in the end.
+    /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress() { return rank_->progress(sequence_); }
 
 private:
@@ -51,43 +51,47 @@ private:
     detail::Unwinding unwinding_;
 };
 
-/// Ranks are processes or threads on any machines: one object in each, connected by TCP to rank 0. For
-/// the roll calls of a guard and other small collectives, next to a communicator that moves gradients.
+/// Ranks are processes or threads on any machines. There is one object in each, connected by TCP to
+/// rank 0. It is for the roll calls of a guard and other small collectives, next to a communicator
+/// that moves gradients.
 ///
-/// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
-/// rank order, up to 64 in flight, and compared across ranks. A message goes to rank 0, where a thread
-/// of its own combines it, and back: so what completes, and why all ends, is decided in one place, and
-/// rank 0 may compute meanwhile. The other ranks have no thread. What they post is under way at once as
-/// far as the kernel takes it, some ten thousand bytes; the rest goes when they wait, test or post.
+/// Collectives behave like those of ThreadCommunicator and give bitwise identical results. They are
+/// asynchronous, combine in rank order, and are compared across ranks; up to 64 may be in flight.
+/// Each buffer goes to rank 0, where a separate thread combines it, and back. One place thus
+/// decides which collectives complete and why they end, and rank 0 may compute meanwhile. The other
+/// ranks have no thread. The kernel takes some ten thousand bytes when a rank posts; the rest is
+/// sent when the rank waits, tests or posts.
 ///
-/// An abort, a rank that leaves, or one that dies reaches all others at once, also while they
-/// compute; a machine that is out of reach is noticed after 30 s, or at the deadline. A rank 0 that
-/// is stopped answers nobody: then each rank throws TimedOut, 5 s after its deadline. If rank 0
-/// dies, a collective may have completed on some ranks alone.
+/// An abort, a rank that leaves, and one that dies reach all others at once, even while they
+/// compute. An unreachable machine is noticed after 30 s, or at the deadline. If rank 0 is stopped,
+/// it answers nobody: each rank throws TimedOut 5 s after its deadline. If rank 0 dies, a
+/// collective may have completed on some ranks only.
 ///
-/// A process that connects has to know the secret, which is sent as it is: that keeps out other
-/// jobs and strangers, not those who can read the network. All machines have one order of bytes. A
-/// process that forks keeps the connections of its rank open in the child: they end with both.
+/// A process that connects must know the secret, which is sent in plain text. It keeps out other
+/// jobs and strangers, but nobody who can read the network. All machines must have the same byte
+/// order. If a process forks, the child keeps the connections of its rank open until both processes
+/// have ended.
 ///
-/// All members that take buffers throw ContractViolation before any data moves when a root is no rank,
-/// memory is missing, floats are combined bit by bit, or there are more than 1 GiB. Buffers are the
-/// caller's until the work has been waited for.
+/// All members that take buffers throw ContractViolation before any data moves if the root is not a
+/// rank, memory is missing, the operation is bitwise on floating-point numbers, or the data exceeds
+/// 1 GiB. The caller must keep buffers until the work has been waited for.
 class TcpCommunicator : public detail::BasicCollectives<TcpCommunicator, TcpWork> {
 public:
-    /// Meets the other ranks of the job, which call this, too. Returns when all have come. Rank 0
-    /// listens until then; who connects and does not belong to the job disturbs nobody.
-    /// @throws TimedOut            naming the ranks that had not come when the time was over.
+    /// Meets the other ranks of the job, which call this too. Returns when all have arrived. Rank 0
+    /// listens until then; connections that do not belong to the job disturb no rank.
+    /// @throws TimedOut            some ranks, which it names, had not arrived in time.
     /// @throws PeerFailed          a rank died meanwhile.
-    /// @throws ContractViolation   the rank is none, or somebody is that rank already; rank 0 has
+    /// @throws ContractViolation   the rank is out of range or already taken; rank 0 has
     ///                             another job, secret or world size.
     /// @throws CommunicationError  rank 0 cannot listen there; another program answers, or one with
     ///                             another version of this library.
     static TcpCommunicator attach(TcpOptions const& options);
-    /// The same for rank 0, which listens already. What the options say of address and port is of no
-    /// account. @throws ContractViolation  also if it is another rank.
+    /// The same for rank 0, with a listener that it has already. The address and port of the
+    /// options are ignored.
+    /// @throws ContractViolation  also if this is not rank 0.
     static TcpCommunicator attach(TcpListener listener, TcpOptions const& options);
-    /// The same for ranks that mpirun, mpiexec, torchrun or srun started; see tcp_environment().
-    /// @throws ContractViolation  also if that fails.
+    /// Attaches a rank that mpirun, mpiexec, torchrun or srun started; see tcp_environment().
+    /// @throws ContractViolation  also if tcp_environment() fails.
     static TcpCommunicator from_environment(std::chrono::nanoseconds deadline = default_deadline) {
         TcpOptions options = tcp_environment();
         options.connect_timeout = deadline;
@@ -97,15 +101,15 @@ public:
 
     TcpCommunicator(TcpCommunicator const&) = delete;
     TcpCommunicator& operator=(TcpCommunicator const&) = delete;
-    /// The rank leaves: ranks that wait for it get PeerFailed. Blocks for a moment, and for up to 5 s
-    /// where somebody does not answer.
+    /// The rank leaves: ranks that wait for it throw PeerFailed. Blocks briefly, or up to 5 s if a
+    /// rank does not answer.
     ~TcpCommunicator();
 
     [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
 
-    /// Local. The first reason wins; every wait that cannot complete any more throws it. Returns when
-    /// rank 0 has said which that is, and after 5 s where it does not answer.
+    /// Local. The first reason wins; every wait that can no longer complete throws it. Returns when
+    /// rank 0 has reported the winning reason, or after 5 s if rank 0 does not answer.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
 
@@ -113,14 +117,15 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_.set_deadline(deadline);
     }
-    /// Local. The ranks that wait for this one do so for one more deadline from now.
+    /// Local. Ranks that wait for this one now wait for one more deadline from this call.
     void keep_alive() { rank_.keep_alive(); }
 
-    /// Local, but asks rank 0. Who has not arrived in this rank's oldest unfinished collective.
+    /// Local, but asks rank 0. The ranks that have not arrived in this rank's oldest unfinished
+    /// collective.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
 private:
-    /// The two ends of the connection between rank 0 and where all meet.
+    /// The two ends of the connection between rank 0 and its hub.
     struct Ends {
         detail::Socket hub;
         detail::Socket rank;
@@ -140,7 +145,7 @@ private:
     TcpWork post(detail::Request const& request);
 
     detail::HubThread hub_;        // on rank 0
-    mutable detail::TcpRank rank_; // asking reads what has come
+    mutable detail::TcpRank rank_; // asking reads incoming messages
     detail::Unwinding unwinding_;
 };
 

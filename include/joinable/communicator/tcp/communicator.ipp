@@ -29,7 +29,7 @@ JOINABLE_DEFINITION TcpWork::~TcpWork() {
             rank_->abort_for_exception("a collective");
         }
         wait();
-    } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+    } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
     }
 }
 
@@ -61,7 +61,7 @@ JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
     if (unwinding_.has_begun()) {
         try {
             rank_.abort_for_exception("the scope of its communicator");
-        } catch (...) { // NOLINT(bugprone-empty-catch): it leaves, which the others notice, too
+        } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves
         }
     }
 }

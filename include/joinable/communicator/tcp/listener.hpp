@@ -14,12 +14,13 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Where rank 0 listens, before it attaches: for programs that let the system choose a port, and tell
-/// the other ranks themselves. Ranks that connect meanwhile wait.
+/// Listens for rank 0 before it attaches. It is for programs that let the system choose a port and
+/// tell the other ranks themselves. Ranks that connect before rank 0 attaches wait.
 class TcpListener {
 public:
-    /// Listens at a number of this machine, or at "localhost"; at every number of it for any other
-    /// name, which may stand for another number on another machine. Port 0: the system chooses one.
+    /// Listens on a numeric address of this machine, or on "localhost". Any other name may mean a
+    /// different address on another machine, so the listener then takes every address of this
+    /// machine. Port 0: the system chooses one.
     /// @throws CommunicationError  the port is in use, or the address is not of this machine.
     explicit TcpListener(std::string const& address, std::uint16_t port = 0)
         : socket_{detail::listen_at(address, port)} {}

@@ -16,30 +16,34 @@
 
 namespace joinable { inline namespace v0 {
 
-/// One rank of a group on several machines, for TcpCommunicator::attach. All but the rank is the same
-/// on all ranks.
+/// One rank of a group on several machines, for TcpCommunicator::attach. Everything but the rank is
+/// the same on all ranks.
 ///
-/// The secret keeps out programs that reach the port of rank 0 and do not know it: ranks of other jobs,
-/// port scanners, users of the same machines. It travels as it is, and nothing is encrypted or signed:
-/// a program that reads the network learns it and sees the data, one that changes what passes may forge
-/// both, and one that takes the port before rank 0 listens there is sent it. A rank that has the secret
-/// is believed what it computes. What it sends is checked, as is what rank 0 sends: neither can do more
-/// than end the job or give it wrong numbers. Use it in a network that you trust, else within a tunnel.
+/// The secret keeps out programs that reach the port of rank 0 without knowing it: ranks of other
+/// jobs, port scanners, and users of the same machines. It is sent in plain text; nothing is
+/// encrypted or signed.
+/// - A program that reads the network learns the secret and sees the data.
+/// - A program that changes network traffic can forge both.
+/// - A program that takes the port before rank 0 listens there receives the secret.
+///
+/// The values computed by a rank that has the secret are trusted. Messages from ranks and from rank
+/// 0 are checked: at worst they end the job or give it wrong numbers. Use it in a network that you
+/// trust, or within a tunnel.
 struct TcpOptions {
     int rank = 0;
     int size = 1;
-    std::string job;        ///< no other group at this port has it meanwhile; up to 1024 bytes
-    std::string address;    ///< of the machine of rank 0: a name, or a number of IPv4 or IPv6
-    std::uint16_t port = 0; ///< where rank 0 listens
-    std::string secret;     ///< a rank that does not have it is turned away; up to 1024 bytes
-    std::chrono::nanoseconds connect_timeout = default_deadline; ///< to find each other
-    std::chrono::nanoseconds deadline = default_deadline;        ///< of all waits after that
+    std::string job;        ///< no other group at this port may use it meanwhile; up to 1024 bytes
+    std::string address;    ///< of rank 0's machine: a name, or an IPv4 or IPv6 address
+    std::uint16_t port = 0; ///< on which rank 0 listens
+    std::string secret;     ///< rank 0 rejects ranks without it; up to 1024 bytes
+    std::chrono::nanoseconds connect_timeout = default_deadline; ///< for attach()
+    std::chrono::nanoseconds deadline = default_deadline;        ///< for all waits after that
 };
 
-/// What the launcher of this process says (see launch_environment()), and where rank 0 is: MASTER_ADDR
-/// and MASTER_PORT, or JOINABLE_ADDR and JOINABLE_PORT, which are asked before. JOINABLE_SECRET is the
-/// secret. `lookup(name)` returns the value of a variable, null where it is not set.
-/// @throws ContractViolation  variables are missing, are no numbers, or contradict each other.
+/// Reads what the launcher of this process says (see launch_environment()). JOINABLE_ADDR and
+/// JOINABLE_PORT say where rank 0 is; without them MASTER_ADDR and MASTER_PORT do. JOINABLE_SECRET
+/// is the secret. `lookup(name)` returns the value of a variable, or null if it is not set.
+/// @throws ContractViolation  variables are missing, are not numbers, or contradict each other.
 template <class Lookup>
 [[nodiscard]] TcpOptions tcp_environment(Lookup const& lookup) {
     auto const text = [&](char const* name) {

@@ -13,8 +13,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Elements that go from one place of a device's memory to another one, times a factor: what kernels
-/// are given.
+/// A copy within a device's memory, times a factor, in the form that kernels take.
 struct CudaCopy {
     /// A loop over elements. Steps are in elements.
     struct Level {
@@ -25,23 +24,23 @@ struct CudaCopy {
 
     void const* from; ///< null: zeros
     void* to;
-    double factor; ///< 1 copies bits; else the dtype is a floating-point one
+    double factor; ///< 1 copies bits; any other needs a floating-point dtype
     std::size_t count;
     DType dtype;
     std::uint8_t levels;          ///< at least one
-    Level level[max_tensor_rank]; ///< innermost first; neighbours are merged where they can be
+    Level level[max_tensor_rank]; ///< innermost first; neighbours are merged where possible
 };
 
-/// Functions that run kernels, from a source file that nvcc compiled. See cuda_kernels.hpp.
+/// Functions that run kernels, from a source file compiled by nvcc. See cuda_kernels.hpp.
 struct CudaKernels {
-    /// All copies, which do not depend on each other, in the order of the stream. `copies` may change
-    /// when this returns. The current device is the stream's.
+    /// Runs all copies, which are independent, in the order of the stream. `copies` may change when
+    /// this returns. The current device is the stream's.
     cudaError_t (*run)(CudaCopy const* copies, std::size_t count, cudaStream_t stream);
 };
 
 namespace detail {
 
-/// `from` null: zeros. Elements of both lie in the same order.
+/// A copy of elements in the same order in both places. `from` null: zeros.
 [[nodiscard]] inline CudaCopy
 cuda_copy(void const* from, Shape const& from_strides, double factor, AnyView const& to) {
     CudaCopy copy{from, to.data(), factor, to.numel(), to.dtype(), 0, {}};

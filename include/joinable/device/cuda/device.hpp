@@ -33,7 +33,7 @@ inline void require_cuda(cudaError_t error, std::string_view call) {
     }
 }
 
-/// A device is the current one of this thread as long as this lives.
+/// Makes a device the current one of this thread while this object lives.
 class CurrentCudaDevice {
 public:
     explicit CurrentCudaDevice(int index) {
@@ -58,16 +58,16 @@ private:
 
 } // namespace detail
 
-/// Memory of a CUDA device, between two streams: one on which everything here runs in order with the
-/// collectives of a communicator, and the engine's, on which gradients are made and used. They may be
-/// one: then a communicator with streams of its own comes in between.
+/// Memory of a CUDA device, used by two streams. On the first, everything here runs in order with
+/// the collectives of a communicator. On the second, the engine makes and uses gradients. They may
+/// be the same stream; a communicator with its own streams then orders them.
 ///
-/// Without kernels copies go through the runtime, one call for each two-dimensional block of a
-/// tensor, and only the communicator can scale (ScalesSums). With kernels (use_kernels) a
+/// Without kernels, copies go through the runtime, with one call for each two-dimensional block of
+/// a tensor, and only the communicator can scale (ScalesSums). With kernels (use_kernels), a
 /// submission is one launch, and packing scales.
 class CudaDevice final : public Device {
 public:
-    /// The streams are of device `index` and outlive this; null is the default stream.
+    /// The streams are of device `index` and must outlive this object; null is the default stream.
     CudaDevice(int index, cudaStream_t stream, cudaStream_t engine_stream) noexcept
         : index_{index}, stream_{stream}, engine_stream_{engine_stream} {}
     ~CudaDevice() override {
@@ -78,19 +78,20 @@ public:
 
     [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
     [[nodiscard]] cudaStream_t engine_stream() const noexcept { return engine_stream_; }
-    /// From the next submission on; what was submitted stays where it is: the caller orders both.
+    /// Takes effect at the next submission. Submitted work stays on the old streams; the caller
+    /// orders both.
     void set_streams(cudaStream_t stream, cudaStream_t engine_stream) noexcept {
         stream_ = stream;
         engine_stream_ = engine_stream;
     }
-    /// Before the device is used by a reducer. See cuda_kernels().
+    /// Call this before a reducer uses the device. See cuda_kernels().
     void use_kernels(CudaKernels const& kernels) noexcept { kernels_ = kernels; }
 
     [[nodiscard]] DeviceId id() const noexcept override { return {DeviceKind::cuda, index_}; }
 
-    /// By cudaMalloc, not from a pool: it is asked for once, and what is registered with a transport
-    /// must not come from one. Blocks until it is zeroed, and for nothing else: a stream may be behind
-    /// a collective to which a rank that has failed never comes.
+    /// Uses cudaMalloc, not a pool: it is called once, and memory from a pool cannot be registered
+    /// with a transport. Blocks only until the memory is zeroed, because a stream may be waiting
+    /// for a collective that a failed rank never joins.
     [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) override {
         detail::check_alignment(alignment);
         if (bytes == 0) {
@@ -110,7 +111,7 @@ public:
     }
 
     void copy(AnyView const& from, AnyView const& to) override { take("copy", from, 1.0, to); }
-    /// @throws ContractViolation  also where there are no kernels and the factor is not 1.
+    /// @throws ContractViolation  also if there are no kernels and the factor is not 1.
     void scale_copy(AnyView const& from, double factor, AnyView const& to) override {
         if (factor != 1.0 && (!can_scale() || !is_floating_point(to.dtype()))) {
             throw ContractViolation{detail::concat(
@@ -130,8 +131,8 @@ public:
     }
     [[nodiscard]] bool can_scale() const noexcept override { return kernels_.run != nullptr; }
 
-    /// @throws ContractViolation  the engine's stream captures a graph: nothing was submitted.
-    ///         CommunicationError  the runtime refuses.
+    /// @throws ContractViolation  the engine's stream is capturing a graph: nothing was submitted.
+    /// @throws CommunicationError  the runtime refuses.
     void submit() override {
         detail::CurrentCudaDevice const current{index_};
         cudaStreamCaptureStatus status{};
@@ -146,7 +147,7 @@ public:
         }
         order(engine_stream_, stream_);
         running_.clear();
-        running_.swap(queue_); // empty whatever happens
+        running_.swap(queue_); // empty even if this throws
         run(running_);
     }
     void finish() override {
@@ -155,7 +156,7 @@ public:
         order(stream_, engine_stream_);
     }
 
-    /// Through a second arena as large as the first one, which is freed when this returns.
+    /// Uses a second arena as large as the first one, which is freed when this returns.
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
         submit();
         Arena const other = allocate(arena.bytes(), Arena::default_alignment);
@@ -169,7 +170,8 @@ public:
         submit();
     }
 
-    /// Pinned: before a copy from other memory the runtime may wait for the stream, without a deadline.
+    /// Pinned memory: copying from other memory, the runtime may wait for the stream without a
+    /// deadline.
     [[nodiscard]] Arena allocate_staging(std::size_t bytes) override {
         if (bytes == 0) {
             return {};
@@ -243,7 +245,7 @@ private:
         }
     }
 
-    /// What comes on `later` from now on runs after what is on `earlier`.
+    /// Later work on `later` runs after earlier work on `earlier`.
     void order(cudaStream_t earlier, cudaStream_t later) {
         if (earlier != later) {
             if (event_ == nullptr) {

@@ -20,10 +20,10 @@ namespace joinable { inline namespace v0 {
 namespace detail {
 
 inline constexpr unsigned int copy_threads = 256;
-/// What a block of threads copies, in elements.
+/// The number of elements that a block of threads copies.
 inline constexpr std::size_t copy_chunk = 8 * copy_threads;
 
-/// What one launch is given, by value.
+/// The argument of one launch, passed by value.
 template <std::size_t Room>
 struct CopyBatch {
     CudaCopy copies[Room];
@@ -31,7 +31,8 @@ struct CopyBatch {
     std::uint32_t count;
 };
 
-/// As many copies as fit into a kernel's arguments: 4 KiB, and 32764 bytes from CUDA 12.1 on.
+/// The number of copies that fit into a kernel's arguments: 4 KiB, and 32764 bytes from CUDA 12.1
+/// on.
 template <std::size_t Bytes>
 inline constexpr std::size_t copies_in =
     (Bytes - 2 * sizeof(std::uint32_t)) / (sizeof(CudaCopy) + sizeof(std::uint32_t));
@@ -43,7 +44,7 @@ template <class T>
 struct CopyBits {
     __host__ __device__ T operator()(T element) const { return element; }
 };
-/// As on the host: 16 bits compute in float and round once.
+/// As on the host: 16-bit numbers are computed in float and rounded once.
 template <class T>
 struct ScaleElement {
     T factor;
@@ -64,7 +65,7 @@ struct ScaleElement<__nv_bfloat16> {
     }
 };
 
-/// One thread's part of the elements [begin, end) of a copy: every `threads`-th one.
+/// One thread's part of the elements [begin, end) of a copy: every `threads`-th element.
 template <class T, class Operation>
 __host__ __device__ void copy_elements(
     CudaCopy const& copy,
@@ -91,7 +92,7 @@ __host__ __device__ void copy_elements(
     }
 }
 
-/// The same for whatever the copy is of. All threads of a block go the same way.
+/// The same for any dtype. All threads of a block take the same branch.
 __host__ __device__ inline void copy_part(
     CudaCopy const& copy,
     std::size_t begin,
@@ -151,11 +152,11 @@ __host__ __device__ inline void copy_part(
     }
 }
 
-/// What thread `thread` of block `block` does.
+/// The work of thread `thread` of block `block`.
 template <std::size_t Room>
 __host__ __device__ void
 copy_in_block(CopyBatch<Room> const& batch, std::uint32_t block, unsigned int thread) {
-    std::uint32_t low = 0; // the last copy that begins at this block or before it
+    std::uint32_t low = 0; // the last copy that begins at or before this block
     std::uint32_t high = batch.count;
     while (high - low > 1) {
         std::uint32_t const middle = low + (high - low) / 2;
@@ -172,7 +173,7 @@ __global__ void run_copies(__grid_constant__ CopyBatch<Room> const batch) {
     copy_in_block(batch, blockIdx.x, threadIdx.x);
 }
 
-/// Fills a batch. Returns how many copies were taken; those without elements need no block.
+/// Fills a batch. Returns how many copies were taken; copies without elements need no block.
 template <std::size_t Room>
 std::size_t fill_batch(CopyBatch<Room>& batch, CudaCopy const* copies, std::size_t count) {
     std::size_t taken = 0;
@@ -213,7 +214,8 @@ cudaError_t launch_copies(CudaCopy const* copies, std::size_t count, cudaStream_
     return cudaSuccess;
 }
 
-/// The argument of a launch is copied however full it is: so few copies have a smaller one.
+/// A launch copies its whole argument, however full it is. A few copies therefore use a smaller
+/// one.
 inline cudaError_t
 launch_all_copies(CudaCopy const* copies, std::size_t count, cudaStream_t stream) {
     return count <= few_copies ? launch_copies<few_copies>(copies, count, stream)
@@ -222,10 +224,10 @@ launch_all_copies(CudaCopy const* copies, std::size_t count, cudaStream_t stream
 
 } // namespace detail
 
-/// Kernels for CudaDevice::use_kernels: a submission of up to 138 copies is one launch, more take
-/// one for each 138 (17 before CUDA 12.1). Compiled by nvcc 13 and run thread by thread on the host; not
-/// run on a GPU yet. For one source file that nvcc compiles; the others need
-/// only a declaration of a function that returns what this returns.
+/// Kernels for CudaDevice::use_kernels. A submission of up to 138 copies is one launch; larger ones
+/// need one launch for each 138 (17 before CUDA 12.1). Compiled by nvcc 13 and run thread by thread
+/// on the host; not run on a GPU yet. Include this in one source file that nvcc compiles. Other
+/// files need only a declaration of a function that returns this result.
 [[nodiscard]] inline CudaKernels cuda_kernels() noexcept {
     return {&detail::launch_all_copies};
 }

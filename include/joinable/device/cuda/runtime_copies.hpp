@@ -11,18 +11,18 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Does a copy without kernels: by the runtime's own copies of rows, as few of them as it takes.
+/// Runs a copy without kernels, as a minimal number of the runtime's copies of rows.
 class CudaRuntimeCopies {
 public:
     explicit CudaRuntimeCopies(cudaStream_t stream) noexcept : stream_{stream} {}
 
-    /// The factor is 1.
+    /// @pre the factor is 1
     [[nodiscard]] cudaError_t run(CudaCopy const& copy) const {
         if (copy.count == 0) {
             return cudaSuccess;
         }
         std::size_t const size = size_of(copy.dtype);
-        // A row is what lies together in both places, a block is rows at even distances.
+        // A row is contiguous in both places. A block is rows at equal distances.
         bool const has_row =
             copy.level[0].to == 1 && (copy.from == nullptr || copy.level[0].from == 1);
         std::size_t const width = has_row ? copy.level[0].extent * size : size;
@@ -30,7 +30,7 @@ public:
     }
 
 private:
-    /// The loops in [first, last), from the outermost one.
+    /// Runs the loops in [first, last), starting with the outermost one.
     cudaError_t loop(
         CudaCopy const& copy,
         std::size_t last,
@@ -66,7 +66,7 @@ private:
         return cudaSuccess;
     }
 
-    /// What the runtime takes as a distance of rows: at least their width, less than 2 GiB.
+    /// Whether the runtime accepts this distance of rows: at least their width, less than 2 GiB.
     static bool is_pitch(std::size_t step, std::size_t width) noexcept {
         return step >= width && step <= std::size_t{(std::numeric_limits<int>::max)()};
     }

@@ -15,9 +15,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The order in which the elements of two views of the same extents are visited: the target's
-/// smallest step innermost, since writes cost more than reads; dimensions of extent 1 dropped;
-/// neighbours merged where both views step through them evenly. Steps are in bytes.
+/// The order in which to visit the elements of two views of the same extents. The target's smallest
+/// step is innermost, since writes cost more than reads. Dimensions of extent 1 are dropped, and
+/// neighbours are merged if both views step through them evenly. Steps are in bytes.
 class Loops {
 public:
     Loops(Shape const& extents, Shape const& from, Shape const& to, std::size_t element_bytes) {
@@ -66,8 +66,8 @@ public:
     /// The innermost loop: a row.
     [[nodiscard]] Level const& inner() const noexcept { return levels_[rank_ - 1]; }
 
-    /// Whether the source is read across its rows: then the two innermost loops go by tiles, and
-    /// `across()` is the one whose steps are small in the source.
+    /// Whether the source is read across its rows. The two innermost loops then run over tiles, and
+    /// `across()` is the loop with small steps in the source.
     [[nodiscard]] bool has_tiles() const noexcept { return has_tiles_; }
     [[nodiscard]] Level const& across() const noexcept { return levels_[rank_ - 2]; }
 
@@ -116,31 +116,31 @@ private:
     bool has_tiles_ = false;
 };
 
-/// How a plane is transposed: by tiles of so many columns and rows.
+/// How a plane is transposed: in tiles of this many columns and rows.
 template <class Bits>
 struct Tiling {
     void (*transpose)(Plane);
     std::size_t columns;
     std::size_t rows;
-    bool is_direct;   ///< to the target, else into a buffer
-    bool is_in_cache; ///< in the second level
+    bool is_direct;   ///< writes to the target, else into a buffer
+    bool is_in_cache; ///< fits in the second-level cache
 };
 
-/// Elements of a buffered tile in each direction, so many that the processor fetches its rows ahead, on
-/// both sides. In cache half of it is enough, which stays in the first level.
+/// The length of a buffered tile's sides, in elements. At this length the processor prefetches rows
+/// on both sides. In cache, half of it is enough and stays in the first level.
 template <class Bits>
 inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof(Bits);
 
-/// The tiling of `plane` for a processor. Elements that only move, from a dense source to a dense
-/// target, go there directly if it stays in cache and its rows do not evict each other, or if it would
-/// not stay in any (memcpy writes past the caches then, too).
+/// The tiling of `plane` for a processor. If elements are only moved, from a dense source to a
+/// dense target, they go there directly in two cases: the plane fits in cache and its rows do not
+/// evict each other, or it fits in no cache (memcpy then writes past the caches, too).
 template <class Bits>
 Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
     auto* const transpose = transpose_function<Bits>(set);
     bool const is_wide = set == InstructionSet::avx512;
     std::size_t const bytes = plane.rows * plane.columns * sizeof(Bits);
     bool const is_in_cache = bytes <= std::size_t{1} << 20U;
-    // Lines of so many rows of the target stay in a first-level cache of 8 ways of 4 KiB.
+    // This many rows of the target keep their lines in a first-level cache of 8 ways of 4 KiB.
     std::size_t const power = std::size_t{1} << std::countr_zero(plane.to_step | 4096U);
     std::size_t const run = (std::min)((is_wide ? 128 : 64) / sizeof(Bits), 8 * 4096 / power);
     if (is_dense && is_in_cache && run * sizeof(Bits) >= 64) {
@@ -154,8 +154,9 @@ Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) no
     return {transpose, size, size, false, is_in_cache};
 }
 
-/// Applies `rows_function(from, to, count, rows)` to a plane whose source is read across: tiles are first
-/// transposed into a buffer, or just to the target, so that a cache line of either is touched once.
+/// Applies `rows_function(from, to, count, rows)` to a plane whose source is read across. Tiles are
+/// first transposed, into a buffer or directly to the target, so that each cache line is touched
+/// once.
 template <class Bits, bool only_moves, class RowsFunction>
 void for_each_tile(
     Loops::Level const& across,
@@ -186,7 +187,7 @@ void for_each_tile(
             }
             tiling.transpose(tile);
             if (!tiling.is_in_cache && i + tiling.rows < plane.rows) {
-                prefetch(tile_at(i + tiling.rows, k)); // no processor foresees a step of rows
+                prefetch(tile_at(i + tiling.rows, k)); // no processor predicts a step of rows
             }
             if (!tiling.is_direct) {
                 Rows<std::byte const> const source{tile.to, sizeof(Bits), tile.to_step};
@@ -196,7 +197,8 @@ void for_each_tile(
     }
 }
 
-/// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two views.
+/// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two
+/// views.
 template <class Bits, bool only_moves = false, class RowsFunction>
 void for_all_rows(
     Loops& loops, std::byte const* from, std::byte* to, RowsFunction const& rows_function

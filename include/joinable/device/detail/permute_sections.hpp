@@ -9,7 +9,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Exchanges two ranges that do not overlap, through the stack.
+/// Exchanges two ranges that do not overlap, through a buffer on the stack.
 void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept;
 
 /// Exchanges two neighbours, `left` and `right` bytes long, by swapping blocks (Gries and Mills,
@@ -18,22 +18,23 @@ void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcep
 
 [[nodiscard]] std::size_t bytes_of(Section const* sections, std::size_t count) noexcept;
 
-/// Moves the sections whose position is below `pivot` in front of the others, keeping the order of
-/// both, and their bytes with them. `base` is where the first one is. Returns how many go in front.
+/// Moves the sections with a position below `pivot` before the others, with their bytes. The order
+/// within both groups is kept. `base` is the address of the first section. Returns the number of
+/// sections before the others.
 std::size_t partition_sections(
     std::byte* base, Section* sections, std::size_t count, std::size_t pivot
 ) noexcept;
 
-/// Sorts neighbouring sections by position, and their bytes with them. `first` is the lowest
-/// position; none is missing.
+/// Sorts adjacent sections by position, with their bytes. `first` is the lowest position; the
+/// positions have no gaps.
 void sort_sections(
     std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
 ) noexcept;
 
-/// Moves sections inside one piece of memory, without another. `sections` are in the order of
-/// `from`; gaps between them may be anywhere, and their contents are lost.
-/// Complexity: of the bytes, linear where the order stays, else times the square of the logarithm of
-/// the number of sections at most.
+/// Moves sections within one block of memory, without another block. `sections` are in the order of
+/// `from`. There may be gaps between them, whose contents are lost. Complexity: linear in the bytes
+/// if the order stays the same; else at most that times the square of the logarithm of the number
+/// of sections.
 void permute_sections(std::byte* memory, std::vector<Section>& sections) noexcept;
 
 }}} // namespace joinable::v0::detail

@@ -10,14 +10,16 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Registers, of bytes as Bytes16: compilers find the instruction for larger elements in what moves together.
+/// A register as bytes, like Bytes16. Compilers find the instruction for larger elements by the
+/// bytes that move together.
 using Bytes32 [[gnu::vector_size(32)]] = unsigned char;
 using Bytes64 [[gnu::vector_size(64)]] = unsigned char;
 using Words16 [[gnu::vector_size(16)]] = std::uint64_t;
 using Words32 [[gnu::vector_size(32)]] = std::uint64_t;
 
-/// Which byte of two registers, one behind the other, is byte i when elements of `size` bytes of their
-/// low or high halves are interleaved. A wider register is several of 16 bytes side by side.
+/// Interleaves elements of `size` bytes from the low or high halves of two registers. Returns which
+/// byte of the two, one after the other, becomes byte i. A wider register is several registers of
+/// 16 bytes side by side.
 template <std::size_t width, std::size_t size, bool high>
 constexpr int interleaved(std::size_t i) noexcept {
     std::size_t const element = i % 16 / size;
@@ -68,7 +70,7 @@ interleave(Bytes64 const& a, Bytes64 const& b, Bytes64& result) noexcept {
     // clang-format on
 }
 
-/// Reads 16 bytes at each of as many places as fill a register, `step` bytes from one to the next.
+/// Fills a register with 16 bytes from each of several places, which are `step` bytes apart.
 [[gnu::always_inline]] inline void
 load_pieces(std::byte const* from, std::size_t, Bytes16& result) noexcept {
     result = load<Bytes16>(from);
@@ -90,9 +92,9 @@ load_pieces(std::byte const* from, std::size_t step, Bytes64& result) noexcept {
     ));
 }
 
-/// Transposes squares of as many rows as 16 bytes have elements, of which those below the first become
-/// its neighbours, as many as fill a register: interleaving the first half of the rows with the second
-/// half, log2(rows) times, is a perfect shuffle of all index bits.
+/// Transposes squares. Each has as many rows as 16 bytes have elements. The squares below the first
+/// one become its neighbours, as many as fill a register. Interleaving the first half of the rows
+/// with the second half, log2(rows) times, is a perfect shuffle of all index bits.
 template <class Bits, class Register, bool streams>
 [[gnu::always_inline]] inline void transpose_squares(
     std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step
@@ -117,7 +119,7 @@ template <class Bits, class Register, bool streams>
     }
     JOINABLE_UNROLL
     for (std::size_t i = 0; i < n; ++i) {
-        Register const row = rows[i]; // not by its address: it must stay in a register
+        Register const row = rows[i]; // no reference: it must stay in a register
         if constexpr (streams) {
             stream(to, row);
         } else {
@@ -128,8 +130,8 @@ template <class Bits, class Register, bool streams>
     }
 }
 
-/// A plane of which element (i, k) is read at `from + i * row_step + k * column_step` bytes and written
-/// to `to + k * to_step + i * sizeof(Bits)`.
+/// A plane: element (i, k) is read at `from + i * row_step + k * column_step` bytes and written to
+/// `to + k * to_step + i * sizeof(Bits)`.
 struct Plane {
     std::byte const* from;
     std::size_t row_step;
@@ -140,8 +142,8 @@ struct Plane {
     std::size_t to_step;
 };
 
-/// Asks for the memory of a plane that will be read soon. Inlined, because GCC drops calls of a function
-/// that does nothing else.
+/// Prefetches the memory of a plane that will be read soon. Inlined, because GCC drops calls of a
+/// function that does nothing else.
 [[gnu::always_inline]] inline void prefetch(Plane const& plane) noexcept {
     for (std::size_t i = 0; i < plane.rows; ++i) {
         for (std::size_t at = 0; at < plane.columns * plane.column_step; at += 64) {
@@ -150,7 +152,8 @@ struct Plane {
     }
 }
 
-/// Transposes what squares cover of the rows from `done` on. Returns how many rows are done then.
+/// Transposes the rows from `done` on that whole squares cover. Returns the number of rows done so
+/// far.
 template <class Bits, class Register, bool streams = false>
 [[gnu::always_inline]] inline std::size_t transpose_rows(Plane const plane, std::size_t done) {
     constexpr std::size_t n = 16 / sizeof(Bits);
@@ -168,7 +171,7 @@ template <class Bits, class Register, bool streams = false>
     return done;
 }
 
-/// Transposes a plane, by the widest registers first.
+/// Transposes a plane, with the widest registers first.
 template <class Bits, class Register, bool streams = false>
 [[gnu::always_inline]] inline void transpose_plane(Plane const plane) {
     std::size_t even_rows = 0;
@@ -189,7 +192,7 @@ template <class Bits, class Register, bool streams = false>
     }
 }
 
-// The same for each instruction set.
+// The same loop for each instruction set.
 template <class Bits>
 JOINABLE_LOOP void transpose_baseline(Plane plane) {
     transpose_plane<Bits, Bytes16>(plane);
@@ -207,7 +210,7 @@ JOINABLE_LOOP_AVX512 void transpose_avx512(Plane plane) {
     }
 }
 
-/// The function that transposes on this processor, through the caches.
+/// The function that transposes on this processor through the caches.
 template <class Bits>
 auto transpose_function(InstructionSet set = instruction_set()) noexcept {
     switch (set) {

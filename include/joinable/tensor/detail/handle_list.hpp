@@ -11,11 +11,12 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Handles on objects whose types were forgotten. An index is a position in the list.
+/// A list of type-erased handles. An index is a position in the list.
 ///
-/// `Handle` says what it is made of: `Handle::takes<T>`, of a `T&` and perhaps an owner;
-/// `Handle::shares_storage<T>`, whether a copy of a `T` is as good as the object itself;
-/// `Handle::of_null(i)`, what stands for a null pointer at position `i`, if that does not throw.
+/// `Handle` has these members:
+/// - `Handle::takes<T>`: whether it can be made from a `T&` and perhaps an owner.
+/// - `Handle::shares_storage<T>`: whether a copy of a `T` is as good as the object itself.
+/// - `Handle::of_null(i)`: the handle for a null pointer at position `i`, unless it throws.
 template <class Handle>
 class HandleList {
 public:
@@ -45,13 +46,13 @@ template <class Range, class Handle>
 concept range_of_taken =
     Handle::template takes<item_of<Range>> || pointer_to_taken<item_of<Range>, Handle>;
 
-/// Whether `append` can make handles of what is in the range, or of the one object that stands there
-/// for a range.
+/// Whether `append` can make handles for the items of the range, or for a single object in place of
+/// a range.
 template <class Range, class Handle>
 concept has_items_for = list_of<Range, Handle> || range_of_taken<Range, Handle> ||
                         Handle::template takes<std::remove_reference_t<Range>>;
 
-/// Appends a handle on `object`, or on a copy of it where the object does not stay.
+/// Appends a handle to `object`, or to a copy of it if the object is temporary.
 template <bool Stays, class Handle, class T>
 void append_object(HandleList<Handle>& list, T& object) {
     constexpr bool is_shared = Handle::template shares_storage<T>;
@@ -63,15 +64,15 @@ void append_object(HandleList<Handle>& list, T& object) {
     if constexpr (Stays) {
         list.push_back(Handle{object});
     } else if constexpr (is_shared) {
-        // Copied, not moved: a temporary view may show handles that somebody owns.
+        // Copied, not moved: a temporary view may refer to handles that another object owns.
         auto owned = std::make_shared<std::remove_const_t<T>>(object);
         list.push_back(Handle{*owned, owned});
     }
 }
 
-/// Appends handles on the objects in a range. It keeps the addresses of objects in a named range, copies
-/// of pointers and smart pointers, and copies of handles in a temporary range. A list is spliced in. One
-/// object is taken as a range of one.
+/// Appends handles to the objects in a range. For a named range it keeps the addresses of objects
+/// and copies of pointers and smart pointers. It copies the handles in a temporary range. The items
+/// of a list are appended one by one. A single object counts as a range of one.
 template <class Handle, class Range>
 void append(HandleList<Handle>& list, Range&& range) {
     if constexpr (list_of<Range, Handle>) {

@@ -11,17 +11,19 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Two binary trees over the same ranks, and the rounds in which blocks go down them. A rank has at most two
-/// children in both trees together. (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
-/// broadcast, reduction and scan", 2009.)
+/// Two binary trees over the same ranks, and the rounds in which blocks travel down them. A rank
+/// has at most two children in both trees together. (Sanders, Speck and Träff, "Two-tree algorithms
+/// for full bandwidth broadcast, reduction and scan", 2009.)
 ///
-/// A tree is over positions: 0 is the root and has one child, and the others are numbered in order, so odd
-/// positions are leaves. Tree 0 has rank r at position r. Tree 1 has it at position N - 1 - r where N is even,
-/// and at r - 1 (mod N) where N is odd: leaves of one tree have children in the other.
+/// A tree is over positions. Position 0 is the root and has one child. The others are numbered in
+/// order, so odd positions are leaves. Tree 0 has rank r at position r. Tree 1 has it at position N
+/// - 1 - r if N is even, and at r - 1 (mod N) if N is odd. Leaves of one tree then have children in
+/// the other.
 ///
-/// Each edge goes from a parent to a child, and has colour 0 or 1. Edges that leave a rank differ in colour,
-/// as do edges that reach it. A block goes down an edge in a round of the edge's colour, and the next block
-/// two rounds later; so a rank sends at most one block in a round, and receives at most one.
+/// Each edge goes from a parent to a child, and has colour 0 or 1. Edges that leave a rank differ
+/// in colour, as do edges that reach it. A block travels down an edge in a round of the edge's
+/// colour, and the next block two rounds later. A rank therefore sends at most one block in a
+/// round, and receives at most one.
 class DoubleTree {
 public:
     static constexpr int trees = 2;
@@ -41,7 +43,7 @@ public:
         int const position = position_of(tree, rank);
         return position == 0 ? Transfer::nobody : rank_at(tree, parent_of(position));
     }
-    /// Transfer::nobody where there are fewer.
+    /// Transfer::nobody for each child that is missing.
     [[nodiscard]] std::array<int, 2> children(int tree, int rank) const noexcept {
         int const position = position_of(tree, rank);
         std::array<int, 2> found{Transfer::nobody, Transfer::nobody};
@@ -57,8 +59,8 @@ public:
         }
         return found;
     }
-    /// Whether `rank` comes before `other` in the order of operands: that of ranks, but where N is odd, rank 0 is
-    /// the last one in tree 1.
+    /// Whether `rank` comes before `other` in the order of operands. That is the order of ranks,
+    /// except that rank 0 is the last one in tree 1 if N is odd.
     [[nodiscard]] bool comes_before(int tree, int rank, int other) const noexcept {
         auto const place = [&](int of) {
             return tree == 1 && ranks_ % 2 == 1 && of == 0 ? ranks_ : of;
@@ -69,11 +71,11 @@ public:
     [[nodiscard]] int start(int tree, int rank) const noexcept {
         return starts_[static_cast<std::size_t>(tree)][static_cast<std::size_t>(rank)];
     }
-    /// Rounds until the first block has reached all ranks.
+    /// The number of rounds until the first block has reached all ranks.
     [[nodiscard]] int rounds() const noexcept { return rounds_; }
 
 private:
-    /// From the parent of `rank` to it. Without a rank there is none.
+    /// The edge from the parent of `rank` to it. A negative rank: no edge.
     struct Edge {
         int tree = 0;
         int rank = Transfer::nobody;
@@ -126,8 +128,8 @@ private:
         }
         return {};
     }
-    /// Edges are next to each other where they leave or reach the same rank: they form paths, and rings of
-    /// even length, along which colours alternate.
+    /// Edges are adjacent if they leave or reach the same rank. They form paths, and rings of even
+    /// length, along which colours alternate.
     void paint() {
         for (int tree = 0; tree < trees; ++tree) {
             for (int rank = 0; rank < ranks_; ++rank) {
@@ -149,8 +151,8 @@ private:
             colour(edge) = next;
         }
     }
-    /// A child's first round is the first one of its colour after its parent's; parents come first, because
-    /// their positions have higher lowest bits.
+    /// A child's first round is the first one of its colour after its parent's. Parents come first,
+    /// because the lowest set bit of their positions is higher.
     void start() {
         for (int tree = 0; tree < trees && ranks_ > 1; ++tree) {
             for (int bit = top(); bit != 0; bit /= 2) {
@@ -167,10 +169,10 @@ private:
     int ranks_;
     int rounds_ = 0;
     std::array<std::vector<std::int32_t>, trees>
-        starts_; ///< the colours, until all have one; roots: -1
+        starts_; ///< first the colours, then the rounds; roots: -1
 };
 
-/// The steps of one rank along two trees. Each of them has one half of the buffer, in blocks.
+/// The steps of one rank along two trees. Each tree carries one half of the buffer, in blocks.
 class DoubleTreeSteps {
 public:
     DoubleTreeSteps() = default;
@@ -191,13 +193,14 @@ public:
         }
     }
 
-    /// The roots' blocks reach all ranks.
+    /// The roots' blocks travel to all ranks.
     [[nodiscard]] bool descend(std::int64_t round, MessageStep& step) const noexcept {
         step.receive = block_of(from_parents_, round, Transfer::in_place, false);
         step.send = block_of(to_children_, round, Transfer::in_place, false);
         return round < rounds_;
     }
-    /// Blocks are combined at the roots: they go the same ways back, in the opposite order of rounds.
+    /// Blocks are combined at the roots. They travel the same edges backwards, in the opposite
+    /// order of rounds.
     [[nodiscard]] bool climb(std::int64_t number, MessageStep& step) const noexcept {
         std::int64_t const round = rounds_ - 1 - number / 2;
         if (round < 0) {
@@ -218,7 +221,7 @@ private:
         int peer = Transfer::nobody;
         int tree = 0;
         int start = 0;
-        bool is_left = false; ///< the child's elements are left operands
+        bool is_left = false; ///< the child's elements are the left operands
     };
     using Edges = std::array<Edge, 2>; ///< by colour
 
@@ -226,8 +229,8 @@ private:
     static std::size_t parity_of(std::int64_t round) noexcept {
         return static_cast<std::size_t>(round & 1);
     }
-    /// The block that goes along an edge in a round downwards, if any. The first block comes last where rounds
-    /// go backwards.
+    /// The block that travels down an edge in a round, if any. In backward rounds the first block
+    /// comes last.
     [[nodiscard]] Transfer
     block_of(Edges const& edges, std::int64_t round, int slot, bool is_backwards) const noexcept {
         Edge const& edge = edges[parity_of(round)];
@@ -245,8 +248,8 @@ private:
     }
 
     ElementRange whole_;
-    std::int64_t blocks_ = 1; ///< of each half
-    std::int64_t rounds_ = 0; ///< down the trees
+    std::int64_t blocks_ = 1; ///< in each half
+    std::int64_t rounds_ = 0; ///< to travel down the trees
     Edges from_parents_;
     Edges to_children_;
 };

@@ -28,8 +28,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The collectives of one rank, which run one after another in the order in which they were posted. So a rank
-/// that waits for a later one also does its part in those before, in whatever order the others wait.
+/// The collectives of one rank. They run one after another in the order in which they were posted.
+/// A rank that waits for a later one also does its part in the earlier ones, in whatever order
+/// other ranks wait.
 template <class Comm>
 class MessageEngine {
 public:
@@ -43,7 +44,8 @@ public:
                              : choose_algorithm(bytes, comm_.size(), options_.costs);
     }
 
-    /// The number of the collective, for the other members. @throws what an earlier collective has thrown.
+    /// Returns the collective's number, for the other members.
+    /// @throws the error of an earlier collective.
     [[nodiscard]] std::uint64_t post(Request const& request) {
         if (failure_) {
             std::rethrow_exception(failure_);
@@ -59,11 +61,11 @@ public:
     [[nodiscard]] bool test(std::uint64_t number) { return advance(number, Waiting::tests); }
     [[nodiscard]] bool progress(std::uint64_t number) { return advance(number, Waiting::polls); }
 
-    /// The other sides of the messages that this rank waits for.
+    /// The peers of the messages that this rank waits for.
     [[nodiscard]] std::vector<int> missing_ranks() const {
         return run_ ? run_->missing_ranks() : std::vector<int>{};
     }
-    /// Tells the others that an exception is leaving `what` on this rank, where the communicator can.
+    /// Tells the others that an exception is leaving `what` on this rank, if the communicator can.
     void abort_for_exception(char const* what) {
         if constexpr (has_abort<Comm>) {
             AbortReason const reason{
@@ -78,16 +80,16 @@ private:
         Descriptor signature;
         Buffer buffer;
     };
-    /// A collective is up to three schedules, one after another.
+    /// A collective consists of up to three consecutive schedules.
     enum class Stage : std::uint8_t {
-        compare, ///< whether all ranks say the same
-        name,    ///< they do not: which of them say what
+        compare, ///< whether all ranks request the same
+        name,    ///< if not: which ranks request what
         move,
     };
-    /// What ranks that differ tell each other: signature, count, options.
+    /// The words that differing ranks exchange: signature, count, options.
     using Words = std::array<std::uint64_t, 3>;
 
-    /// Whether the collective is done. Runs those before it, too.
+    /// Whether the collective is done. Also runs those before it.
     [[nodiscard]] bool advance(std::uint64_t number, Waiting waiting) {
         while (!is_done(number)) {
             if (failure_) {
@@ -104,7 +106,7 @@ private:
         }
         return true;
     }
-    /// Whether the first collective's schedule has run to its end.
+    /// Whether the first collective's schedule has finished.
     [[nodiscard]] bool advance_first(Waiting waiting) {
         if (!run_) {
             begin(options_.check && comm_.size() > 1 ? Stage::compare : Stage::move);
@@ -219,7 +221,8 @@ private:
     [[nodiscard]] std::uint64_t* words_of_rank(int rank) noexcept {
         return words_.data() + std::tuple_size_v<Words> * static_cast<std::size_t>(rank);
     }
-    /// A bit in which ranks differ is 0 in the conjunction of the hashes, and in that of their complements.
+    /// Where ranks differ in a bit, that bit is 0 in the conjunction of the hashes and in the
+    /// conjunction of their complements.
     [[nodiscard]] bool is_same_on_all_ranks() const noexcept {
         return compared_[0] == ~compared_[1];
     }
@@ -248,7 +251,7 @@ private:
         };
     }
 
-    /// All ranks hear why, where the communicator can tell them; then no rank touches buffers any more.
+    /// Tells all ranks the reason, if the communicator can; then no rank uses the buffers any more.
     void fail(std::exception_ptr error) {
         if constexpr (has_abort<Comm>) {
             comm_.abort(blamed_on(comm_.rank(), reason_of(error)));
@@ -260,14 +263,14 @@ private:
     Comm& comm_;
     MessageOptions options_;
     std::deque<Posted> posted_; ///< and not done
-    std::uint64_t done_ = 0;    ///< so many are
+    std::uint64_t done_ = 0;    ///< number of finished collectives
     std::exception_ptr failure_;
     Stage stage_ = Stage::move;
     std::array<std::uint64_t, 2> compared_{};
-    std::vector<std::uint64_t> words_; ///< of all ranks
+    std::vector<std::uint64_t> words_; ///< from all ranks
     std::uint8_t met_ = 0;
     std::vector<std::byte> scratch_;
-    std::optional<ScheduleRun<Comm>> run_; ///< of the first that is posted
+    std::optional<ScheduleRun<Comm>> run_; ///< of the first posted collective
 };
 
 }}} // namespace joinable::v0::detail

@@ -10,8 +10,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The ranks that take part in an algorithm, which are numbered from 0. The first surplus ranks are the even
-/// ones; each is stood in for by the rank after it.
+/// The ranks that take part in an algorithm, numbered from 0. The first surplus ranks are the even
+/// ones; the next rank takes part for each of them.
 struct Folding {
     int ranks = 1;
     int count = 1;
@@ -29,8 +29,8 @@ struct Folding {
     }
 };
 
-/// Rings of participants: each is of `extent` participants that are `stride` apart. An extent of 2 makes
-/// partners, which exchange halves.
+/// Rings of participants. Each has `extent` participants that are `stride` apart. An extent of 2
+/// makes partners, which exchange halves.
 struct Ring {
     int stride = 1;
     int extent = 1;
@@ -44,10 +44,11 @@ struct Ring {
     }
 };
 
-/// Blocks that arrive one after another, each of them in pieces, and are combined: which step does what.
+/// Blocks that arrive one after another, each in pieces, and are combined. It tells which step does
+/// what.
 ///
-/// A whole block is combined before it goes on. A piece of a block is combined while the next piece
-/// travels; it goes on after that, because there are at least two.
+/// A whole block is combined before it is sent on. A piece of a block is combined while the next
+/// piece travels, and is sent on after that, because there are at least two.
 class Pieces {
 public:
     Pieces() = default;
@@ -59,7 +60,7 @@ public:
     [[nodiscard]] std::int64_t steps() const noexcept {
         return of_block_ == 1 ? 2 * count_ : count_ + (count_ == 0 ? 0 : 1);
     }
-    /// The piece that is on its way in a step; negative: none.
+    /// The piece that travels in a step; negative: none.
     [[nodiscard]] std::int64_t received_in(std::int64_t step) const noexcept {
         if (of_block_ == 1) {
             return step % 2 == 0 ? step / 2 : -1;
@@ -112,8 +113,8 @@ public:
           longer_{range.size() % static_cast<std::size_t>(extent_)},
           pieces_{extent_ - 1, least_ + (longer_ == 0 ? 0 : 1), segment} {}
 
-    /// Block p of the range, combined over the ring, comes to be at position p. Each block begins its way at
-    /// the next position and is combined with that of each rank that it reaches.
+    /// Combines block p of the range over the ring; the result is at position p. Each block starts
+    /// at the next position and is combined with the block of each rank that it reaches.
     [[nodiscard]] bool scatter(std::int64_t number, MessageStep& step) const noexcept {
         if (number >= pieces_.steps()) {
             return false;
@@ -130,7 +131,7 @@ public:
         }
         return true;
     }
-    /// Block p of position p comes to be at all positions.
+    /// Distributes block p of position p to all positions.
     [[nodiscard]] bool gather(std::int64_t number, MessageStep& step) const noexcept {
         if (number >= extent_ - 1) {
             return false;
@@ -159,8 +160,8 @@ private:
     int next_ = 0;
     int last_ = 0;
     std::size_t begin_ = 0;
-    std::size_t least_ = 0;  ///< elements of the shorter blocks
-    std::size_t longer_ = 0; ///< how many blocks have one more
+    std::size_t least_ = 0;  ///< elements of a shorter block
+    std::size_t longer_ = 0; ///< the number of blocks with one more
     Pieces pieces_;
 };
 

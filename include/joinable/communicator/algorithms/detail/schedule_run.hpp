@@ -17,14 +17,14 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How a caller goes on with what is on its way.
+/// How a caller proceeds with messages in flight.
 enum class Waiting : std::uint8_t {
     blocks,
     tests, ///< ends by the deadline
-    polls, ///< the same without a deadline
+    polls, ///< like tests, without a deadline
 };
 
-/// Runs the steps of one rank of a schedule over messages of `Comm`.
+/// Runs one rank's steps of a schedule over messages of `Comm`.
 template <class Comm>
 class ScheduleRun {
 public:
@@ -53,7 +53,7 @@ public:
             start(comm, step_);
         }
     }
-    /// The other sides of messages that are on their way.
+    /// The peers of messages in flight.
     [[nodiscard]] std::vector<int> missing_ranks() const {
         std::vector<int> ranks;
         if (receiving_) {
@@ -72,7 +72,7 @@ private:
     void start(Comm& comm, MessageStep const& step) {
         if (!step.receive.is_none()) {
             (void)receiving_.emplace(comm.receive(place_of(step.receive), step.receive.peer, tag_)
-            ); // the work is kept: nvcc 13 looks at what emplace() returns
+            ); // keeps the work: nvcc 13 looks at emplace()'s result
         }
         if (!step.send.is_none()) {
             (void)sending_.emplace(comm.send(place_of(step.send), step.send.peer, tag_));

@@ -11,8 +11,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// The steps of one rank along a tree in which whole buffers travel.
 ///
-/// Ranks from the root on are numbered from 0. The parent of a number is the same without its lowest digit
-/// that is not 0, where digits are of base `radix`: 2 makes a binomial tree, N a star.
+/// Ranks are numbered from 0, starting with the root. The parent's number is the rank's number
+/// without its lowest non-zero digit, in base `radix`: 2 makes a binomial tree, N a star.
 class TreeSteps {
 public:
     TreeSteps() = default;
@@ -28,7 +28,7 @@ public:
         }
     }
 
-    /// The buffers of all ranks are combined at the root, those of children in ascending order.
+    /// Combines the buffers of all ranks at the root, those of children in ascending order.
     [[nodiscard]] bool climb(std::int64_t step_number, MessageStep& step) const noexcept {
         if (step_number < 2 * children_) {
             if (step_number % 2 == 0) {
@@ -43,7 +43,8 @@ public:
         }
         return parent_ != Transfer::nobody && step_number == 2 * children_;
     }
-    /// The root's buffer reaches all ranks. The last children come first: they have the most to do.
+    /// Sends the root's buffer to all ranks. The last children come first, because they have the
+    /// most to do.
     [[nodiscard]] bool descend(std::int64_t step_number, MessageStep& step) const noexcept {
         std::int64_t const received = parent_ != Transfer::nobody ? 1 : 0;
         if (step_number < received) {

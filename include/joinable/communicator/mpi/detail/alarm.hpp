@@ -22,22 +22,23 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What ranks tell each other beside the data; the tag of the message.
+/// The control messages between ranks. The value is the message's tag.
 enum class MpiWord : int {
-    abort,      ///< a reason
-    leave,      ///< the last word of a rank that closes: what it has done
-    gone,       ///< the last word of a rank that does nothing more
-    keep_alive, ///< it is at work
-    question,   ///< how many collectives have you posted? With a number of its own
-    answer,     ///< that number, and how many
+    abort,      ///< with a reason
+    leave,      ///< the last message of a rank that closes: what it has done
+    gone,       ///< the last message of a rank that has stopped
+    keep_alive, ///< it is working
+    question,   ///< how many collectives have you posted? Has a number
+    answer,     ///< that number, and the count
 };
 
-/// Small messages between all ranks, over a communicator of their own, so that data never holds them up.
-/// Every wait polls them. They are small enough that MPI sends them at once, whatever the others do.
+/// Small control messages between all ranks, over a separate communicator, so that data does not
+/// delay them. Every wait polls them. They are small enough that MPI sends them at once, whatever
+/// the receivers do.
 class MpiAlarm {
 public:
-    /// Some 4 KiB are what MPI implementations send without asking the receiver. A reason has a bit for
-    /// each rank, too.
+    /// MPI implementations send about 4 KiB without asking the receiver. A reason also has a bit
+    /// for each rank.
     static constexpr std::size_t most_bytes = 3800;
 
     MpiAlarm(MPI_Comm comm, int rank, int size) : comm_{comm}, rank_{rank}, size_{size} {
@@ -72,7 +73,7 @@ public:
         }
     }
 
-    /// Calls take(word, from, body) for each message that has come.
+    /// Calls take(word, from, body) for each message that has arrived.
     template <class Take>
     void poll(Take const& take) {
         while (receive_ != MPI_REQUEST_NULL) {
@@ -80,7 +81,7 @@ public:
             MPI_Status status;
             int const code = MPI_Test(&receive_, &is_there, &status);
             if (code != MPI_SUCCESS) {
-                receive_ = MPI_REQUEST_NULL; // it must not be asked again: MPI may have freed it
+                receive_ = MPI_REQUEST_NULL; // do not test it again: MPI may have freed it
             }
             check_mpi(code, "MPI_Test");
             if (is_there == 0) {
@@ -96,7 +97,7 @@ public:
             static_cast<void>(has_sent());
         }
     }
-    /// Whether all that was told is on its way.
+    /// Whether MPI has taken all messages.
     [[nodiscard]] bool has_sent() {
         sent_.remove_if([](Sent& sent) {
             int is_done = 0;
@@ -106,14 +107,15 @@ public:
         return sent_.empty();
     }
 
-    /// Hears nothing any more.
+    /// Stops receiving.
     void stop_listening() {
         if (receive_ != MPI_REQUEST_NULL) {
             check_mpi(MPI_Cancel(&receive_), "MPI_Cancel");
             check_mpi(MPI_Wait(&receive_, MPI_STATUS_IGNORE), "MPI_Wait");
         }
     }
-    /// Frees the communicator. @pre all ranks have said their last word, and each has heard that of all
+    /// Frees the communicator. @pre each rank has sent its last message and has received the last
+    /// messages of all
     void close() {
         stop_listening();
         check_mpi(MPI_Comm_free(&comm_), "MPI_Comm_free");
@@ -147,10 +149,10 @@ private:
     int size_;
     std::array<std::byte, most_bytes> received_{};
     MPI_Request receive_ = MPI_REQUEST_NULL;
-    std::list<Sent> sent_; ///< a body must not move
+    std::list<Sent> sent_; ///< a list, because bodies must not move
 };
 
-/// A reason as all ranks tell it: its text is cut where it does not fit into a message.
+/// A reason in the form that all ranks send: its text is cut to fit into a message.
 [[nodiscard]] inline AbortReason sendable(AbortReason reason, int size) {
     std::size_t const room = MpiAlarm::most_bytes - 3 - (static_cast<std::size_t>(size) + 7) / 8;
     if (reason.message.size() > room) {
@@ -160,8 +162,8 @@ private:
     std::erase_if(reason.ranks, [&](int rank) { return rank < 0 || rank >= size; });
     return reason;
 }
-/// Its kind, how many bytes have a bit for each rank, these bytes, and the text. A group may be told a reason
-/// of the one around it, which names ranks that the group does not have.
+/// The kind, the number of bytes that have the bits of ranks, these bytes, and the text. A group
+/// may receive the reason of its parent, with ranks that the group does not have.
 [[nodiscard]] inline std::vector<std::byte> packed(AbortReason const& reason) {
     std::vector<std::byte> bytes(3);
     for (int const rank : reason.ranks) {
@@ -192,9 +194,9 @@ private:
     return reason;
 }
 
-/// What a rank that closes says to another one.
+/// The last message of a rank that closes, to one other rank.
 struct MpiLeave {
-    /// A collective that it has posted and that is not complete.
+    /// A collective that the rank has posted and that is not complete.
     struct Open {
         std::uint64_t number = 0;
         std::uint64_t word = 0; ///< of its Descriptor
@@ -205,7 +207,7 @@ struct MpiLeave {
     };
     std::uint64_t posted = 0;   ///< collectives
     std::uint64_t sent = 0;     ///< messages to that rank
-    std::uint64_t received = 0; ///< messages from that rank that it has asked for
+    std::uint64_t received = 0; ///< receives that it has posted for messages from that rank
     std::vector<Open> open;
     bool is_gone = false;
 

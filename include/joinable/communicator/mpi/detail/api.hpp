@@ -18,7 +18,7 @@
 #include <joinable/tensor/reduce_op.hpp>
 
 /// @file
-/// What MPI calls the things that a communicator moves, and what it says of errors.
+/// Maps datatypes, operations and errors to those of MPI.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -31,7 +31,7 @@ namespace joinable { inline namespace v0 { namespace detail {
     return {text.data(), static_cast<std::size_t>(length)};
 }
 
-/// @throws CommunicationError  MPI refuses; with its text.
+/// @throws CommunicationError  `code` is an error; with MPI's text.
 inline void check_mpi(int code, std::string_view call) {
     if (code != MPI_SUCCESS) {
         throw CommunicationError{concat(call, " failed: ", mpi_text(code))};
@@ -46,7 +46,7 @@ inline void check_mpi(int code, std::string_view call) {
     return is_initialized != 0 && is_finalized == 0;
 }
 
-/// Numbers of 16 bits travel as integers, which only our own operators combine.
+/// 16-bit numbers travel as integers, which only our own operators combine.
 [[nodiscard]] inline MPI_Datatype mpi_type_of(DType dtype) noexcept {
     switch (dtype) {
     case DType::f16:
@@ -63,7 +63,7 @@ inline void check_mpi(int code, std::string_view call) {
     return MPI_UINT64_T;
 }
 
-/// What MPI calls to combine numbers of 16 bits: in f32, each combination rounded.
+/// The callback with which MPI combines 16-bit numbers: in f32, rounding each combination.
 template <DType dtype, ReduceOp op>
 void combine_halves(void* in, void* in_out, int* count, MPI_Datatype*) {
     std::array<std::byte*, 2> const inputs{
@@ -74,7 +74,7 @@ void combine_halves(void* in, void* in_out, int* count, MPI_Datatype*) {
     reduce_to(dtype, op, {2, input}, {1, output}, static_cast<std::size_t>(*count));
 }
 
-/// An operator of our own, which lives as long as MPI.
+/// Our own operator for 16-bit numbers. It lives until MPI is finalised.
 template <DType dtype, ReduceOp op>
 [[nodiscard]] MPI_Op half_operator() {
     static MPI_Op const made = [] {
@@ -90,7 +90,7 @@ template <DType dtype>
     case ReduceOp::product: return half_operator<dtype, ReduceOp::product>();
     case ReduceOp::min: return half_operator<dtype, ReduceOp::min>();
     case ReduceOp::max: return half_operator<dtype, ReduceOp::max>();
-    default: break; // bits are combined of integers alone
+    default: break; // bitwise: integers only
     }
     return half_operator<dtype, ReduceOp::sum>();
 }
@@ -110,13 +110,13 @@ template <DType dtype>
     return MPI_BOR;
 }
 
-/// The most that one call takes: elements of a count, and bytes of a displacement. Tests lower it.
+/// The limits of one MPI call: elements in a count, and bytes in a displacement. Tests lower them.
 struct MpiLimits {
     std::size_t most = INT_MAX;
 };
 
-/// A type of MPI for `count` elements that begin `at_bytes` behind the start of a buffer: where one of
-/// the two does not fit into an int. The caller frees it.
+/// An MPI type for `count` elements that start at byte `at_bytes` of a buffer, for when one of the
+/// two does not fit into an int. The caller frees it.
 [[nodiscard]] inline MPI_Datatype
 type_of_part(DType dtype, std::size_t count, std::size_t at_bytes, std::size_t most) {
     MPI_Datatype const element = mpi_type_of(dtype);
@@ -132,7 +132,7 @@ type_of_part(DType dtype, std::size_t count, std::size_t at_bytes, std::size_t m
     std::array<MPI_Datatype, 2> const types{chunk, element};
     MPI_Datatype made = MPI_DATATYPE_NULL;
     int const code = MPI_Type_create_struct(2, lengths.data(), places.data(), types.data(), &made);
-    static_cast<void>(MPI_Type_free(&chunk)); // the made type has it
+    static_cast<void>(MPI_Type_free(&chunk)); // the made type keeps it
     check_mpi(code, "MPI_Type_create_struct");
     if (int const committed = MPI_Type_commit(&made); committed != MPI_SUCCESS) {
         static_cast<void>(MPI_Type_free(&made));

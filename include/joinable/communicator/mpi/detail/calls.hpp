@@ -15,29 +15,29 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Whether its result is where its input was.
+/// Whether the result replaces the input.
 [[nodiscard]] inline bool is_one_buffer(Collective collective) noexcept {
     return collective == Collective::all_reduce || collective == Collective::scaled_all_reduce ||
            collective == Collective::reduce || collective == Collective::broadcast;
 }
 
-/// A collective as MPI runs it: buffers and tables that stay until it is complete, and in which `in` is
-/// `out` or lies apart from it.
+/// A collective as MPI runs it. Buffers and tables stay valid until it is complete. `in` is either
+/// `out` or does not overlap it.
 struct MpiTransfer {
-    Descriptor said; ///< its dtype is what travels
+    Descriptor said; ///< its dtype is the one that is sent
     std::byte const* in = nullptr;
     std::byte* out = nullptr;
     PartSizes sends = {};
     PartSizes expects = {};
 };
 
-/// What MPI reads until a collective is complete. Its memory is used again.
+/// The tables that MPI reads until a collective is complete. Their memory is reused.
 struct MpiTables {
     std::vector<MPI_Request> requests;
     std::vector<int> counts;
     std::vector<int> places;
     std::vector<MPI_Datatype> types;
-    std::vector<MPI_Datatype> made; ///< of these, those that must be freed
+    std::vector<MPI_Datatype> made; ///< those of `types` that must be freed
 
     void clear() noexcept {
         for (MPI_Datatype& type : made) {
@@ -62,8 +62,8 @@ struct MpiTables {
     return is_done != 0;
 }
 
-/// Starts collectives of MPI. All ranks start the same ones in the same order: what is decided here by a
-/// size is decided by one that all ranks know.
+/// Starts MPI collectives. All ranks start the same ones in the same order, so decisions by size
+/// use only sizes that all ranks know.
 class MpiCalls {
 public:
     MpiCalls(MPI_Comm comm, int rank, int size, MpiLimits limits)
@@ -93,7 +93,7 @@ private:
     [[nodiscard]] static MPI_Request& add_to(MpiTables& tables) {
         return tables.requests.emplace_back(MPI_REQUEST_NULL);
     }
-    /// Calls f(at, count) for pieces of `count` elements that MPI takes; once if there are none.
+    /// Calls f(at, count) for pieces of `count` elements that MPI accepts; once if there are none.
     template <class F>
     void in_pieces(std::size_t count, F const& f) const {
         std::size_t at = 0;
@@ -175,14 +175,14 @@ private:
         });
     }
 
-    /// Every rank knows all parts, which are those of `sends`.
+    /// Every rank knows all parts: they are in `sends`.
     void reduce_scatter(MpiTransfer const& transfer, MpiTables& tables) const {
         auto const& said = transfer.said;
         std::size_t total = 0;
         for (int rank = 0; rank < size_; ++rank) {
             total += transfer.sends[rank];
         }
-        if (total > most_) { // a reduction to each rank of its part
+        if (total > most_) { // one reduction per rank, for its part
             std::size_t at_bytes = 0;
             for (int rank = 0; rank < size_; ++rank) {
                 in_pieces(transfer.sends[rank], [&](std::size_t at, int count) {
@@ -254,7 +254,7 @@ private:
         }
     }
 
-    /// Only an all_gather by counts has all counts on all ranks.
+    /// Only all_gather with counts has all counts on all ranks.
     [[nodiscard]] bool gather_by_counts(MpiTransfer const& transfer, MpiTables& tables) const {
         auto const& said = transfer.said;
         if (said.collective != Collective::all_gather) {
@@ -290,7 +290,7 @@ private:
         return true;
     }
 
-    /// Whatever parts there are, however large: each rank describes its own by types of its own.
+    /// For parts of any sizes: each rank describes its own with derived types.
     void exchange(MpiTransfer const& transfer, MpiTables& tables) const {
         auto const ranks = static_cast<std::size_t>(size_);
         std::size_t const element = size_of(transfer.said.dtype);
@@ -309,7 +309,7 @@ private:
             in_at += sends_one_part ? 0 : sent * element;
             out_at += expected * element;
         }
-        std::byte nothing[2]{}; // MPI wants two buffers, also where there is nothing
+        std::byte nothing[2]{}; // MPI needs two distinct buffers, even for nothing
         check_mpi(
             MPI_Ialltoallw(
                 transfer.in == nullptr ? &nothing[0] : transfer.in,

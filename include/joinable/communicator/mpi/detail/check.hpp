@@ -17,12 +17,12 @@
 #include <joinable/error.hpp>
 
 /// @file
-/// What ranks compare before data moves, where they are asked to: first what all must say alike, then, in a
-/// collective by counts, their tables.
+/// The optional comparison before data moves: first of the signatures, then, in a collective with
+/// counts, of the tables.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Gathers the first `count` words of each rank behind them, in rank order.
+/// Gathers the first `count` words of all ranks, and stores them after these, in rank order.
 inline void gather_words(MpiOperation& operation, int count, MPI_Comm comm) {
     std::uint64_t* const words = operation.words.data();
     MPI_Request& request = operation.tables.requests.emplace_back(MPI_REQUEST_NULL);
@@ -53,7 +53,8 @@ difference_of_said(MpiOperation const& operation, int size) {
     });
 }
 
-/// The tables of a rank: what it sends to each one, then what it expects of each one.
+/// The tables of a rank: the sizes that it sends to each rank, then those that it expects from
+/// each.
 inline void gather_tables(MpiOperation& operation, int size, MPI_Comm comm) {
     auto const ranks = static_cast<std::size_t>(size);
     operation.words.assign(2 * ranks * (ranks + 1), 0);
@@ -76,7 +77,8 @@ difference_of_tables(MpiOperation const& operation, int size) {
     );
 }
 
-/// Where nothing was compared, and `rank` waits for what all have posted.
+/// The reason when ranks did not compare their collectives, all have posted one, and `rank` still
+/// waits.
 [[nodiscard]] inline AbortReason reason_of_stall(int rank, MpiOperation const& operation) {
     return {
         FailureKind::communication,
@@ -91,12 +93,13 @@ difference_of_tables(MpiOperation const& operation, int size) {
     };
 }
 
-/// For what ranks meet before they block inside MPI: numbers that nothing else sends by chance.
+/// Why ranks meet before they block inside MPI. No other words have these values by chance.
 enum class MpiMeeting : std::uint64_t {
     split = 0x7469'6c70'7326'494d,
     share = 0x6572'6168'7326'494d,
 };
-/// `words` has two of each rank: its MpiMeeting, or some word of another collective, and a further one.
+/// `words` has two words from each rank: its MpiMeeting, or a word of another collective, and one
+/// more.
 [[nodiscard]] inline std::optional<AbortReason>
 difference_of_meetings(std::span<std::uint64_t const> words) {
     auto const text = [&](std::size_t rank) -> std::string_view {

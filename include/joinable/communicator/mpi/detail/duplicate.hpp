@@ -15,12 +15,12 @@
 #include <joinable/error.hpp>
 
 /// @file
-/// How communicators of MPI are made of a given one.
+/// Makes MPI communicators from a given one.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// @throws ContractViolation  MPI does not run, or `comm` is not the communicator of one group of ranks that
-///                            a communicator on the host may have.
+/// @throws ContractViolation  MPI is not running, or `comm` is not an intracommunicator with at
+///                            most as many ranks as a host communicator may have.
 inline void check_mpi_communicator(MPI_Comm comm) {
     if (!is_mpi_running()) {
         throw ContractViolation{
@@ -45,8 +45,8 @@ inline void check_mpi_communicator(MPI_Comm comm) {
     }
 }
 
-/// As long as this is there, MPI returns the errors of `comm`, and its duplicates do so for ever. The default
-/// is that errors end the job.
+/// While this object lives, MPI returns the errors of `comm`; its duplicates return theirs for
+/// ever. By default errors end the job.
 class MpiErrorsReturned {
 public:
     explicit MpiErrorsReturned(MPI_Comm comm) : comm_{comm} {
@@ -71,12 +71,12 @@ private:
     bool is_kept_ = false;
 };
 
-/// What MPI writes to until all ranks have come.
+/// The memory that MPI writes to until all ranks have arrived.
 struct MpiPending {
     MPI_Comm made = MPI_COMM_NULL;
     MPI_Request request = MPI_REQUEST_NULL;
 };
-/// @throws TimedOut  not all ranks have come by the deadline. Then nothing frees `pending`.
+/// @throws TimedOut  not all ranks have arrived by the deadline. `pending` is then never freed.
 inline MPI_Comm
 finish(std::unique_ptr<MpiPending> pending, std::chrono::nanoseconds deadline, char const* call) {
     auto const end = end_of_wait(deadline);
@@ -100,17 +100,19 @@ finish(std::unique_ptr<MpiPending> pending, std::chrono::nanoseconds deadline, c
     }
 }
 
-/// Collective, ends at the deadline. MPI frees communicators by all ranks together. So nothing frees the
-/// duplicate of a rank that throws later, nor one that is still being made when the deadline passes.
+/// Collective; ends at the deadline. Only all ranks together can free an MPI communicator. If a
+/// rank throws later, its duplicate is never freed, and neither is one that is incomplete at the
+/// deadline.
 /// @throws TimedOut            some ranks did not come.
-/// @throws CommunicationError  MPI refuses.
+/// @throws CommunicationError  MPI reports an error.
 [[nodiscard]] inline MPI_Comm duplicate(MPI_Comm comm, std::chrono::nanoseconds deadline) {
     auto pending = std::make_unique<MpiPending>();
     check_mpi(MPI_Comm_idup(comm, &pending->made, &pending->request), "MPI_Comm_idup");
     return finish(std::move(pending), deadline, "MPI_Comm_idup");
 }
-/// Collective, ends at the deadline. A rank whose deadline has passed in what comes before does not come here.
-/// So a late rank, for which the others' part was there, ends at its own deadline. @throws as duplicate() does.
+/// Collective; ends at the deadline. A rank whose deadline passed earlier does not call this. A
+/// late rank that found the others' earlier part complete thus ends at its own deadline.
+/// @throws as duplicate() does.
 inline void meet(MPI_Comm comm, std::chrono::nanoseconds deadline) {
     auto pending = std::make_unique<MpiPending>();
     check_mpi(MPI_Ibarrier(comm, &pending->request), "MPI_Ibarrier");

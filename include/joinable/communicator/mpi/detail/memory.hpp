@@ -16,8 +16,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The memory of one rank that MPI reads and writes: MPI cannot cancel a collective, so no buffer of the
-/// caller is given to it, unless it lies in an arena from here.
+/// The memory of one rank that MPI reads and writes. MPI cannot cancel a collective, so it gets no
+/// buffer of the caller, except those in an arena from here.
 class MpiMemory {
 public:
     MpiMemory() = default;
@@ -31,7 +31,8 @@ public:
         }
     }
 
-    /// A block for what is on its way. Blocks are used again: those of one size after another cost nothing.
+    /// A block for an operation in flight. Blocks are reused, so repeating a size allocates
+    /// nothing.
     [[nodiscard]] std::byte* take(std::size_t bytes) {
         auto& blocks = free_[class_of(bytes)];
         if (blocks.empty()) {
@@ -41,10 +42,10 @@ public:
         blocks.pop_back();
         return block;
     }
-    /// `bytes` are those for which it was taken.
+    /// `bytes` is the size given to take().
     void give_back(std::byte* block, std::size_t bytes) { free_[class_of(bytes)].push_back(block); }
 
-    /// Whether MPI may have the buffer itself.
+    /// Whether MPI may use the buffer directly.
     [[nodiscard]] bool has(ConstBuffer buffer) const noexcept {
         auto const* const data = static_cast<std::byte const*>(buffer.data);
         return std::any_of(arenas_.begin(), arenas_.end(), [&](Arena const& arena) {
@@ -52,16 +53,17 @@ public:
         });
     }
 
-    /// From here on nothing is freed: MPI may still write there.
+    /// From here on nothing is freed, because MPI may still write to it.
     void hold() noexcept { is_held_ = true; }
-    /// MPI is done with what was held.
+    /// MPI has finished with the held memory.
     void let_go() noexcept {
         is_held_ = false;
         held_.clear();
     }
 
-    /// Zeroed memory, from the heap: MPI's own would end the job where there is none, and could not be freed
-    /// once MPI is finalised. The arena may outlive the rank, which shares this object with it.
+    /// Zeroed memory from the heap. MPI's own allocator would end the job on failure, and its
+    /// memory could not be freed once MPI is finalised. The arena may outlive the rank; both share
+    /// this object.
     /// @throws std::bad_alloc
     [[nodiscard]] static Arena
     allocate(std::shared_ptr<MpiMemory> const& memory, std::size_t bytes, std::size_t alignment) {
@@ -80,7 +82,7 @@ public:
     }
 
 private:
-    /// Sizes are rounded up to a power of two, so that few blocks serve many sizes.
+    /// Sizes are rounded up to a power of two, so that a few blocks serve many sizes.
     [[nodiscard]] static std::size_t class_of(std::size_t bytes) noexcept {
         constexpr std::size_t least = 64;
         return static_cast<std::size_t>(std::bit_width((std::max)(bytes, least) - 1));
@@ -95,13 +97,13 @@ private:
                 return arena.data() == data;
             });
         if (memory.is_held_) {
-            memory.held_.push_back(std::move(*found)); // has room for all arenas
+            memory.held_.push_back(std::move(*found)); // it has capacity for all arenas
         }
         memory.arenas_.erase(found);
     }
 
     std::array<std::vector<std::byte*>, 65> free_; ///< by the logarithm of their size
-    std::vector<Arena> arenas_;                    ///< what the callers' arenas refer to
+    std::vector<Arena> arenas_;                    ///< the memory of the callers' arenas
     std::vector<Arena> held_;                      ///< of callers' arenas that were destroyed
     bool is_held_ = false;
 };

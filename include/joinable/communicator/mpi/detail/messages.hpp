@@ -18,7 +18,7 @@
 #include <joinable/tensor/dtype.hpp>
 
 /// @file
-/// Messages between two ranks: from their start to what becomes of those that no rank has received.
+/// Messages between two ranks, including those that no rank has received.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -47,7 +47,8 @@ inline void start_message(MpiOperation& operation, MpiLimits limits, MPI_Comm co
     }
 }
 
-/// Whether a receive of `rank` is complete. Calls fail(reason), which throws, if the message has another size.
+/// Whether a receive of `rank` is complete. Calls fail(reason), which throws, if the message has
+/// another size.
 template <class Fail>
 [[nodiscard]] bool has_received(MpiOperation& operation, int rank, Fail const& fail) {
     int is_done = 0;
@@ -87,7 +88,8 @@ template <class Fail>
     return is_done != 0;
 }
 
-/// Whether MPI has cancelled a receive, as it was asked to, or has brought its message; nothing yet: neither.
+/// Whether MPI has cancelled a receive as requested (true) or has delivered its message (false).
+/// Nothing if neither.
 [[nodiscard]] inline std::optional<bool> is_cancelled(MpiOperation& receive) {
     int is_done = 0;
     MPI_Status status;
@@ -100,7 +102,7 @@ template <class Fail>
     return is_so != 0;
 }
 
-/// Receives the next message of a rank, and forgets it. Whether one has come.
+/// Receives and discards the next message of a rank. Returns whether there was one.
 [[nodiscard]] inline bool drop_message(int from, MPI_Comm comm) {
     int is_there = 0;
     MPI_Message message = MPI_MESSAGE_NULL;

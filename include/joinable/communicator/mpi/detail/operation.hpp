@@ -24,22 +24,22 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A question to all other ranks what they have posted.
+/// Asks all other ranks what they have posted.
 struct MpiQuestion {
-    std::uint64_t number = 0; ///< they count from 1; 0: none is under way
+    std::uint64_t number = 0; ///< from 1 on; 0: no question
     std::chrono::steady_clock::time_point asked_at{};
 };
 
-/// One collective or message of this rank, from its post to its end. Its memory is used for later ones.
+/// One collective or message of this rank, from its post to its end. The object is reused.
 struct MpiOperation {
     enum class State {
-        checking,        ///< ranks tell each other what they are about to do
-        checking_counts, ///< and, in turn, their tables
+        checking,        ///< ranks compare their signatures
+        checking_counts, ///< and then their tables
         under_way,
         complete,
-        lost, ///< an abort came first: MPI still has it
+        lost, ///< an abort came first: MPI still has the memory
     };
-    /// Memory of MpiMemory.
+    /// A block of MpiMemory.
     struct Block {
         std::byte* data = nullptr;
         std::size_t bytes = 0;
@@ -48,26 +48,25 @@ struct MpiOperation {
     State state = State::under_way;
     MpiTransfer transfer;
     MpiTables tables;
-    std::uint64_t number =
-        0;         ///< among this rank's collectives, or among the messages with its peer
-    int peer = -1; ///< of a message
+    std::uint64_t number = 0; ///< among this rank's collectives, or messages with its peer
+    int peer = -1;            ///< of a message
     bool is_send = false;
     int tag = 0;
-    std::vector<std::uint64_t> words; ///< what all ranks say, while they compare it
+    std::vector<std::uint64_t> words; ///< of all ranks, while they compare
     PolledTime polled;
-    MpiQuestion question;    ///< since its deadline
-    bool is_refused = false; ///< by MPI: its requests must not be asked again
-    bool is_stalled = false; ///< all ranks had posted it a deadline ago
+    MpiQuestion question;    ///< asked at its deadline
+    bool is_refused = false; ///< by MPI: its requests must not be tested again
+    bool is_stalled = false; ///< all ranks had posted it one deadline ago
 
     [[nodiscard]] bool is_message() const noexcept { return peer >= 0; }
     [[nodiscard]] bool is_receive() const noexcept { return is_message() && !is_send; }
-    /// What the caller has asked for, which all ranks have to say alike.
+    /// The caller's request, which must be the same on all ranks.
     [[nodiscard]] Descriptor signature() const noexcept {
         Descriptor asked = transfer.said;
         asked.dtype = dtype_;
         return asked;
     }
-    /// Whether ranks have compared what they are to. It stays so when an abort comes.
+    /// Whether the comparison, if any, is over. This does not change when an abort comes.
     [[nodiscard]] bool moves_data() const noexcept { return words.empty(); }
     [[nodiscard]] std::string text() const {
         if (!is_message()) {
@@ -78,15 +77,15 @@ struct MpiOperation {
         );
     }
 
-    /// Takes what MPI must not have from `memory`, and copies the inputs there. `is_wide`: numbers of 16
-    /// bits travel as f32 where they are combined.
+    /// Takes `memory` for buffers that MPI must not have, and copies the inputs there. `is_wide`:
+    /// 16-bit numbers are sent as f32 if they are combined.
     void prepare(Request const& request, MpiMemory& memory, bool is_wide) {
         auto const& [said, in, out, sends, expects] = request;
         widens_ = is_wide && is_half_precision(said.dtype) && said.is_reduction();
         dtype_ = said.dtype;
         transfer = {said, nullptr, nullptr, sends, expects};
         transfer.said.dtype = widens_ ? DType::f32 : said.dtype;
-        if (said.has_counts) { // the caller's tables go
+        if (said.has_counts) { // the caller's tables may end
             send_sizes_.resize(request_size);
             expected_sizes_.resize(request_size);
             sends.copy_to(std::span{send_sizes_});
@@ -95,7 +94,7 @@ struct MpiOperation {
             transfer.expects = PartSizes::of(expected_sizes_);
         }
         bool const is_one = is_one_buffer(said.collective) && in.data == out.data;
-        // Where one buffer is a part of the other, the smaller one is not given to MPI.
+        // If one buffer is a part of the other, MPI does not get the smaller one.
         bool const has_part = !is_one && overlap(in, out);
         bool const keeps_in = !widens_ && memory.has(in) &&
                               (is_one || !is_scaled(said.collective)) &&
@@ -134,7 +133,7 @@ struct MpiOperation {
         }
         result_ = keeps || is_send ? Buffer{} : buffer;
     }
-    /// Brings the result to the caller's buffer, and gives back what was taken.
+    /// Copies the result to the caller's buffer, and gives back the memory.
     void deliver(MpiMemory& memory) {
         if (result_.count != 0) {
             auto* const to = static_cast<std::byte*>(result_.data);
@@ -147,7 +146,7 @@ struct MpiOperation {
         give_back(memory);
         state = State::complete;
     }
-    /// Gives back what was taken. @pre MPI is done with it
+    /// Gives back the memory. @pre MPI has finished with it
     void give_back(MpiMemory& memory) {
         tables.clear();
         for (Block* const block : {&in_, &out_}) {
@@ -158,7 +157,7 @@ struct MpiOperation {
         }
     }
 
-    std::size_t request_size = 0; ///< ranks
+    std::size_t request_size = 0; ///< ranks in the request
 
 private:
     [[nodiscard]] std::byte* take(MpiMemory& memory, Block& block, std::size_t count) const {
@@ -166,7 +165,7 @@ private:
         block = {memory.take(bytes), bytes};
         return block.data;
     }
-    /// A factor is applied on the way. `to` may be the buffer itself.
+    /// Copies, applying the factor if there is one. `to` may be the buffer itself.
     void fill(ConstBuffer from, std::byte* to) const {
         if (widens_) {
             convert<Widen>(from.dtype, static_cast<std::byte const*>(from.data), to, from.count);
@@ -191,14 +190,14 @@ private:
 
     Block in_;
     Block out_;
-    Buffer result_{};         ///< where the result is copied to; empty: MPI has brought it there
-    DType dtype_ = DType::u8; ///< as the caller has it
-    bool widens_ = false;     ///< it travels as f32
-    std::vector<std::size_t> send_sizes_; ///< of a collective by counts
+    Buffer result_{};                     ///< the copy's target; empty: MPI wrote there directly
+    DType dtype_ = DType::u8;             ///< the caller's dtype
+    bool widens_ = false;                 ///< it is sent as f32
+    std::vector<std::size_t> send_sizes_; ///< of a collective with counts
     std::vector<std::size_t> expected_sizes_;
 };
 
-/// The operations of a rank, which are used again.
+/// The operations of a rank, which are reused.
 class MpiOperations {
 public:
     explicit MpiOperations(int ranks) : ranks_{static_cast<std::size_t>(ranks)} {}

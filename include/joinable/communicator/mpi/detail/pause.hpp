@@ -6,12 +6,13 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How long a rank waits for answers, for its last words to be taken, and for what others complete for it.
+/// How long a rank waits for answers, for its last messages to be sent, and for the others to
+/// complete its collectives.
 inline constexpr std::chrono::seconds mpi_patience{2};
 
-/// Between two looks of a wait. For a millisecond it looks again at once: each look moves data, and MPI itself
-/// yields where it knows that ranks share cores. Then it yields, because others may need this core, and after
-/// 10 ms it sleeps.
+/// A pause between two polls of a wait. In the first millisecond there is none: each poll moves
+/// data, and MPI itself yields if it knows that ranks share cores. Then the wait yields, because
+/// others may need this core. After 10 ms it sleeps.
 class MpiPause {
 public:
     void operator()() {
@@ -30,7 +31,7 @@ private:
     std::chrono::steady_clock::time_point began_at_{};
 };
 
-/// Polls until `is_so()`, for a moment. Whether it came to be.
+/// Polls until `is_so()`, for the time `moment`. Returns whether it came true.
 template <class IsSo>
 bool wait_for_a_moment(IsSo const& is_so, std::chrono::nanoseconds moment = mpi_patience) {
     auto const end = std::chrono::steady_clock::now() + moment;

@@ -21,7 +21,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one rank knows of the others, and tells them, beside the data.
+/// One rank's control messages to and from the others, and what it has learned from them.
 class MpiPeers {
 public:
     MpiPeers(MPI_Comm comm, int rank, int size)
@@ -34,8 +34,8 @@ public:
         alarm_.tell_all(word, body);
     }
     [[nodiscard]] bool has_sent() { return alarm_.has_sent(); }
-    /// Says that this rank is at work, but at most ten times in a deadline, or once a second: ranks that compute
-    /// take nothing, so all that is said to them stays with MPI.
+    /// Reports that this rank is working, but at most ten times per deadline, or once a second.
+    /// Busy ranks receive nothing, so MPI has to keep all messages to them.
     void keep_alive(std::chrono::nanoseconds deadline) {
         constexpr std::chrono::nanoseconds longest = std::chrono::seconds{1};
         auto const now = Clock::now();
@@ -46,8 +46,8 @@ public:
         }
     }
 
-    /// Hears what has come, and answers, as long as `answers`, that this rank has posted `posted`
-    /// collectives. Calls end(reason) for the reason of an abort.
+    /// Receives messages. While `answers`, it answers that this rank has posted `posted`
+    /// collectives. Calls end(reason) with the reason of an abort.
     template <class End>
     void poll(std::uint64_t posted, bool answers, End const& end) {
         if (is_closed_) {
@@ -84,15 +84,15 @@ public:
         return is_send ? other.sent++ : other.received++;
     }
 
-    /// MPI has cancelled a receive of a message from that rank.
+    /// MPI has cancelled a receive from that rank.
     void discount_receive(int peer) noexcept { --others_[index(peer)].received; }
-    /// Whether that rank has sent more than is received here. @pre have_all_left()
+    /// Whether that rank has sent more messages than were received here. @pre have_all_left()
     [[nodiscard]] bool has_unreceived(int from) const noexcept {
         Other const& other = others_[index(from)];
         return (from == rank_ ? other.sent : other.left->sent) > other.received;
     }
 
-    /// A rank that has left without its part of the operation, if there is one.
+    /// A rank that has left without doing its part of the operation, if there is one.
     [[nodiscard]] std::optional<int> deserter(MpiOperation const& operation) const noexcept {
         for (int rank = 0; has_any_left_ && rank < size(); ++rank) {
             auto const& left = others_[index(rank)].left;
@@ -111,15 +111,16 @@ public:
 
     // -- the deadline -----------------------------------------------------------------------------
 
-    /// Asks the others what they have posted, unless that is under way for this operation. Each operation has
-    /// a question of its own: the answers to an earlier one may be older than its deadline.
+    /// Asks the others what they have posted, unless this operation has asked already. Each
+    /// operation has its own question, because the answers to an earlier one may be older than its
+    /// deadline.
     void ask(MpiOperation& operation) {
         if (operation.question.number == 0) {
             operation.question = {++asked_, Clock::now()};
             alarm_.tell_all(MpiWord::question, std::as_bytes(std::span{&asked_, 1}));
         }
     }
-    /// Whether all have answered, or had their time.
+    /// Whether all have answered, or their time is over.
     [[nodiscard]] bool has_answers(MpiOperation const& operation) const {
         auto const& [question, asked_at] = operation.question;
         bool has_all = true;
@@ -129,7 +130,8 @@ public:
         }
         return has_all || Clock::now() - asked_at >= mpi_patience;
     }
-    /// The ranks that have not said that they have posted the operation. The next ask() asks anew.
+    /// The ranks that have not answered that they have posted the operation. The next ask() asks
+    /// again.
     [[nodiscard]] std::vector<int> missing(MpiOperation& operation) const {
         operation.question = {};
         std::vector<int> ranks;
@@ -154,7 +156,7 @@ public:
 
     // -- closing ----------------------------------------------------------------------------------
 
-    /// Tells all ranks what this one leaves behind. It says nothing more after that.
+    /// Tells all ranks what this one leaves behind. It sends nothing more after that.
     void say_last_word(MpiLeave leave) {
         for (int to = 0; to < size(); ++to) {
             if (to != rank_) {
@@ -180,9 +182,10 @@ public:
             return other.left && other.left->is_gone;
         });
     }
-    /// What is open on any rank, by number, with all that some rank has not posted; nothing where that is not
-    /// known: ranks have different collectives of one number, or some by counts, or the ranks that have
-    /// posted one have completed it. All ranks find the same. @pre have_all_left()
+    /// The collectives that are open on any rank, sorted by number. They include all that some rank
+    /// has not posted. Nothing if these are unknown: ranks have different collectives of one
+    /// number, or some with counts, or the ranks that posted one have completed it. All ranks find
+    /// the same. @pre have_all_left()
     [[nodiscard]] std::optional<std::vector<MpiLeave::Open>> open() const {
         std::vector<MpiLeave::Open> open;
         auto const [least, most] =
@@ -214,7 +217,7 @@ public:
         is_closed_ = true;
         alarm_.close();
     }
-    /// Hears nothing any more, but leaves the communicator to those that do.
+    /// Stops receiving, but leaves the communicator to those that still receive.
     void stop_listening() {
         is_closed_ = true;
         alarm_.stop_listening();
@@ -228,11 +231,11 @@ private:
         std::uint64_t posted = 0; ///< collectives
     };
     struct Other {
-        std::uint64_t posted = 0;     ///< collectives, by what it said last
-        std::uint64_t answered = 0;   ///< our last question that it has answered
-        Clock::time_point alive_at{}; ///< its last sign; none yet: the clock's epoch
+        std::uint64_t posted = 0;     ///< collectives, by its last message
+        std::uint64_t answered = 0;   ///< the last of our questions that it has answered
+        Clock::time_point alive_at{}; ///< its last keep_alive(); none: the clock's epoch
         std::optional<MpiLeave> left;
-        std::uint64_t sent = 0; ///< messages from here to there
+        std::uint64_t sent = 0; ///< messages from this rank to it
         std::uint64_t received = 0;
     };
 
@@ -246,8 +249,8 @@ private:
     }
 
     int rank_;
-    std::vector<Other> others_; ///< and this one
-    MpiAlarm alarm_;            ///< listens at once, so what may throw is made before
+    std::vector<Other> others_; ///< including this one
+    MpiAlarm alarm_;            ///< last, because it starts to receive, and others may throw
     bool has_any_left_ = false;
     bool has_said_last_word_ = false;
     bool is_closed_ = false;

@@ -36,11 +36,11 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One rank of an MPI communicator: what it has posted, what it hears from the others, and how it ends.
-/// It lives on until the process ends where MPI may still use its memory: keep().
+/// One rank of an MPI communicator: its operations, its control messages, and its end. If MPI may
+/// still use its memory, it is kept until the process ends: keep().
 class MpiRank : public std::enable_shared_from_this<MpiRank> {
 public:
-    /// Owns both communicators of MPI. An abort of `parent` is one of this rank.
+    /// Owns both MPI communicators. An abort of `parent` aborts this rank.
     MpiRank(
         MPI_Comm data,
         MPI_Comm alarm,
@@ -106,9 +106,9 @@ public:
             }
         }
     }
-    /// The same where ranks meet before they block inside MPI. When an abort comes, others may be inside: then
-    /// this rank follows them, if its part of the meeting ends within half the time for which ranks that close
-    /// wait for it.
+    /// The same for the meeting before ranks block inside MPI. When an abort comes, others may
+    /// already be inside. This rank then follows them, if its part of the meeting ends within half
+    /// the time for which closing ranks wait for it.
     void finish_meeting(MpiOperation& operation) {
         try {
             finish(operation);
@@ -133,7 +133,8 @@ public:
         }
         return false;
     }
-    /// Whether the operation is complete. @throws what ended the rank, if that came first.
+    /// Whether the operation is complete.
+    /// @throws the error that ended the rank, if that came first.
     [[nodiscard]] bool progress(MpiOperation& operation) {
         if (operation.state == MpiOperation::State::complete) {
             return true;
@@ -143,7 +144,7 @@ public:
                 return true;
             }
             poll();
-            if (operation.state == MpiOperation::State::complete) { // when an abort was heard
+            if (operation.state == MpiOperation::State::complete) { // before an abort
                 return true;
             }
             if (auto const rank = peers_.deserter(operation); rank && !failure_) {
@@ -153,17 +154,17 @@ public:
         throw_if_aborted();
         return false;
     }
-    /// Nobody waits for it any more.
+    /// The caller no longer waits for it.
     void release(MpiOperation& operation) {
         if (operation.state == MpiOperation::State::complete) {
             operations_.give_back(operation);
-        } else { // its buffer is the caller's again
+        } else { // its buffer belongs to the caller again
             operation.state = MpiOperation::State::lost;
         }
     }
 
-    /// Who has not posted this rank's oldest unfinished collective, as far as ranks answer: those that wait
-    /// or test do.
+    /// The ranks that have not posted this rank's oldest unfinished collective, as far as ranks
+    /// answer. Ranks answer while they wait or test.
     [[nodiscard]] std::vector<int> missing_ranks() {
         poll();
         auto const oldest = std::find_if(open_.begin(), open_.end(), [](MpiOperation const* one) {
@@ -214,7 +215,7 @@ public:
             require([&] { peers_.keep_alive(options_.deadline); });
         }
     }
-    /// Runs f(). What MPI refuses ends all ranks.
+    /// Runs f(). An MPI error in it ends all ranks.
     template <class F>
     void require(F const& f) {
         try {
@@ -224,9 +225,9 @@ public:
         }
     }
 
-    /// The rank's last act. Collective, unless it is unwinding: waits for the others, up to the deadline,
-    /// and after an abort for a moment. Ranks complete for each other what an abort has cut off; where
-    /// they cannot, or one has ended, MPI keeps this rank's memory.
+    /// The rank's last act. Collective unless it is unwinding: waits for the others up to the
+    /// deadline, or briefly after an abort. Ranks complete for each other the collectives that an
+    /// abort interrupted. If they cannot, or a rank has ended, MPI keeps this rank's memory.
     void close(bool is_unwinding) noexcept {
         if (!is_mpi_running()) {
             keep();
@@ -237,7 +238,7 @@ public:
                 abort_for_exception("the scope of its communicator");
             }
             poll();
-            if (failure_ && !has_told_) { // or others may hear first that this rank has left
+            if (failure_ && !has_told_) { // else others may first learn that this rank has left
                 tell_reason();
             }
             bool const is_staying = !is_unwinding && can_leave();
@@ -260,7 +261,7 @@ public:
 private:
     // -- moving -----------------------------------------------------------------------------------
 
-    /// What MPI refuses of an operation ends all ranks, and MPI keeps what it has of it.
+    /// Runs f(). An MPI error in it ends all ranks, and MPI keeps the operation's memory.
     template <class F>
     void require_for(MpiOperation& operation, F const& f) {
         operation.is_refused = true;
@@ -278,8 +279,8 @@ private:
     }
     /// Whether it is complete now.
     [[nodiscard]] bool advance(MpiOperation& operation) {
-        if (unchecked_ != 0) { // or a rank that waits for another one here would hold up this one
-            for (MpiOperation* const open : open_) { // data starts in the order of posts
+        if (unchecked_ != 0) { // else a rank that waits for another one would delay this one
+            for (MpiOperation* const open : open_) { // in the order of posts
                 if (!start_when_checked(*open)) {
                     break;
                 }
@@ -295,7 +296,7 @@ private:
         operation.deliver(*memory_);
         open_.erase(std::find(open_.begin(), open_.end(), &operation));
     }
-    /// Whether its data moves.
+    /// Whether its data has started to move.
     [[nodiscard]] bool start_when_checked(MpiOperation& operation) {
         if (operation.state >= MpiOperation::State::under_way) {
             return true;
@@ -323,7 +324,7 @@ private:
 
     // -- what the others say ----------------------------------------------------------------------
 
-    /// Hears what has come, here and in the groups around this one. An error of MPI there ends this rank.
+    /// Receives messages, here and in the parent groups. An MPI error there ends this rank.
     void poll() {
         if (parent_ != nullptr) {
             parent_->poll();
@@ -343,14 +344,14 @@ private:
     [[nodiscard]] AbortReason reason_of(CommunicationError const& error) const {
         return {FailureKind::communication, {}, concat("rank ", rank_, ": ", error.what())};
     }
-    /// Tells the others why this rank has failed, as far as MPI can: a rank that hears nothing hears later
-    /// that this one has left.
+    /// Tells the others why this rank has failed, as far as MPI can. Ranks that do not receive this
+    /// learn later that this rank has left.
     void tell_reason() noexcept {
         has_told_ = true;
         try {
             peers_.tell_all(MpiWord::abort, packed(*failure_));
             static_cast<void>(peers_.has_sent());
-        } catch (...) { // NOLINT(bugprone-empty-catch): this rank's own failure is known
+        } catch (...) { // NOLINT(bugprone-empty-catch): this rank has failed already
         }
     }
     void take_over_from_parents() {
@@ -366,7 +367,7 @@ private:
             lose();
         }
     }
-    /// Brings what MPI has completed to its end. What is open stays with MPI, but for receives.
+    /// Finishes the operations that MPI has completed. Open ones stay with MPI, except receives.
     void lose() {
         memory_->hold();
         unchecked_ = 0;
@@ -386,7 +387,7 @@ private:
             return operation->state == MpiOperation::State::complete;
         });
     }
-    /// The same once this rank has failed: nothing fails it again.
+    /// The same after this rank has failed: it cannot fail again.
     [[nodiscard]] bool has_just_ended(MpiOperation& operation) {
         try {
             return operation.state == MpiOperation::State::under_way && !operation.is_refused &&
@@ -395,7 +396,7 @@ private:
             return false;
         }
     }
-    /// At the deadline: for how much longer to wait. Nothing: that is not known yet.
+    /// At the deadline: how much longer to wait. Nothing if that is not known yet.
     /// @throws TimedOut
     [[nodiscard]] std::optional<std::chrono::nanoseconds> more_time(MpiOperation& operation) {
         require([&] { peers_.ask(operation); });
@@ -403,7 +404,7 @@ private:
             return std::nullopt;
         }
         std::vector<int> overdue = peers_.missing(operation);
-        if (overdue.empty()) { // all have come, and MPI is at work
+        if (overdue.empty()) { // all ranks have arrived, and MPI is working
             if (std::exchange(operation.is_stalled, true)) {
                 fail(reason_of_stall(rank_, operation));
             }
@@ -420,7 +421,7 @@ private:
 
     // -- closing ----------------------------------------------------------------------------------
 
-    /// Whether the others can complete for this rank what is open here.
+    /// Whether the others can complete this rank's open collectives.
     [[nodiscard]] bool can_leave() const {
         return open_.size() <= MpiLeave::most_open && (open_.empty() || !options_.check) &&
                std::none_of(open_.begin(), open_.end(), [](MpiOperation* operation) {
@@ -440,7 +441,7 @@ private:
         }
         peers_.say_last_word(std::move(leave));
     }
-    /// Whether all ranks have left in time, and none of them has ended before.
+    /// Whether all ranks have left in time, and none has stopped before.
     [[nodiscard]] bool hear_last_words() {
         auto end = end_of_wait(options_.deadline);
         bool is_short = false;
@@ -456,8 +457,8 @@ private:
         }
         return !peers_.is_any_gone();
     }
-    /// Completes what is open on any rank: ranks that have not posted it do, with zeros. All ranks have heard
-    /// the same words, so all decide alike.
+    /// Completes the collectives that are open on any rank. Ranks that have not posted them take
+    /// part with zeros. All ranks have received the same messages, so all decide alike.
     [[nodiscard]] bool drain() {
         auto const open = peers_.open();
         if (!open) {
@@ -480,7 +481,7 @@ private:
         }
         return is_over;
     }
-    /// Whether MPI is done with what an abort has cut off.
+    /// Whether MPI has finished with an operation that an abort interrupted.
     [[nodiscard]] bool has_stopped(MpiOperation& operation) {
         if (!operation.is_receive()) {
             return has_ended(operation.tables);
@@ -491,8 +492,8 @@ private:
         }
         return is_so.has_value();
     }
-    /// Forgets the messages that no rank has received: MPI may give the next communicator the number of this
-    /// one, and then they would be the first of that one. Whether all have come.
+    /// Discards messages that no rank has received. MPI may give this communicator's number to the
+    /// next one, which would then receive them. Returns whether all have come.
     [[nodiscard]] bool drop_messages() {
         return wait_for_a_moment([&] {
             for (int from = 0; from < size_; ++from) {
@@ -506,7 +507,7 @@ private:
             return true;
         });
     }
-    /// Takes part in a collective of the others.
+    /// Takes part in a collective that the others have posted.
     void shadow(Descriptor const& said) {
         MpiOperation& operation = operations_.next();
         operation.transfer = shadow_of(said, rank_, size_, zeros_);
@@ -527,23 +528,23 @@ private:
     std::shared_ptr<MpiRank> parent_;
     std::shared_ptr<MpiMemory> memory_ = std::make_shared<MpiMemory>();
     MpiOperations operations_{size_};
-    std::deque<MpiOperation*> open_; ///< in the order of their posts
+    std::deque<MpiOperation*> open_; ///< in the order of posts
     std::uint64_t posted_ = 0;       ///< collectives
-    std::size_t unchecked_ = 0;      ///< of these, those of which no data moves yet
+    std::size_t unchecked_ = 0;      ///< those that are not compared yet
     std::optional<AbortReason> failure_;
-    bool has_told_ = false;                    ///< the others why
-    std::deque<std::vector<std::byte>> zeros_; ///< of collectives that only the others wanted
-    MpiPeers peers_; ///< listens at once, so what may throw is made before
+    bool has_told_ = false;                    ///< the reason to the others
+    std::deque<std::vector<std::byte>> zeros_; ///< for collectives of other ranks
+    MpiPeers peers_; ///< last, because it starts to receive, and others may throw
 };
 
-/// What MPI may still use after its rank was destroyed. It is never freed.
+/// Memory that MPI may still use after its rank was destroyed. It is never freed.
 inline std::vector<std::shared_ptr<MpiRank>>& kept_mpi_ranks() {
     static auto& kept = *new std::vector<std::shared_ptr<MpiRank>>;
     return kept;
 }
 
 inline void MpiRank::keep() noexcept {
-    static auto& mutex = *new std::mutex; // communicators of several threads may end together
+    static auto& mutex = *new std::mutex; // several threads may end communicators
     memory_->hold();
     try {
         std::scoped_lock const lock{mutex};

@@ -12,9 +12,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The part of a rank, with `zeros` that must stay, in a collective that only the others have posted. As all
-/// ranks do, it gives MPI the parts of a request, and one buffer where that is both input and output:
-/// algorithms may depend on it.
+/// A rank's part, with `zeros` that must stay, in a collective that only the others have posted.
+/// Like the others, it passes the parts of a request to MPI, and one buffer if that is both input
+/// and output, because MPI's algorithms may depend on this.
 [[nodiscard]] inline MpiTransfer
 shadow_of(Descriptor const& said, int rank, int size, std::deque<std::vector<std::byte>>& zeros) {
     bool const is_one = is_one_buffer(said.collective) || said.collective == Collective::barrier;

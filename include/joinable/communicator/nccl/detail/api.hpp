@@ -16,7 +16,7 @@
 #include <joinable/tensor/dtype.hpp>
 
 /// @file
-/// NCCL's and CUDA's vocabulary in ours, and the other way round.
+/// Maps the types and errors of NCCL and CUDA to those of this library, and back.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -63,18 +63,18 @@ static_assert(
     return result != ncclSuccess && result != ncclInProgress;
 }
 
-/// What NCCL says of a result. The communicator may be null.
+/// NCCL's text for a result. The communicator may be null.
 [[nodiscard]] inline std::string nccl_text(ncclResult_t result, ncclComm_t comm) {
     char const* const last = ncclGetLastError(comm);
     std::string_view const more = last == nullptr ? "" : last;
     return concat(ncclGetErrorString(result), more.empty() ? "" : ": ", more);
 }
 
-/// For calls that only fail where the device or the driver does.
+/// For calls that fail only if the device or the driver does.
 /// @throws CommunicationError
 inline void check_cuda(cudaError_t error, std::string_view call) {
     if (error != cudaSuccess) {
-        static_cast<void>(cudaGetLastError()); // or the next call that asks finds it
+        static_cast<void>(cudaGetLastError()); // else the next check reports it
         throw CommunicationError{concat(call, " failed: ", cudaGetErrorString(error))};
     }
 }
@@ -85,7 +85,7 @@ inline void check_cuda(cudaError_t error, std::string_view call) {
     return concat(major, ".", code / 100 % 100, ".", code % 100);
 }
 
-/// @throws CommunicationError  the library is older than the header that this was compiled with.
+/// @throws CommunicationError  the library is older than the header used for compilation.
 inline void check_nccl_version() {
     int found = 0;
     if (ncclResult_t const result = ncclGetVersion(&found); is_error(result)) {
@@ -102,8 +102,8 @@ inline void check_nccl_version() {
     }
 }
 
-/// ncclCommRevoke came with NCCL 2.28.7: looked up only where it is called, by its argument's
-/// namespace, so that this compiles with older headers.
+/// ncclCommRevoke came with NCCL 2.28.7. Argument-dependent lookup finds it only where it is
+/// called, so that this compiles with older headers.
 template <class Handle>
 concept can_be_revoked = requires(Handle comm) { ncclCommRevoke(comm, 0); };
 
@@ -117,7 +117,7 @@ template <class Handle>
     }
 }
 
-/// `found` is what CUDA says of the buffer: it must be what NCCL's kernels on this device reach.
+/// `found` is CUDA's description of the buffer: NCCL's kernels on this device must reach it.
 /// @throws ContractViolation
 inline void
 check_device_memory(ConstBuffer buffer, cudaPointerAttributes const& found, int device) {

@@ -24,8 +24,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory of one rank from NCCL's allocator, in arenas, and its registration. Arenas may outlive this,
-/// and the handle: what is registered is deregistered while the handle lives, or ends with it.
+/// The arenas of one rank in memory from NCCL's allocator, and their registration. Arenas may
+/// outlive this object and the handle. They are deregistered while the handle lives, or end with
+/// it.
 class NcclArenas {
 public:
     explicit NcclArenas(NcclRank& rank) noexcept : rank_{rank} {}
@@ -37,16 +38,16 @@ public:
         }
     }
 
-    /// Local. Zeroed; an empty arena where NCCL has none.
+    /// Local. Zeroed; an empty arena if NCCL has no memory.
     [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
         check_alignment(alignment);
-        constexpr std::size_t given = 256; // as cudaMalloc, which NCCL may call
+        constexpr std::size_t given = 256; // like cudaMalloc, which NCCL may call
         std::size_t const aligned = (std::max)(alignment, window_alignment);
         CurrentCudaDevice const current{rank_.device()};
         auto segment = std::make_unique<Segment>();
         std::size_t space = bytes + aligned - given;
         if (space < bytes || is_error(nccl_allocate(&segment->block, space))) {
-            static_cast<void>(cudaGetLastError()); // or the next call that asks finds it
+            static_cast<void>(cudaGetLastError()); // else the next check reports it
             return {};
         }
         segments_.push_back(segment.get());
@@ -84,8 +85,9 @@ public:
         return true;
     }
 
-    /// Before the handle ends, or is its owner's again. Waits for what is under way, up to the deadline,
-    /// and has graphs let NCCL's kernels go: these may use what is registered.
+    /// Call this before the handle ends or returns to its owner. Waits for outstanding work up to
+    /// the deadline, and has graphs release NCCL's kernels, because these may use registered
+    /// memory.
     void deregister_all() noexcept {
         bool const has_any = std::any_of(segments_.begin(), segments_.end(), [](Segment* segment) {
             return segment->registration != nullptr;
@@ -102,7 +104,7 @@ private:
     struct Segment {
         NcclArenas* owner = nullptr; ///< null: it was destroyed
         int device = 0;
-        void* block = nullptr; ///< what NCCL has given
+        void* block = nullptr; ///< from NCCL's allocator
         void* data = nullptr;
         void* registration = nullptr; ///< null: none, or the handle was destroyed
         Unwinding unwinding;
@@ -118,25 +120,25 @@ private:
         return found == segments_.end() ? nullptr : *found;
     }
 
-    /// What all ranks say, by rank. Collective over the control communicator.
+    /// The values of all ranks, by rank. Collective over the control communicator.
     [[nodiscard]] std::vector<std::uint64_t> gather(std::uint64_t mine) {
         std::vector<std::uint64_t> all;
         rank_.over_control([&](NcclControl& control) { all = control.gather({&mine, 1}); });
         return all;
     }
-    /// On how many ranks it is so.
+    /// On how many ranks `mine` is true.
     [[nodiscard]] std::size_t count_of_all(bool mine) {
         auto const all = gather(mine ? 1 : 0);
         return static_cast<std::size_t>(std::count(all.begin(), all.end(), 1U));
     }
 
-    /// Whether nothing is under way any more and the handle lives.
+    /// Whether all work is complete and the handle lives.
     [[nodiscard]] bool finish() noexcept {
         try {
             rank_.throw_if_aborted();
             rank_.finish_launches();
             return rank_.handle() != nullptr;
-        } catch (...) { // it has ended on all ranks, and what was under way with it
+        } catch (...) { // all ranks and their work have ended
             return false;
         }
     }
@@ -150,7 +152,7 @@ private:
     void take_back(Segment& segment) noexcept {
         if (rank_.handle() != nullptr) {
             if (segment.unwinding.has_begun() && !rank_.is_idle()) {
-                rank_.abort_for_exception("the scope of an arena"); // nobody may come to wait for
+                rank_.abort_for_exception("the scope of an arena"); // no later wait may come
             }
             if (finish()) {
                 deregister(segment);
@@ -158,7 +160,7 @@ private:
         }
         std::erase(segments_, &segment);
     }
-    /// Unlike cudaFree, what frees mapped memory waits for nothing that uses it.
+    /// Unlike cudaFree, freeing mapped memory does not wait for work that uses it.
     static void release(void* context, std::byte*, std::size_t) noexcept {
         std::unique_ptr<Segment> const segment{static_cast<Segment*>(context)};
         if (segment->owner != nullptr) {
@@ -167,13 +169,13 @@ private:
         try {
             CurrentCudaDevice const current{segment->device};
             static_cast<void>(cudaDeviceSynchronize());
-        } catch (...) { // NOLINT(bugprone-empty-catch): a device that is lost uses nothing
+        } catch (...) { // NOLINT(bugprone-empty-catch): a lost device uses nothing
         }
         nccl_free(segment->block);
     }
 
     NcclRank& rank_;
-    std::vector<Segment*> segments_; ///< of arenas that live
+    std::vector<Segment*> segments_; ///< of living arenas
 };
 
 }}} // namespace joinable::v0::detail

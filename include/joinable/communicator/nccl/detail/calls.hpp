@@ -17,10 +17,10 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The bytes of a number, of which a dtype takes as many as it has.
+/// The bytes of a number. A dtype uses as many as it has.
 using NcclScalar = std::array<std::byte, 8>;
 
-/// `value` rounded to the dtype, a floating-point one.
+/// `value` rounded to a floating-point dtype.
 [[nodiscard]] inline NcclScalar nccl_scalar(DType dtype, double value) {
     NcclScalar scalar{};
     visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
@@ -35,19 +35,19 @@ using NcclScalar = std::array<std::byte, 8>;
     return scalar;
 }
 
-/// A sum of what each rank multiplies with a factor of its own, on the way. NCCL reads the factor when
-/// this is made, and needs this no longer than until the function that is given it has returned.
+/// A sum that multiplies each rank's buffer by that rank's factor. NCCL reads the factor during
+/// construction. The object is not needed after the function that takes it has returned.
 class NcclScaledSum {
 public:
-    /// The dtype is a floating-point one, to which the factor is rounded. NCCL has launched what came
-    /// before.
+    /// The factor is rounded to the dtype, a floating-point one. NCCL must have launched all
+    /// earlier calls.
     NcclScaledSum(ncclComm_t comm, DType dtype, double factor) : comm_{comm} {
         NcclScalar scalar = nccl_scalar(dtype, factor);
         result_ = ncclRedOpCreatePreMulSum(
             &op_, scalar.data(), nccl_type(dtype), ncclScalarHostImmediate, comm
         );
     }
-    /// The factor is read from device memory, each time that the collective runs.
+    /// NCCL reads the factor from device memory each time the collective runs.
     NcclScaledSum(ncclComm_t comm, DType dtype, void* factor) : comm_{comm} {
         result_ = ncclRedOpCreatePreMulSum(&op_, factor, nccl_type(dtype), ncclScalarDevice, comm);
     }
@@ -59,7 +59,7 @@ public:
         }
     }
 
-    /// Whether there is an operation.
+    /// Whether NCCL has made the operation.
     [[nodiscard]] ncclResult_t result() const noexcept { return result_; }
     [[nodiscard]] ncclRedOp_t op() const noexcept { return op_; }
 
@@ -69,14 +69,14 @@ private:
     ncclResult_t result_;
 };
 
-/// Collectives as calls of NCCL, which go to one handle and one stream. Each member returns the
-/// worst result of its calls.
+/// Collectives as NCCL calls on one handle and one stream. Each member returns the worst result of
+/// its calls.
 class NcclCalls {
 public:
     NcclCalls(ncclComm_t comm, cudaStream_t stream, int size) noexcept
         : comm_{comm}, stream_{stream}, size_{size} {}
 
-    /// @pre the request is no barrier, which NCCL does not have, and NCCL has its operation.
+    /// @pre the request is not a barrier, which NCCL lacks, and NCCL has its operation.
     [[nodiscard]] ncclResult_t collective(Request const& request) const {
         Descriptor const& said = request.signature;
         void const* const in = request.in.data;
@@ -88,11 +88,11 @@ public:
             return ncclAllReduce(in, out, count, type, nccl_op(said.op), comm_, stream_);
         case Collective::scaled_all_reduce: return scaled_all_reduce(request.out, said.factor);
         case Collective::reduce: {
-            void* const data = const_cast<void*>(in); // in place; written at the root alone
+            void* const data = const_cast<void*>(in); // in place; only the root writes
             ncclRedOp_t const op = nccl_op(said.op);
             return ncclReduce(data, data, count, type, op, said.root, comm_, stream_);
         }
-        case Collective::broadcast: // in place; only read at the root
+        case Collective::broadcast: // in place; the root only reads
             return ncclBroadcast(out, out, count, type, said.root, comm_, stream_);
         case Collective::all_gather:
             return said.has_counts ? exchange(request, Sends::same)
@@ -107,7 +107,7 @@ public:
         }
     }
 
-    /// The factor is a number, or where that number will be in memory of the device.
+    /// The factor is a number, or the address in device memory at which it will be.
     template <class Factor>
     [[nodiscard]] ncclResult_t scaled_all_reduce(Buffer buffer, Factor factor) const {
         NcclScaledSum const sum{comm_, buffer.dtype, factor};
@@ -127,10 +127,10 @@ public:
     }
 
 private:
-    /// What a rank sends to each rank: a part of its own, or the same.
+    /// Whether a rank sends each rank its own part, or the same data.
     enum class Sends : bool { parts, same };
 
-    /// Runs `call(rank)` for each rank, as one.
+    /// Runs `call(rank)` for each rank, in one NCCL group.
     template <class Call>
     [[nodiscard]] ncclResult_t for_each_rank(Call const& call) const {
         ncclResult_t worst = ncclGroupStart();
@@ -146,7 +146,7 @@ private:
         return worst;
     }
 
-    /// A message to each rank and one from each.
+    /// A message to each rank and one from each rank.
     [[nodiscard]] ncclResult_t exchange(Request const& request, Sends what) const {
         std::size_t const element = size_of(request.signature.dtype);
         ncclDataType_t const type = nccl_type(request.signature.dtype);
@@ -165,7 +165,7 @@ private:
             to += expected * element;
         });
     }
-    /// A reduction to each rank, which NCCL has for equal parts only.
+    /// A reduction to each rank. NCCL's own needs equal parts.
     [[nodiscard]] ncclResult_t reduce_parts(Request const& request, ncclRedOp_t op) const {
         Descriptor const& said = request.signature;
         auto const* part = static_cast<std::byte const*>(request.in.data);

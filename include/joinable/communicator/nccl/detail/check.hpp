@@ -17,10 +17,10 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What each rank says that it is about to do, as words that all ranks gather.
+/// The calls that ranks are about to make, as words that all ranks gather.
 class NcclSaid {
 public:
-    /// Collective. All ranks have tables of counts, or none.
+    /// Collective. Either all ranks have tables of counts or none has.
     NcclSaid(ControlCommunicator& control, Request const& request, bool has_tables)
         : ranks_{static_cast<std::size_t>(control.size())},
           stride_{2 + (has_tables ? 2 * ranks_ : 0)} {
@@ -35,7 +35,7 @@ public:
         words_ = control.gather(mine);
     }
 
-    /// Why what the ranks said does not fit together, if it does not: the same on every rank.
+    /// Why the ranks' calls do not match, or nothing; the same on every rank.
     [[nodiscard]] std::optional<AbortReason> disagreement() const {
         auto const size = static_cast<int>(ranks_);
         auto reason = find_difference(size, [this](int rank) { return said_by(rank); });
@@ -71,12 +71,13 @@ private:
     std::vector<std::uint64_t> words_;
 };
 
-/// Compares what all ranks are about to do. Collective over the control communicator, blocks.
+/// Compares the calls that all ranks are about to make. Collective over the control communicator;
+/// blocks.
 /// @throws Mismatch  on all ranks, after aborting.
 inline void agree_on_collective(NcclRank& rank, Request const& mine) {
     std::optional<AbortReason> reason;
     rank.over_control([&](NcclControl& control) {
-        // Ranks may differ in whether they have tables, so they cannot say them at once.
+        // Some ranks may have tables and others not, so tables are compared second.
         reason = NcclSaid{control, mine, false}.disagreement();
         if (!reason && mine.signature.has_counts) {
             reason = NcclSaid{control, mine, true}.disagreement();

@@ -14,16 +14,16 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The host communicator beside an NCCL communicator, of the same ranks: by it they meet, hear that
-/// one of them aborts, and compare what they do.
+/// The host communicator of an NCCL communicator, with the same ranks. They use it to meet, to
+/// learn of aborts, and to compare their calls.
 class NcclControl : public ControlCommunicator {
 public:
     [[nodiscard]] virtual bool is_aborted() const = 0;
 
-    /// Memory that all ranks have, none where they cannot.
+    /// Memory that all ranks share; empty if that is not supported.
     [[nodiscard]] virtual Arena share(std::size_t bytes) = 0;
     [[nodiscard]] virtual bool can_split() const noexcept = 0;
-    /// Null where it cannot.
+    /// Null if that is not supported.
     [[nodiscard]] virtual std::unique_ptr<NcclControl> split(int color, int key) = 0;
 
     void barrier() {
@@ -60,7 +60,7 @@ public:
     }
 };
 
-/// Says in one sentence what a communicator lacks to be the control of NCCL ranks.
+/// Explains in one sentence why a communicator cannot be the control of NCCL ranks.
 template <class Comm>
 consteval bool models_nccl_control() {
     static_assert(

@@ -20,12 +20,13 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How long the host of one rank waits, and for whom. In memory that all ranks have, a rank says how many
-/// collectives it has posted, and when it was at work last: so a deadline begins anew when the ranks
-/// that hold this one up have been at work meanwhile. Without such memory nothing is known.
+/// Decides how long a rank's host waits, and for which ranks. In memory that all ranks share, each
+/// rank publishes how many collectives it has posted, and when it last called keep_alive(). A
+/// deadline starts again if the ranks that this one waits for have called keep_alive() meanwhile.
+/// Without such memory nothing is known.
 class NcclDeadline {
 public:
-    using Clock = std::chrono::steady_clock;      ///< one for all processes of a machine
+    using Clock = std::chrono::steady_clock;      ///< the same for all processes of a machine
     static constexpr std::size_t line_bytes = 64; ///< a rank's own cache line
 
     NcclDeadline(std::chrono::nanoseconds length, int rank, int size) noexcept
@@ -36,7 +37,7 @@ public:
         return std::exchange(length_, length);
     }
 
-    /// `memory` is zeroed, and has a line for each rank; or it is empty.
+    /// `memory` is zeroed and has a line for each rank, or is empty.
     void share(Arena memory) noexcept { memory_ = std::move(memory); }
     [[nodiscard]] bool is_shared() const noexcept { return memory_.data() != nullptr; }
     void arrive(std::uint64_t number) const noexcept {
@@ -50,7 +51,7 @@ public:
             word(rank_, alive_at).store(now, std::memory_order_release);
         }
     }
-    /// The ranks that have not posted this collective; none where that is not known, or `number` is 0.
+    /// The ranks that have not posted this collective. Empty if that is unknown, or `number` is 0.
     [[nodiscard]] std::vector<int> missing(std::uint64_t number) const {
         std::vector<int> ranks;
         for (int rank = 0; is_shared() && rank < size_; ++rank) {
@@ -61,15 +62,16 @@ public:
         return ranks;
     }
 
-    /// Whether some rank has not posted this collective, as far as that is known.
+    /// Whether some rank has not posted this collective, as far as known.
     [[nodiscard]] bool may_be_missing(std::uint64_t number) const {
         return number == 0 || !is_shared() || !missing(number).empty();
     }
 
-    /// Why a wait that began at `start` has lasted too long, if it has; `start` moves to where the
-    /// deadline began anew. `doing` is what this rank does meanwhile, `number` that of the collective
-    /// that it waits for; 0: none. All ranks that it is known to wait for must have been at work; where
-    /// they are not known, any other rank.
+    /// Why a wait that began at `start` has lasted too long, or nothing. Moves `start` if the
+    /// deadline starts again. `doing` describes the wait, and `number` is that of the collective
+    /// that it is for; 0: none. The deadline starts again only if all ranks that this one is known
+    /// to wait for have called keep_alive(). If those ranks are unknown, any other rank's call is
+    /// enough.
     [[nodiscard]] std::optional<AbortReason>
     expired(Clock::time_point& start, std::string_view doing, std::uint64_t number) const {
         auto const now = Clock::now();
@@ -102,7 +104,7 @@ private:
         std::byte* const line = memory_.data() + static_cast<std::size_t>(rank) * line_bytes;
         return std::atomic_ref<std::uint64_t>{reinterpret_cast<std::uint64_t*>(line)[which]};
     }
-    /// Long ago, if there was none.
+    /// Long ago, if there was no call.
     [[nodiscard]] Clock::time_point last_sign_of(int rank) const noexcept {
         std::uint64_t const ticks =
             is_shared() ? word(rank, alive_at).load(std::memory_order_acquire) : 0;

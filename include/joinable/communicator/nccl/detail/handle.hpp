@@ -13,38 +13,38 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What has kernels of NCCL for later, in a CUDA graph: NCCL frees no handle as long as there are any,
-/// so they go before it, and before the windows that they use.
+/// Holds kernels of NCCL in a CUDA graph. NCCL frees no handle while such kernels exist, so they
+/// must be released before the handle, and before the windows that they use.
 class HoldsNcclKernels {
 public:
-    /// May be called again.
+    /// May be called more than once.
     virtual void release_kernels() noexcept = 0;
 
 protected:
     ~HoldsNcclKernels() = default;
 };
 
-/// NCCL's handle of one rank: none, or one that NCCL has not freed. This knows no other rank.
+/// NCCL's handle of one rank: none, or one that NCCL has not freed. Does not know other ranks.
 class NcclHandle {
 public:
-    /// With `revokes` a failure leaves the handle alive.
+    /// With `revokes`, a failure leaves the handle alive.
     explicit NcclHandle(bool revokes) noexcept : revokes_{revokes} {}
 
     [[nodiscard]] ncclComm_t get() const noexcept { return comm_; }
-    /// From here on the handle must be alive.
+    /// The handle must be alive from here on.
     void adopt(ncclComm_t comm) noexcept { comm_ = comm; }
     [[nodiscard]] ncclComm_t give_up() noexcept { return std::exchange(comm_, nullptr); }
 
     void hold(HoldsNcclKernels& holder) { holders_.push_back(&holder); }
     void unhold(HoldsNcclKernels& holder) noexcept { std::erase(holders_, &holder); }
-    /// Before anything goes that NCCL's kernels use.
+    /// Call this before freeing anything that NCCL's kernels use.
     void release_kernels() noexcept {
         for (HoldsNcclKernels* const holder : holders_) {
             holder->release_kernels();
         }
     }
 
-    /// Whether NCCL is busy with what was asked last, or what went wrong. Success without a handle.
+    /// Whether NCCL is still processing the last call, or its error. Success if there is no handle.
     [[nodiscard]] ncclResult_t state() const noexcept {
         ncclResult_t state = ncclSuccess;
         ncclResult_t const asked =
@@ -52,19 +52,18 @@ public:
         return is_error(asked) ? asked : state;
     }
 
-    /// After a failure. Kernels end, and so does the handle, unless it is revoked. Returns the call of NCCL
-    /// that this was, and its result.
+    /// For use after a failure. Kernels end, and so does the handle unless it is revoked. Returns
+    /// the NCCL call that it made, and the result.
     [[nodiscard]] std::pair<std::string_view, ncclResult_t> end(std::chrono::nanoseconds deadline
     ) noexcept {
         if (comm_ == nullptr || revokes_) {
             return {"ncclCommRevoke", comm_ == nullptr ? ncclSuccess : revoke(deadline)};
         }
-        return {
-            "ncclCommAbort", ncclCommAbort(give_up())
-        }; // if it fails, nobody knows what is left
+        return {"ncclCommAbort", ncclCommAbort(give_up())}; // if it fails, the state is unknown
     }
-    /// NCCL frees the handle. It destroys none that is not ready, as where the network failed meanwhile:
-    /// it leaves a group open on this thread instead. `is_finalized`: all ranks have finished with it.
+    /// NCCL frees the handle. NCCL cannot destroy a handle that is not ready, as after a network
+    /// failure: it would leave a group open on this thread. `is_finalized`: all ranks have finished
+    /// with it.
     void free(bool is_finalized) noexcept {
         if (comm_ != nullptr) {
             bool const is_ready = is_finalized && state() == ncclSuccess;
@@ -74,8 +73,8 @@ public:
     }
 
 private:
-    /// NCCL revokes by a thread of its own, which waits until the kernels have stopped. Until it has
-    /// ended, no other call may use the handle: so this waits, too, up to the deadline.
+    /// NCCL revokes on its own thread, which waits until the kernels have stopped. Until that
+    /// thread has ended, no other call may use the handle, so this waits too, up to the deadline.
     [[nodiscard]] ncclResult_t revoke(std::chrono::nanoseconds deadline) const noexcept {
         ncclResult_t const result = nccl_revoke(comm_);
         if (is_error(result)) {

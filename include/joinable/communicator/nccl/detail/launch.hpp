@@ -14,24 +14,24 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What NCCL was given at once, a collective or a group of them, and the event behind it.
+/// One submission to NCCL, a collective or a group of them, and the event after it.
 struct NcclLaunch {
     enum class State : std::uint8_t {
-        open,     ///< a group that takes more
-        posted,   ///< NCCL may not have put it on the stream yet: there is no event
-        launched, ///< on the stream, with the event behind it
+        open,     ///< a group that accepts more
+        posted,   ///< possibly not on the stream yet: no event
+        launched, ///< on the stream, followed by the event
         complete, ///< the results are final
-        lost,     ///< they never will be
+        lost,     ///< they never will be final
     };
     cudaEvent_t done = nullptr;
     State state = State::open;
     int users = 0;            ///< works and tokens that refer to it
-    std::uint64_t number = 0; ///< of the last collective in it; messages have none
+    std::uint64_t number = 0; ///< of its last collective; messages have none
 
     [[nodiscard]] bool is_settled() const noexcept {
         return state == State::complete || state == State::lost;
     }
-    /// Before a wait. @throws ContractViolation
+    /// Call this before a wait. @throws ContractViolation
     void require_posted() const {
         if (state == State::open) {
             throw ContractViolation{
@@ -40,7 +40,7 @@ struct NcclLaunch {
             };
         }
     }
-    /// Looks at the event. Returns what is wrong with it.
+    /// Queries the event. Returns its error.
     cudaError_t look() noexcept {
         if (state != State::launched) {
             return cudaSuccess;
@@ -50,7 +50,7 @@ struct NcclLaunch {
             state = State::complete;
             return cudaSuccess;
         }
-        static_cast<void>(cudaGetLastError()); // not ready is no error: nobody is to find one
+        static_cast<void>(cudaGetLastError()); // not ready is no error: clear it
         return found == cudaErrorNotReady ? cudaSuccess : found;
     }
     [[nodiscard]] bool has_run() noexcept {
@@ -61,12 +61,13 @@ struct NcclLaunch {
 
 class NcclLaunches;
 
-/// Whose group is open on this thread: NCCL has one for all communicators of a thread.
+/// The object whose group is open on this thread. NCCL has one group for all communicators of a
+/// thread.
 inline thread_local NcclLaunches const* grouping_launches = nullptr;
 
-/// What one rank has handed to NCCL. NCCL takes one thing at a time, a collective or a group of them: so
-/// at most one launch is unsettled, which NCCL may not have put on the stream yet, and nothing is
-/// handed over before it is. Launches are used again: after a while none allocates.
+/// The submissions of one rank to NCCL. NCCL takes one submission at a time, a collective or a
+/// group. At most one launch is therefore unsettled (possibly not on the stream yet), and the next
+/// submission waits until it is settled. Launches are reused, so after a while nothing allocates.
 class NcclLaunches {
 public:
     NcclLaunches() = default;
@@ -86,18 +87,19 @@ public:
                                     "and messages only: end it first"};
         }
     }
-    /// @throws ContractViolation  another rank has one open on this thread.
+    /// @throws ContractViolation  another rank has an open group on this thread.
     void require_no_other_group() const {
         if (grouping_launches != nullptr && grouping_launches != this) {
             throw ContractViolation{"a group of another NCCL communicator is open on this thread, "
                                     "and NCCL would put this off until it ends: end it first"};
         }
     }
-    /// Null: there is none.
+    /// Null if there is none.
     [[nodiscard]] NcclLaunch const* unsettled() const noexcept { return unsettled_; }
 
-    /// What takes the next collective, with one more user: the group, or an open one of its own.
-    /// @throws CommunicationError  CUDA has no event.
+    /// The launch for the next collective, with one more user: the open group, or a launch of its
+    /// own.
+    /// @throws CommunicationError  CUDA cannot create an event.
     [[nodiscard]] NcclLaunch& take() {
         if (group_ != nullptr) {
             ++group_->users;
@@ -115,7 +117,7 @@ public:
         all_.push_back(std::move(launch));
         return reset(*all_.back());
     }
-    /// NCCL was not given what `launch` was taken for.
+    /// For a launch that was taken but not submitted to NCCL.
     void give_back(NcclLaunch& launch) const noexcept {
         --launch.users;
         if (group_ == nullptr) {
@@ -126,12 +128,12 @@ public:
         posted_ += collectives;
         launch.number = collectives != 0 ? posted_ : launch.number;
     }
-    /// NCCL has it. @pre unsettled() is null
+    /// The launch has been submitted. @pre unsettled() is null
     void hand_over(NcclLaunch& launch) noexcept {
         launch.state = NcclLaunch::State::posted;
         unsettled_ = &launch;
     }
-    /// NCCL has put what is unsettled on the stream: so the event goes behind it.
+    /// NCCL has put the unsettled launch on the stream: records the event after it.
     /// @throws CommunicationError
     void settle(cudaStream_t stream) {
         if (NcclLaunch* const launch = std::exchange(unsettled_, nullptr)) {
@@ -140,7 +142,7 @@ public:
         }
     }
 
-    /// What is taken until end_group() goes to NCCL at once, as `launch`.
+    /// Collects the calls until end_group() in `launch`, to submit them together.
     void begin_group(NcclLaunch& launch) noexcept {
         group_ = &launch;
         grouping_launches = this;
@@ -151,10 +153,10 @@ public:
         return *std::exchange(group_, nullptr);
     }
 
-    /// Before the handle ends by a failure: what has not run by now never will.
+    /// Before a failure ends the handle: launches that have not run never will.
     void lose() noexcept {
         unsettled_ = nullptr;
-        if (has_group()) { // of this thread: until it ends, NCCL aborts nothing
+        if (has_group()) { // while this thread's group is open, NCCL aborts nothing
             static_cast<void>(end_group());
             static_cast<void>(ncclGroupEnd());
         }
@@ -163,13 +165,13 @@ public:
         });
     }
 
-    /// Whether all have run.
+    /// Whether all launches have run.
     [[nodiscard]] bool is_idle() const noexcept {
         bool is_idle = true;
         for_each_unfinished([&](NcclLaunch& launch) { is_idle = is_idle && launch.has_run(); });
         return is_idle;
     }
-    /// The number of the first collective that has not run; 0: all have.
+    /// The number of the first collective that has not run; 0 if all have.
     [[nodiscard]] std::uint64_t oldest_unfinished() const noexcept {
         std::uint64_t oldest = 0;
         for_each_unfinished([&](NcclLaunch& launch) {
@@ -180,7 +182,7 @@ public:
         });
         return oldest;
     }
-    /// Calls f(launch) with each that may still run, in the order of creation.
+    /// Calls f(launch) for each launch that may still run, in the order of creation.
     template <class F>
     void for_each_unfinished(F const& f) const {
         for (auto const& launch : all_) {

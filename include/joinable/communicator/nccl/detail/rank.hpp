@@ -33,9 +33,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One rank of an NCCL communicator, that of an engine or its own, from beginning to end. It has what its
-/// parts do not: whatever fails in one of them fails on all ranks, and ends all parts here; and every
-/// wait of the host polls what can end it.
+/// One rank of an NCCL communicator, with an engine's handle or its own, from start to end. It
+/// coordinates its parts: a failure in one of them fails on all ranks, and ends all parts here.
+/// Every host wait polls the events that can end it.
 class NcclRank {
 public:
     NcclRank(std::unique_ptr<NcclControl> control, NcclOptions const& options)
@@ -68,12 +68,12 @@ public:
 
     void hold(HoldsNcclKernels& holder) { handle_.hold(holder); }
     void unhold(HoldsNcclKernels& holder) noexcept { handle_.unhold(holder); }
-    /// Before anything goes that NCCL's kernels use.
+    /// Call this before freeing anything that NCCL's kernels use.
     void release_kernels() noexcept { handle_.release_kernels(); }
 
-    /// Collective. Waits for what is under way on all ranks, then frees the handle if this rank owns it.
-    /// Aborts when the deadline passes, or at once if `is_unwinding`. Returns the handle if it is
-    /// another one's and lives.
+    /// Collective. Waits for outstanding work on all ranks, then frees the handle if this rank owns
+    /// it. Aborts when the deadline passes, or at once if `is_unwinding`. Returns a living handle
+    /// that another object owns.
     ncclComm_t close(bool is_unwinding, bool owns_handle) noexcept {
         release_kernels();
         bool is_finalized = false;
@@ -87,7 +87,8 @@ public:
                 check(ncclCommFinalize(handle()), "ncclCommFinalize");
                 finish_call("leaves the communicator");
             }
-            // A rank that leaves the control communicator looks to the others like one that failed.
+            // To the others, a rank that leaves the control communicator looks like one that
+            // failed.
             over_control([](NcclControl& control) { control.barrier(); });
             is_finalized = true;
         } catch (...) { // NOLINT(bugprone-empty-catch): the failure has ended it on all ranks
@@ -101,15 +102,15 @@ public:
     // -- failures -------------------------------------------------------------------------------------
 
     [[nodiscard]] bool is_aborted() const { return failure_ != nullptr || control_->is_aborted(); }
-    /// Ends this rank's part, unless that has happened: what is under way and has not run is lost. The
-    /// others are told by the control communicator, where the first reason wins.
+    /// Ends this rank's part, if that has not happened yet. Outstanding work is lost. The control
+    /// communicator tells the others; there the first reason wins.
     void abort(AbortReason const& reason) noexcept {
         if (failure_) {
             return;
         }
         try {
             control_->abort(reason);
-            control_->barrier(); // throws the first reason of all
+            control_->barrier(); // throws the first reason of all ranks
             failure_ = std::make_exception_ptr(CommunicationError{reason.message});
         } catch (...) {
             failure_ = std::current_exception();
@@ -135,7 +136,7 @@ public:
         }
     }
 
-    /// @throws CommunicationError, PeerFailed  what NCCL says of a call, after aborting.
+    /// @throws CommunicationError, PeerFailed  the call failed; after aborting.
     void check(ncclResult_t result, std::string_view call) {
         if (is_error(result)) {
             fail(
@@ -145,11 +146,11 @@ public:
             );
         }
     }
-    /// The same of a call of CUDA.
+    /// The same for a call of CUDA.
     void check(cudaError_t error, std::string_view call) {
         on_device([&] { check_cuda(error, call); });
     }
-    /// Runs f(), in which CUDA is asked. @throws CommunicationError  what CUDA says, after aborting.
+    /// Runs f(), which calls CUDA. @throws CommunicationError  a call failed; after aborting.
     template <class F>
     std::invoke_result_t<F const&> on_device(F const& f) {
         try {
@@ -167,7 +168,7 @@ public:
         }
     }
 
-    /// Runs f(control) with this rank's deadline; what that throws ends this rank, too.
+    /// Runs f(control) with this rank's deadline. An exception from it ends this rank, too.
     template <class F>
     void over_control(F const& f) {
         throw_if_aborted();
@@ -187,27 +188,27 @@ public:
 
     // -- calls of NCCL --------------------------------------------------------------------------------
 
-    /// Before NCCL is asked something that is no collective.
+    /// Call this before an NCCL call that is not a collective.
     void begin_call() {
         begin();
         launches_.require_no_group();
         settle();
     }
-    /// Waits until NCCL is done with what was asked of the handle: `doing` says what that is. Of what
-    /// NCCL refuses, most calls tell nothing: it is here that it shows.
+    /// Waits until NCCL has finished the last call on the handle; `doing` describes that call. Most
+    /// errors of NCCL show up only here, not in the call's result.
     void finish_call(std::string_view doing) {
         auto const is_done = [&] { return handle_.state() == ncclSuccess; };
         wait_until(is_done, doing, 0, concat(asynchronous_error, " while it ", doing));
     }
 
-    /// Hands something to NCCL by `issue()`, after what is on the caller's stream. `collectives` says
-    /// how many collectives it is; messages are none. Blocks only until NCCL has launched what came
-    /// before.
-    /// @throws ContractViolation  the caller's stream cannot be used; nothing was handed over.
+    /// Submits NCCL calls by `issue()`, after the work on the caller's stream. `collectives` is the
+    /// number of collectives among them; messages do not count. Blocks only until NCCL has launched
+    /// the previous submission.
+    /// @throws ContractViolation  the caller's stream cannot be used; nothing was submitted.
     template <class Issue>
     [[nodiscard]] NcclLaunch& post(std::uint64_t collectives, Issue const& issue) {
         begin();
-        settle(); // in a group: nothing
+        settle(); // does nothing in a group
         on_device([&] { streams_.order_after_caller(); });
         NcclLaunch& launch = take_launch();
         try {
@@ -227,7 +228,7 @@ public:
     }
 
     [[nodiscard]] bool has_group() const noexcept { return launches_.has_group(); }
-    /// What is posted from here on goes to NCCL at once, by end_group(). Returns what that will be.
+    /// Collects calls from here on; end_group() submits them together. Returns their launch.
     [[nodiscard]] NcclLaunch& begin_group() {
         begin_call();
         NcclLaunch& launch = take_launch();
@@ -252,12 +253,12 @@ public:
             on_device([&] { streams_.order_before(launch.done, stream); });
         }
     }
-    /// Does not wait. Whether the results are final.
+    /// Whether the results are final. Does not wait.
     [[nodiscard]] bool test(NcclLaunch& launch) {
         launch.require_posted();
         return (launch.state != NcclLaunch::State::posted || try_settle()) && has_run(launch);
     }
-    /// The same, up to the deadline, as far as ranks are not known to have posted it.
+    /// The same with a deadline, unless all ranks are known to have posted it.
     [[nodiscard]] bool test(NcclLaunch& launch, PolledTime& polled) {
         if (test(launch)) {
             return true;
@@ -273,27 +274,28 @@ public:
         }
         return false;
     }
-    /// Makes the host wait for the launch.
+    /// Blocks the host until the launch has run.
     void synchronize(NcclLaunch& launch) {
         settle(launch);
         wait_until([&] { return has_run(launch); }, "waits for a collective", launch.number);
     }
-    /// Makes the host wait for everything that is posted.
+    /// Blocks the host until everything that was posted has run.
     void finish_launches() {
         settle();
         launches_.for_each_unfinished([&](NcclLaunch& launch) { synchronize(launch); });
     }
-    /// Makes the host wait for what is on the caller's stream.
+    /// Blocks the host until the work on the caller's stream has run.
     void wait_for_caller() {
         auto const has_run = [&] { return on_device([&] { return streams_.has_caller_run(); }); };
         wait_until(has_run, "waits for a stream", 0);
     }
-    /// Makes the host wait for everything that is posted, and for what is on the caller's stream.
+    /// Blocks the host until everything that was posted, and the work on the caller's stream, has
+    /// run.
     void synchronize() {
         finish_launches();
         wait_for_caller();
     }
-    /// Does not wait, nor throw. Whether everything that was posted has run.
+    /// Whether everything that was posted has run. Does not wait or throw.
     [[nodiscard]] bool is_idle() const noexcept { return launches_.is_idle(); }
 
     /// See NcclCollectives::keep_alive.
@@ -306,7 +308,7 @@ public:
             };
         }
     }
-    /// Who has not posted this rank's oldest unfinished collective, where that is known.
+    /// The ranks that have not posted this rank's oldest unfinished collective, as far as known.
     [[nodiscard]] std::vector<int> missing_ranks() const {
         std::uint64_t const oldest = launches_.oldest_unfinished();
         return oldest == 0 ? std::vector<int>{} : deadline_.missing(oldest);
@@ -315,7 +317,7 @@ public:
 private:
     static constexpr std::string_view asynchronous_error = "an asynchronous error";
 
-    /// What ends the rank says what went wrong at its end, too.
+    /// Adds an error during the rank's end to the failure that caused it.
     void add_to_failure(std::string_view call, ncclResult_t result) noexcept {
         try {
             AbortReason reason = reason_of(failure_);
@@ -327,7 +329,7 @@ private:
             failure_ = std::current_exception();
         }
     }
-    /// Takes over what ended the others, and what NCCL found out by itself.
+    /// Takes over failures of other ranks and asynchronous errors of NCCL.
     void poll(std::string_view error = asynchronous_error) noexcept {
         if (failure_) {
             return;
@@ -338,12 +340,12 @@ private:
             } else {
                 check(handle_.state(), error);
             }
-        } catch (...) { // NOLINT(bugprone-empty-catch): the failure has it
+        } catch (...) { // NOLINT(bugprone-empty-catch): failure_ has it
         }
     }
 
-    /// Polls `ready()`, which throws where it finds that it never will be. `number` is that of the
-    /// collective that this is about; 0: none. `error` is what an error of NCCL is called.
+    /// Polls `ready()`, which throws if it will never be true. `number` is that of the collective
+    /// that this wait is for; 0: none. `error` names an error of NCCL.
     /// @throws TimedOut  after aborting.
     template <class Ready>
     void wait_until(
@@ -368,7 +370,7 @@ private:
         }
     }
 
-    /// Before anything that NCCL is asked.
+    /// Call this before any NCCL call.
     void begin() {
         throw_if_aborted();
         launches_.require_no_other_group();
@@ -380,7 +382,7 @@ private:
         launches_.hand_over(launch);
         static_cast<void>(try_settle());
     }
-    /// Puts the event behind what NCCL was given last, if NCCL has put that on the stream.
+    /// Records the event after the last submission, if NCCL has put that on the stream.
     bool try_settle() {
         if (launches_.unsettled() != nullptr) {
             throw_if_aborted();
@@ -391,7 +393,7 @@ private:
         }
         return true;
     }
-    /// Until NCCL has launched what it was given last.
+    /// Waits until NCCL has launched the last submission.
     void settle() {
         if (NcclLaunch const* const launch = launches_.unsettled()) {
             auto const is_settled = [&] { return try_settle(); };
@@ -404,7 +406,8 @@ private:
             settle();
         }
     }
-    /// Whether the results are final. @throws what ended this rank, if they never will be.
+    /// Whether the results are final.
+    /// @throws the error that ended this rank, if they never will be.
     [[nodiscard]] bool has_run(NcclLaunch& launch) {
         check(launch.look(), "cudaEventQuery");
         if (launch.state == NcclLaunch::State::launched) {
@@ -419,7 +422,7 @@ private:
     std::unique_ptr<NcclControl> control_;
     int rank_;
     int size_;
-    std::exception_ptr failure_; ///< what everything throws from now on
+    std::exception_ptr failure_; ///< all members throw it from now on
     NcclDeadline deadline_;
     NcclStreams streams_;
     NcclLaunches launches_;

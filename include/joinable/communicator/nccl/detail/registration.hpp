@@ -6,19 +6,19 @@
 #include <nccl.h>
 
 /// @file
-/// NCCL's memory and its registration, which came later than what else is needed here: ncclMemAlloc and
-/// ncclCommRegister with NCCL 2.19, ncclCommWindowRegister with 2.27. All are looked up only where they
-/// are called, by types that templates are given, so that this compiles with older headers.
+/// NCCL's memory and its registration. They are newer than everything else used here: ncclMemAlloc
+/// and ncclCommRegister came with NCCL 2.19, ncclCommWindowRegister with 2.27. Template arguments
+/// delay their lookup to the calls, so that this compiles with older headers.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// NCCL_WIN_COLL_SYMMETRIC, which older headers do not have: in each collective, ranks give the same
-/// offset from where their windows begin.
+/// NCCL_WIN_COLL_SYMMETRIC, which older headers lack: in each collective, all ranks use the same
+/// offset from the start of their windows.
 inline constexpr int symmetric_window = 0x01;
-/// NCCL_WIN_REQUIRED_ALIGNMENT: of where a window begins, in bytes.
+/// NCCL_WIN_REQUIRED_ALIGNMENT: the alignment of a window's start, in bytes.
 inline constexpr std::size_t window_alignment = 4096;
 
-/// Where NCCL writes a pointer, and such a pointer, of a type that older headers do not name.
+/// A place for a pointer that NCCL writes, of a type that older headers do not name.
 struct NcclPointerSlot {
     void** place;
     template <class T>
@@ -67,9 +67,9 @@ void nccl_free([[maybe_unused]] Data* data) noexcept {
     }
 }
 
-/// Registers memory that NCCL has allocated, as a window where the header has them. Collective. What a
-/// non-blocking communicator makes is at `made`, which stays where it is, when NCCL says so; null
-/// where this system registers nothing.
+/// Registers memory that NCCL has allocated, as a window if the header has windows. Collective.
+/// With a non-blocking communicator, the result is at `made` once NCCL reports success; `made` must
+/// stay in place. The result is null if this system does not support registration.
 template <class Handle>
 [[nodiscard]] ncclResult_t nccl_register(
     [[maybe_unused]] Handle comm,
@@ -85,8 +85,8 @@ template <class Handle>
         return ncclInvalidUsage;
     }
 }
-/// Local: NCCL undoes its own rank's mappings, and asks no other rank. Nothing uses the memory any
-/// more. `made` is not null.
+/// Local: NCCL removes its own rank's mappings without asking other ranks. Nothing may use the
+/// memory any more. `made` is not null.
 template <class Handle>
 void nccl_deregister([[maybe_unused]] Handle comm, [[maybe_unused]] void* made) noexcept {
     if constexpr (nccl_has_windows<Handle>) {

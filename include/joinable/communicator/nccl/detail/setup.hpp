@@ -26,13 +26,14 @@
 #include <joinable/error.hpp>
 
 /// @file
-/// What ranks do together before they have an NCCL communicator. All is collective over the control
-/// communicator.
+/// The joint preparation of ranks before they have an NCCL communicator. Everything is collective
+/// over the control communicator.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Runs `local()` on every rank. If it throws on some, they throw that, and the others PeerFailed with
-/// the text of the lowest: see agree(). The control communicator stays usable.
+/// Runs `local()` on every rank. Ranks on which it throws throw that error. The others throw
+/// PeerFailed with the text of the lowest such rank: see agree(). The control communicator stays
+/// usable.
 template <class Local>
 void prepare_together(NcclRank& rank, Local const& local) {
     std::exception_ptr error;
@@ -42,7 +43,7 @@ void prepare_together(NcclRank& rank, Local const& local) {
         error = std::current_exception();
     }
     std::optional<AbortReason> failure;
-    rank.over_control([&](NcclControl& control) { // which would end with what agree() throws
+    rank.over_control([&](NcclControl& control) { // it would end with agree()'s error
         failure = find_disagreement(control, {}, error);
     });
     if (error) {
@@ -53,7 +54,7 @@ void prepare_together(NcclRank& rank, Local const& local) {
     }
 }
 
-/// How many lower ranks are on this machine.
+/// The number of lower ranks on this machine.
 [[nodiscard]] inline int local_rank(NcclRank& rank) {
     std::array<char, 256> name{};
     gethostname(name.data(), name.size() - 1);
@@ -63,7 +64,7 @@ void prepare_together(NcclRank& rank, Local const& local) {
     return static_cast<int>(std::count(digests.begin(), digests.begin() + rank.rank(), digest));
 }
 
-/// What every rank needs before it meets the others: to be called by prepare_together.
+/// What every rank needs before it meets the others. Call it by prepare_together.
 inline void
 prepare_device(NcclRank& rank, NcclOptions const& options, std::optional<cudaStream_t> stream) {
     if (options.revoke && !can_be_revoked<ncclComm_t>) {
@@ -81,10 +82,11 @@ prepare_device(NcclRank& rank, NcclOptions const& options, std::optional<cudaStr
     check_nccl_version();
 }
 
-/// Whether NCCL returns before it has done what the rank's communicator is given. NCCL tells nobody how
-/// a communicator was made, but the end of a group that is not empty says that it is in progress, unless
-/// the communicator is blocking. The group here holds a message of this rank to itself, from and to one
-/// place: NCCL leaves that out (before 2.22 it is an empty kernel). Waits for no other rank.
+/// Whether NCCL returns before it has finished a call on the rank's communicator. NCCL does not
+/// report how a communicator was made. But ending a group that is not empty reports "in progress",
+/// unless the communicator is blocking. The group here has a message of this rank to itself, from
+/// and to one place. NCCL omits that message (before 2.22 it is an empty kernel). Does not wait for
+/// other ranks.
 /// @throws CommunicationError  NCCL refuses; after aborting.
 [[nodiscard]] inline bool is_non_blocking(NcclRank& rank) {
     ncclComm_t const comm = rank.handle();
@@ -100,7 +102,7 @@ prepare_device(NcclRank& rank, NcclOptions const& options, std::optional<cudaStr
     return ended == ncclInProgress;
 }
 
-/// To be called by prepare_together.
+/// Call it by prepare_together.
 /// @throws ContractViolation
 inline void require_non_blocking(NcclRank& rank, std::string_view advice) {
     if (!is_non_blocking(rank)) {

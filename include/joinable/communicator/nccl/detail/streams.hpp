@@ -13,8 +13,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The device of one rank, and two streams: that of its collectives, and the caller's, on which data is
-/// made and used. Members that ask CUDA throw CommunicationError where it fails.
+/// The device of one rank, and two streams: that of its collectives, and the caller's, on which the
+/// caller makes and uses data. Members that call CUDA throw CommunicationError if it fails.
 class NcclStreams {
 public:
     explicit NcclStreams(cudaStream_t caller) noexcept : caller_{caller} {}
@@ -29,7 +29,8 @@ public:
         }
     }
 
-    /// Once. Takes the current device. Collectives run on `stream`; none: on one of its own.
+    /// Call this once. Takes the current device. Collectives run on `stream`, or on a new stream if
+    /// there is none.
     void use_device(std::optional<cudaStream_t> stream) {
         check_cuda(
             cudaGetDevice(&device_),
@@ -45,12 +46,12 @@ public:
     }
 
     [[nodiscard]] int device() const noexcept { return device_; }
-    /// That of the collectives.
+    /// The stream of the collectives.
     [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
     [[nodiscard]] cudaStream_t caller() const noexcept { return caller_; }
     cudaStream_t set_caller(cudaStream_t stream) noexcept { return std::exchange(caller_, stream); }
 
-    /// What goes on the stream of the collectives from now on runs after what is on the caller's.
+    /// Later work on the stream of the collectives runs after earlier work on the caller's.
     /// @throws ContractViolation  the caller's stream cannot be used.
     void order_after_caller() const {
         cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -67,7 +68,7 @@ public:
             check_cuda(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
         }
     }
-    /// What goes on a stream of the caller from now on runs after the event.
+    /// Later work on a stream of the caller runs after the event.
     /// @throws ContractViolation  the stream cannot be used.
     void order_before(cudaEvent_t event, cudaStream_t stream) const {
         check_stream(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
@@ -76,7 +77,7 @@ public:
     [[nodiscard]] bool has_caller_run() const {
         cudaError_t const found = cudaStreamQuery(caller_);
         if (found == cudaErrorNotReady) {
-            static_cast<void>(cudaGetLastError()); // that is no error: nobody is to find one
+            static_cast<void>(cudaGetLastError()); // not ready is no error: clear it
             return false;
         }
         check_stream(found, "cudaStreamQuery");
@@ -84,9 +85,9 @@ public:
     }
 
 private:
-    /// The result of a call of CUDA in which a stream of the caller is at stake.
-    /// @throws ContractViolation  it is of another device. What CUDA does with one that was destroyed is
-    ///         undefined.
+    /// Checks the result of a CUDA call on a stream of the caller.
+    /// @throws ContractViolation  the stream is of another device. CUDA's behaviour with a
+    ///                            destroyed stream is undefined.
     void check_stream(cudaError_t error, std::string_view call) const {
         if (error == cudaErrorInvalidResourceHandle) {
             static_cast<void>(cudaGetLastError());
@@ -106,7 +107,7 @@ private:
     cudaStream_t caller_;
     cudaStream_t stream_ = nullptr;
     bool owns_stream_ = false;
-    cudaEvent_t ready_ = nullptr; ///< on the caller's stream, behind the data
+    cudaEvent_t ready_ = nullptr; ///< on the caller's stream, after the data
 };
 
 }}} // namespace joinable::v0::detail

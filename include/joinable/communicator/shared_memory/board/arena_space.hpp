@@ -14,9 +14,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
-/// its owner or an arena: so an arena may outlive its communicator.
-/// @pre the memory itself stays mapped as long as `reserve` exists
+/// Memory that is divided into the arenas of one rank. One thread at a time may use it. Its owner
+/// or any arena keeps it alive, so an arena may outlive its communicator.
+/// @pre the memory itself stays mapped while `reserve` exists
 class ArenaSpace {
 public:
     struct Close {
@@ -26,7 +26,7 @@ public:
         }
     };
     using Owner = std::unique_ptr<ArenaSpace, Close>;
-    /// Is told what is going to be written, and throws where there is no memory for it.
+    /// Called before memory is written for the first time. Throws if the system cannot provide it.
     using Reserve = std::function<void(std::byte const* data, std::size_t bytes)>;
 
     [[nodiscard]] static Owner make(std::span<std::byte> memory, Reserve reserve) {
@@ -35,14 +35,15 @@ public:
     ArenaSpace(ArenaSpace const&) = delete;
     ArenaSpace& operator=(ArenaSpace const&) = delete;
 
-    /// The first gap that is large enough, zeroed; nothing where there is none. Linear in the arenas.
+    /// Takes the first gap that is large enough, zeroed; nothing if there is none. Linear in the
+    /// number of arenas.
     [[nodiscard]] std::optional<Arena> allocate(std::size_t bytes, std::size_t alignment);
 
     /// Whether all of `bytes` bytes from `data` on lie in this memory.
     [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept;
 
 private:
-    struct Range { ///< as places in the memory
+    struct Range { ///< struct Range { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
     };
@@ -60,7 +61,7 @@ private:
 
     std::span<std::byte> memory_;
     Reserve reserve_;
-    std::vector<Range> taken_; ///< in the order of their places
+    std::vector<Range> taken_; ///< sorted by offset
     bool is_closed_ = false;
 };
 

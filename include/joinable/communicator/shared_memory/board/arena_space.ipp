@@ -15,7 +15,7 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
         return Arena{};
     }
     auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
-    std::size_t end = 0; // of the arena before
+    std::size_t end = 0; // of the previous arena
     for (auto next = taken_.begin();; ++next) {
         std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
         std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
@@ -23,7 +23,7 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
             std::byte* const data = memory_.data() + begin;
             reserve_(data, bytes);
             taken_.insert(next, {begin, begin + bytes});
-            std::memset(data, 0, bytes); // something else may have been there
+            std::memset(data, 0, bytes); // another arena may have used it
             return Arena{data, bytes, &release, this};
         }
         if (next == taken_.end()) {

@@ -11,7 +11,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Whether every rank combines for itself what all contribute; else ranks share the work by chunks.
+/// Whether every rank combines all contributions for itself; else the ranks share the work in
+/// chunks.
 [[nodiscard]] inline bool is_small(Descriptor const& said) noexcept {
     bool const leaves_all_with_one_share =
         said.collective == Collective::all_reduce || said.collective == Collective::broadcast ||
@@ -19,27 +20,27 @@ namespace joinable { inline namespace v0 { namespace detail {
     return leaves_all_with_one_share && said.count * size_of(said.dtype) <= tuning::slot_bytes;
 }
 
-/// One rank's arrival in one collective, on one cache line: a small message needs no other.
+/// One rank's arrival in one collective, on one cache line. A small message needs no other line.
 ///
-/// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
-/// (11), inline count (7: 0 means that payload begins with the count instead, which matters unless
-/// there are counts), sequence number (31). Arriving is one compare-and-swap on it, aborting sets
-/// the frozen bit: so whether a rank has arrived before an abort is decided in one step, and every
-/// rank sees the same.
+/// `word` holds, from the highest bit: frozen (1 bit), has counts (1), root (13), descriptor (11),
+/// inline count (7), sequence number (31). An inline count of 0 means that the payload begins with
+/// the count, which is compared unless there are counts. A rank arrives by one compare-and-swap on
+/// `word`; an abort sets the frozen bit. One step thus decides whether a rank has arrived before an
+/// abort, and all ranks see the same.
 struct alignas(64) ArrivalLine {
     std::atomic<std::uint64_t> word{empty};
     std::array<std::uint64_t, 7> payload{};
 
     static constexpr std::size_t inline_bytes = 56;
-    // What a large collective has there.
+    // The payload of a large collective:
     static constexpr std::size_t count = 0;
-    static constexpr std::size_t in = 1;  ///< where the input is, as a place of the board
-    static constexpr std::size_t out = 2; ///< and the output
+    static constexpr std::size_t in = 1;  ///< address of the input, as an offset from the board
+    static constexpr std::size_t out = 2; ///< of the output, likewise
     static constexpr std::size_t factor = 3;
-    static constexpr std::size_t ring = 4; ///< 0, or both are in a ring of so many bytes
+    static constexpr std::size_t ring = 4; ///< size of the ring that has both, in bytes; 0: no ring
     static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
     static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
-    static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
+    static constexpr std::uint64_t empty = sequence_mask; ///< no collective in a fresh slot has it
 
     static std::uint64_t
     encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {

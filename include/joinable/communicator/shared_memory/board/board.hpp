@@ -19,41 +19,41 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one rank tells about its share of the chunks of a large collective. It resets this itself
-/// before it arrives, when nobody looks at the collective any more that used the slot before.
+/// One rank's progress in its share of the chunks of a large collective. The rank resets it before
+/// it arrives, when no rank uses the previous collective in that slot any more.
 struct alignas(64) ChunkProgress {
-    std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
-    std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares; of slices: of its own
-    std::atomic<std::uint64_t> lent{0};    ///< slices that are in its ring, or were
+    std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may exceed it
+    std::atomic<std::uint64_t> done{0};    ///< by this rank, of all shares; in slices: of its own
+    std::atomic<std::uint64_t> lent{0};    ///< slices that it has copied to its ring so far
     std::atomic<bool> has_given_up{false}; ///< it copies no more slices
 
     void reset() noexcept;
 };
 
-/// Who computes for a rank: its own thread, in its waits and tests, or one beside it.
+/// The thread that computes for a rank: its own, in waits and tests, or a separate one.
 enum class Worker : std::uint8_t { rank, helper };
 
-/// Where the ranks of one group meet. Knows no threads: ranks are numbers, and a rank that waits
-/// or tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
-/// addresses: so ranks may also be processes that share that memory.
+/// The meeting place of one group's ranks. It does not know threads: ranks are numbers, and a rank
+/// that waits or tests does the work. It lies in memory given to it, followed by its tables, and
+/// holds no addresses. Ranks may therefore also be processes that share that memory.
 class alignas(64) Board {
 public:
     using Count = std::size_t;
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
 
-    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
+    /// @throws ContractViolation  `size` is below 1, or above the largest number in an arrival.
     static int checked(int size);
 
-    /// What create() needs.
-    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
+    /// The memory that create() needs.
+    /// @throws ContractViolation  `size` is below 1, or above the largest number in an arrival.
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return counts_at(checked(size)) + counts_per_arrival(size) * arrivals(size) * sizeof(Count);
     }
-    /// So many of them from the beginning on are used from the start. What follows is not touched before
+    /// The number of leading bytes that are used from the start. The rest is not touched before
     /// slot(), sends() or expects() are used.
     [[nodiscard]] static std::size_t bytes_at_start(int size) { return slots_at(checked(size)); }
-    /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
-    ///      there is nothing to destroy.
+    /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives the result, which
+    /// need not be destroyed.
     static Board& create(int size, std::span<std::byte> memory);
     /// The board that another process created at `memory`.
     static Board& at_address(std::byte* memory) noexcept {
@@ -64,8 +64,8 @@ public:
 
     [[nodiscard]] int size() const noexcept { return size_; }
 
-    /// How a rank tells the others an address: as the distance from the board, which is the same in
-    /// processes that map the same memory at different addresses.
+    /// An address as its distance from the board, for other ranks. The distance is the same in
+    /// processes that map the memory at different addresses.
     [[nodiscard]] std::uint64_t place_of(void const* address) const noexcept {
         return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(this);
     }
@@ -75,13 +75,13 @@ public:
         return lines()[arrival(rank, sequence)];
     }
     [[nodiscard]] ChunkProgress& progress(int rank, std::uint64_t sequence) noexcept;
-    /// Room for what `rank` contributes, where that is too long for its line and short enough.
+    /// Room for a contribution of `rank` that is too long for its line but not for a slot.
     [[nodiscard]] std::byte* slot(int rank, std::uint64_t sequence) noexcept {
         return at(slots_at(size_)) + arrival(rank, sequence) * tuning::slot_bytes;
     }
 
-    /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
-    /// those that it expects from each. Memory that nothing uses is never touched.
+    /// The tables of `rank` in a collective by counts: the elements that it sends to each rank,
+    /// then those that it expects from each. Unused memory is never touched.
     [[nodiscard]] std::span<Count> sends(int rank, std::uint64_t sequence) noexcept {
         return counts_of(rank, sequence).first(width(size_));
     }
@@ -92,76 +92,77 @@ public:
     [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept;
     [[nodiscard]] std::vector<int> missing(std::uint64_t sequence);
 
-    /// Collectives before this number are finished on `rank`.
+    /// `rank` has finished all collectives before this number.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
         return state_of(rank).retired;
     }
-    /// Collectives before this number are not looked at for `rank` any more: once that is so for all
-    /// ranks, their slots are free for others. In this order: a helper that this does not see yet
-    /// sees that its rank has retired the collective, and lets it alone (begin_helping).
+    /// Collectives before this number are no longer used for `rank`. Once that is so for all ranks,
+    /// their slots are free for reuse. The order of the two steps matters: a helper that this does
+    /// not see yet sees that its rank has retired the collective, and skips it (begin_helping).
     [[nodiscard]] std::uint64_t release(int rank) noexcept;
 
-    /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
+    /// The steady clock's time of the last keep_alive() of `rank`; 0 is never.
     [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
         return state_of(rank).alive_at;
     }
 
-    /// The ranks that have not finished the collective before which `sequence` cannot start.
+    /// The ranks that have not finished a collective that must end before `sequence` can start.
     [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence);
 
-    /// The first reason wins. Returns when nothing can arrive any more. Writers are numbered as a
-    /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
-    /// the first writer die, then mark_dead() is called for it: by `before_sleep`, where nobody else
-    /// does. Should it be stopped, then this reason may be that of all.
+    /// The first reason wins. Returns when nothing can arrive any more. Writers are numbered as
+    /// FirstReason says; the numbers differ from ranks if this is the board of a subgroup. If the
+    /// first writer dies, mark_dead() must be called for it: `before_sleep` does so where no other
+    /// process does. If the first writer is stopped, this reason may become the one of all ranks.
     template <class BeforeSleep = SleepThrough>
     void
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
         reason_.give(reason, writer, [this] { freeze(); });
-        room.wake(); // also those that wait for more than this board's end
+        room.wake(); // also those that wait for other things than this board's end
         reason_.settle(room, reason, writer, [this] { freeze(); }, before_sleep);
     }
-    /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
-    /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
-    /// meanwhile and then be marked dead itself, or FirstReason::nobody. Each writer may be buried
-    /// many times, by each rank that finds it dead. Returns at once, though another one may not
-    /// have finished its own abort.
+    /// Records that the writer with this number has died, anywhere, even in an abort. It had `rank`
+    /// on this board; negative: none. `burier` is the writer that records the death, or
+    /// FirstReason::nobody. The burier may itself die meanwhile and then be marked dead. Each rank
+    /// that finds a writer dead may call this, so it may be called many times. Returns at once,
+    /// although another writer may not have finished its own abort.
     void mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept;
     [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }
 
-    /// Between these a worker of `rank` may claim chunks of a collective.
+    /// Between these calls a worker of `rank` may claim chunks of a collective.
     void begin_computing(int rank, Worker worker, std::uint64_t sequence) noexcept {
         computes(state_of(rank), worker).store(sequence);
     }
     void end_computing(int rank, Worker worker) noexcept {
         computes(state_of(rank), worker).store(nothing);
     }
-    /// The same for a helper, which does not know what its rank has finished meanwhile: whether the
-    /// collective is still its rank's, whose slots then stay as they are until the end. End it also
-    /// if not.
+    /// The same for a helper, which does not know which collectives its rank has finished. Returns
+    /// whether the collective is still its rank's; if so, its slots stay unchanged until
+    /// end_computing(). Call that even after false.
     [[nodiscard]] bool begin_helping(int rank, std::uint64_t sequence) noexcept {
         begin_computing(rank, Worker::helper, sequence);
         return retired(rank).load() <= sequence;
     }
 
-    /// Ranks that may have claimed a chunk of a collective and not finished it.
+    /// The ranks that may have claimed a chunk of a collective and not finished it.
     [[nodiscard]] std::vector<int> computing(std::uint64_t sequence);
-    /// Nobody waits for a chunk of `rank` any more.
+    /// From now on no rank waits for a chunk of `rank`.
     void give_up_on(int rank) noexcept {
         state_of(rank).is_given_up.store(true);
         has_lost_.store(true);
         room.wake();
     }
 
-    /// Whether some chunk of a collective will never be computed, because a rank died that had
-    /// claimed it or was given up, and no other can still finish one: the same on all ranks.
+    /// Whether some chunk of a collective will never be computed, because the rank that had claimed
+    /// it died or was given up, and no other rank can still finish one. All ranks find the same.
     /// @pre all chunks are claimed
     [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept;
 
-    /// A rank ends it, or has. True on every rank that has failed because of that.
+    /// Whether a rank is ending the board or has ended it. True on every rank that has failed
+    /// because of that.
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
-    /// True only when nothing can arrive any more: a rank that sees it can rely on it.
+    /// True only if nothing can arrive any more; this does not change again.
     [[nodiscard]] bool is_aborted() const noexcept { return reason_.is_given(); }
-    /// Who ends it, or has. @pre is_ending()
+    /// The writer that ends the board or has ended it. @pre is_ending()
     [[nodiscard]] int ended_by() const noexcept { return reason_.writer(); }
     /// @pre some line is frozen
     [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
@@ -171,9 +172,9 @@ private:
     struct alignas(64) RankState {
         std::atomic<std::uint64_t> retired{0};
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
-        std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< by its workers
+        std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< per worker
         std::atomic<bool> is_dead{false};
-        std::atomic<bool> is_given_up{false}; ///< stuck within a chunk, at somebody's deadline
+        std::atomic<bool> is_given_up{false}; ///< stopped within a chunk at some rank's deadline
     };
 
     [[nodiscard]] static std::atomic<std::uint64_t>&
@@ -190,8 +191,8 @@ private:
     static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
     static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
     static constexpr std::size_t counts_per_arrival(int size) noexcept { return 2 * width(size); }
-    // What lies behind the board: for each rank its arrival lines, its state, its progress, its slots,
-    // its tables of counts.
+    // The memory after the board has, for each rank: arrival lines, state, progress, slots, tables
+    // of counts.
     static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
     static constexpr std::size_t ranks_at(int size) noexcept {
         return lines_at() + arrivals(size) * sizeof(ArrivalLine);
@@ -222,7 +223,7 @@ private:
 
 public:
     WaitingRoom room;
-    WaitingRoom helpers_room; ///< of those that wait for chunks to claim, and for nothing else
+    WaitingRoom helpers_room; ///< for threads that only wait for chunks to claim
 
 private:
     int size_;

@@ -28,7 +28,7 @@ JOINABLE_DEFINITION Board& Board::create(int size, std::span<std::byte> memory) 
     ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
     ::new (board->at(ranks_at(size))) RankState[width(size)];
     ::new (board->at(progress_at(size))) ChunkProgress[arrivals(size)];
-    // The slots and the tables of counts are not touched before they are used.
+    // Slots and tables of counts are not touched before they are used.
     ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
     return *board;
 }
@@ -79,7 +79,7 @@ JOINABLE_DEFINITION std::vector<int> Board::holding_up(std::uint64_t sequence) {
 JOINABLE_DEFINITION void
 Board::mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept {
     if (is_aborted() && (rank < 0 || is_dead(rank))) {
-        return; // or those who find it would wake each other without end
+        return; // else the ranks that find it would wake each other endlessly
     }
     reason_.take_over(number, reason, burier, [this] { freeze(); });
     if (rank >= 0) { // after that: a rank that sees it asks for the reason

@@ -15,21 +15,22 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Why something ended for all: the first to say so wins, and what it takes to end it is done once, or
-/// again where that changes nothing. It lies in memory that processes share, and a writer may be killed
-/// or stopped at any point: so writers have numbers, below max_ranks, which no two processes share.
+/// The reason why something ended on all ranks. The first writer wins. The work that ends it is
+/// done once, or repeated where that has no effect. It lies in memory that processes share. A
+/// writer may be killed or stopped at any point, so writers have unique numbers, below max_ranks.
 ///
-/// A dead writer is replaced by take_over(). One that is stopped cannot be told from one that is slow,
-/// and may go on at any time: after a while another one overtakes it, with a reason in another place.
-/// Whichever place the state names in the end holds the reason of all.
+/// take_over() replaces a dead writer. A stopped writer cannot be distinguished from a slow one and
+/// may continue at any time. After a while another writer overtakes it, with a reason in another
+/// place. The place that the state finally names holds the reason of all ranks.
 class FirstReason {
 public:
-    static constexpr int nobody = max_ranks; ///< a writer that does not die
-    /// For how long a writer may do nothing before another one overtakes it.
+    static constexpr int nobody = max_ranks; ///< a writer that cannot die
+    /// How long a writer may do nothing before another one overtakes it.
     static constexpr std::chrono::nanoseconds patience = std::chrono::seconds{1};
 
-    /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
-    /// may still be writing, or have died or been stopped: see take_over() and settle().
+    /// Returns whether this writer was first. `close()` runs after the reason is written. If it was
+    /// not first, another writer may still be writing, or may have died or been stopped: see
+    /// take_over() and settle().
     template <class Close>
     bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
         State const mine{Phase::writing, 0, writer};
@@ -39,8 +40,8 @@ public:
         }
         return is_first;
     }
-    /// `writer` does what the `dead` one has begun, or begins. False: there was nothing to do, though
-    /// another writer may still be writing.
+    /// `writer` continues or starts the work of the `dead` writer. Returns false if there was
+    /// nothing to do; another writer may still be writing.
     template <class Close>
     bool take_over(int dead, AbortReason const& reason, int writer, Close const& close) noexcept {
         State const seen{state_.load()};
@@ -60,8 +61,9 @@ public:
         }
         return true;
     }
-    /// Returns when it is given: that is within some seconds, unless more ranks are stopped. A writer
-    /// that does nothing for a while is overtaken: `writer` closes for it, or gives `reason`.
+    /// Returns when the reason is given. That takes some seconds at most, unless more ranks are
+    /// stopped. A writer that does nothing for a while is overtaken: `writer` closes for it, or
+    /// gives `reason`.
     /// @pre has_begun()
     template <class Close, class BeforeSleep>
     void settle(
@@ -84,7 +86,7 @@ public:
         }
     }
 
-    /// A writer has begun to give it, or has given it.
+    /// Whether a writer has begun to give a reason, or has given it.
     [[nodiscard]] bool has_begun() const noexcept { return state().phase() != Phase::open; }
     [[nodiscard]] bool is_given() const noexcept { return state().phase() == Phase::given; }
     /// The writer that gives it, or gave it.
@@ -103,7 +105,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t places = 3; ///< for reasons; the number after them is that of none
+    static constexpr std::size_t places = 3; ///< for reasons; the next number means none
     enum class Phase : std::uint8_t { open, writing, written, given };
     struct State {
         std::uint32_t word = 0;

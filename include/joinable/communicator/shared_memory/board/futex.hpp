@@ -16,8 +16,9 @@
 #endif
 
 /// @file
-/// How a thread sleeps until a word changes, also one that other processes write. With config.hpp
-/// the only header that differs between systems: that one must not include theirs.
+/// Lets a thread sleep until a word changes, even one that other processes write. Besides
+/// config.hpp, which must not include system headers, this is the only header that differs between
+/// systems.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -26,8 +27,8 @@ static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always
 
 #if defined(__linux__)
 
-/// Returns soon after `word` is no longer `seen` and somebody calls futex_wake_all, at `end`, and
-/// sometimes for no reason: so the caller looks again.
+/// Returns soon after `word` has changed from `seen` and a thread has called futex_wake_all, or at
+/// `end`. It may also return spuriously, so the caller checks again.
 inline void futex_wait(
     FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end
 ) noexcept {
@@ -38,7 +39,7 @@ inline void futex_wait(
     until.tv_nsec =
         static_cast<decltype(until.tv_nsec)>(std::chrono::nanoseconds{since_boot - seconds}.count()
         );
-    // FUTEX_WAIT would take the time from now on; this takes the time at which it ends.
+    // FUTEX_WAIT takes a duration; this takes the time at which the wait ends.
     syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 

@@ -13,8 +13,8 @@
 #include <joinable/tensor/buffer.hpp>
 
 /// @file
-/// Where a rank has the memory that the others find: all in which thread ranks and process ranks
-/// differ. Both give whole cache lines, and take back what they gave.
+/// The memory of a rank that other ranks can reach. Thread ranks and process ranks differ only in
+/// this. Both allocate whole cache lines, and take back only their own.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -24,11 +24,11 @@ inline constexpr std::size_t cache_line = 64;
     return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
-/// Of thread ranks, which reach everything.
+/// For thread ranks, which reach all memory.
 class Heap {
 public:
     static constexpr bool is_all_in_reach = true;
-    /// Whether the other ranks find what is there.
+    /// Whether the other ranks can reach the buffer.
     [[nodiscard]] static bool reaches(ConstBuffer) noexcept { return true; }
 
     /// @throws std::bad_alloc
@@ -40,45 +40,46 @@ public:
     }
 };
 
-/// The part of the shared memory that belongs to one process rank. Only that rank knows which bytes of it
-/// are in use. Several threads may use the rank's communicators.
+/// The part of the shared memory that belongs to one process rank. Only that rank knows which bytes
+/// of it are in use. Several threads may use the rank's communicators.
 class Room {
 public:
     static constexpr bool is_all_in_reach = false;
 
-    /// `reserve` is called before bytes are used that were not used before.
+    /// `reserve` is called before bytes are used for the first time.
     explicit Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {});
     Room(Room const&) = delete;
     Room& operator=(Room const&) = delete;
 
-    /// What it could give at once if it were empty, and had arenas if it has them now.
+    /// The largest block that it could give if none were in use. Half of the memory from the first
+    /// arena on.
     [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
 
-    /// An arena in the upper half of the memory, which allocate() leaves alone from then on. From the
-    /// heap, where there is no room. Throws what `reserve` throws.
+    /// An arena in the upper half of the memory, which allocate() then no longer uses. On the heap
+    /// if there is no room. Throws what `reserve` throws.
     [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment);
-    /// Whether the other ranks find it where it is: in an arena.
+    /// Whether the other ranks can reach the buffer in place: whether it is in an arena.
     [[nodiscard]] bool reaches(ConstBuffer buffer) const noexcept {
         return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
     }
 
-    /// The lowest that is free, because memory that was used before is in the caches. Null if there
+    /// The lowest free block, because memory that was used before is in the caches. Null if there
     /// is none. Linear in the gaps. Throws what `reserve` throws.
     [[nodiscard]] std::byte* allocate(std::size_t bytes);
     void free(std::byte* memory, std::size_t bytes) noexcept;
 
 private:
-    struct Gap { ///< as places in the memory
+    struct Gap { ///< struct Gap { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
     };
 
-    std::span<std::byte> memory_; ///< for anything but arenas
+    std::span<std::byte> memory_; ///< for everything but arenas
     ArenaSpace::Reserve reserve_;
-    std::size_t reserved_ = 0; ///< of the first bytes
-    ArenaSpace::Owner arenas_; ///< once there was an arena
+    std::size_t reserved_ = 0; ///< leading bytes
+    ArenaSpace::Owner arenas_; ///< from the first arena on
     std::mutex mutex_;
-    std::vector<Gap> gaps_; ///< in the order of their places
+    std::vector<Gap> gaps_; ///< sorted by offset
     std::size_t given_ = 0;
 };
 

@@ -12,7 +12,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// An AbortReason in memory of fixed size, which another process may read. A text that does not fit
+/// An AbortReason in memory of fixed size, which another process may read. A longer text is cut and
 /// ends in "...".
 class StoredReason {
 public:

@@ -14,24 +14,24 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How a thread sleeps that others wake in any case: until the deadline.
+/// For a thread that others always wake: it sleeps until the deadline.
 struct SleepThrough {
     constexpr std::chrono::nanoseconds operator()() const noexcept {
         return (std::chrono::nanoseconds::max)();
     }
 };
 
-/// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
-/// that more ranks than cores make progress, then sleep. A yield lasts as long as other programs keep
-/// the core, so yielding ends by time, too: a wait that looks for deaths before it sleeps does so soon.
-/// A change of what is waited for costs one load unless a rank sleeps. May lie in memory that several
-/// processes share.
+/// Waits in three stages: spins while an answer usually takes less than a system call, yields so
+/// that more ranks than cores make progress, then sleeps. A yield lasts while other programs use
+/// the core, so the yielding stage also ends by time: a wait that checks for deaths before it
+/// sleeps then does so soon. Signalling a change costs one load unless a rank sleeps. The object
+/// may lie in memory that several processes share.
 class WaitingRoom {
 public:
-    /// No yield begins later in a wait.
+    /// After this time a wait no longer yields.
     static constexpr std::chrono::milliseconds longest_yielding{10};
 
-    /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
+    /// Spins for some microseconds if every rank has a core. Longer spinning would delay a peer
     /// that shares its core with another program.
     explicit WaitingRoom(int ranks)
         : is_crowded_{static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()} {}
@@ -39,10 +39,10 @@ public:
     /// Whether there are more ranks than cores.
     [[nodiscard]] bool is_crowded() const noexcept { return is_crowded_; }
 
-    /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
-    /// wake() and read here by sequentially consistent operations: so either the waker sees the
-    /// sleeper, or the sleeper sees the change. `before_sleep()` says for how long to sleep at most;
-    /// it may change what `ready` reads.
+    /// Returns true once `ready()`, false at the deadline. The values that `ready` reads must be
+    /// changed before wake(), and read here, by sequentially consistent operations. Either the
+    /// waker then sees the sleeper, or the sleeper sees the change. `before_sleep()` returns the
+    /// longest time to sleep; it may change values that `ready` reads.
     template <class Ready, class BeforeSleep = SleepThrough>
     bool wait(
         Ready const& ready, std::chrono::nanoseconds deadline, BeforeSleep const& before_sleep = {}
@@ -66,7 +66,7 @@ public:
         }
         return sleep(ready, end_of_wait(deadline, start), before_sleep);
     }
-    /// The last stage alone, for a thread that has nothing to do without an answer.
+    /// The last stage only, for a thread that can do nothing without an answer.
     template <class Ready, class BeforeSleep = SleepThrough>
     bool sleep(
         Ready const& ready,
@@ -74,7 +74,7 @@ public:
         BeforeSleep const& before_sleep = {}
     ) {
         sleepers_.fetch_add(1);
-        std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
+        std::uint32_t seen = wakes_.load(); // before the last check: a later wake ends the sleep
         bool is_ready = ready();
         while (!is_ready && std::chrono::steady_clock::now() < end) {
             futex_wait(wakes_, seen, (std::min)(end, end_of_wait(before_sleep())));
@@ -95,7 +95,7 @@ public:
 
 private:
     bool is_crowded_;
-    std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
+    std::atomic<int> sleepers_{0}; ///< including those that were killed while asleep
     FutexWord wakes_{0};
 };
 

@@ -9,13 +9,13 @@
 #include <joinable/config.hpp>
 
 /// @file
-/// How the ranks that have arrived in a large collective share its work. Each has a share of its own,
-/// so that what it computed last time is still in its caches, and takes over from others when it is
-/// through: so nobody waits for a rank that computes something else.
+/// How the ranks that have arrived in a large collective share its work. Each rank starts with its
+/// own share, whose data is still in its caches from the last time, and then takes over chunks from
+/// others. No rank therefore waits for a busy one.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
+/// A large message is divided into `chunks` ranges of `chunk` elements, the same on every rank.
 struct Cut {
     std::size_t total = 0;
     std::size_t chunk = 1;
@@ -24,11 +24,11 @@ struct Cut {
     Cut() = default;
     Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept;
 
-    /// The chunks of a rank's share are those from its first up to the first of the next rank.
+    /// The first chunk of a rank's share, which ends at the first chunk of the next rank.
     [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
         return chunks * static_cast<std::size_t>(rank) / static_cast<std::size_t>(world_size);
     }
-    /// How many they are.
+    /// The number of chunks in the share.
     [[nodiscard]] std::size_t share_of(int rank, int world_size) const noexcept {
         return first_of(rank + 1, world_size) - first_of(rank, world_size);
     }
@@ -36,8 +36,8 @@ struct Cut {
 
 [[nodiscard]] bool chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept;
 
-/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why.
-/// All ranks find the same. @pre all chunks are claimed
+/// Whether some chunk will never be done, because the rank that had claimed it died and the board
+/// has a reason. All ranks find the same. @pre all chunks are claimed
 [[nodiscard]] inline bool
 chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return board.is_aborted() && board.may_be_lost(sequence) &&
@@ -46,11 +46,11 @@ chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
 
 [[nodiscard]] bool
 has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept;
-/// Of any rank's share.
+/// Whether any rank's share has unclaimed chunks.
 [[nodiscard]] bool has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept;
 
-/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, of which its own
-/// is the first. Whether all are done, by whomever.
+/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, starting with
+/// its own. Returns whether all chunks are done, by any worker.
 bool run_chunks(
     Board& board,
     std::uint64_t sequence,

@@ -17,8 +17,9 @@ Cut::Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept
     }
     std::size_t const bytes = total * element;
     auto const ranks = static_cast<std::size_t>(world_size);
-    // One chunk each, as long as taking over half of one would save less than a line between two
-    // processors; else so small that all ranks end together, so large that claiming costs nothing.
+    // Small messages have one chunk per rank, as long as taking over half of one would save less
+    // than moving a line between two processors. Other chunks are small enough that all ranks end
+    // together, and large enough that claiming costs nothing.
     std::size_t const wanted =
         bytes <= tuning::one_chunk_bytes
             ? bytes / ranks

@@ -23,11 +23,16 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
-/// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
-/// ranks where nobody else does, and returns for how long it need not be called; its reserve() is called
-/// before the rank uses memory of the board that it did not use before; copies of it are the same group.
-/// `Memory` is where the other ranks find this one's buffers.
+/// One rank at a board. It posts its collectives and finishes them in any order.
+///
+/// Copies of a `Group` are the same group. It has these members:
+/// - board()
+/// - abort(reason, rank), which may abort more than the board.
+/// - look_for_deaths(), which marks dead ranks where no other process does. It returns how long it
+///   need not be called.
+/// - reserve(), which is called before the rank uses memory of the board for the first time.
+///
+/// `Memory` is where the other ranks find this rank's buffers.
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
@@ -47,7 +52,7 @@ public:
 
     void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
 
-    /// Who has not arrived in this rank's oldest unfinished collective.
+    /// The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const {
         return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
     }
@@ -61,37 +66,38 @@ public:
         return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
     }
 
-    /// Makes progress. Whether this rank's buffers are final.
-    /// @throws TimedOut  after aborting the group: it was polled for the deadline, and ranks are missing.
+    /// Makes progress. Returns whether this rank's buffers are final.
+    /// @throws TimedOut  after aborting the group: polling reached the deadline, and ranks are
+    ///                   missing.
     [[nodiscard]] bool test(std::uint64_t sequence);
 
-    /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
-    /// that tests amid other work does no more of it than the others. Also by slices of other
-    /// collectives, for which other ranks may wait. Whether its buffers are final.
+    /// Makes progress, by at most this rank's own share if that is not computed yet. A rank that
+    /// tests during other work thus does no more than the others. Also moves slices of other
+    /// collectives, for which other ranks may wait. Returns whether its buffers are final.
     [[nodiscard]] bool progress(std::uint64_t sequence);
 
-    /// Makes progress, by that many shares. Whether this rank's buffers are final.
+    /// Makes progress, by up to that many shares. Returns whether this rank's buffers are final.
     [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares);
 
     void finish(std::uint64_t sequence);
 
-    /// Waits until `ready()` or until the deadline. It begins anew when a rank that holds this one
-    /// up says that it is alive. `holding_up()` lists those ranks; if none is left at the deadline,
-    /// the wait is over without an answer.
+    /// Waits until `ready()` or until the deadline. The deadline starts again when a rank for which
+    /// this one waits calls keep_alive(). `holding_up()` lists those ranks. If it is empty at the
+    /// deadline, the wait returns although `ready()` is false.
     /// @throws TimedOut  after aborting the group: they "did not <do>", while this rank `does()`.
     template <class Ready, class HoldingUp, class Does>
     void wait_for_others(
         Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
     );
-    /// The same for a rank that tests in place of waiting, and has just found that it is not ready.
-    /// Whether the group is aborted because of that.
+    /// The same for a rank that tests instead of waiting, and has just found that it is not ready.
+    /// Returns whether the group was aborted because of that.
     template <class HoldingUp, class Does>
     [[nodiscard]] bool has_polled_too_long(
         PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
     );
 
-    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives make
-    /// progress; each time that one does, the deadline begins anew.
+    /// Waits for `ready()` until the deadline; returns whether it came true. Meanwhile this rank's
+    /// other collectives make progress. The deadline starts again whenever one of them does.
     template <class Ready>
     bool wait(Ready const& ready, std::chrono::nanoseconds deadline);
 
@@ -99,12 +105,12 @@ private:
     struct Pending {
         Descriptor said;
         void* out = nullptr;
-        bool is_small = false;   ///< every rank combines it for itself
-        bool is_on_line = false; ///< it needs no slot either
-        bool is_sliced = false;  ///< else by chunks
+        bool is_small = false;   ///< every rank combines it by itself
+        bool is_on_line = false; ///< it fits on the arrival line and needs no slot
+        bool is_sliced = false;  ///< else in chunks
         bool is_done = false;
         bool has_agreed = false;
-        bool is_refused = false; ///< never will: there is nothing to compute
+        bool is_refused = false; ///< the ranks' calls differ: nothing to compute
         Cut cut = {};
         Pipeline pipeline = {};
         PolledTime polled = {};
@@ -118,27 +124,30 @@ private:
         return pending_[sequence % Board::max_in_flight];
     }
 
-    /// Leaves in `overdue` the ranks that have said nothing since the deadline, of which this one has
-    /// waited for so long. Returns for how much longer to wait for the others.
+    /// Keeps in `overdue` the ranks that have not called keep_alive() for a deadline, while this
+    /// one waited for them. Returns how much longer to wait for the others.
     [[nodiscard]] std::chrono::nanoseconds
     take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited);
-    /// Before this rank writes to what it has on the board for the collectives of one place in flight.
+    /// Called before this rank writes to its slot or table at this position of the board.
     void reserve_once(
         std::uint64_t& reserved, std::uint64_t sequence, void const* data, std::size_t bytes
     );
-    /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
+    /// Gives up on ranks that have not finished a chunk at the deadline: their processes have been
+    /// stopped.
     void give_up_on_computing(std::uint64_t sequence);
-    /// Until the pipeline can advance, or never will.
+    /// Waits until the pipeline can advance, or never will.
     void wait_for_slices(std::uint64_t sequence);
     [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
         return board_.progress(rank_, sequence).has_given_up.load();
     }
     void give_up(std::uint64_t sequence) noexcept;
 
-    /// The slot of the next collective is free when every rank has finished what used it before.
+    /// The slot of the next collective is free when every rank has finished the collective that
+    /// used it before.
     void make_room();
 
-    /// The first collective of this rank in which it can compute; without one, the next one's number.
+    /// The first collective of this rank in which it can compute. If there is none, the next
+    /// number.
     [[nodiscard]] std::uint64_t find_other() noexcept {
         std::uint64_t other = retired_;
         while (other != next_ && !can_compute(other)) {
@@ -147,7 +156,7 @@ private:
         return other;
     }
     [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept;
-    /// For this rank to copy or to compute.
+    /// Whether this rank can copy or compute slices.
     [[nodiscard]] bool has_slices(std::uint64_t sequence) noexcept;
     void advance_other(std::uint64_t sequence) noexcept;
     [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
@@ -168,11 +177,11 @@ private:
     Memory memory_;
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
-    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
-    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    std::uint64_t retired_ = 0;     ///< this rank has finished all before
+    std::uint64_t all_retired_ = 0; ///< all ranks have, as far as known
     static_assert(Board::max_in_flight == 64, "a bit for each");
-    std::uint64_t slots_ = 0;  ///< of this rank for which there is memory
-    std::uint64_t counts_ = 0; ///< its tables of counts
+    std::uint64_t slots_ = 0;  ///< of this rank that have memory
+    std::uint64_t counts_ = 0; ///< tables that have memory
     std::array<Pending, Board::max_in_flight> pending_{};
 };
 

@@ -62,14 +62,14 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         std::memcpy(place, in.data, bytes);
     }
     std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
-    if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+    if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile: aborted
         throw_failure(board_.reason());
     }
     ++next_;
     board_.room.wake();
     if (!is_small && board_.helpers_room.has_sleepers() &&
         arrival_of(sequence) == Arrival::complete) {
-        board_.helpers_room.wake(); // done by the rank that comes last
+        board_.helpers_room.wake(); // the last rank to arrive does this
     }
     return sequence;
 }
@@ -87,7 +87,7 @@ bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
                "arrive",
                [&] { return "waits in " + pending.said.text(); }
            ) &&
-           progress(sequence); // throws, unless all have arrived meanwhile
+           progress(sequence); // throws unless all have arrived meanwhile
 }
 
 template <class Group, class Memory>
@@ -103,7 +103,7 @@ bool Endpoint<Group, Memory>::progress(std::uint64_t sequence) {
             advance_other(other);
         }
     }
-    group_.look_for_deaths(); // who polls may never wait
+    group_.look_for_deaths(); // a rank that polls may never wait
     return false;
 }
 
@@ -172,7 +172,7 @@ void Endpoint<Group, Memory>::finish(std::uint64_t sequence) {
         "arrive",
         [&] { return "waits in " + pending.said.text(); }
     );
-    while (!try_finish(sequence, size())) { // all have arrived
+    while (!try_finish(sequence, size())) { // all ranks have arrived
         if (pending.is_sliced) {
             wait_for_slices(sequence);
             continue;
@@ -181,7 +181,7 @@ void Endpoint<Group, Memory>::finish(std::uint64_t sequence) {
             return chunks_are_done(board_, sequence, pending.cut) ||
                    chunks_are_lost(board_, sequence, pending.cut);
         };
-        // A thread never stops for long; should it be late, it still writes to this rank's buffer.
+        // A thread never stops for long, and even a late one still writes to this rank's buffer.
         if (!wait(is_over, deadline_) && Memory::needs_slices) {
             give_up_on_computing(sequence);
         }

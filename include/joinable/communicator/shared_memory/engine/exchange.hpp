@@ -10,16 +10,16 @@
 #include <joinable/error.hpp>
 
 /// @file
-/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
-/// do it for all.
+/// The work of a collective in which all ranks have arrived. Nothing here waits, and any rank can
+/// do the work for all.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
+/// Stands for a rank: the block is reduced from all ranks, or goes to all ranks.
 inline constexpr int every_rank = -1;
 
-/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
-/// `from`, and wanted from `out_at` on in the output of the rank `to`.
+/// A part of a large collective: `size` elements. They start at `in_at` in the input of rank
+/// `from`, and at `out_at` in the output of rank `to`.
 struct Block {
     std::size_t size;
     int from = every_rank;
@@ -28,15 +28,15 @@ struct Block {
     std::size_t out_at = 0;
 };
 
-/// Where one rank finds its buffers itself, if that is not where the others find them.
+/// The addresses at which one rank itself finds its buffers, if the others use different ones.
 struct OwnPlace {
     int rank = -1;           ///< none
-    std::byte* in = nullptr; ///< only read
+    std::byte* in = nullptr; ///< only read from
     std::byte* out = nullptr;
 };
 
-/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
-/// Blocks are numbered, and every rank finds the same ones.
+/// A collective in which all ranks have arrived, as blocks to move or reduce. Blocks are numbered,
+/// and all ranks number them alike.
 class Exchange {
 public:
     Exchange(
@@ -46,7 +46,7 @@ public:
 
     [[nodiscard]] int blocks() const noexcept;
 
-    /// The elements of block `b`, without looking for its place.
+    /// The number of elements in block `b`, without computing its place.
     [[nodiscard]] std::size_t size_of_block(int b) const noexcept;
 
     /// Linear in the number of ranks.
@@ -56,11 +56,11 @@ public:
     void run(std::size_t begin, std::size_t end) const;
 
 private:
-    /// Elements that rank `from` sends to rank `to`.
+    /// The number of elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 
-    /// The byte at `offset` in a rank's input or output. If the rank has a ring, the bytes up to the end
-    /// of the slice follow it.
+    /// The address of byte `offset` in a rank's input or output. If the rank has a ring, the bytes
+    /// up to the end of the slice follow it.
     [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept;
     [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
         return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
@@ -77,19 +77,20 @@ private:
     OwnPlace own_;
 };
 
-/// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
+/// Whether all ranks have arrived for the same collective. With counts, their tables are compared
+/// too.
 bool say_the_same(Board& board, std::uint64_t sequence) noexcept;
 
-/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
-/// same lines and tables.
+/// Why the ranks' calls do not match, or nothing. All ranks compute the same from the same lines
+/// and tables.
 std::optional<AbortReason>
 disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine);
 
-/// Where each rank puts what it contributes to a small message.
+/// The address of each rank's contribution to a small message.
 [[nodiscard]] std::byte*
 contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) noexcept;
 
-/// A small message: every rank reads what all contribute and combines it for itself.
+/// A small message: every rank reads all contributions and combines them by itself.
 void combine_contributions(
     Board& board,
     std::uint64_t sequence,

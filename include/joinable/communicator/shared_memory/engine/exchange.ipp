@@ -106,7 +106,7 @@ Exchange::run_part(Block const& block, std::size_t begin, std::size_t end) const
     std::size_t const outputs = block.to == every_rank ? ranks : 1;
     bool const scales = is_scaled(said_.collective);
     if (ranks == 1 && from(0) == to(0) && !scales) {
-        return; // a sum over one rank is there already
+        return; // a sum over one rank needs no work
     }
     if (block.from == every_rank) {
         auto const factor = [&](std::size_t rank) {

@@ -9,13 +9,13 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Computes for a rank beside it, in collectives in which all ranks have arrived. It knows what the
-/// board knows: the rank itself is not asked, and finishes its collectives as always.
+/// Computes for a rank, in parallel with it, in collectives in which all ranks have arrived. It
+/// reads only the board. The rank does not know of it, and finishes its collectives as usual.
 class Helper {
 public:
     Helper(Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
 
-    /// Until stop().
+    /// Runs until stop().
     void run();
     void stop() noexcept {
         stops_.store(true);
@@ -23,12 +23,12 @@ public:
     }
 
 private:
-    /// Computes in the oldest collective in which there is something left. Whether there was one.
+    /// Computes in the oldest collective that has work left. Returns whether there was one.
     bool help();
 
     [[nodiscard]] bool have_all_arrived(std::uint64_t sequence) noexcept;
 
-    /// @pre all have arrived, and the slots stay as they are
+    /// @pre all ranks have arrived, and the slots do not change
     bool compute(std::uint64_t sequence);
 
     Board& board_;

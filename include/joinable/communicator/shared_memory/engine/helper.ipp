@@ -29,7 +29,7 @@ JOINABLE_DEFINITION bool Helper::help() {
             bool const is_still_there = board_.begin_helping(rank_, sequence);
             bool const has_computed = is_still_there && compute(sequence);
             board_.end_computing(rank_, Worker::helper);
-            board_.room.wake(); // a rank that waits for the slots
+            board_.room.wake(); // a rank may wait for the slots
             if (has_computed) {
                 return true;
             }
@@ -51,10 +51,10 @@ JOINABLE_DEFINITION bool Helper::compute(std::uint64_t sequence) {
     ArrivalLine const& line = board_.line(rank_, sequence);
     Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
     if (is_small(said) || disagreement(board_, sequence, said)) {
-        return false; // the rank itself tells the others
+        return false; // the rank itself aborts
     }
     if (Pipeline::is_needed(board_, sequence)) {
-        return false; // it does not know the rank's own memory
+        return false; // it does not know the rank's own addresses
     }
     Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
     bool const has_some = has_unclaimed(board_, sequence, cut);

@@ -24,10 +24,10 @@ namespace joinable { inline namespace v0 { namespace detail {
 struct LentAddresses {
     void const* in = nullptr;
     void* out = nullptr;
-    std::size_t ring = 0; ///< 0: of all; else of so many bytes, to which slices are copied in turn
+    std::size_t ring = 0; ///< bytes of the ring to which slices are copied in turn; 0: no ring
 };
 
-/// Threads read and write each other's buffers where they are.
+/// For threads, which access each other's buffers in place.
 class OwnMemory {
 public:
     static constexpr bool needs_slices = false;
@@ -47,19 +47,19 @@ public:
     static void give_back(std::uint64_t) noexcept {}
 };
 
-/// Processes read and write buffers where they are in arenas, and copies of others: in memory that all
-/// of them can find.
+/// For processes. They access buffers in arenas in place, and other buffers through copies in
+/// memory that all processes can reach.
 class StagedMemory {
 public:
     static constexpr bool needs_slices = true;
 
     explicit StagedMemory(std::shared_ptr<Room> room) noexcept : room_{std::move(room)} {}
-    /// In memory that nobody else uses.
+    /// Uses memory that nothing else uses.
     explicit StagedMemory(std::span<std::byte> memory)
         : StagedMemory{std::make_shared<Room>(memory)} {}
     StagedMemory(StagedMemory&&) = default;
     StagedMemory& operator=(StagedMemory&&) = delete;
-    ~StagedMemory() { // the collectives that are left will never be
+    ~StagedMemory() { // the remaining collectives never complete
         for (Loan const& loan : loans_) {
             free(loan);
         }
@@ -70,10 +70,10 @@ public:
         return room_->arena(bytes, alignment);
     }
 
-    /// Copies the input to where there is room, unless it lies in an arena. A message that is larger
-    /// than `ring` bytes only gets a ring of so many, if that is not 0: then its input and its output
-    /// are the same, or there is only one of them. False: there is no room until something is given
-    /// back. Linear in the elements.
+    /// Copies the input to free shared memory, unless it is in an arena. If `ring` is not 0, a
+    /// larger message gets only a ring of that many bytes; its input and output must then be the
+    /// same, or one of them empty. Returns false if there is no room until something is given back.
+    /// Linear in the elements.
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
     lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
@@ -81,23 +81,24 @@ public:
         return loans_[sequence % loans_.size()].at;
     }
 
-    /// Where the rank itself has the buffers of a collective that moves in slices.
+    /// The rank's own addresses of the buffers of a collective that moves in slices.
     [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept;
-    /// The bytes [begin, end) of the input to their place in the ring. They do not pass its end.
+    /// Copies the bytes [begin, end) of the input to their place in the ring. They must not pass
+    /// its end.
     void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
-    /// The same from the ring to the output.
+    /// Copies them from the ring to the output.
     void copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
 
-    /// Copies the output to the rank's own buffer, unless it was written there.
+    /// Copies the output to the rank's own buffer, unless it was written there directly.
     void give_back(std::uint64_t sequence) noexcept;
 
 private:
     struct Loan {
-        std::byte* copies = nullptr; ///< null: there are none
+        std::byte* copies = nullptr; ///< null: nothing was copied
         std::size_t bytes = 0;
         LentAddresses at = {};
-        ConstBuffer in = {}; ///< what is copied there
-        Buffer out = {};     ///< what is copied back
+        ConstBuffer in = {}; ///< copied to `copies`
+        Buffer out = {};     ///< copied back from there
     };
     static void copy(void* to, void const* from, std::size_t bytes) noexcept {
         if (bytes != 0) {
@@ -114,7 +115,7 @@ private:
     std::array<Loan, Board::max_in_flight> loans_{};
 };
 
-/// Where the buffers of a rank are that has its memory from `Memory`.
+/// The class for a rank that has its memory from `Memory`.
 template <class Memory>
 using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemory>;
 

@@ -14,10 +14,11 @@
 #include <joinable/error.hpp>
 
 /// @file
-/// How a large collective makes progress where some rank's buffer is out of the others' reach: in slices,
-/// through a ring of each such rank that all reach. A slice is copied in, reduced and copied out while
-/// it is in the caches, and a rank copies the next ones while others are still at the one before. Each
-/// rank has a share of every slice, and no other takes it over: the rank must make its copies anyway.
+/// Moves a large collective in slices if other ranks cannot reach some rank's buffer. Each such
+/// rank has a ring that all can reach. A slice is copied in, reduced and copied out while it is in
+/// the caches. A rank copies the next slices while others still process the current one. Each rank
+/// computes its share of every slice. No other rank takes it over, because the rank must make its
+/// copies anyway.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -31,20 +32,20 @@ struct Slices {
     Slices() = default;
     Slices(Board const& board, Descriptor const& said) noexcept;
 
-    /// Whether such a collective could be cut: every rank finds what belongs together in the same
-    /// place of its buffer.
+    /// Whether such a collective can be sliced: each rank must have corresponding elements at the
+    /// same offset of its buffer.
     [[nodiscard]] static bool fit(Collective collective) noexcept {
         return collective == Collective::all_reduce || collective == Collective::broadcast ||
                collective == Collective::reduce || collective == Collective::scaled_all_reduce;
     }
-    /// What a rank needs to have slices on their way; smaller messages are not cut.
+    /// The bytes that a rank needs for its slices in flight. Smaller messages are not sliced.
     [[nodiscard]] static std::size_t ring_bytes(Board const& board) noexcept {
         return tuning::slices_per_ring * chunk_bytes(board) *
                static_cast<std::size_t>(board.size());
     }
 
     [[nodiscard]] std::size_t count() const noexcept;
-    /// The elements [first, second) of a slice that are shared out to the ranks [from, to).
+    /// The elements [first, second) of a slice that belong to the shares of ranks [from, to).
     [[nodiscard]] std::pair<std::size_t, std::size_t>
     range(std::size_t slice, int from, int to) const noexcept;
 
@@ -53,7 +54,7 @@ private:
     [[nodiscard]] static std::size_t chunk_bytes(Board const& board) noexcept;
 };
 
-/// How far one rank has got in it.
+/// One rank's progress in a sliced collective.
 class Pipeline {
 public:
     Pipeline() = default;
@@ -63,8 +64,8 @@ public:
 
     [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept;
 
-    /// Does all that can be done without the others. Whether this rank's buffers are final. `Memory`
-    /// copies a range of bytes to this rank's ring, and from it.
+    /// Does all that is possible without waiting. Returns whether this rank's buffers are final.
+    /// `Memory` copies ranges of bytes to and from this rank's ring.
     template <class Memory>
     bool advance(Board& board, Descriptor const& said, int rank, Memory& memory) {
         ChunkProgress& mine = board.progress(rank, sequence_);
@@ -109,26 +110,26 @@ public:
                taken_ < done_by_all(board);
     }
 
-    /// For whom this rank waits, if it cannot advance.
+    /// The ranks for which this rank waits, if it cannot advance.
     [[nodiscard]] std::vector<int> holding_up(Board& board) const;
 
-    /// Whether this rank, which cannot advance, never will: because some rank that is not through has
-    /// died, because one has given up, or because the deadline of one for which it waits is over.
+    /// Whether this rank, which cannot advance, never will. That is so if an unfinished rank has
+    /// died, if a rank has given up, or if the deadline of a rank for which it waits has passed.
     [[nodiscard]] bool is_lost(Board& board) const;
-    /// Whether some rank still computes a slice, and with it in this rank's memory. Not one that has
-    /// died, or whose deadline is over: its process has been stopped.
-    /// @pre this rank has told that it gives up, so that nobody begins another one
+    /// Whether some rank is still computing a slice and may access this rank's memory. Ranks that
+    /// have died, or have been stopped past the deadline, do not count.
+    /// @pre this rank has announced that it gives up, so that no rank begins another slice
     [[nodiscard]] bool is_in_use(Board& board) const;
 
 private:
     [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept;
-    /// By any rank: then it does not expect anybody in its memory any more.
+    /// Whether any rank has given up. It then expects no other rank in its memory any more.
     [[nodiscard]] bool is_given_up(Board& board) const noexcept;
     [[nodiscard]] bool can_compute(Board& board) const noexcept {
         return computed_ < lent_by_all(board) && !is_given_up(board);
     }
 
-    /// As bytes. Its own share a rank reads and writes where it is.
+    /// Calls `copy` with byte ranges. A rank reads and writes its own share in place.
     template <class Copy>
     void for_shares_of_others(std::size_t slice, int rank, Copy const& copy) const {
         for (auto const& [begin, end] :
@@ -137,7 +138,7 @@ private:
         }
     }
     [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept;
-    /// The least of a number that each rank tells.
+    /// The minimum of a number that each rank publishes.
     [[nodiscard]] std::uint64_t
     least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept;
     [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
@@ -149,10 +150,10 @@ private:
 
     std::uint64_t sequence_ = 0;
     Slices slices_;
-    std::uint64_t count_ = 0;    ///< of slices; how many of them
-    std::uint64_t lent_ = 0;     ///< this rank has copied in
-    std::uint64_t computed_ = 0; ///< have its share done
-    std::uint64_t taken_ = 0;    ///< it has copied out
+    std::uint64_t count_ = 0;    ///< slices in all
+    std::uint64_t lent_ = 0;     ///< slices that this rank has copied in
+    std::uint64_t computed_ = 0; ///< slices whose share it has computed
+    std::uint64_t taken_ = 0;    ///< slices that it has copied out
 };
 
 }}} // namespace joinable::v0::detail

@@ -15,8 +15,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The members that communicators over a board have in common. `Rank` is a GroupRank, and `Work`
-/// what its collectives and messages return. What the members promise is said of the communicators.
+/// The members that communicators over a board have in common. `Rank` is a GroupRank. `Work` is the
+/// type of its collectives and messages. The communicators' own docstrings describe the guarantees.
 template <class Rank, class Work>
 class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work> {
 public:
@@ -26,13 +26,14 @@ public:
     [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
 
-    /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
-    /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
+    /// Not collective. Complete when rank `to` has received the message. Messages between two ranks
+    /// with the same tag arrive in order. Count and dtype must be the same on both sides, else
+    /// Mismatch on both.
     Work send(ConstBuffer buffer, int to, int tag = 0);
-    /// Not collective. The other side of send().
+    /// Not collective. Receives a message of send().
     Work receive(Buffer buffer, int from, int tag = 0);
 
-    /// Local. The first reason wins; every wait that cannot complete any more throws it.
+    /// Local. The first reason wins; every wait that can no longer complete throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
 
@@ -40,10 +41,10 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_.set_deadline(deadline);
     }
-    /// Local. Ranks that wait for this one do so for one more deadline from now.
+    /// Local. Ranks that wait for this one now wait for one more deadline from this call.
     void keep_alive() noexcept { rank_.keep_alive(); }
 
-    /// Local. Who has not arrived in this rank's oldest unfinished collective.
+    /// Local. The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
     /// For ProgressThread.
@@ -59,10 +60,10 @@ protected:
     template <class... Arguments>
     explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
-    /// The rank leaves its group: ranks that wait for it get PeerFailed.
+    /// The rank leaves its group: ranks that wait for it throw PeerFailed.
     ~BoardCommunicator();
 
-    /// What split() does before there is a communicator.
+    /// The part of split() that precedes the new communicator.
     [[nodiscard]] Slot allot_slot(int color, int key);
 
     Rank rank_;

@@ -17,7 +17,7 @@ template <class Rank, class Work>
 Work BoardCommunicator<Rank, Work>::send(ConstBuffer buffer, int to, int tag) {
     check_memory(buffer);
     check_rank("destination", to, size());
-    // A send is only read from; both sides of a message share one type.
+    // A send only reads its buffer; both sides of a message share one type.
     Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
     return {rank_, rank_.post_message(true, to, tag, read)};
 }

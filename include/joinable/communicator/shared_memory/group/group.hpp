@@ -25,16 +25,16 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Who looks for ranks that have died, where no other process does, and has memory for them.
+/// Detects ranks that have died, where no other process does, and reserves memory for them.
 class Watch {
 public:
     Watch() = default;
     Watch(Watch const&) = delete;
     Watch& operator=(Watch const&) = delete;
-    /// Called where it may take some microseconds. For how long it need not be called again.
+    /// May take some microseconds. Returns how long it need not be called again.
     virtual std::chrono::nanoseconds look_for_deaths() noexcept = 0;
     /// Called before memory that the ranks share is used for the first time.
-    /// @throws CommunicationError  there is none for it; the group is aborted.
+    /// @throws CommunicationError  there is no memory; the group is aborted.
     virtual void reserve(std::byte const*, std::size_t) {}
 
 protected:
@@ -42,26 +42,26 @@ protected:
 };
 
 /// What the ranks of one group share: the board for collectives, a mailbox for each pair of ranks,
-/// and the groups that were split from it. All of it is one block of memory without addresses; this
-/// is how one rank sees it, and costs two pointers.
+/// and the groups that were split from it. All of it is one block of memory without addresses. This
+/// class is one rank's view of it, and costs two pointers.
 ///
-/// Ranks have numbers among all, which stay the same in every group: those that they have in the
-/// group from which all others come. By them writers of a FirstReason and holders of a lock are known.
+/// A rank's number is its rank in the outermost group. It stays the same in every subgroup. Numbers
+/// identify writers of a FirstReason and holders of a lock.
 class Group {
 public:
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return mailboxes_at(size) + width(size) * width(size) * sizeof(Mailbox);
     }
-    /// The parts of that which are used from the start, each as its place and its bytes. The others are
-    /// for reserve().
+    /// The parts of that memory that are used from the start, each as offset and bytes. The others
+    /// need reserve().
     [[nodiscard]] static std::array<std::pair<std::size_t, std::size_t>, 2> parts_at_start(int size
     );
-    /// `numbers` are those of the members among all, by their rank in the group. `is_zeroed`: of the
-    /// memory nothing is touched but these parts.
+    /// `numbers` are the members' numbers, by rank in this group. `is_zeroed`: the memory is zeros
+    /// already, so this touches only those parts.
     /// @pre `memory` is as for a Board, and has bytes_for(size)
     static Group
     create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false);
-    /// The group behind a board that create() has made.
+    /// The group of a board that create() has made.
     explicit Group(Board& board, Watch* watch = nullptr) noexcept : board_{&board}, watch_{watch} {}
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
@@ -69,86 +69,86 @@ public:
     [[nodiscard]] Mailbox& mailbox(int from, int to) const noexcept;
 
     /// `rank` ends the collectives, the messages, and the groups that were split from this one. The
-    /// first writer wins: of a group around this one, too, whose end may not have reached this one
-    /// when a rank that has heard of it fails here. Returns when nothing can start any more in any of
-    /// them.
+    /// first reason wins, across parent groups too: a parent may have been aborted before that
+    /// abort has reached this group. Returns when nothing can start any more in any of these
+    /// groups.
     void abort(AbortReason const& reason, int rank) const {
         end(ended_by().value_or(reason), number_of(rank));
     }
 
-    /// `rank` takes part no longer: a collective cannot complete any more, but the others still have
-    /// their messages and their groups without it. The last that is done with this group: its memory
-    /// may be destroyed after that.
+    /// `rank` leaves. Collectives can no longer complete, but the others still have their messages
+    /// and their groups without it. This must be the rank's last use of the group, whose memory may
+    /// be destroyed after that.
     void leave(int rank) const;
 
-    /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
-    /// abort() ends: in groups of which it was a member with its rank there, unless it, or another
-    /// one, was about to end them for another reason. False if another process does it, or keeps
-    /// other groups locked, and may have died as well: then call it again soon. `burier` is as a
-    /// Board says. @pre this is the group from which all others come.
+    /// Records that the rank with this number has died, in any group; `death` says how. Ends what
+    /// abort() ends, in all groups of which it was a member, with its rank there. A group that this
+    /// or another rank was already ending keeps its reason. Returns false if another process is
+    /// doing this or holds the lock of other groups: it may have died as well, so call this again
+    /// soon. `burier` is as for Board. @pre this is the outermost group
     bool mark_dead(int number, std::string const& death, int burier) const {
         return mark_dead(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
     }
-    /// Before a slot, a table of counts or a mailbox is used for the first time, by a rank that writes
-    /// to it. @throws CommunicationError  there is no memory for it; the group of all is aborted.
+    /// Called by a rank before it first writes to a slot, a table of counts or a mailbox.
+    /// @throws CommunicationError  there is no memory for it; the outermost group is aborted.
     void reserve(void const* data, std::size_t bytes) const {
         if (watch_ != nullptr) {
             watch_->reserve(static_cast<std::byte const*>(data), bytes);
         }
     }
-    /// Endpoint calls it.
+    /// For Endpoint.
     std::chrono::nanoseconds look_for_deaths() const noexcept {
         return watch_ == nullptr ? SleepThrough{}() : watch_->look_for_deaths();
     }
-    /// Another group in the same memory, by its place relative to this board.
+    /// Another group in the same memory, by its offset from this board.
     [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
         return Group{Board::at_address(board_->place_at(place)), watch_};
     }
 
-    /// Whether its collectives or its messages have ended, for `rank`. Does what another rank has only
-    /// begun: so it is true for one that has failed because of that, and nothing can start after it was
-    /// true.
+    /// Whether its collectives or its messages have ended, for `rank`. Completes an end that
+    /// another rank has begun. It is therefore true on a rank that has failed because of that end,
+    /// and nothing can start after it was true.
     [[nodiscard]] bool is_aborted(int rank) const;
 
-    /// Whether a message to or from `peer` that waits will never be delivered.
+    /// Whether a waiting message to or from `peer` will never be delivered.
     [[nodiscard]] bool is_lost(int peer) const noexcept {
         return shared().end.is_given() || member(peer).has_left.load();
     }
-    /// Why. A rank that leaves because of what has ended a group around this one says that.
+    /// The reason. A rank that leaves because a parent group has ended gives the parent's reason.
     /// @pre is_lost(peer), or `peer` is the rank that leaves
     [[nodiscard]] AbortReason loss(int peer) const {
         return ended_by().value_or(reason_of_leaving(peer));
     }
 
-    /// The ranks that `said` names, as this group numbers them, if it is what ended this group, or its
-    /// collectives, or those of one split from it, of which the rank with this number was a member.
-    /// Nothing, if it is not.
+    /// The ranks that `said` names, as numbered in this group. Requires that `said` ended this
+    /// group, its collectives, or those of a subgroup of which the rank with this number was a
+    /// member. Otherwise nothing.
     [[nodiscard]] std::optional<std::vector<int>>
     ranks_here(AbortReason const& said, int number) const;
 
-    /// Whether groups have been split from this one, whose errors name other numbers.
+    /// Whether groups have been split from this one; their errors use different numbers.
     [[nodiscard]] bool has_split() const noexcept { return shared().has_split.load(); }
 
-    /// From now on `child` ends with this group. False if this has ended: then it is too late.
+    /// From now on `child` ends with this group. Returns false if this group has ended already.
     [[nodiscard]] bool adopt(Group child) const noexcept;
-    /// Whether the memory of a group that was adopted may be given back: all members have left, and
-    /// so have those of its own groups. Then nobody finds it any more. `number` is that of the rank
-    /// that does it, the one that has that memory.
+    /// Whether the memory of an adopted group may be freed: all members have left it and its
+    /// subgroups. If so, no rank can find the group any more. The caller is the rank with `number`,
+    /// whose memory the group uses.
     [[nodiscard]] bool retire(int number) const noexcept;
 
 private:
     struct alignas(cache_line) Shared {
-        FirstReason end; ///< of messages and of groups split from it; the board has its own
+        FirstReason end; ///< of messages and subgroups; the board has its own
         std::atomic<int> present{0};
         std::atomic<bool> has_split{false};
-        // The groups split from it, as places of boards relative to this one's. A rank that reads
-        // the list or adds to it waits for nobody, and a rank that is killed or stopped within it
-        // leaves it whole.
-        std::atomic<int> locked_by{0}; ///< who removes a group; its number + 1, 0 is nobody
-        std::atomic<int> visitors{0};  ///< who read it: meanwhile no memory in it is given back
-        std::atomic<std::uint64_t> children{0}; ///< the newest one; 0 is none
-        std::atomic<std::uint64_t> next{0};     ///< relative to the parent's: the one before it
-        std::uint64_t parent = 0;               ///< 0 is none
+        // The subgroups, as offsets of their boards from this one. A rank that reads the list or
+        // adds to it does not wait, and a rank that is killed or stopped meanwhile leaves it
+        // intact.
+        std::atomic<int> locked_by{0}; ///< number + 1 of the rank that removes a group; 0: none
+        std::atomic<int> visitors{0};  ///< readers; meanwhile no memory in it is freed
+        std::atomic<std::uint64_t> children{0}; ///< the newest; 0: none
+        std::atomic<std::uint64_t> next{0};     ///< the next older one, relative to the parent
+        std::uint64_t parent = 0;               ///< 0: none
     };
     struct Member {
         int number = 0;
@@ -175,13 +175,13 @@ private:
     }
     [[nodiscard]] int rank_of(int number) const noexcept;
 
-    /// What has ended this group or one around it. Groups are ended from the outermost one
-    /// inwards, and a rank that hears of it may be faster.
+    /// The reason that has ended this group or a parent. Groups are ended from the outermost one
+    /// inwards, so a rank may learn of it before this group has ended.
     [[nodiscard]] std::optional<AbortReason> ended_by() const;
 
     void end(AbortReason const& reason, int writer) const;
 
-    /// `reason` is that of the group around this one: of this death, or of what was before it.
+    /// `reason` is the parent group's: this death, or an earlier reason.
     bool mark_dead(
         int number, std::string const& death, AbortReason reason, bool is_of_death, int burier
     ) const;
@@ -201,15 +201,15 @@ private:
     void remove(Group child) const noexcept;
 
     Board* board_;
-    Watch* watch_ = nullptr; ///< null: others look
+    Watch* watch_ = nullptr; ///< null: another process does it
 };
 
-/// The numbers of the members of the group from which all others come: their ranks.
+/// The numbers of the members of the outermost group, which are their ranks.
 [[nodiscard]] std::vector<int> all_numbers(int world_size);
 
-/// What the other ranks hear when a failure ends the body of `rank`. An error that names ranks may
-/// mean those of a group that was split off: it is told in the numbers of all. Where it is not known
-/// which group that was, it is this rank that failed.
+/// The reason that the other ranks get when a failure ends the body of `rank`. An error may name
+/// ranks of a subgroup; they are translated to ranks of the outermost group. If that subgroup is
+/// unknown, this rank is named.
 [[nodiscard]] AbortReason reason_of_exit(Group group, int rank, AbortReason reason);
 
 }}} // namespace joinable::v0::detail

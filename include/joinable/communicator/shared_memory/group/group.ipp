@@ -28,7 +28,7 @@ Group::create(std::span<int const> numbers, std::span<std::byte> memory, bool is
         members[rank].number = numbers[rank];
     }
     group.shared().present.store(size);
-    if (!is_zeroed) { // which empty mailboxes are
+    if (!is_zeroed) { // empty mailboxes are zeros
         ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
     }
     return group;
@@ -97,7 +97,7 @@ JOINABLE_DEFINITION bool Group::adopt(Group child) const noexcept {
     shared().has_split.store(true);
     child.shared().parent = child.board_->place_of(board_);
     add(child);
-    return !shared().end.is_given(); // or the rank that ends it finds the child after this
+    return !shared().end.is_given(); // if not ended, a later end finds the child
 }
 
 JOINABLE_DEFINITION bool Group::retire(int number) const noexcept {
@@ -107,11 +107,11 @@ JOINABLE_DEFINITION bool Group::retire(int number) const noexcept {
     Group const parent = group_at(shared().parent); // lives as long as it has children
     int nobody = 0;
     if (!parent.shared().locked_by.compare_exchange_strong(nobody, number + 1)) {
-        return false; // the next time
+        return false; // try again later
     }
     parent.remove(*this);
     bool const is_free = parent.shared().visitors.load() == 0;
-    if (!is_free) { // somebody may have found it before: the next time
+    if (!is_free) { // another rank may still use it: try again later
         parent.add(*this);
     }
     parent.shared().locked_by.store(0);
@@ -158,7 +158,7 @@ JOINABLE_DEFINITION bool Group::mark_dead(
         board_->room.wake();
     }
     if (!shared().end.is_given()) {
-        return false; // another rank does it, or has died there as well
+        return false; // another rank is doing it, or has died meanwhile
     }
     AbortReason const first = shared().end.reason();
     is_of_death = is_of_death && first.message == reason.message;
@@ -187,7 +187,7 @@ JOINABLE_DEFINITION void Group::remove(Group child) const noexcept {
     if (shared().children.compare_exchange_strong(newer, next)) {
         return;
     }
-    while (group_at(newer).shared().next.load() != place) { // those before it stay where they are
+    while (group_at(newer).shared().next.load() != place) { // older ones do not move
         newer = group_at(newer).shared().next.load();
     }
     group_at(newer).shared().next.store(next);

@@ -19,13 +19,13 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one side knows of its message.
+/// One side's view of its message.
 struct Message {
     bool is_send = false;
     int peer = -1; ///< the rank of the other side
     int tag = 0;
     Buffer buffer = {};
-    PendingMessage* pending = nullptr; ///< while it waits; without one it is delivered
+    PendingMessage* pending = nullptr; ///< while it waits; null: delivered
     PolledTime polled = {};
 
     [[nodiscard]] std::string text() const {
@@ -33,11 +33,11 @@ struct Message {
     }
 };
 
-/// One rank of a group: what its communicator and its works have in common.
+/// The common part of a rank's communicator and works.
 ///
-/// The second rank to arrive copies the message, so no background progress is needed and a busy rank
-/// delays nobody. Where ranks do not reach each other's buffers, the first one leaves a copy in memory
-/// that both reach, or room for one.
+/// The second rank to arrive copies the message, so no background progress is needed and a busy
+/// rank delays nobody. If ranks cannot reach each other's buffers, the first one leaves a copy, or
+/// room for one, in memory that both reach.
 template <class Memory>
 class GroupRank : public Endpoint<Group, LentBy<Memory>> {
     using Base = Endpoint<Group, LentBy<Memory>>;
@@ -53,26 +53,26 @@ public:
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what);
 
-    /// The group of these ranks of this group, in their order, of which this is the first; as its
-    /// place relative to this board. 0: there is no memory.
+    /// Makes a group of these ranks of this group, in their order; this rank is the first. Returns
+    /// its offset from this board, or 0 if there is no memory.
     /// @throws PeerFailed, ...  this group was aborted.
     [[nodiscard]] std::uint64_t make_group(std::vector<int> members);
 
-    /// Leaves a message for the other side, or delivers at once.
-    /// @throws Mismatch           the other side has another count or dtype; on both, unless the group
-    ///                            had failed before.
-    /// @throws ContractViolation  the memory for this rank's messages is in use.
+    /// Leaves a message for the other side, or delivers it at once.
+    /// @throws Mismatch           the other side has another count or dtype; on both, unless the
+    ///                            group has failed before.
+    /// @throws ContractViolation  the memory for this rank's messages is full.
     [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer);
 
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_settled(Message const& message) const noexcept;
 
-    /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
-    /// delivered: if not, group().loss(peer) says why.
+    /// Blocks until the message is settled. After that no rank accesses its buffer. Returns whether
+    /// it was delivered; if not, group().loss(peer) is the reason.
     [[nodiscard]] bool finish_message(Message& message);
 
-    /// Whether a message that was found not to be settled has been polled for the deadline: then the
-    /// group is aborted.
+    /// Call this when the message is not settled. Returns whether polling has reached the deadline;
+    /// if so, the group is aborted.
     [[nodiscard]] bool has_polled_message_too_long(Message& message);
 
 private:
@@ -88,7 +88,7 @@ private:
         return message.is_send ? "receive" : "send";
     }
 
-    /// @throws CommunicationError  there is no memory for it, which only the first message may need.
+    /// @throws CommunicationError  there is no memory for it; only the first message may need some.
     [[nodiscard]] Mailbox& mailbox_of(Message const& message);
     [[nodiscard]] std::byte* data_of(PendingMessage const& pending) noexcept {
         return group_.board().place_at(pending.data);
@@ -99,25 +99,26 @@ private:
         }
     }
 
-    /// Waits until the mailbox is this rank's, or nothing can come of it. Whether it is this rank's.
+    /// Waits until this rank has locked the mailbox, or never will. Returns whether it has.
     [[nodiscard]] bool lock(Mailbox& mailbox, int peer);
 
     void unlock(Mailbox& mailbox) noexcept {
         mailbox.unlock();
-        group_.board().room.wake(); // a rank that waits for it, whatever becomes of this message
+        group_.board().room.wake(); // a rank may wait for it, whatever happens to this message
     }
 
-    /// Takes the message of the other side, if there is one, else leaves this side's, if it is written.
+    /// Takes the other side's message, if there is one. Otherwise leaves this side's, if it has
+    /// been written.
     [[nodiscard]] PendingMessage* meet(Message& message);
 
     void deliver(Message const& message, PendingMessage& other) noexcept;
 
-    /// Whether the message is delivered. If not, the other side no longer finds it, or the other process
-    /// was stopped while it copied the message, which then stays with it.
+    /// Whether the message was delivered. If not, the other side can no longer find it, or the
+    /// other process was stopped while it copied the message and keeps it.
     [[nodiscard]] bool is_delivered(Message& message);
     void abort_for_copy(Message const& message);
 
-    /// Whether the other side finds the buffer itself: then there is no copy of it.
+    /// Whether the other side can reach the buffer itself. There is no copy then.
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
         return storage_->memory().reaches(buffer);
     }
@@ -131,8 +132,7 @@ private:
 
     Group group_;
     std::shared_ptr<GroupStorage<Memory>> storage_;
-    std::array<std::vector<bool>, 2>
-        mailboxes_; ///< for which there is memory: from, to another rank
+    std::array<std::vector<bool>, 2> mailboxes_; ///< that have memory: from this rank, to it
 };
 
 }}} // namespace joinable::v0::detail

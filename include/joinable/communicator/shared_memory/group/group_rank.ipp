@@ -35,7 +35,7 @@ std::uint64_t GroupRank<Memory>::make_group(std::vector<int> members) {
     std::optional<Group> made;
     try {
         made = storage_->make(members, members.front());
-    } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
+    } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members get no group
     }
     if (!made) {
         return 0;
@@ -52,7 +52,7 @@ Message GroupRank<Memory>::post_message(bool is_send, int peer, int tag, Buffer 
     PendingMessage* other = meet(message);
     if (other == nullptr) {
         message.pending = &write_message(message);
-        other = meet(message); // which may have come meanwhile
+        other = meet(message); // it may have come meanwhile
     }
     if (other != nullptr) {
         deliver(message, *other);
@@ -162,7 +162,7 @@ void GroupRank<Memory>::deliver(Message const& message, PendingMessage& other) n
     } else {
         copy(message.buffer.data, data_of(other), message.buffer.bytes());
     }
-    other.state.store(State::done); // from here on it may be destroyed
+    other.state.store(State::done); // the other rank may now destroy it
 }
 
 template <class Memory>
@@ -175,9 +175,9 @@ bool GroupRank<Memory>::is_delivered(Message& message) {
             State const state = pending.state.load();
             return state == State::done ||
                    (state == State::waiting && (is_locked = mailbox.try_lock())) ||
-                   group_.board().is_dead(message.peer); // a message to it is taken back, too
+                   group_.board().is_dead(message.peer); // messages to it are withdrawn, too
         };
-        // A thread never stops for long; should it be late, it still copies to this rank's buffer.
+        // A thread never stops for long, and even a late one still copies to this rank's buffer.
         while (!this->wait(is_over, this->deadline())) {
             if (!Memory::is_all_in_reach) {
                 abort_for_copy(message);
@@ -261,7 +261,7 @@ void GroupRank<Memory>::throw_mismatch(Message const& mine, Message const& their
         )
     };
     group_.abort(reason, this->rank());
-    throw_failure(group_.loss(mine.peer)); // which may be another one
+    throw_failure(group_.loss(mine.peer)); // the reason may be another one
 }
 
 }}} // namespace joinable::v0::detail

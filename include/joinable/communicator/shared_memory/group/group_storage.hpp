@@ -12,8 +12,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups that lie in
-/// it. It lives as long as one of the communicators that use it. Any thread may call it.
+/// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups in it. The
+/// communicators that use it keep it alive. Any thread may call it.
 template <class Memory>
 class GroupStorage {
 public:
@@ -29,11 +29,11 @@ public:
 
     [[nodiscard]] Memory& memory() noexcept { return memory_; }
 
-    /// A group of ranks with these `numbers` among all, made by the one with the number `maker`;
-    /// nothing where there is no memory. Takes back the memory of groups that all have left.
+    /// Makes a group of ranks with these numbers; `maker` is the caller's number. Nothing if there
+    /// is no memory. Also frees the memory of groups that all ranks have left.
     [[nodiscard]] std::optional<Group> make(std::span<int const> numbers, int maker) {
         std::lock_guard const lock{mutex_};
-        for (std::size_t i = groups_.size(); i-- > 0;) { // groups before those they were split from
+        for (std::size_t i = groups_.size(); i-- > 0;) { // subgroups before their parents
             if (groups_[i].group.retire(maker)) {
                 give_back(groups_[i]);
                 groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));

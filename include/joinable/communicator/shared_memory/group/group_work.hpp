@@ -12,8 +12,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Rank, class Work>
 class BoardCommunicator;
 
-/// A collective or a message of one rank. Its destructor waits up to the deadline, and aborts while
-/// unwinding. After that no other rank touches this rank's buffers.
+/// A collective or a message of one rank. Its destructor waits up to the deadline; during unwinding
+/// it aborts. After that no other rank accesses this rank's buffers.
 template <class Memory>
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
 public:
@@ -23,15 +23,15 @@ public:
     ~GroupWork();
 
     /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
-    /// @throws Mismatch  ranks said different things; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
-    ///         had arrived before and none died over its share of the work.
+    /// @throws Mismatch  the ranks' calls differ; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless every
+    ///         rank had arrived before and none died during its share of the work.
     void wait();
-    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut, while
-    /// some rank has not arrived, once the time between tests of this work, each gap counted as at
-    /// most 10 ms, adds up to the deadline.
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
+    ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
     [[nodiscard]] bool test();
-    /// The same without that deadline, for a rank that waits in the end.
+    /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress();
 
 private:

@@ -25,7 +25,7 @@ GroupWork<Memory>::~GroupWork() {
             rank_->abort_for_exception(is_message() ? "a message" : "a collective");
         }
         wait();
-    } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+    } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
     }
 }
 
@@ -55,7 +55,7 @@ bool GroupWork<Memory>::progress() {
         return rank_->progress(sequence_);
     }
     if (message_.pending != nullptr && !rank_->is_settled(message_)) {
-        rank_->group().look_for_deaths(); // who polls may never wait
+        rank_->group().look_for_deaths(); // a rank that polls may never wait
         return false;
     }
     wait();

@@ -13,8 +13,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One side of a message: a send that waits for its receive, or the other way round. It lies in
-/// memory of the rank that wrote it.
+/// One side of a message: a send that waits for its receive, or a receive that waits for its send.
+/// It lies in memory of the rank that wrote it.
 struct alignas(64) PendingMessage {
     enum class State : std::uint8_t { waiting, taken, done };
 
@@ -23,28 +23,28 @@ struct alignas(64) PendingMessage {
     DType dtype = DType::u8;
     std::int32_t tag = 0;
     std::uint64_t count = 0;
-    std::uint64_t data = 0; ///< a place relative to the board; of a send only read
-    std::uint64_t next = 0; ///< the place of the message after it in the mailbox; 0 is none
+    std::uint64_t data = 0; ///< an offset from the board; a send only reads it
+    std::uint64_t next = 0; ///< offset of the next message in the mailbox; 0 is none
 };
 
-/// No member of a template: nvcc 13 looks for an operator new with an alignment there.
+/// Not a template's member: nvcc 13 would look there for an operator new with an alignment.
 PendingMessage& write_message(
     std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
 ) noexcept;
 
 std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype);
 
-/// The messages from one rank to another: the messages of either that wait for one of the other, in
+/// The messages from one rank to another: messages of either side that wait for the other side, in
 /// the order in which they were written. It lies in memory that processes share and holds no
-/// addresses; zeros are an empty one. The lock is between two ranks that would wait for each other
-/// anyway, and nothing is copied under it.
+/// addresses; zeros are an empty mailbox. Its lock only concerns two ranks that would wait for each
+/// other anyway, and no data is copied while it is held.
 class Mailbox {
 public:
     [[nodiscard]] bool try_lock() noexcept { return lock_.exchange(1) == 0; }
     void unlock() noexcept { lock_.store(0); }
 
-    /// The oldest message of the other side with this tag; null if there is none. Linear in the
-    /// messages that wait. @pre locked, as for all that follows
+    /// The other side's oldest message with this tag; null if there is none. Linear in the waiting
+    /// messages. @pre locked; so for all members below
     [[nodiscard]] PendingMessage* find(Board& board, bool is_send, int tag) const noexcept;
     void append(Board& board, PendingMessage& pending) noexcept;
     void remove(Board& board, PendingMessage& pending) noexcept;
@@ -55,7 +55,7 @@ private:
     }
 
     std::atomic<std::uint32_t> lock_{0};
-    std::uint64_t first_ = 0; ///< places of messages; 0 is none
+    std::uint64_t first_ = 0; ///< offsets of messages; 0 is none
     std::uint64_t last_ = 0;
 };
 

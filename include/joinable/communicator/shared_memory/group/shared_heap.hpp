@@ -15,8 +15,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory of the heap, shared by ranks that are threads. It lives until the last rank's arena is
-/// destroyed. Collective, blocks.
+/// Heap memory that ranks share as threads. It lives until the last rank's arena is destroyed.
+/// Collective; blocks.
 /// @throws Mismatch        see check_same_size.
 /// @throws std::bad_alloc  on all ranks.
 template <class Comm>
@@ -29,7 +29,7 @@ template <class Comm>
     if (comm.rank() == 0) {
         try {
             made.reset(new Owned{Arena{bytes}, comm.size()});
-        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): the null pointer says so
+        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): a null pointer reports it
         }
     }
     auto const ranks = static_cast<std::size_t>(comm.size());
@@ -41,7 +41,7 @@ template <class Comm>
         sizes.push_back(said[0]);
     }
     check_same_size(sizes);
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's, of the same process
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's pointer, in the same process
     auto* const owned = reinterpret_cast<Owned*>(static_cast<std::uintptr_t>(all[0][1]));
     if (owned == nullptr) {
         throw std::bad_alloc{};

@@ -17,7 +17,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The processes of one group, seen by the one that started them. The destructor ends those that are left.
+/// The processes of one group, as seen by the process that started them. The destructor kills those
+/// that are left.
 class ChildProcesses {
 public:
     explicit ChildProcesses(ProcessSegment& segment);
@@ -25,16 +26,17 @@ public:
     ChildProcesses(ChildProcesses const&) = delete;
     ChildProcesses& operator=(ChildProcesses const&) = delete;
 
-    /// Makes the process of the next rank. True in the new process, which must end by _exit.
-    /// @throws CommunicationError  the system has no more processes.
+    /// Starts the process of the next rank. Returns true in the new process, which must end by
+    /// _exit.
+    /// @throws CommunicationError  the system cannot create more processes.
     [[nodiscard]] bool start();
 
-    /// Returns when all have ended. Tells the others of one that died. Once one has failed the
-    /// others have their longest deadline to end, then they are killed.
+    /// Returns when all have ended. Tells the others about each death. After the first failure the
+    /// others have their longest deadline to end; then they are killed.
     void wait();
 
-    /// How the process of `rank` died; empty if it ended as it should, or had to be killed after a
-    /// failure of others.
+    /// How the process of `rank` died. Empty if it ended normally, or had to be killed after
+    /// another rank's failure.
     [[nodiscard]] std::string const& death(int rank) const noexcept {
         return deaths_[static_cast<std::size_t>(rank)];
     }
@@ -48,14 +50,15 @@ private:
     static constexpr int unknown = -1;
 
     static void end(Child const& child) noexcept {
-        // By its handle: its number may be another process's, where the program ignores SIGCHLD.
+        // By its handle: its number may belong to another process if the program ignores SIGCHLD.
         syscall(SYS_pidfd_send_signal, child.handle, SIGKILL, nullptr, 0);
     }
     static int reap(Child const& child) noexcept;
 
     void note(int rank, int status);
 
-    /// Tells the others. Who is left over was stopped by another that died, not yet noted.
+    /// Tells the others. Processes left over were stopped by another death that is not yet
+    /// recorded.
     void mark_dead();
 
     [[nodiscard]] std::chrono::nanoseconds longest_deadline() const noexcept;

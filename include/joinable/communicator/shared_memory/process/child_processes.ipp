@@ -79,7 +79,7 @@ JOINABLE_DEFINITION void ChildProcesses::wait() {
                 children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i));
                 if (has_ended) {
                     note(child.rank, reap(child));
-                } else { // no failure of its own, but what follows from that of others
+                } else { // no failure of its own, but a consequence of others
                     end(child);
                     reap(child);
                 }

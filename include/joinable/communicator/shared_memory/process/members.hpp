@@ -16,14 +16,14 @@
 #include <unistd.h>
 
 /// @file
-/// Who is in a group whose processes have no parent that watches them: what lies at the beginning of
-/// its shared-memory object.
+/// The members of a group whose processes have no parent that watches them: the beginning of its
+/// shared-memory object.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A rank's place in the group. The rank holds a robust mutex as long as it takes part: if the
-/// thread that locked it dies, in whatever way, the system marks the mutex for the process that tries
-/// it next. That works between containers, too, where process numbers mean nothing.
+/// A rank's place in the group. The rank holds a robust mutex while it takes part. If the thread
+/// that locked it dies, in whatever way, the system marks the mutex for the next process that tries
+/// it. That works between containers, too, where process numbers mean nothing.
 class alignas(64) Member {
 public:
     Member() noexcept {
@@ -35,30 +35,32 @@ public:
         pthread_mutexattr_destroy(&attributes);
     }
 
-    /// The thread of this rank that attaches calls it. False: another process is this rank.
+    /// Call this from the thread of this rank that attaches. Returns false if another process has
+    /// this rank.
     [[nodiscard]] bool enter() noexcept {
-        // The mutex comes first: from the moment at which others see that this rank is here, they see
-        // its death, too. Until then nobody tries the mutex but another process of this rank.
+        // Lock the mutex first: once others see that this rank is here, they can also detect its
+        // death. Until then only another process of this rank tries the mutex.
         int const locked = pthread_mutex_trylock(&alive_);
         if (locked != 0 && locked != EOWNERDEAD) {
             return false;
         }
-        if (process() != 0) { // one that died, or has left: this mutex stays as it is
+        if (process() != 0) { // it has died or left: this mutex does not change
             pthread_mutex_unlock(&alive_);
             return false;
         }
-        if (locked == EOWNERDEAD) { // one that died before anybody saw it
+        if (locked == EOWNERDEAD) { // it died before other ranks saw it
             pthread_mutex_consistent(&alive_);
         }
         process_.store(static_cast<int>(getpid()));
         has_come_.store(true);
         return true;
     }
-    /// It is here, and will not take part: the others hear of it as of a death.
+    /// Says that this rank is here but will not take part. The others treat it as dead.
     void fail() noexcept { has_failed_.store(true); }
     [[nodiscard]] bool has_failed() const noexcept { return has_failed_.load(); }
-    /// It takes part no longer; `entered` is the thread that did so. False: this is another thread,
-    /// and the memory has to stay mapped until that one has ended.
+    /// Says that this rank no longer takes part. `entered` is the thread that called enter().
+    /// Returns false in another thread: the memory must then stay mapped until that thread has
+    /// ended.
     [[nodiscard]] bool leave(pthread_t entered) noexcept {
         has_left_.store(true);
         return pthread_equal(entered, pthread_self()) != 0 && pthread_mutex_unlock(&alive_) == 0;
@@ -66,11 +68,11 @@ public:
 
     [[nodiscard]] bool has_come() const noexcept { return has_come_.load(); }
     [[nodiscard]] bool has_left() const noexcept { return has_left_.load(); }
-    /// Its number where it runs; 0 before it comes.
+    /// The process number in its own namespace; 0 before it enters.
     [[nodiscard]] int process() const noexcept { return process_.load(); }
 
-    /// Whether it died while it took part; for the other ranks. Once true it stays so: should the one
-    /// who looks die at any point in here, then the next one finds the same.
+    /// For the other ranks: whether it died while it took part. Once true, this stays true. If the
+    /// caller dies at any point in here, the next caller finds the same.
     [[nodiscard]] bool has_died() noexcept {
         if (has_failed()) {
             return true;
@@ -79,7 +81,7 @@ public:
             return false;
         }
         switch (pthread_mutex_trylock(&alive_)) {
-        case 0: // it is just coming or leaving
+        case 0: // it is entering or leaving now
             pthread_mutex_unlock(&alive_);
             return false;
         case EOWNERDEAD:
@@ -98,7 +100,7 @@ private:
     pthread_mutex_t alive_{};
 };
 
-/// The first bytes of the object: what a process compares before it maps the rest.
+/// The first bytes of the object. A process compares them before it maps the rest.
 struct alignas(64) Heading {
     static constexpr std::uint64_t joinable_magic = 0x656c62616e696f6a; ///< "joinable"
     /// Differs between programs that lay out the memory differently.
@@ -109,13 +111,13 @@ struct alignas(64) Heading {
     std::uint64_t magic = joinable_magic;
     std::uint64_t layout = own_layout;
     std::uint64_t size = 0; ///< ranks
-    std::uint64_t room = 0; ///< bytes for the buffers of each
+    std::uint64_t room = 0; ///< bytes per rank for buffers
 };
 
-/// The beginning of the object: the heading, then a Member for each rank. It is there before the rest
-/// is, for which there may be no memory.
+/// The beginning of the object: the heading, then a Member for each rank. It exists before the rest
+/// of the object, for which there may be no memory.
 struct alignas(64) MemberTable {
-    enum State : int { starting, ready, failed }; ///< the rest of the object, which rank 0 makes
+    enum State : int { starting, ready, failed }; ///< of the rest, which rank 0 makes
 
     Heading heading;
     std::atomic<State> state{starting};

@@ -34,7 +34,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory mapped from an object; unmapped with this.
+/// Memory mapped from an object. The destructor unmaps it.
 class Mapping {
 public:
     /// @throws CommunicationError  there is no address space.
@@ -67,8 +67,8 @@ private:
     std::size_t bytes_;
 };
 
-/// A rank's place in the table of an object: it leaves with this. The table has a mapping of its own, as
-/// the thread that attached has a mutex in it.
+/// A rank's place in the table of an object. The destructor leaves. The table has its own mapping,
+/// because the thread that attached has a mutex in it.
 class Membership {
 public:
     /// @pre this thread has entered as `rank`
@@ -94,9 +94,9 @@ private:
     pthread_t thread_ = pthread_self();
 };
 
-/// The name under which the ranks of a job meet, as a path; or one with a number after it, where other
-/// users have that name. Another user finds other names. A user who knows the job id can make objects of
-/// such names, but ranks pass them by: they belong to somebody else.
+/// The path under which the ranks of a job meet. If other users have that name, a number is
+/// appended. Another user gets other names. A user who knows the job id can create objects with
+/// such names, but ranks ignore them, because they have another owner.
 inline std::string path_of_job(std::string_view job) {
     std::uint64_t const hash = Hash{}.add(concat(geteuid(), ":", job)).value();
     std::string digits;
@@ -106,26 +106,28 @@ inline std::string path_of_job(std::string_view job) {
     return concat(shared_memory_folder, "/joinable-", geteuid(), "-", digits);
 }
 
-/// What one rank has of a segment in which unrelated processes meet by a name. Rank 0 makes a table of
-/// members, gives it the name, and then makes the rest: if that fails, the others find why in the table.
-/// The name is removed when all have come: so a job that is killed later leaves nothing. A rank that
-/// gives up before removes it as well. If a whole job is killed before all have come, the next job of
-/// that name finds its creator dead and removes the leftover. That is safe: nobody can join any more
-/// what has no name, and a rank that has joined it finds the death by itself.
+/// One rank's view of a segment in which unrelated processes meet by a name. Rank 0 makes a table
+/// of members, publishes it under the name, and then makes the rest. If that fails, the others find
+/// the reason in the table. The name is removed when all have arrived, so a job that is killed
+/// later leaves nothing. A rank that gives up before removes it as well. If a whole job is killed
+/// before all have arrived, the next job of that name finds its creator dead and removes the
+/// leftover. That is safe: without a name no rank can join it, and a rank that has already joined
+/// detects the death by itself.
 ///
-/// The object has address space for all that ranks may ever use, and memory for what they use: the lines
-/// of a board from the start, slots, tables of counts, mailboxes and buffers when they are used first.
+/// The object has address space for all that ranks may ever use, and memory for what they do use:
+/// the lines of a board from the start; slots, tables of counts, mailboxes and buffers at their
+/// first use.
 class NamedSegment final : public ProcessSegment {
 public:
-    /// Returns when all ranks have come.
-    /// @throws TimedOut            naming those that have not, at the deadline.
+    /// Returns when all ranks have arrived.
+    /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
     /// @throws ContractViolation   another process has this rank; the object is another job's, or
     ///                             from programs that cannot share memory with this one.
-    /// @throws CommunicationError  there is no memory, or what has the name is no such object.
+    /// @throws CommunicationError  there is no memory, or the name belongs to something else.
     static std::shared_ptr<NamedSegment>
     attach(int rank, int size, std::string_view job, std::chrono::nanoseconds deadline) {
-        static_cast<void>(Board::bytes_for(size)); // throws where no group can be so large
+        static_cast<void>(Board::bytes_for(size)); // throws if a group cannot be so large
         std::string const path = path_of_job(job);
         auto const end = end_of_wait(deadline);
         for (;;) {
@@ -177,16 +179,17 @@ public:
     }
 
 private:
-    /// A death is PeerFailed within a tenth of a second, and the time for which other programs keep this
-    /// one from its cores: a wait looks once it has yielded for a while, and then this often.
+    /// Ranks throw PeerFailed within a tenth of a second of a death, plus the time for which other
+    /// programs use this process's cores. A wait checks after it has yielded for a while, and then
+    /// at this interval.
     static constexpr std::chrono::milliseconds between_looks{25};
     using Ticks = std::chrono::steady_clock::duration;
 
-    /// For how long a rank 0 that has failed waits for ranks that are to hear of it: they start at the
+    /// How long a failed rank 0 waits for ranks that must learn of the failure; they start at the
     /// same time.
     static constexpr std::chrono::seconds patience_for_others{2};
 
-    /// Takes nothing before it cannot fail any more.
+    /// Takes ownership only when it can no longer fail.
     NamedSegment(
         SharedObject&& object,
         Membership&& membership,
@@ -200,7 +203,7 @@ private:
           path_{path}, rank_{rank}, object_{std::move(object)},
           membership_{std::move(membership)}, memory_{std::move(memory)} {}
 
-    /// Null: the name was a dead job's, and is free now.
+    /// Null: the name was a dead job's and is free now.
     static std::shared_ptr<NamedSegment> create(
         std::string const& path,
         int size,
@@ -297,7 +300,7 @@ private:
                 require_usable(*object, path, size);
                 Mapping mapped{*object, MemberTable::bytes_for(size)};
                 Member& creator = Membership::at(mapped).member(0);
-                if (creator.has_died() || creator.has_left()) { // of an older job, it seems
+                if (creator.has_died() || creator.has_left()) { // apparently of an older job
                     object->remove_name(path);
                     continue;
                 }
@@ -306,7 +309,7 @@ private:
         }
         return nullptr;
     }
-    /// Takes part in what rank 0 makes.
+    /// Joins the segment that rank 0 makes.
     static std::shared_ptr<NamedSegment> join(
         SharedObject object,
         Mapping mapped,
@@ -375,7 +378,7 @@ private:
                 rank_
             );
         }
-        // Every rank does, so that a rank that returns from here knows that the name is free.
+        // Every rank does this, so that a rank that returns from here knows that the name is free.
         object_.remove_name(path_);
         if (!missing.empty()) {
             throw_failure(board().reason());
@@ -400,7 +403,7 @@ private:
         );
     }
 
-    /// That this process may use the object.
+    /// Checks that this process may use the object.
     static void require_usable(SharedObject const& object, std::string const& path, int size) {
         auto const refuse = [&](std::string const& expected, std::string const& given) {
             throw CommunicationError{concat(
@@ -454,7 +457,7 @@ private:
                 "at the same time another id"
             )};
         }
-        // The table alone, before rank 0 makes the rest.
+        // Map the table only, before rank 0 makes the rest.
         std::size_t const bytes = object_bytes(size, (std::min)(heading.room, most_room));
         auto const has = static_cast<std::size_t>(status.st_size);
         if ((has != bytes && has != MemberTable::bytes_for(size)) || heading.room > most_room) {
@@ -472,7 +475,7 @@ private:
     SharedObject object_;
     Membership membership_;
     Mapping memory_;
-    std::atomic<Ticks> next_look_{Ticks{}}; ///< whichever thread of this rank waits then
+    std::atomic<Ticks> next_look_{Ticks{}}; ///< for any waiting thread of this rank
 };
 
 }}} // namespace joinable::v0::detail

@@ -13,15 +13,15 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one process has of its group: what its communicator and its works have in common.
+/// One process's part of its group: what its communicator and its works have in common.
 class ProcessRank : public GroupRank<Room> {
 public:
     ProcessRank(ProcessSegment& segment, int rank);
     /// A rank of a group that was split from the group of all.
     ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage);
 
-    /// The process that started this one waits as long for the others after a failure: what is set
-    /// for the group of all counts.
+    /// After a failure, the process that started this one waits this long for the others. Only the
+    /// deadline of the outermost group counts.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept;
 
 private:

@@ -11,7 +11,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION ProcessRank::ProcessRank(ProcessSegment& segment, int rank) : GroupRank{
           segment.group(),
           rank,
-          // An arena may outlive this, so it keeps a segment that nobody else does.
+          // An arena may outlive this object, so it keeps alive a segment that nothing else owns.
           std::make_shared<GroupStorage<Room>>(
               segment.staging(rank),
               [&segment,

@@ -26,15 +26,15 @@ struct alignas(64) Outcome {
 
     std::atomic<State> state{running};
     std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
-    StoredReason reason; ///< why it threw
+    StoredReason reason; ///< of its exception
 };
 
-/// The memory that ranks share which are processes: their group, their outcomes, and room for each
-/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
-/// them, and it has no name: killing any process leaves nothing in /dev/shm.
+/// The memory that process ranks share: their group, their outcomes, and room for each rank's
+/// buffers. It is mapped before the processes are created, so it has one address in all of them. It
+/// has no name, so killing any process leaves nothing in /dev/shm.
 class ProcessSegment : public Watch, public std::enable_shared_from_this<ProcessSegment> {
 public:
-    /// @throws ContractViolation   no group can have so many ranks.
+    /// @throws ContractViolation   a group cannot have so many ranks.
     /// @throws CommunicationError  there is no memory.
     explicit ProcessSegment(int size);
     virtual ~ProcessSegment() {
@@ -47,23 +47,23 @@ public:
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
     [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
-    /// Here the process that started the ranks looks for deaths.
+    /// Does nothing: the process that started the ranks detects deaths.
     std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
     [[nodiscard]] Outcome& outcome(int rank) const noexcept;
-    /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
+    /// Where a rank puts data for the others: copies of its buffers, messages, subgroups.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept;
 
 protected:
     static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
     static constexpr std::size_t least_room = std::size_t{1} << 24U;
 
-    /// Lies in memory that a derived class has mapped, and unmaps.
-    /// @pre it has bytes_for(size, room) from the beginning of a page on, zeroed; one process creates it
+    /// Uses memory that a derived class has mapped and will unmap.
+    /// @pre it starts at a page, has bytes_for(size, room), and is zeroed; one process creates it
     ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator);
-    /// What is used of that from the start, each part as its place and its bytes. For the others
-    /// reserve() is called.
+    /// The parts of that memory that are used from the start, each as offset and bytes. The others
+    /// need reserve().
     static std::array<std::pair<std::size_t, std::size_t>, 3> parts_at_start(int size);
-    /// Up to where staging() begins, if `room` is 0.
+    /// The offset of staging(), if `room` is 0.
     static std::size_t bytes_for(int size, std::size_t room);
 
 private:

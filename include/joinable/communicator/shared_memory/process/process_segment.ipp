@@ -14,7 +14,7 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes_for(size, 0)} {
-    // Address space, not memory: pages are made when a rank first writes them.
+    // Address space, not memory: the system allocates a page when a rank first writes to it.
     for (room_ = most_room;; room_ /= 2) {
         bytes_ = bytes_for(size, room_);
         memory_ = mmap(

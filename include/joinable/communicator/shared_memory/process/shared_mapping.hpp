@@ -21,8 +21,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Maps memory of a file, or, without one, memory that only processes which are made later can
-/// see, too. An empty arena and errno: the system does not.
+/// Maps memory of a file. Without a file, only processes that are created later share the memory.
+/// If the system refuses, returns an empty arena and sets errno.
 [[nodiscard]] inline Arena map_shared(std::size_t bytes, int file = -1) noexcept {
     int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0);
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
@@ -51,8 +51,8 @@ private:
     int number_;
 };
 
-/// Memory that the processes of all ranks map, each where it likes. The system counts its mappings:
-/// killing any process leaves nothing of it. Collective, blocks.
+/// Memory that the processes of all ranks map, each at its own address. The system counts its
+/// mappings, so killing any process leaves nothing of it. Collective; blocks.
 /// @throws Mismatch            see check_same_size.
 /// @throws CommunicationError  a rank cannot map it; on all ranks.
 template <class Comm>
@@ -64,7 +64,7 @@ template <class Comm>
     if (bytes == 0) {
         return {};
     }
-    // Rank 0 makes a file without a name, and the others open it through its process.
+    // Rank 0 makes a file without a name, and the others open it through rank 0's process.
     bool const is_maker = comm.rank() == 0;
     FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
     bool const is_made =

@@ -38,12 +38,12 @@ inline void sleep_for(std::chrono::nanoseconds time) noexcept {
     nanosleep(&left, nullptr);
 }
 
-/// A POSIX shared-memory object, open in this process. It gets its name when it is complete, and the
-/// name is removed only by who has seen that it is this object's: so nobody finds half an object, and
-/// nobody removes another one.
+/// A POSIX shared-memory object, open in this process. It gets its name when it is complete. A
+/// process removes the name only after it has checked that it is this object's. No process
+/// therefore finds an incomplete object or removes another one.
 class SharedObject {
 public:
-    /// One without a name and without bytes. It ends with the last process that has it open.
+    /// Creates an object without name and bytes. It ends with the last process that has it open.
     /// @throws CommunicationError  the system refuses.
     static SharedObject create() {
         SharedObject object{
@@ -62,8 +62,8 @@ public:
         }
         return object;
     }
-    /// Nothing where there is none of this name.
-    /// @throws CommunicationError  there is one, but not for this process.
+    /// Nothing if no object has this name.
+    /// @throws CommunicationError  there is one, but this process may not open it.
     static std::optional<SharedObject> find(std::string const& path) {
         SharedObject object{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
         if (object.file_ >= 0) {
@@ -99,14 +99,15 @@ public:
         fstat(file_, &now);
         return now;
     }
-    /// Reads the first bytes without mapping them, as they may not be there. Whether they were.
+    /// Reads the first bytes without mapping them, because the object may be shorter. Returns
+    /// whether they exist.
     [[nodiscard]] bool read(std::span<std::byte> bytes) const noexcept {
         return pread(file_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
     }
-    /// Whether this process may make it so large, and map it.
+    /// Whether this process may give the object this size, and map it.
     [[nodiscard]] bool can_have(std::size_t bytes) const noexcept {
         rlimit limit{};
-        getrlimit(RLIMIT_FSIZE, &limit); // beyond it ftruncate kills
+        getrlimit(RLIMIT_FSIZE, &limit); // beyond this limit ftruncate kills the process
         std::byte* const memory = limit.rlim_cur < bytes ? nullptr : map(bytes);
         return memory != nullptr && munmap(memory, bytes) == 0;
     }
@@ -118,7 +119,8 @@ public:
             )};
         }
     }
-    /// From that byte on, the first of a page. Null when there is no address space.
+    /// Maps the object, starting at byte `from`, the first of a page. Null if there is no address
+    /// space.
     [[nodiscard]] std::byte* map(std::size_t bytes, std::size_t from = 0) const noexcept {
         void* const memory = mmap(
             nullptr,
@@ -131,7 +133,7 @@ public:
         return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
     }
 
-    /// Gives it a name. False: another object has it.
+    /// Gives it a name. Returns false if another object has that name.
     /// @throws CommunicationError  the system refuses.
     [[nodiscard]] bool publish(std::string const& path) const {
         std::string const self = concat("/proc/self/fd/", file_);
@@ -146,10 +148,11 @@ public:
         return false;
     }
 
-    /// Does nothing where the name is another object's, or nobody's. Those who remove the name of the
-    /// same object do so one after another; so no new one can get the name in between.
+    /// Does nothing if the name is another object's, or free. Processes that remove the name of the
+    /// same object do so one after another, so that no new object can get the name in between.
     void remove_name(std::string const& path) const noexcept {
-        // A process that was stopped in here is not waited for: it removes the name when it goes on.
+        // A process that was stopped in here is not waited for: it removes the name when it
+        // continues.
         for (int i = 0; i < 100 && has_name(path); ++i) {
             if (flock(file_, LOCK_EX | LOCK_NB) == 0) {
                 if (has_name(path)) {
@@ -162,16 +165,17 @@ public:
         }
     }
 
-    /// Gets the memory from the system now. Where it is full a later write would be SIGBUS. Whether it
-    /// did so until `end`. Complexity: linear in what the system has to clear.
-    /// @throws CommunicationError  it is full. Of [at, at + bytes) some part may be reserved.
+    /// Allocates the memory now. If the system had none, a later write would raise SIGBUS. Returns
+    /// whether this was complete by `end`. Complexity: linear in the bytes that the system has to
+    /// clear.
+    /// @throws CommunicationError  memory is full. Part of [at, at + bytes) may be reserved.
     bool reserve(
         std::size_t at,
         std::size_t bytes,
         std::chrono::steady_clock::time_point end = (std::chrono::steady_clock::time_point::max)()
     ) const {
-        // In steps, which get smaller where a fast interval timer interrupts them: the system begins an
-        // interrupted one anew.
+        // In steps, which get smaller if a fast interval timer interrupts them, because the system
+        // restarts an interrupted one.
         constexpr std::size_t smallest_step = 4096;
         std::size_t step = std::size_t{16} << 20U;
         for (std::size_t done = 0; done < bytes;) {
@@ -192,7 +196,8 @@ public:
         return true;
     }
 
-    /// The objects of this user that have this name, or this name and a number: see publish_first_free.
+    /// The objects of this user that have this name, with or without a number: see
+    /// publish_first_free.
     [[nodiscard]] static std::vector<std::string> own_of(std::string const& path) {
         std::vector<std::string> found;
         std::unique_ptr<DIR, int (*)(DIR*)> const folder{opendir(shared_memory_folder), closedir};
@@ -213,8 +218,9 @@ public:
         std::sort(found.begin(), found.end());
         return found;
     }
-    /// Gives it this name, or this name and the first number that makes it no other user's: nobody can
-    /// keep a job from its name. Returns it, or nothing where another object of this user has it.
+    /// Gives the object this name, followed by the first number that avoids other users' objects,
+    /// if needed. No other user can thus block a job's name. Returns the name, or nothing if
+    /// another object of this user has it.
     [[nodiscard]] std::optional<std::string> publish_first_free(std::string const& path) const {
         for (int number = 1;; ++number) {
             std::string const named = number == 1 ? path : concat(path, ".", number);

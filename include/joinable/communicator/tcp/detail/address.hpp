@@ -16,13 +16,13 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// "example.org:29500", "[::1]:29500"
 [[nodiscard]] std::string endpoint_text(std::string const& address, std::uint16_t port);
 
-/// What an address stands for. One address may have several.
+/// The addresses that a name stands for. There may be several.
 class Resolved {
 public:
-    /// Null for every address of this machine.
+    /// A null `address` means every address of this machine.
     Resolved(char const* address, std::uint16_t port, int flags);
     [[nodiscard]] addrinfo const* first() const noexcept { return list_.get(); }
-    /// Why there is none.
+    /// Why there are no addresses.
     [[nodiscard]] std::string error() const { return ::gai_strerror(error_); }
 
 private:
@@ -35,12 +35,12 @@ private:
 
 [[nodiscard]] Socket open_socket(addrinfo const& address) noexcept;
 
-/// Listens at a number of this machine, or at "localhost"; at every number of it for any other name,
-/// which may stand for another number on another machine.
+/// Listens on a numeric address of this machine, or on "localhost". Any other name may mean a
+/// different address on another machine, so it then listens on every address of this machine.
 /// @throws CommunicationError  the port is in use, or the address is not of this machine.
 [[nodiscard]] Socket listen_at(std::string const& address, std::uint16_t port);
 
-/// Tries until `end`. @throws TimedOut  nobody listens there: that is rank 0.
+/// Tries until `end`. @throws TimedOut  no rank 0 listens there.
 [[nodiscard]] Socket
 connect_to(std::string const& address, std::uint16_t port, TimePoint end, int rank);
 

@@ -57,7 +57,7 @@ JOINABLE_DEFINITION Socket listen_at(std::string const& address, std::uint16_t p
     Socket socket;
     if (numeric.first() != nullptr) {
         socket = try_to(numeric);
-    } else { // where a socket of IPv6 takes IPv4, too, it must come first
+    } else { // an IPv6 socket that takes IPv4, too, must come first
         for (char const* const any : {"::", "0.0.0.0"}) {
             if (!socket.is_open()) {
                 socket = try_to(Resolved{any, port, AI_PASSIVE | AI_NUMERICHOST});
@@ -81,7 +81,7 @@ JOINABLE_DEFINITION Socket listen_at(std::string const& address, std::uint16_t p
 JOINABLE_DEFINITION Socket
 connect_to(std::string const& address, std::uint16_t port, TimePoint end, int rank) {
     constexpr std::chrono::seconds for_one{3
-    }; // an address may lead nowhere, and the next one there
+    }; // one address may be unreachable, and the next one not
     constexpr std::chrono::milliseconds longest_pause{100};
     std::chrono::milliseconds pause{1};
     auto const start = std::chrono::steady_clock::now();

@@ -16,37 +16,38 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The collectives in which some rank has arrived and not all have. Ranks arrive in their order, so
-/// the oldest is complete first.
+/// The collectives in which some but not all ranks have arrived. Ranks arrive in order, so the
+/// oldest completes first.
 class OpenCollectives {
 public:
     explicit OpenCollectives(int size) : size_{static_cast<std::size_t>(size)} {}
 
-    /// Whether the header says what a rank can say; of one that does, its bytes are right.
+    /// Whether a rank may send this header. If so, its size is right.
     [[nodiscard]] bool is_arrival(FrameHeader const& said, int rank) const noexcept;
-    /// Whether a rank has something to give in what it says.
+    /// Whether a rank sends data with its arrival.
     [[nodiscard]] static bool contributes(FrameHeader const& said, int rank) noexcept {
         return said.collective == Collective::all_reduce ||
                (said.collective == Collective::broadcast && said.root == rank);
     }
 
-    /// Whether the rank has arrived in it, or a later one.
+    /// Whether the rank has arrived in this collective, or in a later one.
     [[nodiscard]] bool has_arrived(std::uint64_t sequence, int rank) const noexcept {
         return sequence < first_ + place_of_next(rank);
     }
 
-    /// Where `rank` puts what it contributes, from byte `done` on.
-    /// @pre is_arrival(said, rank), and no other is under way
+    /// Where `rank` puts its contribution, starting with byte `done`.
+    /// @pre is_arrival(said, rank), and the rank has no other unfinished arrival
     [[nodiscard]] std::span<std::byte> place(FrameHeader const& said, int rank, std::uint64_t done);
-    /// The body is there.
+    /// Call this when the body is complete.
     void arrive(FrameHeader const& said, int rank);
 
     [[nodiscard]] bool is_complete() const noexcept {
         return !open_.empty() && open_.front().arrived == size_;
     }
-    /// Why the oldest cannot be done. @pre is_complete()
+    /// Why the oldest collective cannot run. @pre is_complete()
     [[nodiscard]] std::optional<AbortReason> disagreement() const;
-    /// Does the oldest, and calls `give(rank, sequence, body)` for each rank, for rank 0 last.
+    /// Runs the oldest collective, and calls `give(rank, sequence, body)` for each rank, for rank 0
+    /// last.
     /// @pre is_complete()
     template <class Give>
     void finish(Give const& give) {
@@ -71,16 +72,16 @@ public:
     [[nodiscard]] bool is_finished(std::uint64_t sequence) const noexcept {
         return sequence < first_;
     }
-    /// Who has not arrived. @pre not is_finished(sequence)
+    /// The ranks that have not arrived. @pre not is_finished(sequence)
     [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) const;
 
-    static constexpr std::size_t most_open = 64; ///< a rank has as many in flight
+    static constexpr std::size_t most_open = 64; ///< the maximum that a rank has in flight
 
 private:
     struct Open {
         explicit Open(std::size_t size) : said(size), bodies(size) {}
 
-        std::vector<std::optional<Descriptor>> said; ///< by those that have arrived
+        std::vector<std::optional<Descriptor>> said; ///< from those that have arrived
         std::vector<std::vector<std::byte>> bodies;
         std::size_t arrived = 0;
     };
@@ -91,7 +92,7 @@ private:
     [[nodiscard]] std::size_t place_of_next(int rank) const noexcept;
 
     std::size_t size_;
-    std::uint64_t first_ = 0; ///< sequence number of the oldest
+    std::uint64_t first_ = 0; ///< sequence number of the oldest collective
     std::deque<Open> open_;
 };
 

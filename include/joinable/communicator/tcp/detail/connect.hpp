@@ -17,7 +17,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Whether all of it came until `end`. False, too, if the other side has closed.
+/// Whether all bytes came before `end`. Also false if the other side has closed.
 [[nodiscard]] inline bool
 receive_all(Socket const& socket, std::span<std::byte> into, TimePoint end) noexcept {
     while (!into.empty() && std::chrono::steady_clock::now() < end) {
@@ -33,16 +33,17 @@ receive_all(Socket const& socket, std::span<std::byte> into, TimePoint end) noex
     return into.empty();
 }
 
-/// A rank's connection to rank 0, which has taken it in. Tries until `end`.
-/// @throws TimedOut            nobody listens there, or answers: that is rank 0.
-/// @throws ContractViolation   rank 0 is of another job, or has that rank already.
+/// Connects a rank to rank 0, which has accepted it. Tries until `end`.
+/// @throws TimedOut            no rank 0 listens there or answers.
+/// @throws ContractViolation   rank 0 is of another job, or already has that rank.
 /// @throws CommunicationError  it is another program, or has another version of this library.
 [[nodiscard]] inline Socket connect_rank(
     int rank, TcpJob const& job, std::string const& address, std::uint16_t port, TimePoint end
 ) {
     for (;;) {
         Socket socket = connect_to(address, port, end, rank);
-        // Fits into what the kernel keeps: nothing was sent before. If it does not, nobody answers.
+        // It fits into the kernel's buffer, because nothing was sent before. If it does not, no
+        // answer comes.
         static_cast<void>(socket.send(hello_of(rank, job)));
         Greeting greeting;
         if (receive_all(socket, std::as_writable_bytes(std::span{&greeting, 1}), end)) {
@@ -77,7 +78,7 @@ receive_all(Socket const& socket, std::span<std::byte> into, TimePoint end) noex
                 )
             };
         }
-        std::this_thread::sleep_for(std::chrono::milliseconds{20}); // it closed: it may make room
+        std::this_thread::sleep_for(std::chrono::milliseconds{20}); // closed: space may come
     }
 }
 

@@ -21,43 +21,43 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What ranks and the hub tell each other, once they have shaken hands.
+/// The messages between ranks and the hub after the handshake.
 enum class FrameKind : std::uint8_t {
     // a rank to the hub
-    arrival,    ///< in the next collective; with what the rank contributes
+    arrival,    ///< in the next collective, with the rank's contribution
     abort,      ///< with an AbortReason
-    leave,      ///< nothing comes after it
-    keep_alive, ///< ranks that wait for this one do so for one more deadline
-    overdue, ///< has waited for a deadline: count is that, in ns, bytes are the words that say for what
-    question, ///< who is missing in a collective?
-    credit,   ///< tells how much was read, as every frame does
+    leave,      ///< the last frame
+    keep_alive, ///< extends waits for this rank to one more deadline
+    overdue,    ///< waited for a deadline: count, in ns; bytes: what the rank was doing
+    question,   ///< which ranks are missing in a collective?
+    credit,     ///< only says how much was read, as every frame does
     // the hub to a rank
-    start,  ///< all ranks have come
+    start,  ///< all ranks have arrived
     result, ///< of the next collective
     end,    ///< with the AbortReason that all ranks throw
-    wait,   ///< answers overdue: for another `count` ns, as those that are missing are at work
-    answer, ///< to a question: the ranks
+    wait,   ///< answers overdue: `count` ns more, as the missing ranks are working
+    answer, ///< to a question: the missing ranks
 };
 
-/// Stands before every message. All ranks run on machines with one order of bytes.
+/// Precedes every message. All ranks run on machines with the same byte order.
 struct FrameHeader {
     FrameKind kind = FrameKind::credit;
     Collective collective = Collective::barrier;
     DType dtype = DType::u8;
     ReduceOp op = ReduceOp::sum;
     std::int32_t root = 0;
-    std::uint64_t sequence = 0; ///< of the collective that it is about
+    std::uint64_t sequence = 0; ///< of the collective
     std::uint64_t count = 0;
-    std::uint64_t bytes = 0;    ///< of what follows
-    std::uint64_t consumed = 0; ///< bytes that the sender has read of this connection
+    std::uint64_t bytes = 0;    ///< of the body
+    std::uint64_t consumed = 0; ///< bytes that the sender has read from this connection
 };
 static_assert(std::is_trivially_copyable_v<FrameHeader> && sizeof(FrameHeader) == 40);
 
-/// The sequence number that stands for the meeting of all ranks, before there is a collective.
+/// The sequence number of the meeting of all ranks, before the first collective.
 inline constexpr std::uint64_t meeting = ~std::uint64_t{0};
-/// The most that one collective moves, per rank.
+/// The maximum size of one collective's data, per rank.
 inline constexpr std::size_t most_frame_bytes = std::size_t{1} << 30U;
-/// The most that follows any other header: a reason that names every rank, with the longest text.
+/// The maximum body of any other frame: a reason that names every rank, with the longest text.
 inline constexpr std::size_t most_told_bytes = sizeof(FailureKind) + sizeof(std::uint32_t) +
                                                max_ranks * sizeof(std::int32_t) + most_reason_text;
 
@@ -74,34 +74,35 @@ template <class T>
     return object;
 }
 
-/// A text as it is sent, with a mark where it is cut.
+/// A text for sending, with a mark if it was cut.
 [[nodiscard]] std::string sendable(std::string_view text);
 [[nodiscard]] bool are_ranks(std::vector<int> const& numbers, int size) noexcept;
 
-/// As bytes: kind, number of ranks, ranks, text. Numbers that are no ranks are left out.
+/// As bytes: kind, number of ranks, ranks, text. Invalid ranks are omitted.
 [[nodiscard]] std::vector<std::byte> packed(AbortReason reason);
 [[nodiscard]] std::vector<int> unpacked_ranks(std::span<std::byte const> bytes);
 [[nodiscard]] inline std::string unpacked_text(std::span<std::byte const> bytes) {
     return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
 }
-/// Nothing, unless it is what packed() makes.
+/// Nothing, unless packed() could have made it.
 [[nodiscard]] std::optional<AbortReason> unpacked_reason(std::span<std::byte const> bytes);
 
-/// Where the next of the `bytes` bytes of a body go, of which `done` have come. The memory grows with
-/// those: a header alone costs next to nothing.
+/// Where to put the next bytes of a body of `bytes` bytes, of which `done` have come. The memory
+/// grows with `done`, so a header alone costs next to nothing.
 [[nodiscard]] std::span<std::byte>
 room_in(std::vector<std::byte>& body, std::uint64_t bytes, std::uint64_t done);
 
-/// What the other side broke the protocol by.
+/// How the other side broke the protocol.
 struct ProtocolError {
     std::string what = {};
 };
 
-/// What waits to be sent on a connection, in its order. The other side may be lost: then it takes
-/// everything and keeps nothing, and who reads that connection learns it.
+/// The data waiting to be sent on a connection, in order. If the other side is lost, it accepts and
+/// discards everything; the reader of that connection detects the loss.
 class Outbox {
 public:
-    /// Sends at once what the kernel takes and `limit` permits, in bytes since the beginning.
+    /// Sends at once as much as the kernel accepts and `limit` permits. `limit` counts bytes from
+    /// the start of the connection.
     void send(
         Socket const& socket,
         std::span<std::byte const> head,
@@ -110,12 +111,12 @@ public:
     );
     void flush(Socket const& socket, std::uint64_t limit = no_limit);
     [[nodiscard]] bool is_empty() const noexcept { return begin_ == waiting_.size(); }
-    /// Whether more can be sent as soon as the kernel takes it.
+    /// Whether more can be sent as soon as the kernel accepts it.
     [[nodiscard]] bool is_blocked(std::uint64_t limit = no_limit) const noexcept {
         return !is_empty() && sent_ < limit;
     }
 
-    /// How many bytes the other side may have read.
+    /// The number of bytes that the other side may have read.
     [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
 
     static constexpr std::uint64_t no_limit = ~std::uint64_t{0};
@@ -127,17 +128,17 @@ private:
     }
 
     std::vector<std::byte> waiting_;
-    std::size_t begin_ = 0; ///< of what waits
+    std::size_t begin_ = 0; ///< of the waiting data
     std::uint64_t sent_ = 0;
 };
 
-/// Takes frames from a connection, as they come: in pieces, or many at once.
+/// Assembles frames from a connection. They may come in pieces, or many at once.
 class Inbox {
 public:
-    /// `place(header, done)` says where what follows the header goes from byte `done` on: at least one
-    /// of those that are left, or nothing where none is. It is called with 0 for each header first, and
-    /// then whenever that place is full. `take(header)` is called when everything is there. False:
-    /// nothing more will come. Either may throw; then nothing more is read.
+    /// `place(header, done)` returns where the body goes, starting with byte `done`: at least one
+    /// byte if any are left, else nothing. It is called with 0 for each header first, and then
+    /// whenever that place is full. `take(header)` is called when the frame is complete. Returns
+    /// false if nothing more will come. Either may throw; then reading stops.
     template <class Place, class Take>
     [[nodiscard]] bool read(Socket const& socket, Place const& place, Take const& take) {
         for (;;) {
@@ -154,7 +155,7 @@ public:
                 end_ += *got;
             }
             parse(place, take);
-            if (*got < into.size()) { // there was no more
+            if (*got < into.size()) { // the kernel has no more
                 return true;
             }
         }
@@ -207,8 +208,8 @@ private:
     std::size_t end_ = 0;
     FrameHeader header_;
     bool has_header_ = false;
-    std::uint64_t done_ = 0;     ///< of what follows the header
-    std::span<std::byte> place_; ///< where the next of it goes
+    std::uint64_t done_ = 0;     ///< of the body
+    std::span<std::byte> place_; ///< for the next bytes of the body
     std::uint64_t consumed_ = 0;
 };
 

@@ -13,17 +13,17 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What all ranks of a job know, and nobody else.
+/// The settings of a job, with the secret that only its ranks know.
 struct TcpJob {
     int size = 1;
     std::string job;
     std::string secret;
 
-    static constexpr std::size_t most_text = 1024; ///< of each, in bytes
+    static constexpr std::size_t most_text = 1024; ///< bytes in each text
 };
 
-/// What a rank says first on its connection; job and secret follow. Who reads it knows no more of the
-/// sender than that it connected.
+/// The first message of a rank on its connection. Job and secret follow. The receiver does not know
+/// yet who sent it.
 struct Hello {
     std::uint64_t magic = joinable_magic;
     std::uint32_t protocol = own_protocol;
@@ -33,13 +33,13 @@ struct Hello {
     std::uint32_t job_bytes = 0;
     std::uint32_t secret_bytes = 0;
 
-    /// "joinable", and the order of bytes.
+    /// "joinable", and the byte order.
     static constexpr std::uint64_t joinable_magic = 0x656c'6261'6e69'6f6aU;
     static constexpr std::uint32_t own_protocol = 1;
 };
 static_assert(sizeof(Hello) == 32);
 
-/// What rank 0 answers; the text follows.
+/// The answer of rank 0. The text follows.
 struct Greeting {
     enum class Verdict : std::uint32_t { welcome, other_job, other_program };
 
@@ -55,19 +55,19 @@ static_assert(sizeof(Greeting) == 16);
 [[nodiscard]] std::vector<std::byte> hello_of(int rank, TcpJob const& job);
 [[nodiscard]] std::vector<std::byte> greeting_of(Greeting::Verdict verdict, std::string_view text);
 
-/// Takes as long wherever two texts of one length differ.
+/// Takes the same time for all differences between texts of one length.
 [[nodiscard]] bool is_same_secret(std::string_view a, std::string_view b) noexcept;
 
-/// Length in bytes of the hello that starts with these bytes, as far as they tell; 0 if they cannot
-/// start one.
+/// Length in bytes of the hello that starts with these bytes, as far as they show it; 0 if they
+/// cannot start one.
 [[nodiscard]] std::size_t size_of_hello(std::span<std::byte const> begun) noexcept;
 
-/// Why a rank is turned away.
+/// Why rank 0 rejects a rank.
 struct Refusal {
     Greeting::Verdict verdict;
     std::string text;
 };
-/// Whether rank 0 of `job` takes a rank in that says this. @pre the hello is complete.
+/// Why rank 0 of `job` rejects the sender of this hello, or nothing. @pre the hello is complete.
 [[nodiscard]] std::optional<Refusal> refusal_of(std::span<std::byte const> said, TcpJob const& job);
 
 }}} // namespace joinable::v0::detail

@@ -55,7 +55,7 @@ JOINABLE_DEFINITION std::size_t size_of_hello(std::span<std::byte const> begun) 
         return 0;
     }
     if (object_at<std::uint32_t>(begun.subspan(sizeof(std::uint64_t))) != Hello::own_protocol) {
-        return up_to_protocol; // what follows may be anything
+        return up_to_protocol; // the rest may be anything
     }
     if (begun.size() < sizeof(Hello)) {
         return sizeof(Hello);

@@ -19,9 +19,10 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Where rank 0 looks at connections, until all ranks have come. Each is a stranger at first: it
-/// may be slow, silent, send anything, or be somebody else's rank. None of them keeps a rank out: all
-/// are heard at the same time, each for a while, and who does not belong here is turned away.
+/// Where rank 0 receives connections until all ranks have arrived. Each connection is a stranger at
+/// first. It may be slow, silent, send anything, or be another job's rank. No stranger keeps a rank
+/// out: all are heard at the same time, each for a limited time, and those that do not belong are
+/// rejected.
 class HandshakeServer {
 public:
     HandshakeServer(Socket listener, TcpJob job)
@@ -29,7 +30,7 @@ public:
 
     [[nodiscard]] TcpJob const& job() const noexcept { return job_; }
 
-    /// What to wait for before look() is called again.
+    /// The events to wait for before the next call of look().
     void poll(std::vector<pollfd>& polled) const {
         if (std::chrono::steady_clock::now() >= accept_again_) {
             polled.push_back({listener_.handle(), POLLIN, 0});
@@ -38,17 +39,17 @@ public:
             polled.push_back({stranger.socket.handle(), POLLIN, 0});
         }
     }
-    /// When to call it at the latest.
+    /// When to call look() at the latest.
     [[nodiscard]] TimePoint next_look() const noexcept {
         TimePoint next = std::chrono::steady_clock::now() + std::chrono::hours{1};
         if (!strangers_.empty()) {
-            next = (std::min)(next, strangers_.front().end); // they have come in this order
+            next = (std::min)(next, strangers_.front().end); // they are in order of arrival
         }
         return accept_again_ > std::chrono::steady_clock::now() ? (std::min)(next, accept_again_)
                                                                 : next;
     }
 
-    /// `is_here(rank)` says whether a rank has come before, `admit(rank, socket)` takes one in.
+    /// `is_here(rank)` tells whether a rank has already arrived. `admit(rank, socket)` admits one.
     template <class IsHere, class Admit>
     void look(IsHere const& is_here, Admit const& admit) {
         accept_all(is_here, admit);
@@ -63,12 +64,12 @@ private:
         Socket socket;
         TimePoint end;
         std::vector<std::byte> said = {};
-        bool is_refused = false; ///< reads on, or closing could destroy what it is told
+        bool is_refused = false; ///< keeps reading: closing could destroy its answer
     };
     static constexpr std::size_t most_strangers = 256;
 
-    /// Hears each one as it comes: where there is hardly a file left, many strangers pass through it
-    /// quickly, and a rank is known by its first words.
+    /// Reads from each connection as soon as it is accepted. If the process has hardly any file
+    /// descriptors left, strangers must pass quickly; the first bytes already identify a rank.
     template <class IsHere, class Admit>
     void accept_all(IsHere const& is_here, Admit const& admit) {
         auto const now = std::chrono::steady_clock::now();
@@ -78,7 +79,7 @@ private:
             if (handle < 0) {
                 bool const is_full =
                     errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
-                if (is_full && !strangers_.empty()) { // of files: the oldest stranger makes room
+                if (is_full && !strangers_.empty()) { // drop the oldest stranger
                     strangers_.pop_front();
                     continue;
                 }
@@ -99,7 +100,7 @@ private:
         }
     }
 
-    /// Whether it stays.
+    /// Whether the connection stays open.
     template <class IsHere, class Admit>
     bool listen_to(Stranger& stranger, IsHere const& is_here, Admit const& admit) {
         for (;;) {
@@ -136,7 +137,7 @@ private:
         std::string const text = refusal ? refusal->text : "";
         auto const verdict = refusal ? refusal->verdict : Greeting::Verdict::welcome;
         std::vector<std::byte> const greeting = greeting_of(verdict, text);
-        auto const sent = stranger.socket.send(greeting); // fits: nothing was sent before
+        auto const sent = stranger.socket.send(greeting); // it fits: nothing was sent before
         if (refusal) {
             stranger.socket.end_sending();
             stranger.is_refused = true;

@@ -19,21 +19,22 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Where all ranks of a group meet: it has a connection to each of them, rank 0 included, and is all
-/// that decides whether a collective completes or ends. What it sends reaches every rank in the same
-/// order. It shares nothing with rank 0 but that connection.
+/// The meeting place of all ranks of a group. It has a connection to each rank, including rank 0.
+/// It alone decides whether a collective completes or ends. Every rank receives its frames in the
+/// same order. It shares nothing with rank 0 but that connection.
 class Hub {
 public:
-    /// `listener` is where the ranks connect, `rank_0` the other end of that rank's connection.
+    /// Ranks connect to `listener`. `rank_0` is the other end of rank 0's connection.
     Hub(Socket listener, Socket rank_0, TcpJob job);
 
-    /// Returns when rank 0 has left and the others have, or can still get, what was sent to them.
+    /// Returns when rank 0 has left, and the others have left or can still receive the frames sent
+    /// to them.
     void run() noexcept {
         try {
             start_if_all_are_here();
             while (serve()) {
             }
-        } catch (...) { // there is no memory: all connections end, which all ranks notice
+        } catch (...) { // no memory: all connections close, which all ranks notice
             members_.clear();
         }
     }
@@ -45,17 +46,18 @@ private:
         Socket socket = {};
         Inbox inbox = {};
         Outbox outbox = {};
-        std::vector<std::byte> body = {}; ///< of the frame that is under way, if it is no arrival
-        std::uint64_t consumed = 0;       ///< of what was sent to it
+        std::vector<std::byte> body = {}; ///< of an incoming frame that is no arrival
+        std::uint64_t consumed = 0;       ///< of the bytes sent to it
         Clock::time_point alive_at = {};
         bool has_come = false;
         bool has_said_all = false; ///< sends nothing any more
 
-        /// A rank that computes reads nothing. So that its kernel always has room for what is under
-        /// way, and one that has none is a sign of a lost machine, it gets no more before it reads.
+        /// A busy rank reads nothing, so it gets no more than this before it reads again. Its
+        /// kernel then always has room for the data in flight, and a kernel without room means a
+        /// lost machine.
         [[nodiscard]] std::uint64_t limit() const noexcept { return consumed + 49'152; }
     };
-    /// What a rank says that has waited for its deadline.
+    /// A report from a rank that has waited for its deadline.
     struct Overdue {
         int rank;
         FrameHeader header;
@@ -70,7 +72,7 @@ private:
 
     // -- one turn ---------------------------------------------------------------------------------
 
-    /// Waits for something to happen, and deals with it. False: it was the last.
+    /// Waits for an event and handles it. Returns false after the last one.
     bool serve();
 
     void attend_to(int rank);
@@ -79,16 +81,16 @@ private:
 
     std::span<std::byte> place_for(int rank, FrameHeader const& header, std::uint64_t done);
 
-    /// Whether a rank that follows the protocol can say that now. After the end it may not have heard
-    /// of the end, and what it asks for is not looked at any more.
+    /// Whether a rank that follows the protocol may send this now. After the end, a rank may not
+    /// know of the end yet, and its requests are ignored.
     [[nodiscard]] bool can_say(int rank, FrameHeader const& header);
 
     /// @pre can_say(rank, header)
     void take(int rank, FrameHeader const& header);
 
-    /// A rank has waited for its deadline: that ends all, unless those that it waits for have said
-    /// meanwhile that they are at work. @pre what has come of all ranks is read: this process may have
-    /// been stopped
+    /// A rank has waited for its deadline. That ends all ranks, unless the ranks that it waits for
+    /// have called keep_alive() meanwhile. @pre all incoming data was read first, because this
+    /// process may have been stopped
     void judge(int rank, FrameHeader const& header, std::string const& meanwhile);
 
     void answer(int rank, std::uint64_t sequence);
@@ -98,15 +100,15 @@ private:
     }
     [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) const;
 
-    // -- what ranks are told ----------------------------------------------------------------------
-    // Rank 0 comes last: what it knows the kernel will deliver to the others, should it die of it.
+    // -- frames to ranks --------------------------------------------------------------------------
+    // Rank 0 comes last: its kernel delivers the others' frames even if rank 0 then dies.
 
     void send(int rank, FrameHeader header, std::span<std::byte const> body);
     void flush(Member& one);
 
     void finish_collective();
 
-    /// The first reason is that of all ranks. Nothing completes after it.
+    /// The first reason is the one of all ranks. Nothing completes after it.
     void end(AbortReason reason);
     void send_end(int rank) {
         FrameHeader header;
@@ -120,16 +122,16 @@ private:
     void admit(int rank, Socket socket);
     void start_if_all_are_here();
     void lose(int rank, AbortReason const& reason);
-    /// Rank 0 has left. Whether the others need nothing of this machine any more.
+    /// Rank 0 has left. Whether the others need nothing more from this machine.
     bool is_over();
 
     OpenCollectives collectives_;
     std::vector<Member> members_;
-    std::optional<HandshakeServer> handshakes_; ///< until all have come
+    std::optional<HandshakeServer> handshakes_; ///< until all ranks have arrived
     std::optional<AbortReason> end_;
-    std::optional<TimePoint> leaving_; ///< until when, after rank 0 has left
+    std::optional<TimePoint> leaving_; ///< when to stop, after rank 0 has left
     std::vector<pollfd> polled_;
-    std::vector<Overdue> overdue_; ///< to be judged in the next turn
+    std::vector<Overdue> overdue_; ///< for the next turn to judge
 };
 
 }}} // namespace joinable::v0::detail

@@ -25,16 +25,17 @@ JOINABLE_DEFINITION bool Hub::serve() {
     for (Member const& one : members_) {
         bool const is_blocked = one.outbox.is_blocked(leaving_ ? Outbox::no_limit : one.limit());
         auto const events = static_cast<short>(POLLIN | (is_blocked ? POLLOUT : 0));
-        polled_.push_back({one.socket.handle(), events, 0}); // one that is closed is left out
+        polled_.push_back({one.socket.handle(), events, 0}); // a closed one is ignored
     }
     if (handshakes_) {
         handshakes_->poll(polled_);
         next = handshakes_->next_look();
     }
-    if (leaving_) { // the kernel does not tell when something has been delivered
+    if (leaving_) { // the kernel does not report delivery
         next = (std::min)(*leaving_, Clock::now() + std::chrono::milliseconds{1});
     }
-    // Who was not seen to have said something may have said it before the last turn read this.
+    // Judge overdue ranks one turn later: a rank that seems silent may have sent a sign before the
+    // last turn read the report.
     auto const overdue = std::exchange(overdue_, {});
     wait_for_any(polled_, overdue.empty() ? next : Clock::now());
     for (int rank = 0; rank < size(); ++rank) {
@@ -140,7 +141,7 @@ JOINABLE_DEFINITION void Hub::take(int rank, FrameHeader const& header) {
     std::vector<std::byte> const& body = member(rank).body;
     switch (header.kind) {
     case FrameKind::arrival:
-        // An arrival that began before the end is as good as not begun.
+        // An arrival that began before the end does not count.
         if (!end_) {
             collectives_.arrive(header, rank);
         }
@@ -162,7 +163,7 @@ JOINABLE_DEFINITION void Hub::take(int rank, FrameHeader const& header) {
 JOINABLE_DEFINITION void
 Hub::judge(int rank, FrameHeader const& header, std::string const& meanwhile) {
     if (end_ || is_finished(header.sequence)) {
-        return; // the answer to that is under way
+        return; // its answer is on the way
     }
     auto const deadline = std::chrono::nanoseconds{static_cast<std::int64_t>(header.count)};
     std::vector<int> overdue = missing(header.sequence);
@@ -278,7 +279,7 @@ JOINABLE_DEFINITION void Hub::lose(int rank, AbortReason const& reason) {
     end(reason);
     if (rank == 0 && !leaving_) {
         leaving_ = Clock::now() + tcp_patience;
-        look_into_lobby(); // who has come is told why all ends, not that nobody is here
+        look_into_lobby(); // late ranks learn why all ended, not that no rank 0 listens
         handshakes_.reset();
     }
 }

@@ -13,12 +13,12 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The thread in which the hub runs, on rank 0 alone: so a failure, a death or a result reaches all
-/// ranks while rank 0 computes. It ends when rank 0 has left, and handles no signals.
+/// The thread that runs the hub, only on rank 0. Failures, deaths and results thus reach all ranks
+/// while rank 0 computes. It ends when rank 0 has left, and handles no signals.
 class HubThread {
 public:
     HubThread() = default;
-    /// @throws CommunicationError  the system has no more threads.
+    /// @throws CommunicationError  the system cannot start another thread.
     explicit HubThread(Hub hub) {
         sigset_t all;
         sigset_t before;

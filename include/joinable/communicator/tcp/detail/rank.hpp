@@ -21,8 +21,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One rank's side of its connection to the hub. `wait()` and `test()` move frames; nothing
-/// does it in between. What was posted is under way as far as the kernel takes it.
+/// One rank's side of its connection to the hub. Only post(), waits and tests move frames. A posted
+/// frame is sent at once as far as the kernel accepts it.
 class TcpRank {
 public:
     TcpRank(Socket socket, int rank, int size, std::chrono::nanoseconds deadline)
@@ -37,7 +37,7 @@ public:
         return std::exchange(deadline_, deadline);
     }
 
-    /// Returns when all ranks have come. `meanwhile` says what this one does until then.
+    /// Returns when all ranks have arrived. `meanwhile` describes this rank's wait.
     void meet(std::string const& meanwhile);
 
     /// Arrives in the next collective and returns its number.
@@ -45,7 +45,8 @@ public:
     [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
         return sequence < finished_;
     }
-    /// Whether finish() would return at once. Asks the hub at the deadline, but does not wait for it.
+    /// Whether finish() would return at once. At the deadline it asks the hub, without waiting for
+    /// the answer.
     /// @throws as finish() does.
     [[nodiscard]] bool test(std::uint64_t sequence) {
         bool const is_over = progress(sequence);
@@ -54,13 +55,13 @@ public:
         }
         return is_over;
     }
-    /// The same without a deadline.
+    /// test() without a deadline.
     [[nodiscard]] bool progress(std::uint64_t sequence);
     void finish(std::uint64_t sequence);
 
-    /// What all ranks throw is the first reason that reaches the hub. Returns when the hub has said
-    /// which that is: what others do because of what this rank does next cannot be before it. If it
-    /// does not answer, it is this rank's own.
+    /// All ranks throw the first reason that reaches the hub. Returns when the hub has reported
+    /// which one that is, so that failures caused by this rank's next actions come later. If the
+    /// hub does not answer, this rank's own reason counts.
     void abort(AbortReason const& reason);
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what);
@@ -71,21 +72,21 @@ public:
 
     void keep_alive();
 
-    /// Who has not arrived in the oldest collective that is not finished here.
+    /// The ranks that have not arrived in the oldest collective that is unfinished here.
     [[nodiscard]] std::vector<int> missing_ranks();
 
 private:
     using Clock = std::chrono::steady_clock;
     static constexpr std::size_t most_in_flight = 64;
 
-    /// What the hub was asked at the deadline of one wait: for how much longer it may last.
+    /// A question to the hub at the deadline of a wait: how much longer may it last?
     struct Overdue {
-        int asked = 0;                                     ///< how often it has not answered yet
-        std::chrono::nanoseconds deadline = {};            ///< the longest of these
+        int asked = 0;                                     ///< questions without an answer yet
+        std::chrono::nanoseconds deadline = {};            ///< the longest of their deadlines
         std::optional<std::chrono::nanoseconds> left = {}; ///< its answer
-        // For a work that is tested:
+        // For a work that is polled:
         PolledTime polled = {};
-        std::uint64_t consumed = 0; ///< when the hub was asked last, or has been seen to live
+        std::uint64_t consumed = 0; ///< when last asked, or last seen alive
     };
     struct Pending {
         Descriptor said;
@@ -94,12 +95,13 @@ private:
     };
 
     [[nodiscard]] std::uint64_t next() const noexcept { return finished_ + pending_.size(); }
-    /// Null: nobody can wait for that.
+    /// Null if no wait for it is possible.
     [[nodiscard]] Overdue* overdue_of(std::uint64_t sequence) noexcept;
     void throw_if_over(bool is_done) const;
 
-    /// Waits until `ready()`, until all is over, or until the hub says that it is, as it does when it
-    /// is asked at the deadline. `meanwhile()` tells the others what this rank does.
+    /// Waits until `ready()`, until the group has ended, or until the hub ends it. The hub does
+    /// that when it is asked at the deadline. `meanwhile()` describes this rank's wait to the
+    /// others.
     template <class Ready, class Meanwhile>
     void wait_until(Ready const& ready, std::uint64_t sequence, Meanwhile const& meanwhile) {
         look();
@@ -127,36 +129,37 @@ private:
             end = Clock::now() + tcp_patience;
         }
     }
-    /// A test that has found nothing: the same as wait_until(), one step at a time.
+    /// For a test that finds nothing: one step of wait_until().
     void count_poll(std::uint64_t sequence);
     [[nodiscard]] std::string waiting_text(std::uint64_t sequence) const;
-    /// Tells the hub that the deadline has passed: it ends all, or says for how much longer to wait.
+    /// Tells the hub that the deadline has passed. The hub ends all ranks or answers how much
+    /// longer to wait.
     /// @pre overdue_of(sequence) is not null
     void ask_for_more(std::uint64_t sequence, std::string const& meanwhile);
-    /// Rank 0 is stopped, or cannot be reached: nobody else can tell this rank anything.
+    /// Rank 0 is stopped or unreachable, so this rank can learn nothing more.
     void give_up(std::string const& meanwhile);
 
     // -- moving -----------------------------------------------------------------------------------
 
     void send(FrameHeader header, std::span<std::byte const> body);
-    /// Does what can be done now, else waits until something can, or until `end`.
+    /// Does what is possible now. If that is nothing, waits until something is, or until `end`.
     void pump(TimePoint end);
-    /// Does what can be done now.
+    /// Does what is possible now.
     void look();
 
-    /// Nothing that rank 0 sends is right any more. All ranks hear it, if rank 0 still tells them.
+    /// Rank 0 broke the protocol. Ends all ranks, if rank 0 still tells them.
     void refuse(ProtocolError const& error);
 
     [[nodiscard]] std::span<std::byte> place_for(FrameHeader const& header, std::uint64_t done);
-    /// What this rank gets of its oldest collective.
+    /// The size of this rank's result in its oldest collective.
     [[nodiscard]] std::size_t bytes_of_result() const noexcept;
-    /// @throws ProtocolError  the hub does not say that now.
+    /// @throws ProtocolError  the hub may not send this frame now.
     void require_expected(FrameHeader const& header);
     /// @pre require_expected(header) was called
     void take(FrameHeader const& header);
 
-    /// Says that nothing more comes from this rank, and waits a little until the hub has all that was
-    /// sent: closing a connection before can destroy it.
+    /// Announces that this rank sends no more, and waits briefly until the hub has received
+    /// everything: closing the connection earlier could destroy data.
     void leave() noexcept;
 
     Socket socket_;
@@ -165,16 +168,16 @@ private:
     std::chrono::nanoseconds deadline_;
     Inbox inbox_;
     Outbox outbox_;
-    std::vector<std::byte> body_; ///< of a frame that is no result
-    std::uint64_t told_ = 0;      ///< of what was consumed
+    std::vector<std::byte> body_; ///< of a frame that is not a result
+    std::uint64_t told_ = 0;      ///< how much of the consumed bytes was reported
     bool has_started_ = false;
-    std::deque<Pending> pending_; ///< posted, but not finished
+    std::deque<Pending> pending_; ///< posted and unfinished
     std::uint64_t finished_ = 0;
-    bool is_alone_ = false;                 ///< the hub answers no more
-    std::optional<AbortReason> own_reason_; ///< of this rank's abort
-    std::optional<AbortReason> over_;       ///< what every wait throws that did not complete before
-    Overdue overdue_;                       ///< of the meeting
-    int questions_ = 0;                     ///< that the hub has not answered yet
+    bool is_alone_ = false;                 ///< the hub no longer answers
+    std::optional<AbortReason> own_reason_; ///< this rank's own abort
+    std::optional<AbortReason> over_; ///< the error of every wait that did not complete before
+    Overdue overdue_;                 ///< for the meeting
+    int questions_ = 0;               ///< without an answer yet
     bool has_answer_ = false;
     std::vector<int> missing_;
 };

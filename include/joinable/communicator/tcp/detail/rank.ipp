@@ -74,7 +74,7 @@ JOINABLE_DEFINITION void TcpRank::abort_for_exception(std::string const& what) {
 
 JOINABLE_DEFINITION void TcpRank::keep_alive() {
     outbox_.flush(socket_);
-    if (outbox_.is_empty()) { // else the hub takes nothing now, and the next time will do
+    if (outbox_.is_empty()) { // else the hub accepts nothing now; the next call will do
         FrameHeader header;
         header.kind = FrameKind::keep_alive;
         send(header, {});
@@ -94,7 +94,7 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     header.sequence = finished_;
     send(header, {});
     ++questions_;
-    missing_ = {0}; // if it does not answer
+    missing_ = {0}; // if the hub does not answer
     has_answer_ = false;
     auto const end = Clock::now() + tcp_patience;
     while (!has_answer_ && !over_ && Clock::now() < end) {
@@ -183,7 +183,7 @@ JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
 }
 
 JOINABLE_DEFINITION void TcpRank::look() {
-    if (over_) { // buffers of collectives that are lost are the caller's again
+    if (over_) { // buffers of lost collectives belong to the caller again
         return;
     }
     outbox_.flush(socket_);
@@ -315,7 +315,7 @@ JOINABLE_DEFINITION void TcpRank::take(FrameHeader const& header) {
         if (!are_ranks(ranks, size_)) {
             throw ProtocolError{"numbers that are no ranks"};
         }
-        has_answer_ = --questions_ == 0; // or it is that to an older one
+        has_answer_ = --questions_ == 0; // an older question's answer does not count
         missing_ = has_answer_ ? std::move(ranks) : missing_;
         break;
     }
@@ -340,7 +340,7 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
                 wait_for(socket_, events, end);
             }
         }
-    } catch (...) { // NOLINT(bugprone-empty-catch): the connection breaks, which the hub notices
+    } catch (...) { // NOLINT(bugprone-empty-catch): the hub sees the closed connection
     }
 }
 

@@ -20,12 +20,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 using TimePoint = std::chrono::steady_clock::time_point;
 
-/// How long somebody has for what takes no time where all is well: an answer of rank 0, a handshake,
-/// the last bytes of who leaves.
+/// The patience with things that normally take no time: an answer of rank 0, a handshake, the last
+/// bytes of a rank that leaves.
 inline constexpr std::chrono::nanoseconds tcp_patience = std::chrono::seconds{5};
 
-/// A connection, or what accepts them. Nothing here blocks; what the kernel refuses to take or has
-/// not got yet is a matter of trying again.
+/// A connection or a listener. Nothing here blocks. If the kernel accepts nothing, or has no data
+/// yet, the caller tries again.
 class Socket {
 public:
     Socket() = default;
@@ -45,23 +45,23 @@ public:
         }
     }
 
-    /// The number of bytes that were there, at least 1, or 0 if there are none yet. Nothing: there will
-    /// be none, as the other side has closed or is lost.
+    /// The number of bytes received: at least 1, or 0 if there are none yet. Nothing if no more
+    /// will come, because the other side has closed or is lost.
     [[nodiscard]] std::optional<std::size_t> receive(std::span<std::byte> into) const noexcept;
-    /// The number of bytes that were taken of one after the other. Nothing: the other side is lost;
-    /// what it has sent before can still be received.
+    /// The number of bytes accepted from the parts, in order. Nothing if the other side is lost;
+    /// data that it sent earlier can still be received.
     [[nodiscard]] std::optional<std::size_t>
     send(std::span<std::byte const> first, std::span<std::byte const> second = {}) const noexcept;
-    /// Nothing more is sent; the other side learns it after all that was.
+    /// Ends sending. The other side learns of it after all data.
     void end_sending() const noexcept { ::shutdown(handle_, SHUT_WR); }
-    /// Whether the other machine has all that was sent.
+    /// Whether the other machine has received everything that was sent.
     [[nodiscard]] bool is_delivered() const noexcept {
         int left = 0;
         return ioctl(handle_, SIOCOUTQ, &left) != 0 || left == 0;
     }
 
-    /// What every connection of ranks has: small messages go at once, and a machine that is out of
-    /// reach is noticed after 30 s, whether something is under way to it or not.
+    /// The settings of every connection between ranks. Small messages are sent at once. An
+    /// unreachable machine is noticed after 30 s, whether or not data is on its way to it.
     void prepare_connection() const noexcept;
     void set(int level, int option, int value) const noexcept {
         ::setsockopt(handle_, level, option, &value, sizeof value);
@@ -77,13 +77,13 @@ private:
         return result;
     }
     static iovec part(std::span<std::byte const> bytes) noexcept {
-        return {const_cast<std::byte*>(bytes.data()), bytes.size()}; // sending only reads
+        return {const_cast<std::byte*>(bytes.data()), bytes.size()}; // it only reads
     }
 
     int handle_ = -1;
 };
 
-/// Returns when something has happened, at `until`, or early.
+/// Returns after an event, at `until`, or early.
 void wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept;
 inline void wait_for(Socket const& socket, short events, TimePoint until) noexcept {
     pollfd polled{socket.handle(), events, 0};

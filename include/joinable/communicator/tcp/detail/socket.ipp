@@ -51,7 +51,7 @@ JOINABLE_DEFINITION void wait_for_any(std::span<pollfd> polled, TimePoint until)
     timespec const time{
         static_cast<time_t>(seconds.count()), static_cast<long>((left - seconds).count())
     };
-    if (::ppoll(polled.data(), polled.size(), &time, nullptr) < 0) { // then what it says is not set
+    if (::ppoll(polled.data(), polled.size(), &time, nullptr) < 0) { // else nothing is set
         for (pollfd& one : polled) {
             one.revents = 0;
         }

@@ -14,11 +14,13 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/averaging.hpp>
+#include <joinable/participant/detail/hidden_rounds.hpp>
 #include <joinable/participant/detail/module_state.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -62,7 +64,10 @@ public:
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         begin_forward(notice);
         try {
-            return guarded([&]() -> decltype(auto) { return run(std::forward<F>(pass)); });
+            return guarded([&]() -> decltype(auto) {
+                EvaluationEnd const end{*this};
+                return run(std::forward<F>(pass));
+            });
         } catch (...) {
             if (stage_ == Stage::idle) {
                 stage_ = Stage::failed;
@@ -112,6 +117,11 @@ public:
             };
         }
         begin_forward(notice);
+        if (stage_ == Stage::idle && hidden_.are_followed()) {
+            throw ContractViolation{
+                "joined ranks follow the collectives of an evaluation until it ends; call forward(pass)"
+            };
+        }
     }
 
     /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
@@ -167,6 +177,7 @@ public:
                 if (ready_check_) {
                     ready_check_->release([this](std::size_t i) { reducer_->mark_ready(i); });
                 }
+                hidden_.end(round_);
                 reducer_->finalize_backward();
                 end_reduction();
             }
@@ -198,6 +209,7 @@ public:
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             require_stepped();
+            hidden_.require_pass("skip()");
             if constexpr (gathers) {
                 reducer_->require_let_go(); // before any collective: skip() can be called again
             }
@@ -270,7 +282,7 @@ protected:
     /// `state` is the participant's. `steps`: who derives calls end_round() when it has stepped, else the
     /// round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, state_{state}, steps_{steps} {}
+        : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
     Passes(Passes const&) = delete;
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
@@ -304,10 +316,17 @@ protected:
             // Outside a guard nothing was said of a forward pass whose outputs are not used.
             bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
             require_stepped();
-            if (gathers_values() && (stage_ == Stage::unsynced || stage_ == Stage::failed)) {
+            bool const has_failed = stage_ == Stage::failed;
+            if (gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
                 throw ContractViolation{
                     "the passes of the round before have not ended, in which all ranks gather values; call "
                     "backward(), or skip() after a failure"
+                };
+            }
+            if (hidden_.are_followed() && (stage_ == Stage::unsynced || has_failed)) {
+                throw ContractViolation{
+                    "the passes of the round before have not ended, in which joined ranks follow collectives; "
+                    "call backward(), or announce a forward pass without one with {.phase = Phase::evaluate}"
                 };
             }
             if (is_open || stage_ == Stage::backward) {
@@ -333,8 +352,10 @@ protected:
         }
         pending_ = PendingRound{state_, comm_.size(), notice};
         bool syncs = pending_.will_sync();
-        bool const holds = gathers_values();
-        if (!syncs || holds || module_->syncs_before_forward() || pending_.is_answered()) {
+        hidden_.begin(pending_);
+        bool const holds = gathers_values() || hidden_.are_followed();
+        if (!syncs || gathers_values() || module_->syncs_before_forward() ||
+            pending_.is_answered()) {
             round_ = pending_.wait();
             syncs = round_.will_sync();
             if (!syncs && !holds) {
@@ -354,6 +375,9 @@ protected:
     void begin_reduction() {
         round_ = pending_.wait();
         round_.hold();
+        if (module_->syncs_after_forward()) {
+            hidden_.end_section(round_); // joined ranks come to the broadcast of buffers
+        }
         prepare_reduction(round_);
     }
     /// What comes between the passes, on ranks that train and on ranks that shadow.
@@ -385,7 +409,7 @@ protected:
             end_unsynced(false);
         }
     }
-    /// A round that reduces nothing has been held where its passes gather values.
+    /// A round that reduces nothing has been held where its passes communicate.
     void end_unsynced([[maybe_unused]] bool trains) {
         if constexpr (gathers) {
             if (reducer_->gathers_values()) {
@@ -393,7 +417,25 @@ protected:
                 round_.done();
             }
         }
+        hidden_.end(round_);
+        if (hidden_.are_followed()) {
+            round_.done();
+        }
     }
+    /// After a forward pass that returned: nothing of an evaluation follows.
+    struct EvaluationEnd {
+        Passes& passes;
+        detail::Unwinding unwinding{};
+
+        explicit EvaluationEnd(Passes& of) : passes{of} {}
+        EvaluationEnd(EvaluationEnd const&) = delete;
+        EvaluationEnd& operator=(EvaluationEnd const&) = delete;
+        ~EvaluationEnd() noexcept(false) {
+            if (!gathers && passes.stage_ == Stage::idle && !unwinding.has_begun()) {
+                passes.end_unsynced(false);
+            }
+        }
+    };
     /// A round has failed: nothing of it is shown as under way any more.
     void end_ranges() noexcept {
         if (reducer_) {
@@ -415,6 +457,7 @@ protected:
 
     void begin_guard() {
         stage_ = Stage::idle; // whatever an earlier guard left open
+        hidden_.reset();
         reducer_->begin_guard();
     }
     void sync_at_end(JoinResult const& result) {
@@ -427,7 +470,11 @@ protected:
         if (module_->syncs_before_forward()) {
             module_->sync_buffers(round);
         }
+        if (module_->syncs_after_forward()) {
+            hidden_.follow(round);
+        }
         prepare_reduction(round);
+        hidden_.follow(round);
         contribute_without_pass(round);
     }
 
@@ -447,6 +494,7 @@ protected:
     std::optional<GradientReducer> reducer_; ///< set by who derives, as is the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with DataParallelOptions::verify_ready
+    detail::HiddenRounds hidden_;                   ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
 

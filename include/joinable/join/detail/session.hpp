@@ -70,6 +70,11 @@ public:
     }
     void done() { turns_.done(); }
 
+    /// Whether rounds go on, in which joined ranks run what participants run and nothing else. Local.
+    [[nodiscard]] bool runs_rounds() const noexcept {
+        return !outcome_.is_over() && !stopped_ && !has_ended_;
+    }
+
     /// Something that this guard does not list is about to be used over one of its communicators.
     /// @throws ContractViolation  joined ranks would not follow: no part of a participant is open, in
     /// which they run its hook, and rounds have not ended.

@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -20,7 +21,6 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
@@ -59,6 +59,42 @@ template <Element T>
     }
     return T{};
 }
+
+/// What active ranks do next, as they tell joined ranks.
+struct HiddenStep {
+    enum class Kind : std::uint8_t { all_reduce, broadcast, barrier, section_end };
+
+    Kind kind = Kind::section_end;
+    std::size_t count = 0; ///< elements
+    DType dtype = DType::u8;
+    ReduceOp op = ReduceOp::sum;
+    int root = 0;
+
+    /// All but the count; below 2^36, as ranks have no more than 20 bits.
+    [[nodiscard]] std::uint64_t word() const noexcept {
+        return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 4U |
+               static_cast<std::uint64_t>(op) << 8U | static_cast<std::uint64_t>(root) << 16U;
+    }
+    [[nodiscard]] static HiddenStep of(std::uint64_t word, std::uint64_t count) noexcept {
+        return {
+            static_cast<Kind>(word & 0xfU),
+            static_cast<std::size_t>(count),
+            static_cast<DType>(word >> 4U & 0xfU),
+            static_cast<ReduceOp>(word >> 8U & 0xffU),
+            static_cast<int>(word >> 16U)
+        };
+    }
+    [[nodiscard]] std::string text() const {
+        std::string const elements = concat(count, " ", name_of(dtype));
+        switch (kind) {
+        case Kind::all_reduce: return concat("all_reduce of ", elements, " with ", name_of(op));
+        case Kind::broadcast: return concat("broadcast of ", elements, " from rank ", root);
+        case Kind::barrier: return "barrier";
+        case Kind::section_end: break;
+        }
+        return "no more collectives in this pass";
+    }
+};
 
 } // namespace detail
 
@@ -135,18 +171,18 @@ public:
     /// Combines `buffer` over all ranks, in place. @throws what enters the round: PendingRound::wait;
     /// Mismatch, ContractViolation  see above; what the communicator throws.
     auto all_reduce(Buffer buffer, ReduceOp op) {
-        announce(requests().all_reduce(buffer, op).signature);
+        announce({Step::Kind::all_reduce, buffer.count, buffer.dtype, op});
         return own_.all_reduce(buffer, op);
     }
     /// The buffer of `root` is copied to all ranks. @throws ContractViolation  `root` has joined, so it has
     /// nothing to send; else as all_reduce() does.
     auto broadcast(Buffer buffer, int root) {
-        announce(requests().broadcast(buffer, root).signature);
+        announce({Step::Kind::broadcast, buffer.count, buffer.dtype, ReduceOp::sum, root});
         return own_.broadcast(buffer, root);
     }
     /// Blocks until every rank has called it, or follows. Throws as all_reduce() does.
     void barrier() {
-        announce(requests().barrier().signature);
+        announce({Step::Kind::barrier});
         own_.barrier();
     }
 
@@ -179,7 +215,7 @@ public:
     }
 
 private:
-    using Said = std::optional<detail::Descriptor>; ///< none: a section is over
+    using Step = detail::HiddenStep;
 
     /// What a joined rank sends. It stays until the collective is complete.
     struct Replayed {
@@ -188,32 +224,27 @@ private:
         OwnWork work;
     };
 
-    static constexpr std::uint64_t section_is_over = std::uint64_t{1}
-                                                     << 32U; // no descriptor's word
-    static constexpr std::size_t words = 2 + detail::HashAgreement::words;
-
-    [[nodiscard]] detail::RequestsOf requests() const noexcept {
-        return {own_.rank(), own_.size()};
-    }
     [[nodiscard]] void const* parent() const noexcept override { return std::addressof(parent_); }
 
     // -- active ranks ----------------------------------------------------------------------------
 
-    void announce(detail::Descriptor const& signature) {
+    void announce(Step const& next) {
         std::optional<Round> const round = this->enter_round();
         if (!round || round->active_count() == own_.size()) {
             return;
         }
-        if (signature.collective == detail::Collective::broadcast &&
-            !round->is_active(signature.root)) {
+        if (next.root < 0 || next.root >= own_.size()) {
+            return; // which the communicator refuses
+        }
+        if (next.kind == Step::Kind::broadcast && !round->is_active(next.root)) {
             throw ContractViolation{detail::concat(
                 "broadcast from rank ",
-                signature.root,
+                next.root,
                 " over a shadowed() communicator, but that rank has run out of inputs; broadcast from an "
                 "active rank, as Round::buffer_source() is"
             )};
         }
-        static_cast<void>(exchange(signature, *round));
+        static_cast<void>(exchange(next, *round));
     }
     void end_section(Round const& round) override {
         if (round.active_count() != own_.size()) {
@@ -222,44 +253,37 @@ private:
     }
 
     /// What all active ranks say. Joined ranks hear it.
-    Said exchange(Said const& said, Round const& round) {
-        std::array<std::uint64_t, words> sum{};
+    Step exchange(Step const& said, Round const& round) {
+        std::array<std::uint64_t, 2 + detail::HashAgreement::words> sum{};
         if (!round.is_shadow()) {
-            sum[0] = said ? said->word() : section_is_over;
-            sum[1] = said ? said->count : 0;
+            sum[0] = said.word();
+            sum[1] = said.count;
             detail::HashAgreement::write(&sum[2], detail::Hash{}.add(sum[0]).add(sum[1]).value());
         }
         control_.sum(sum);
         auto const ranks = static_cast<std::uint64_t>(round.active_count());
         if (!detail::HashAgreement::is_common(&sum[2], ranks)) {
             AgreementList list;
-            list.add(
-                "collectives within the passes differ: the next one",
-                said ? said->text() : "the end of a pass"
-            );
+            list.add("collectives within the passes differ: the next one", said.text());
             detail::Inquiry inquiry{control_, round.buffer_source(), ranks, !round.is_shadow()};
             throw_failure(inquiry.difference(list));
         }
-        if (sum[0] / ranks == section_is_over) {
-            return {};
-        }
-        return detail::Descriptor::of_word(
-            sum[0] / ranks, static_cast<std::size_t>(sum[1] / ranks), false
-        );
+        return Step::of(sum[0] / ranks, sum[1] / ranks);
     }
 
     // -- joined ranks ----------------------------------------------------------------------------
 
     void follow(Round const& round) override {
         std::deque<Replayed> under_way; // an active rank may wait for one after it started others
-        while (Said const said = exchange({}, round)) {
+        for (Step next = exchange({}, round); next.kind != Step::Kind::section_end;
+             next = exchange({}, round)) {
             while (!under_way.empty() && under_way.front().work.test()) {
                 under_way.pop_front();
             }
-            if (said->collective == detail::Collective::barrier) {
+            if (next.kind == Step::Kind::barrier) {
                 own_.barrier();
             } else {
-                under_way.push_back(replay(*said));
+                under_way.push_back(replay(next));
             }
         }
         for (Replayed& replayed : under_way) {
@@ -267,13 +291,13 @@ private:
         }
     }
 
-    [[nodiscard]] Replayed replay(detail::Descriptor const& said) {
+    [[nodiscard]] Replayed replay(Step const& said) {
         std::size_t const bytes = said.count * size_of(said.dtype);
         Device& device = detail::device_of(own_);
         Arena memory = device.allocate(bytes, Arena::default_alignment); // zeros
         std::vector<std::byte> elements;
         Buffer const buffer{memory.data(), said.count, said.dtype};
-        if (said.collective == detail::Collective::broadcast) {
+        if (said.kind == Step::Kind::broadcast) {
             return {std::move(elements), std::move(memory), own_.broadcast(buffer, said.root)};
         }
         if (said.op != ReduceOp::sum && said.op != ReduceOp::bit_or && bytes != 0) {

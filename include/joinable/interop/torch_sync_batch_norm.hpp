@@ -38,8 +38,8 @@ struct TorchSum final : ::torch::CustomClassHolder {
 };
 using TorchSumPointer = c10::intrusive_ptr<TorchSum>;
 
-/// Means and variances are sums in double precision; the rest is computed in the precision of the input, or
-/// in single precision where that is half.
+/// Without weight and bias. Means and variances are sums in double precision; the rest is computed in the
+/// precision of the input, or in single precision where that is half.
 struct TorchBatchNorm : ::torch::autograd::Function<TorchBatchNorm> {
     using Tensor = at::Tensor;
     using Context = ::torch::autograd::AutogradContext;
@@ -74,8 +74,6 @@ struct TorchBatchNorm : ::torch::autograd::Function<TorchBatchNorm> {
     static Tensor forward(
         Context* context,
         Tensor const& input,
-        Tensor const& weight,
-        Tensor const& bias,
         double eps,
         TorchSumPointer const& sum,
         Statistics* statistics
@@ -98,14 +96,9 @@ struct TorchBatchNorm : ::torch::autograd::Function<TorchBatchNorm> {
         sum->run(squares);
         *statistics = {mean, squares / count, count};
         Tensor const scale = (statistics->variance + eps).rsqrt();
-        context->save_for_backward({input, weight, mean, scale, count});
+        context->save_for_backward({input, mean, scale, count});
         context->saved_data["sum"] = c10::IValue::make_capsule(sum);
-        context->saved_data["needs_input"] = input.requires_grad();
-        Tensor result = deviations * by_channel(scale, input);
-        if (weight.defined()) {
-            result = result * by_channel(weight, input) + by_channel(bias, input);
-        }
-        return result.to(input.scalar_type());
+        return deviations * by_channel(scale, input);
     }
 
     static ::torch::autograd::variable_list
@@ -116,32 +109,24 @@ struct TorchBatchNorm : ::torch::autograd::Function<TorchBatchNorm> {
             };
         }
         auto const saved = context->get_saved_variables();
-        Tensor const &input = saved[0], &weight = saved[1], &mean = saved[2], &scale = saved[3],
-                     &count = saved[4];
+        Tensor const &input = saved[0], &mean = saved[1], &scale = saved[2], &count = saved[3];
         auto const over = dimensions(input);
         std::int64_t const channels = input.size(1);
-        Tensor const gradient = gradients[0].to(precision(input));
+        Tensor const& gradient = gradients[0];
         Tensor const deviations = centered(input, mean);
         Tensor const sums = at::cat(
             {gradient.sum(over, false, c10::kDouble),
              (gradient * deviations).sum(over, false, c10::kDouble)}
         );
-        Tensor to_input, to_weight, to_bias;
-        if (weight.defined()) { // of this rank: its participant averages them
-            to_weight = (sums.narrow(0, channels, channels) * scale).to(weight.scalar_type());
-            to_bias = sums.narrow(0, 0, channels).to(weight.scalar_type(), false, true);
-        }
-        if (context->saved_data["needs_input"].toBool()) { // the same on all ranks
-            auto const holder = context->saved_data["sum"].toCapsule();
-            static_cast<TorchSum const&>(*holder).run(sums);
-            sums.div_(count);
-            Tensor const slope = scale.square() * sums.narrow(0, channels, channels);
-            to_input = gradient - by_channel(sums.narrow(0, 0, channels), input) -
-                       deviations * by_channel(slope, input);
-            to_input = to_input * by_channel(weight.defined() ? scale * weight : scale, input);
-            to_input = to_input.to(input.scalar_type());
-        }
-        return {to_input, to_weight, to_bias, Tensor{}, Tensor{}, Tensor{}};
+        auto const sum = context->saved_data["sum"].toCapsule();
+        static_cast<TorchSum const&>(*sum).run(sums);
+        sums.div_(count);
+        Tensor const slope = scale.square() * sums.narrow(0, channels, channels);
+        Tensor const rest = gradient - by_channel(sums.narrow(0, 0, channels), input) -
+                            deviations * by_channel(slope, input);
+        return {
+            (rest * by_channel(scale, input)).to(input.scalar_type()), Tensor{}, Tensor{}, Tensor{}
+        };
     }
 };
 
@@ -200,8 +185,11 @@ public:
             );
         }
         detail::TorchBatchNorm::Statistics statistics;
-        at::Tensor result =
-            detail::TorchBatchNorm::apply(input, weight, bias, options_.eps(), sum_, &statistics);
+        at::Tensor result = detail::TorchBatchNorm::apply(input, options_.eps(), sum_, &statistics);
+        if (weight.defined()) {
+            result = result * detail::TorchBatchNorm::by_channel(weight, input) +
+                     detail::TorchBatchNorm::by_channel(bias, input);
+        }
         if (running_mean.defined()) {
             at::NoGradGuard const no_graph;
             num_batches_tracked.add_(1);
@@ -211,7 +199,7 @@ public:
             update(running_mean, mean, share);
             update(running_var, variance * (count / (count - 1)), share);
         }
-        return result;
+        return result.to(input.scalar_type());
     }
 
     at::Tensor weight, bias;

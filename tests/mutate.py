@@ -114,6 +114,50 @@ MUTATIONS = [
         "if (graph_ && used_->is_known() && !used_->is_used(i)) {", "if (false) {",
         "bucket/unused.test.cpp", "a static graph*",
     ),
+    # -- collectives within the passes of a model -----------------------------------------------------
+    Mutation(
+        "joined-ranks-send-zeros-in-products", "participant/shadowed.hpp",
+        "case ReduceOp::product: return T{Number{1}};", "case ReduceOp::product: return T{};",
+        "participant/shadowed.test.cpp", "a joined rank changes no result*",
+    ),
+    Mutation(
+        "joined-ranks-send-zeros-in-maxima", "participant/shadowed.hpp",
+        "said.op != ReduceOp::sum && said.op != ReduceOp::bit_or",
+        "said.op != ReduceOp::sum && said.op != ReduceOp::max && said.op != ReduceOp::bit_or",
+        "participant/shadowed.test.cpp", "extremes of negative*",
+    ),
+    Mutation(
+        "ranks-do-not-compare-collectives-within-passes", "participant/shadowed.hpp",
+        "if (!detail::HashAgreement::is_common(&sum[2], ranks)) {",
+        "if (ranks == 0) {",
+        "participant/shadowed.test.cpp", "ranks that issue different*",
+    ),
+    Mutation(
+        "joined-ranks-broadcast", "participant/shadowed.hpp",
+        "!round->is_active(next.root)", "next.root < 0",
+        "participant/shadowed.test.cpp", "a broadcast from a rank*",
+    ),
+    Mutation(
+        "skip-goes-on-beside-collectives-within-passes", "participant/passes.hpp",
+        'hidden_.require_pass("skip()");', "",
+        "participant/shadowed.test.cpp", "skip() between*",
+    ),
+    Mutation(
+        "collectives-of-strangers-within-passes", "participant/detail/hidden_rounds.hpp",
+        "Occupation::session_over(parent())", "nullptr",
+        "participant/shadowed.test.cpp", "a communicator that no participant*",
+    ),
+    Mutation(
+        "an-evaluation-has-no-end", "participant/passes.hpp",
+        "passes.end_unsynced(false);", "passes.round_.done();",
+        "participant/shadowed.test.cpp", "a net that normalises*",
+    ),
+    Mutation(
+        "unsynced-rounds-are-not-held-open", "participant/passes.hpp",
+        "bool const holds = gathers_values() || hidden_.are_followed();",
+        "bool const holds = gathers_values();",
+        "participant/shadowed.test.cpp", "*",
+    ),
     # -- sharded optimizers in a guard ----------------------------------------------------------------
     Mutation(
         "strangers-may-communicate", "join/joinable.hpp",
@@ -122,7 +166,7 @@ MUTATIONS = [
     ),
     Mutation(
         "strangers-are-refused-in-a-part-too", "join/detail/session.ipp",
-        "stopped_ || has_ended_ || is_shadowing_ || turns_.is_open()", "stopped_ || has_ended_",
+        "!runs_rounds() || is_shadowing_ || turns_.is_open()", "!runs_rounds()",
         "participant/guarded_optimizers.test.cpp", "what a part of*",
     ),
     Mutation(

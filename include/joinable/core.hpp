@@ -57,4 +57,5 @@
 #include <joinable/participant/options.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
+#include <joinable/participant/shadowed.hpp>
 // clang-format on

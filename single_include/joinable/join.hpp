@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <initializer_list>
@@ -9240,6 +9241,11 @@ public:
     }
     void done() { turns_.done(); }
 
+    /// Whether rounds go on, in which joined ranks run what participants run and nothing else. Local.
+    [[nodiscard]] bool runs_rounds() const noexcept {
+        return !outcome_.is_over() && !stopped_ && !has_ended_;
+    }
+
     /// Called before an object outside this guard uses one of its communicators.
     /// @throws ContractViolation  joined ranks would not follow, because no part of a participant
     ///         is open and rounds have not ended.
@@ -9461,7 +9467,7 @@ JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice con
 }
 
 JOINABLE_DEFINITION void Session::require_followed(std::string_view name) {
-    if (outcome_.is_over() || stopped_ || has_ended_ || is_shadowing_ || turns_.is_open()) {
+    if (!runs_rounds() || is_shadowing_ || turns_.is_open()) {
         return;
     }
     std::string const text = concat(
@@ -11538,6 +11544,156 @@ agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) 
 
 #endif
 
+// ---- joinable/participant/detail/hidden_rounds.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+class HiddenRounds;
+
+/// The communicator of collectives that a model issues within its passes, as the participant sees it
+/// that has the passes.
+class HiddenCollectives {
+public:
+    HiddenCollectives(HiddenCollectives const&) = delete;
+    HiddenCollectives& operator=(HiddenCollectives const&) = delete;
+
+protected:
+    HiddenCollectives() = default;
+    inline ~HiddenCollectives();
+
+    /// The round in whose passes this rank issues a collective; none where there is no guard.
+    /// @throws ContractViolation  joined ranks would not follow. Else what PendingRound::wait throws.
+    [[nodiscard]] inline std::optional<Round> enter_round() const;
+
+private:
+    friend class HiddenRounds;
+
+    /// The communicator that it was split from.
+    [[nodiscard]] virtual void const* parent() const noexcept = 0;
+    /// Collective over active ranks and ranks that follow. A section of the passes is over.
+    virtual void end_section(Round const& round) = 0;
+    /// Collective. What a joined rank runs until a section of the others' passes is over.
+    virtual void follow(Round const& round) = 0;
+
+    HiddenRounds* rounds_ = nullptr;
+};
+
+/// The collectives that a participant's model issues in its passes. A round has one or two sections. The
+/// second one begins where all ranks run a collective of the participant and wait for it. Joined ranks
+/// follow each section step by step.
+class HiddenRounds {
+public:
+    /// `state` is the participant's.
+    explicit HiddenRounds(JoinState& state) noexcept : state_{state} {}
+    HiddenRounds(HiddenRounds const&) = delete;
+    HiddenRounds& operator=(HiddenRounds const&) = delete;
+    ~HiddenRounds() {
+        if (attached_ != nullptr) {
+            attached_->rounds_ = nullptr;
+        }
+    }
+
+    /// @throws ContractViolation  see DistributedDataParallel::attach_collectives.
+    void attach(HiddenCollectives& collectives, void const* communicator) {
+        char const* const why =
+            collectives.parent() != communicator
+                ? "attach_collectives() was given a shadowed() communicator of another communicator; "
+                  "make it of the one that this participant has"
+            : attached_ != nullptr || collectives.rounds_ != nullptr
+                ? "a participant has one shadowed() communicator, which has one participant; give the "
+                  "same one to all layers of the model"
+                : nullptr;
+        if (why != nullptr) {
+            throw ContractViolation{why};
+        }
+        attached_ = &collectives;
+        collectives.rounds_ = this;
+    }
+
+    [[nodiscard]] bool is_attached() const noexcept { return attached_ != nullptr; }
+    /// Whether joined ranks follow: then a round goes on until its passes are over.
+    [[nodiscard]] bool are_followed() const noexcept {
+        return attached_ != nullptr && session_of(state_) != nullptr;
+    }
+    /// @throws ContractViolation  a rank without a pass cannot go on with the others.
+    void require_pass(std::string_view verb) const {
+        if (attached_ != nullptr) {
+            throw ContractViolation{concat(
+                verb,
+                " cannot follow the collectives that other ranks run in their passes over a shadowed() "
+                "communicator: let the exception leave the guard, or give the model an empty batch"
+            )};
+        }
+    }
+
+    // -- active ranks ----------------------------------------------------------------------------
+
+    /// A pass begins, in which collectives may come.
+    void begin(PendingRound const& pending) { pending_ = pending; }
+    void end_section(Round const& round) {
+        if (are_followed()) {
+            attached_->end_section(round);
+        }
+    }
+    /// The last pass of the round is over.
+    void end(Round const& round) {
+        pending_.reset();
+        end_section(round);
+    }
+    /// Whatever has failed.
+    void reset() noexcept { pending_.reset(); }
+
+    // -- joined ranks ----------------------------------------------------------------------------
+
+    void follow(Round const& round) {
+        if (attached_ != nullptr) {
+            attached_->follow(round);
+        }
+    }
+
+private:
+    friend class HiddenCollectives;
+
+    JoinState& state_;
+    HiddenCollectives* attached_ = nullptr;
+    std::optional<PendingRound> pending_; ///< in a pass
+};
+
+inline HiddenCollectives::~HiddenCollectives() {
+    if (rounds_ != nullptr) {
+        rounds_->attached_ = nullptr;
+    }
+}
+
+inline std::optional<Round> HiddenCollectives::enter_round() const {
+    Session* const own = rounds_ == nullptr ? nullptr : session_of(rounds_->state_);
+    Session* const session = own != nullptr ? own : Occupation::session_over(parent());
+    if (session == nullptr || !session->runs_rounds()) {
+        return {};
+    }
+    char const* const why =
+        rounds_ == nullptr
+            ? "a shadowed() communicator is used in a guard, but no participant has it, so "
+              "joined ranks would not follow; call ddp.attach_collectives(it) before"
+        : own == nullptr
+            ? "a shadowed() communicator is used in a guard that does not list the participant "
+              "that has it, so joined ranks would not follow; add that to participants(...)"
+        : !rounds_->pending_
+            ? "a shadowed() communicator is used outside of the passes of its participant, where joined "
+              "ranks do not follow; use it between forward() and the end of the backward pass, or after "
+              "finish()"
+            : nullptr;
+    if (why != nullptr) {
+        session->record_failure(why); // the guard's user may not be in a verb of a participant
+        throw ContractViolation{why};
+    }
+    Round round = rounds_->pending_->wait();
+    round.hold(); // nobody else communicates until the passes are over
+    return round;
+}
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/participant/detail/module_state.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -11554,7 +11710,7 @@ public:
     ModuleState(
         Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
     )
-        : comm_{comm}, parameters_{std::move(parameters)},
+        : comm_{comm}, parameters_{std::move(parameters)}, has_buffers_{!(buffers.begin() == buffers.end())},
           buffers_{std::move(buffers), piece_bytes, "buffer", BufferMemory{comm}},
           options_{options} {}
 
@@ -11596,6 +11752,11 @@ public:
     [[nodiscard]] bool syncs_before_forward() const noexcept {
         return options_.broadcast_buffers && options_.buffer_sync == BufferSync::before_forward;
     }
+    /// Whether they are sent after it, so that ranks wait for each other there.
+    [[nodiscard]] bool syncs_after_forward() const noexcept {
+        return options_.broadcast_buffers && options_.buffer_sync == BufferSync::after_forward &&
+               (hook_ != nullptr || has_buffers_);
+    }
 
     /// Local. @throws ContractViolation  no broadcast would be replaced.
     void set_buffer_hook(BufferHook hook) {
@@ -11635,6 +11796,7 @@ private:
 
     Comm& comm_;
     ParameterList parameters_;
+    bool has_buffers_;
     CoalescedBroadcast buffers_;
     FixedTensors attached_{{}, "state tensor"};
     DataParallelOptions options_;
@@ -11792,7 +11954,10 @@ public:
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         begin_forward(notice);
         try {
-            return guarded([&]() -> decltype(auto) { return run(std::forward<F>(pass)); });
+            return guarded([&]() -> decltype(auto) {
+                EvaluationEnd const end{*this};
+                return run(std::forward<F>(pass));
+            });
         } catch (...) {
             if (stage_ == Stage::idle) {
                 stage_ = Stage::failed;
@@ -11843,6 +12008,11 @@ public:
             };
         }
         begin_forward(notice);
+        if (stage_ == Stage::idle && hidden_.are_followed()) {
+            throw ContractViolation{
+                "joined ranks follow the collectives of an evaluation until it ends; call forward(pass)"
+            };
+        }
     }
 
     /// Blocks until all ranks have opened the round. `unused` names the parameters that the
@@ -11898,6 +12068,7 @@ public:
                 if (ready_check_) {
                     ready_check_->release([this](std::size_t i) { reducer_->mark_ready(i); });
                 }
+                hidden_.end(round_);
                 reducer_->finalize_backward();
                 end_reduction();
             }
@@ -11930,6 +12101,7 @@ public:
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             require_stepped();
+            hidden_.require_pass("skip()");
             if constexpr (gathers) {
                 reducer_->require_let_go(); // before any collective, so skip() can be called again
             }
@@ -12002,7 +12174,7 @@ protected:
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
     /// step; otherwise the round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, state_{state}, steps_{steps} {}
+        : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
     Passes(Passes const&) = delete;
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
@@ -12040,10 +12212,17 @@ protected:
             // Outside a guard, a forward pass whose outputs are not used announced nothing.
             bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
             require_stepped();
-            if (gathers_values() && (stage_ == Stage::unsynced || stage_ == Stage::failed)) {
+            bool const has_failed = stage_ == Stage::failed;
+            if (gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
                 throw ContractViolation{
                     "the passes of the round before have not ended, in which all ranks gather values; call "
                     "backward(), or skip() after a failure"
+                };
+            }
+            if (hidden_.are_followed() && (stage_ == Stage::unsynced || has_failed)) {
+                throw ContractViolation{
+                    "the passes of the round before have not ended, in which joined ranks follow collectives; "
+                    "call backward(), or announce a forward pass without one with {.phase = Phase::evaluate}"
                 };
             }
             if (is_open || stage_ == Stage::backward) {
@@ -12069,8 +12248,10 @@ protected:
         }
         pending_ = PendingRound{state_, comm_.size(), notice};
         bool syncs = pending_.will_sync();
-        bool const holds = gathers_values();
-        if (!syncs || holds || module_->syncs_before_forward() || pending_.is_answered()) {
+        hidden_.begin(pending_);
+        bool const holds = gathers_values() || hidden_.are_followed();
+        if (!syncs || gathers_values() || module_->syncs_before_forward() ||
+            pending_.is_answered()) {
             round_ = pending_.wait();
             syncs = round_.will_sync();
             if (!syncs && !holds) {
@@ -12090,6 +12271,9 @@ protected:
     void begin_reduction() {
         round_ = pending_.wait();
         round_.hold();
+        if (module_->syncs_after_forward()) {
+            hidden_.end_section(round_); // joined ranks come to the broadcast of buffers
+        }
         prepare_reduction(round_);
     }
     /// The work between the passes, on training and on shadowing ranks.
@@ -12121,7 +12305,7 @@ protected:
             end_unsynced(false);
         }
     }
-    /// A round that reduces nothing was held if its passes gather values.
+    /// A round that reduces nothing was held if its passes communicate.
     void end_unsynced([[maybe_unused]] bool trains) {
         if constexpr (gathers) {
             if (reducer_->gathers_values()) {
@@ -12129,7 +12313,25 @@ protected:
                 round_.done();
             }
         }
+        hidden_.end(round_);
+        if (hidden_.are_followed()) {
+            round_.done();
+        }
     }
+    /// After a forward pass that returned: nothing of an evaluation follows.
+    struct EvaluationEnd {
+        Passes& passes;
+        detail::Unwinding unwinding{};
+
+        explicit EvaluationEnd(Passes& of) : passes{of} {}
+        EvaluationEnd(EvaluationEnd const&) = delete;
+        EvaluationEnd& operator=(EvaluationEnd const&) = delete;
+        ~EvaluationEnd() noexcept(false) {
+            if (!gathers && passes.stage_ == Stage::idle && !unwinding.has_begun()) {
+                passes.end_unsynced(false);
+            }
+        }
+    };
     /// Ends the timeline ranges of a round that failed.
     void end_ranges() noexcept {
         if (reducer_) {
@@ -12151,6 +12353,7 @@ protected:
 
     void begin_guard() {
         stage_ = Stage::idle; // discards what an earlier guard left open
+        hidden_.reset();
         reducer_->begin_guard();
     }
     void sync_at_end(JoinResult const& result) {
@@ -12163,7 +12366,11 @@ protected:
         if (module_->syncs_before_forward()) {
             module_->sync_buffers(round);
         }
+        if (module_->syncs_after_forward()) {
+            hidden_.follow(round);
+        }
         prepare_reduction(round);
+        hidden_.follow(round);
         contribute_without_pass(round);
     }
 
@@ -12183,6 +12390,7 @@ protected:
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with DataParallelOptions::verify_ready
+    detail::HiddenRounds hidden_;                   ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
 
@@ -12356,6 +12564,17 @@ public:
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
+    /// Local, the same on every rank, outside a guard. What shadowed() returned for this communicator: in
+    /// guards, ranks that have joined take part in the collectives that the model runs over it in its passes,
+    /// until one of the two is destroyed. From then on skip() is refused, and in a guard each forward pass of
+    /// a training round needs its backward pass. See ShadowedCommunicator.
+    /// @throws ContractViolation  in a guard or a round; it is of another communicator; there is one already,
+    ///         or it has a participant.
+    void attach_collectives(detail::HiddenCollectives& collectives) {
+        this->require_outside("attach_collectives()");
+        hidden_.attach(collectives, &this->comm_);
+    }
+
     /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
     class Hook {
     public:
@@ -12374,12 +12593,15 @@ public:
 
         void main_hook(Round const& round) {
             if (round.phase() != Phase::train) {
+                ddp_.hidden_.follow(round);
                 return;
             }
             [[maybe_unused]] auto const range = ddp_.timeline().round(true);
             try {
                 if (round.will_sync()) {
                     ddp_.shadow(round);
+                } else {
+                    ddp_.hidden_.follow(round);
                 }
             } catch (...) {
                 ddp_.end_ranges();
@@ -12405,6 +12627,9 @@ public:
         detail::agree_on(list, module_->options());
         list.add("reduction", Reduction::name);
         list.add("model", model_);
+        if (hidden_.is_attached()) { // an item that others do not have
+            list.add("attach_collectives()", "called");
+        }
     }
     /// For GuardView::averaged.
     void list_averaged(std::vector<void const*>& values) const {
@@ -12431,6 +12656,7 @@ public:
     }
 
 private:
+    using Base::hidden_;
     using Base::module_;
     using Base::ready_check_;
     using Base::reducer_;
@@ -12561,6 +12787,303 @@ Step(Comm&, Body) -> Step<Body, Comm>;
 /// Explains which argument is missing.
 template <class Body>
 Step(Body) -> Step<Body, detail::NoCommunicator>;
+
+}} // namespace joinable::v0
+
+// ---- joinable/participant/shadowed.hpp
+
+namespace joinable { inline namespace v0 {
+
+class SelfCommunicator;
+
+namespace detail {
+
+/// The element that changes no result of a reduction.
+template <Element T>
+[[nodiscard]] constexpr T neutral_element(ReduceOp op) noexcept {
+    using Number =
+        std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
+    using Limits = std::numeric_limits<Number>;
+    switch (op) {
+    case ReduceOp::product: return T{Number{1}};
+    case ReduceOp::min: return T{Limits::has_infinity ? Limits::infinity() : (Limits::max)()};
+    case ReduceOp::max: return T{Limits::has_infinity ? -Limits::infinity() : Limits::lowest()};
+    case ReduceOp::bit_and:
+        if constexpr (std::is_integral_v<T>) {
+            return static_cast<T>(~T{});
+        }
+        break;
+    case ReduceOp::sum:
+    case ReduceOp::bit_or: break;
+    }
+    return T{};
+}
+
+/// What active ranks do next, as they tell joined ranks.
+struct HiddenStep {
+    enum class Kind : std::uint8_t { all_reduce, broadcast, barrier, section_end };
+
+    Kind kind = Kind::section_end;
+    std::size_t count = 0; ///< elements
+    DType dtype = DType::u8;
+    ReduceOp op = ReduceOp::sum;
+    int root = 0;
+
+    /// All but the count; below 2^36, as ranks have no more than 20 bits.
+    [[nodiscard]] std::uint64_t word() const noexcept {
+        return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 4U |
+               static_cast<std::uint64_t>(op) << 8U | static_cast<std::uint64_t>(root) << 16U;
+    }
+    [[nodiscard]] static HiddenStep of(std::uint64_t word, std::uint64_t count) noexcept {
+        return {
+            static_cast<Kind>(word & 0xfU),
+            static_cast<std::size_t>(count),
+            static_cast<DType>(word >> 4U & 0xfU),
+            static_cast<ReduceOp>(word >> 8U & 0xffU),
+            static_cast<int>(word >> 16U)
+        };
+    }
+    [[nodiscard]] std::string text() const {
+        std::string const elements = concat(count, " ", name_of(dtype));
+        switch (kind) {
+        case Kind::all_reduce: return concat("all_reduce of ", elements, " with ", name_of(op));
+        case Kind::broadcast: return concat("broadcast of ", elements, " from rank ", root);
+        case Kind::barrier: return "barrier";
+        case Kind::section_end: break;
+        }
+        return "no more collectives in this pass";
+    }
+};
+
+} // namespace detail
+
+/// A communicator for collectives that a model issues within its passes, where no participant sees
+/// them: a normalisation layer that sums over the samples of all ranks, a metric. It has the ranks of
+/// another communicator and is split from it, so that its collectives are independent of those of
+/// gradients that are on their way. Made by shadowed().
+///
+/// @code
+/// auto hidden = joinable::shadowed(comm);
+/// Model model{hidden};                    // its layers all-reduce over `hidden`
+/// joinable::DistributedDataParallel ddp{comm, model.parameters()};
+/// ddp.attach_collectives(hidden);
+/// joinable::Join guard{joinable::participants(ddp, step)};
+/// @endcode
+///
+/// In a guard that lists the participant, a rank that has joined takes part in every collective of the
+/// others with elements that change no result: zeros in a sum, ones in a product, infinities or limits in
+/// a minimum or maximum, all bits in a bit_and. It drops what it receives. So a sum of sample counts counts
+/// the samples of active ranks. It also holds for a rank that never had an input.
+///
+/// | round                     | what is sent                                                           |
+/// |---------------------------|------------------------------------------------------------------------|
+/// | all ranks are active,     | the collectives, and nothing else                                      |
+/// | or there is no guard      |                                                                        |
+/// | some rank has joined      | before each collective a sum of eight words, by which active ranks say |
+/// |                           | which one comes, and one more when their passes are over; where        |
+/// |                           | buffers are sent after the forward pass, also when gradients begin     |
+///
+/// In such rounds nothing is taken from rounds before: collectives may differ from round to round, a layer
+/// may be used twice, and a joined rank learns of each collective before an active rank waits in it. Ranks
+/// that issue different ones throw Mismatch, all of them, with both. In rounds in which all are active they
+/// find what the communicator finds: a Mismatch, or TimedOut where one rank issues more than another.
+///
+/// The first collective of a round waits until all ranks have opened it. Rounds of all kinds are followed:
+/// training rounds that sync or accumulate, until the end of their backward pass; evaluations, until
+/// forward() returns. A collective at another place of a guard throws ContractViolation; so it does where no
+/// participant of the guard has the communicator. A broadcast comes from a rank that is active.
+///
+/// A throw between collectives has to leave the guard, which ends the waits of the others; skip() is refused. A
+/// rank without samples gives its model an empty batch. Joined ranks send their share of gradients when
+/// the passes of the others are over, so in these rounds gradients do not overlap with the backward pass.
+///
+/// Neither copied nor moved. It refers to `comm`, whose abort reaches it; it inherits the deadline, but a
+/// guard's timeout does not change it. One thread at a time uses it.
+template <class Comm>
+class ShadowedCommunicator : public detail::HiddenCollectives {
+    static_assert(models_communicator<Comm>());
+    static_assert(
+        Splits<Comm> || std::same_as<Comm, SelfCommunicator>,
+        "shadowed: this communicator has no member 'split(int color, int key)'; use one that models "
+        "Splits, as ThreadCommunicator, ProcessCommunicator, MpiCommunicator and NcclCommunicator do"
+    );
+
+    static auto split(Comm& comm) {
+        if constexpr (Splits<Comm>) {
+            return comm.split(0, static_cast<int>(comm.rank()));
+        } else {
+            return Comm{};
+        }
+    }
+    using Own = decltype(split(std::declval<Comm&>()));
+    using OwnWork = work_of<Own>;
+
+public:
+    using device_type = typename detail::device_type_of<Own>::type;
+
+    /// Collective, blocks: splits `comm`.
+    explicit ShadowedCommunicator(Comm& comm) : parent_{comm}, own_{split(comm)}, control_{own_} {}
+
+    [[nodiscard]] int rank() const { return own_.rank(); }
+    [[nodiscard]] int size() const { return own_.size(); }
+
+    /// Combines `buffer` over all ranks, in place. @throws what enters the round: PendingRound::wait;
+    /// Mismatch, ContractViolation  see above; what the communicator throws.
+    auto all_reduce(Buffer buffer, ReduceOp op) {
+        announce({Step::Kind::all_reduce, buffer.count, buffer.dtype, op});
+        return own_.all_reduce(buffer, op);
+    }
+    /// The buffer of `root` is copied to all ranks. @throws ContractViolation  `root` has joined, so it has
+    /// nothing to send; else as all_reduce() does.
+    auto broadcast(Buffer buffer, int root) {
+        announce({Step::Kind::broadcast, buffer.count, buffer.dtype, ReduceOp::sum, root});
+        return own_.broadcast(buffer, root);
+    }
+    /// Blocks until every rank has called it, or follows. Throws as all_reduce() does.
+    void barrier() {
+        announce({Step::Kind::barrier});
+        own_.barrier();
+    }
+
+    /// Local. Ends the waits of this communicator alone.
+    void abort(AbortReason reason)
+        requires detail::has_abort<Own>
+    {
+        own_.abort(std::move(reason));
+    }
+    [[nodiscard]] bool is_aborted() const
+        requires detail::has_abort<Own>
+    {
+        return own_.is_aborted();
+    }
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)
+        requires detail::has_set_deadline<Own>
+    {
+        return own_.set_deadline(deadline);
+    }
+    [[nodiscard]] std::vector<int> missing_ranks() const
+        requires detail::has_missing_ranks<Own>
+    {
+        return own_.missing_ranks();
+    }
+    [[nodiscard]] device_type& device_memory()
+        requires(!detail::reduces_host_memory<Own>)
+    {
+        return own_.device_memory();
+    }
+
+private:
+    using Step = detail::HiddenStep;
+
+    /// What a joined rank sends. It stays until the collective is complete.
+    struct Replayed {
+        std::vector<std::byte> elements; ///< on the host, where they are not zeros
+        Arena memory;
+        OwnWork work;
+    };
+
+    [[nodiscard]] void const* parent() const noexcept override { return std::addressof(parent_); }
+
+    // -- active ranks ----------------------------------------------------------------------------
+
+    void announce(Step const& next) {
+        std::optional<Round> const round = this->enter_round();
+        if (!round || round->active_count() == own_.size()) {
+            return;
+        }
+        if (next.root < 0 || next.root >= own_.size()) {
+            return; // which the communicator refuses
+        }
+        if (next.kind == Step::Kind::broadcast && !round->is_active(next.root)) {
+            throw ContractViolation{detail::concat(
+                "broadcast from rank ",
+                next.root,
+                " over a shadowed() communicator, but that rank has run out of inputs; broadcast from an "
+                "active rank, as Round::buffer_source() is"
+            )};
+        }
+        static_cast<void>(exchange(next, *round));
+    }
+    void end_section(Round const& round) override {
+        if (round.active_count() != own_.size()) {
+            static_cast<void>(exchange({}, round));
+        }
+    }
+
+    /// What all active ranks say. Joined ranks hear it.
+    Step exchange(Step const& said, Round const& round) {
+        std::array<std::uint64_t, 2 + detail::HashAgreement::words> sum{};
+        if (!round.is_shadow()) {
+            sum[0] = said.word();
+            sum[1] = said.count;
+            detail::HashAgreement::write(&sum[2], detail::Hash{}.add(sum[0]).add(sum[1]).value());
+        }
+        control_.sum(sum);
+        auto const ranks = static_cast<std::uint64_t>(round.active_count());
+        if (!detail::HashAgreement::is_common(&sum[2], ranks)) {
+            AgreementList list;
+            list.add("collectives within the passes differ: the next one", said.text());
+            detail::Inquiry inquiry{control_, round.buffer_source(), ranks, !round.is_shadow()};
+            throw_failure(inquiry.difference(list));
+        }
+        return Step::of(sum[0] / ranks, sum[1] / ranks);
+    }
+
+    // -- joined ranks ----------------------------------------------------------------------------
+
+    void follow(Round const& round) override {
+        std::deque<Replayed> under_way; // an active rank may wait for one after it started others
+        for (Step next = exchange({}, round); next.kind != Step::Kind::section_end;
+             next = exchange({}, round)) {
+            while (!under_way.empty() && under_way.front().work.test()) {
+                under_way.pop_front();
+            }
+            if (next.kind == Step::Kind::barrier) {
+                own_.barrier();
+            } else {
+                under_way.push_back(replay(next));
+            }
+        }
+        for (Replayed& replayed : under_way) {
+            replayed.work.wait();
+        }
+    }
+
+    [[nodiscard]] Replayed replay(Step const& said) {
+        std::size_t const bytes = said.count * size_of(said.dtype);
+        Device& device = detail::device_of(own_);
+        Arena memory = device.allocate(bytes, Arena::default_alignment); // zeros
+        std::vector<std::byte> elements;
+        Buffer const buffer{memory.data(), said.count, said.dtype};
+        if (said.kind == Step::Kind::broadcast) {
+            return {std::move(elements), std::move(memory), own_.broadcast(buffer, said.root)};
+        }
+        if (said.op != ReduceOp::sum && said.op != ReduceOp::bit_or && bytes != 0) {
+            elements.resize(bytes);
+            visit_dtype(said.dtype, [&]<class T>(std::type_identity<T>) {
+                T const element = detail::neutral_element<T>(said.op);
+                for (std::size_t at = 0; at < bytes; at += sizeof(T)) {
+                    std::memcpy(&elements[at], &element, sizeof(T));
+                }
+            });
+            device.upload(elements.data(), memory.data(), bytes);
+            device.submit();
+        }
+        return {std::move(elements), std::move(memory), own_.all_reduce(buffer, said.op)};
+    }
+
+    Comm& parent_;
+    Own own_;
+    detail::ControlOver<Own&> control_;
+};
+
+/// Collective, blocks. A communicator of the same ranks for collectives within the passes of a model:
+/// see ShadowedCommunicator. Give it to DistributedDataParallel::attach_collectives before a guard.
+template <class Comm>
+[[nodiscard]] ShadowedCommunicator<Comm> shadowed(Comm& comm) {
+    return ShadowedCommunicator<Comm>{comm};
+}
 
 }} // namespace joinable::v0
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -95,7 +96,13 @@ public:
         return work;
     }
     void barrier() { comm_.barrier(); }
-    void abort(joinable::AbortReason const& reason) { comm_.abort(reason); }
+    [[nodiscard]] HostNccl split(int color, int key) {
+        return HostNccl{std::make_unique<Owned>(comm_, control_, color, key)};
+    }
+    void abort(joinable::AbortReason const& reason) {
+        control_.abort(reason); // that of a group's communicator is another one
+        comm_.abort(reason);
+    }
     [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
         control_.set_deadline(deadline);
@@ -116,6 +123,21 @@ public:
     }
 
 private:
+    /// What a group of its own consists of.
+    struct Owned {
+        Owned(
+            joinable::NcclCommunicator& comm,
+            joinable::ThreadCommunicator& control,
+            int color,
+            int key
+        )
+            : nccl(comm.split(color, key)), hosts(control.split(color, key)) {}
+        joinable::NcclCommunicator nccl;
+        joinable::ThreadCommunicator hosts;
+    };
+    explicit HostNccl(std::unique_ptr<Owned> owned)
+        : owned_{std::move(owned)}, comm_{owned_->nccl}, control_{owned_->hosts} {}
+
     template <class Call>
     Work start(joinable::Buffer buffer, Call const& call) {
         if (buffer.count == 0 || fake_cuda::is_device_memory(buffer.data, buffer.bytes())) {
@@ -129,6 +151,7 @@ private:
         return {std::move(work), buffer, std::move(staged)};
     }
 
+    std::unique_ptr<Owned> owned_; ///< by split()
     joinable::NcclCommunicator& comm_;
     joinable::ThreadCommunicator& control_;
 };

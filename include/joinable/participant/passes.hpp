@@ -14,11 +14,13 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/averaging.hpp>
+#include <joinable/participant/detail/hidden_rounds.hpp>
 #include <joinable/participant/detail/module_state.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -63,7 +65,10 @@ public:
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         begin_forward(notice);
         try {
-            return guarded([&]() -> decltype(auto) { return run(std::forward<F>(pass)); });
+            return guarded([&]() -> decltype(auto) {
+                EvaluationEnd const end{*this};
+                return run(std::forward<F>(pass));
+            });
         } catch (...) {
             if (stage_ == Stage::idle) {
                 stage_ = Stage::failed;
@@ -114,6 +119,11 @@ public:
             };
         }
         begin_forward(notice);
+        if (stage_ == Stage::idle && hidden_.are_followed()) {
+            throw ContractViolation{
+                "joined ranks follow the collectives of an evaluation until it ends; call forward(pass)"
+            };
+        }
     }
 
     /// Blocks until all ranks have opened the round. `unused` names the parameters that the
@@ -169,6 +179,7 @@ public:
                 if (ready_check_) {
                     ready_check_->release([this](std::size_t i) { reducer_->mark_ready(i); });
                 }
+                hidden_.end(round_);
                 reducer_->finalize_backward();
                 end_reduction();
             }
@@ -201,6 +212,7 @@ public:
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             require_stepped();
+            hidden_.require_pass("skip()");
             if constexpr (gathers) {
                 reducer_->require_let_go(); // before any collective, so skip() can be called again
             }
@@ -273,7 +285,7 @@ protected:
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
     /// step; otherwise the round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, state_{state}, steps_{steps} {}
+        : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
     Passes(Passes const&) = delete;
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
@@ -311,10 +323,17 @@ protected:
             // Outside a guard, a forward pass whose outputs are not used announced nothing.
             bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
             require_stepped();
-            if (gathers_values() && (stage_ == Stage::unsynced || stage_ == Stage::failed)) {
+            bool const has_failed = stage_ == Stage::failed;
+            if (gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
                 throw ContractViolation{
                     "the passes of the round before have not ended, in which all ranks gather values; call "
                     "backward(), or skip() after a failure"
+                };
+            }
+            if (hidden_.are_followed() && (stage_ == Stage::unsynced || has_failed)) {
+                throw ContractViolation{
+                    "the passes of the round before have not ended, in which joined ranks follow collectives; "
+                    "call backward(), or announce a forward pass without one with {.phase = Phase::evaluate}"
                 };
             }
             if (is_open || stage_ == Stage::backward) {
@@ -340,8 +359,10 @@ protected:
         }
         pending_ = PendingRound{state_, comm_.size(), notice};
         bool syncs = pending_.will_sync();
-        bool const holds = gathers_values();
-        if (!syncs || holds || module_->syncs_before_forward() || pending_.is_answered()) {
+        hidden_.begin(pending_);
+        bool const holds = gathers_values() || hidden_.are_followed();
+        if (!syncs || gathers_values() || module_->syncs_before_forward() ||
+            pending_.is_answered()) {
             round_ = pending_.wait();
             syncs = round_.will_sync();
             if (!syncs && !holds) {
@@ -361,6 +382,9 @@ protected:
     void begin_reduction() {
         round_ = pending_.wait();
         round_.hold();
+        if (module_->syncs_after_forward()) {
+            hidden_.end_section(round_); // joined ranks come to the broadcast of buffers
+        }
         prepare_reduction(round_);
     }
     /// The work between the passes, on training and on shadowing ranks.
@@ -392,7 +416,7 @@ protected:
             end_unsynced(false);
         }
     }
-    /// A round that reduces nothing was held if its passes gather values.
+    /// A round that reduces nothing was held if its passes communicate.
     void end_unsynced([[maybe_unused]] bool trains) {
         if constexpr (gathers) {
             if (reducer_->gathers_values()) {
@@ -400,7 +424,25 @@ protected:
                 round_.done();
             }
         }
+        hidden_.end(round_);
+        if (hidden_.are_followed()) {
+            round_.done();
+        }
     }
+    /// After a forward pass that returned: nothing of an evaluation follows.
+    struct EvaluationEnd {
+        Passes& passes;
+        detail::Unwinding unwinding{};
+
+        explicit EvaluationEnd(Passes& of) : passes{of} {}
+        EvaluationEnd(EvaluationEnd const&) = delete;
+        EvaluationEnd& operator=(EvaluationEnd const&) = delete;
+        ~EvaluationEnd() noexcept(false) {
+            if (!gathers && passes.stage_ == Stage::idle && !unwinding.has_begun()) {
+                passes.end_unsynced(false);
+            }
+        }
+    };
     /// Ends the timeline ranges of a round that failed.
     void end_ranges() noexcept {
         if (reducer_) {
@@ -422,6 +464,7 @@ protected:
 
     void begin_guard() {
         stage_ = Stage::idle; // discards what an earlier guard left open
+        hidden_.reset();
         reducer_->begin_guard();
     }
     void sync_at_end(JoinResult const& result) {
@@ -434,7 +477,11 @@ protected:
         if (module_->syncs_before_forward()) {
             module_->sync_buffers(round);
         }
+        if (module_->syncs_after_forward()) {
+            hidden_.follow(round);
+        }
         prepare_reduction(round);
+        hidden_.follow(round);
         contribute_without_pass(round);
     }
 
@@ -454,6 +501,7 @@ protected:
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with DataParallelOptions::verify_ready
+    detail::HiddenRounds hidden_;                   ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
 

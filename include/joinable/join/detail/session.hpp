@@ -73,6 +73,11 @@ public:
     }
     void done() { turns_.done(); }
 
+    /// Whether rounds go on, in which joined ranks run what participants run and nothing else. Local.
+    [[nodiscard]] bool runs_rounds() const noexcept {
+        return !outcome_.is_over() && !stopped_ && !has_ended_;
+    }
+
     /// Called before an object outside this guard uses one of its communicators.
     /// @throws ContractViolation  joined ranks would not follow, because no part of a participant
     ///         is open and rounds have not ended.

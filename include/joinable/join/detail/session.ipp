@@ -63,7 +63,7 @@ JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice con
 }
 
 JOINABLE_DEFINITION void Session::require_followed(std::string_view name) {
-    if (outcome_.is_over() || stopped_ || has_ended_ || is_shadowing_ || turns_.is_open()) {
+    if (!runs_rounds() || is_shadowing_ || turns_.is_open()) {
         return;
     }
     std::string const text = concat(

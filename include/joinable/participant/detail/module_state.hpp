@@ -31,7 +31,7 @@ public:
     ModuleState(
         Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
     )
-        : comm_{comm}, parameters_{std::move(parameters)},
+        : comm_{comm}, parameters_{std::move(parameters)}, has_buffers_{!(buffers.begin() == buffers.end())},
           buffers_{std::move(buffers), piece_bytes, "buffer", BufferMemory{comm}},
           options_{options} {}
 
@@ -73,6 +73,11 @@ public:
     [[nodiscard]] bool syncs_before_forward() const noexcept {
         return options_.broadcast_buffers && options_.buffer_sync == BufferSync::before_forward;
     }
+    /// Whether they are sent after it, so that ranks wait for each other there.
+    [[nodiscard]] bool syncs_after_forward() const noexcept {
+        return options_.broadcast_buffers && options_.buffer_sync == BufferSync::after_forward &&
+               (hook_ != nullptr || has_buffers_);
+    }
 
     /// Local. @throws ContractViolation  no broadcast would be replaced.
     void set_buffer_hook(BufferHook hook) {
@@ -112,6 +117,7 @@ private:
 
     Comm& comm_;
     ParameterList parameters_;
+    bool has_buffers_;
     CoalescedBroadcast buffers_;
     FixedTensors attached_{{}, "state tensor"};
     DataParallelOptions options_;

@@ -15,6 +15,8 @@ namespace joinable_tests {
 using RankCommunicator = joinable::MpiCommunicator;
 inline constexpr bool ranks_share_memory = false;
 inline constexpr bool sums_in_rank_order = false;
+inline constexpr bool combines_bits = true;
+inline constexpr bool compares_collectives = false;
 
 /// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is PeerFailed.
 inline void

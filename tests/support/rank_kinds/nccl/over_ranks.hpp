@@ -15,6 +15,8 @@ namespace joinable_tests {
 using RankCommunicator = HostNccl;
 inline constexpr bool ranks_share_memory = true;
 inline constexpr bool sums_in_rank_order = true;
+inline constexpr bool combines_bits = false;
+inline constexpr bool compares_collectives = false;
 
 /// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
 inline void

@@ -16,6 +16,8 @@ namespace joinable_tests {
 using RankCommunicator = joinable::ProcessCommunicator;
 inline constexpr bool ranks_share_memory = false;
 inline constexpr bool sums_in_rank_order = true;
+inline constexpr bool combines_bits = true;
+inline constexpr bool compares_collectives = true;
 
 /// Runs `body(comm)` over groups of these sizes, one after another. A CHECK that fails in one of them
 /// fails here.

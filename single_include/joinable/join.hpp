@@ -5799,6 +5799,22 @@ template <class T>
 concept times_buckets = requires(T& timeline, std::size_t n) {
     { timeline.bucket(n, n) } -> std::move_constructible;
 };
+template <class T>
+concept times_forward = requires(T& timeline) {
+    { timeline.forward() } -> std::move_constructible;
+};
+template <class T>
+concept times_backward = requires(T& timeline) {
+    { timeline.backward() } -> std::move_constructible;
+};
+template <class T>
+concept times_roll_calls = requires(T& timeline) {
+    { timeline.roll_call() } -> std::move_constructible;
+};
+template <class T>
+concept notes_waits = requires(T& timeline, std::chrono::steady_clock::time_point time) {
+    timeline.waited(time, time);
+};
 
 } // namespace detail
 
@@ -5814,7 +5830,18 @@ concept times_buckets = requires(T& timeline, std::size_t n) {
 /// | `timeline.bucket(index, bytes)` | a collective of a bucket, or of a part of it: from its launch|
 /// |                                 | to its wait, as the host sees it                             |
 ///
-/// Local; called by the thread that runs the round. Models: NoTimeline, NvtxTimeline (nvtx.hpp).
+/// It may have these, too; where it has none of them nothing is done for them:
+/// | expression                      | begins, or says                                              |
+/// |---------------------------------|--------------------------------------------------------------|
+/// | `timeline.forward()`            | a forward pass, in a round or of an evaluation               |
+/// | `timeline.backward()`           | a backward pass, up to where its last buckets are waited for |
+/// | `timeline.roll_call()`          | a roll call that the model opens: from announcing the round  |
+/// |                                 | to the verdict, so the forward pass is inside                |
+/// | `timeline.waited(begin, end)`   | when the host was blocked in the roll call of a round, by    |
+/// |                                 | std::chrono::steady_clock; told after it                     |
+///
+/// Local; called by the thread that runs the round. Models: NoTimeline, NvtxTimeline (nvtx.hpp),
+/// TraceTimeline (trace.hpp).
 template <class T>
 concept Timeline =
     std::default_initializable<T> && detail::times_rounds<T> && detail::times_buckets<T>;
@@ -5827,6 +5854,93 @@ struct NoTimeline {
         return {};
     }
 };
+
+namespace detail {
+
+/// Those of a rank's ranges that a Timeline need not have. `T` is the timeline; members do nothing for
+/// what it lacks.
+template <class T>
+class PassRanges {
+    struct Nothing {};
+    static auto begin_forward(T& timeline) {
+        if constexpr (times_forward<T>) {
+            return timeline.forward();
+        } else {
+            return Nothing{};
+        }
+    }
+    static auto begin_backward(T& timeline) {
+        if constexpr (times_backward<T>) {
+            return timeline.backward();
+        } else {
+            return Nothing{};
+        }
+    }
+    static auto begin_roll_call(T& timeline) {
+        if constexpr (times_roll_calls<T>) {
+            return timeline.roll_call();
+        } else {
+            return Nothing{};
+        }
+    }
+
+public:
+    void open_forward(T& timeline) { static_cast<void>(forward_.emplace(begin_forward(timeline))); }
+    void open_backward(T& timeline) {
+        static_cast<void>(backward_.emplace(begin_backward(timeline)));
+    }
+    /// A round is announced. Without `is_answered` its verdict is still to come.
+    void announce(T& timeline, bool is_answered) {
+        is_heard_ = false;
+        if (!is_answered) {
+            static_cast<void>(roll_call_.emplace(begin_roll_call(timeline)));
+        }
+    }
+    /// The verdict is there, and with it `round`. Only the first of these after announce() counts.
+    template <class R>
+    void hear(T& timeline, R const& round) {
+        if (!std::exchange(is_heard_, true)) {
+            roll_call_.reset();
+            note_wait(timeline, round);
+        }
+    }
+    void end_passes() noexcept { // inner ranges first
+        forward_.reset();
+        backward_.reset();
+    }
+    void end_all() noexcept {
+        end_passes();
+        roll_call_.reset();
+    }
+    /// end_passes() when it goes.
+    class [[nodiscard]] PassesEnd {
+    public:
+        explicit PassesEnd(PassRanges& ranges) noexcept : ranges_{ranges} {}
+        PassesEnd(PassesEnd const&) = delete;
+        PassesEnd& operator=(PassesEnd const&) = delete;
+        ~PassesEnd() { ranges_.end_passes(); }
+
+    private:
+        PassRanges& ranges_;
+    };
+
+    template <class R>
+    static void note_wait(T& timeline, R const& round) {
+        if constexpr (notes_waits<T>) {
+            if (auto const wait = round.waited(); wait.begin != wait.end) {
+                timeline.waited(wait.begin, wait.end);
+            }
+        }
+    }
+
+private:
+    std::optional<decltype(begin_roll_call(std::declval<T&>()))> roll_call_;
+    std::optional<decltype(begin_forward(std::declval<T&>()))> forward_;
+    std::optional<decltype(begin_backward(std::declval<T&>()))> backward_;
+    bool is_heard_ = true;
+};
+
+} // namespace detail
 
 }} // namespace joinable::v0
 
@@ -8045,6 +8159,13 @@ public:
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
     /// Whether this rank has run out of inputs and only follows.
     [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
+    /// When this rank was blocked until all ranks had opened this round: `begin == end` where the
+    /// answer was there when it was needed, and outside a guard.
+    struct Wait {
+        std::chrono::steady_clock::time_point begin;
+        std::chrono::steady_clock::time_point end;
+    };
+    [[nodiscard]] Wait waited() const noexcept { return waited_; }
     /// Whether an enabled guard opened this round.
     [[nodiscard]] bool in_guard() const noexcept { return session_ != nullptr; }
 
@@ -8060,6 +8181,7 @@ private:
     friend class PendingRound;
 
     detail::Session* session_ = nullptr;
+    Wait waited_{};
     std::size_t position_ = 0;
     std::size_t number_ = 0;
     std::uint64_t weight_ = 0;
@@ -8752,7 +8874,8 @@ private:
     bool was_weighted_ = false; ///< the last training round of which a rank said whether it is
     bool vote_ = false;
     bool is_vote_sent_ = false;
-    JoinResult result_; ///< what is counted as rounds go by
+    Round::Wait waited_{}; ///< for what was heard last
+    JoinResult result_;    ///< what is counted as rounds go by
 };
 
 }}} // namespace joinable::v0::detail
@@ -8818,12 +8941,14 @@ JOINABLE_DEFINITION void Rounds::announce_arrival() {
 }
 
 JOINABLE_DEFINITION Verdict Rounds::hear() {
+    waited_ = {};
     if (roll_call_.test()) {
         return roll_call_.answer();
     }
     auto const begin = std::chrono::steady_clock::now();
     Verdict const verdict = roll_call_.answer();
-    result_.waited += std::chrono::steady_clock::now() - begin;
+    waited_ = {begin, std::chrono::steady_clock::now()};
+    result_.waited += waited_.end - begin;
     return verdict;
 }
 
@@ -8832,6 +8957,7 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     RoundCode const code = agreed_code();
     Round round;
     round.session_ = &session;
+    round.waited_ = waited_;
     round.number_ = roll_call_.rounds() - 1;
     round.phase_ = code.phase;
     round.will_sync_ = code.syncs;
@@ -11703,7 +11829,10 @@ public:
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         begin_forward(notice);
         try {
-            return guarded([&]() -> decltype(auto) { return run(std::forward<F>(pass)); });
+            return guarded([&]() -> decltype(auto) {
+                typename detail::PassRanges<Times>::PassesEnd const end{ranges_};
+                return run(std::forward<F>(pass));
+            });
         } catch (...) {
             if (stage_ == Stage::idle) {
                 stage_ = Stage::failed;
@@ -11753,6 +11882,9 @@ public:
             };
         }
         begin_forward(notice);
+        if (stage_ == Stage::idle) { // nothing says when an evaluation ends
+            ranges_.end_passes();
+        }
     }
 
     /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
@@ -11761,11 +11893,13 @@ public:
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
+            ranges_.end_passes();
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
                 if constexpr (gathers) {
                     reducer_->begin_accumulating();
                 }
+                ranges_.open_backward(reducer_->timeline());
                 return;
             }
             if (stage_ != Stage::forward) {
@@ -11779,6 +11913,7 @@ public:
                 averaging_.factor(comm_, round_), unused, round_.buffer_source()
             );
             stage_ = Stage::backward;
+            ranges_.open_backward(reducer_->timeline());
         });
     }
 
@@ -11800,6 +11935,7 @@ public:
     /// See Reducer::finalize_backward. In a round that does not sync it ends the backward pass.
     void finalize_backward() {
         guarded([&] {
+            ranges_.end_passes();
             if (stage_ == Stage::unsynced) {
                 end_unsynced(true);
                 stage_ = Stage::idle;
@@ -11843,6 +11979,7 @@ public:
                 reducer_->require_let_go(); // before any collective: skip() can be called again
             }
             detail::forget_failure(*this); // the batch's: peers need not hear of it
+            ranges_.end_passes();
             auto const* const session = detail::session_of(state_);
             if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
                 open_round({}); // the batch failed after next() had announced it
@@ -11921,7 +12058,8 @@ protected:
     /// evaluation that threw.
     enum class Stage : std::uint8_t { idle, forward, backward, reduced, unsynced, failed };
 
-    using RoundRange = decltype(std::declval<GradientReducer&>().timeline().round(false));
+    using Times = std::remove_reference_t<decltype(std::declval<GradientReducer&>().timeline())>;
+    using RoundRange = decltype(std::declval<Times&>().round(false));
 
     void require_stepped() const {
         if (stage_ == Stage::reduced) {
@@ -11959,6 +12097,7 @@ protected:
                 };
             }
             open_round(notice);
+            ranges_.open_forward(reducer_->timeline());
         });
     }
     void open_round(RoundNotice notice) {
@@ -11968,15 +12107,17 @@ protected:
                 state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
             );
         }
+        ranges_.end_all();
         if (notice.phase == Phase::train) {
             round_range_.reset();
             static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
         }
         pending_ = PendingRound{state_, comm_.size(), notice};
+        ranges_.announce(reducer_->timeline(), pending_.is_answered());
         bool syncs = pending_.will_sync();
         bool const holds = gathers_values();
         if (!syncs || holds || module_->syncs_before_forward() || pending_.is_answered()) {
-            round_ = pending_.wait();
+            hear_round();
             syncs = round_.will_sync();
             if (!syncs && !holds) {
                 round_.done(); // nothing is reduced: the part ends here
@@ -11992,8 +12133,12 @@ protected:
                                                   : Stage::idle;
     }
 
-    void begin_reduction() {
+    void hear_round() {
         round_ = pending_.wait();
+        ranges_.hear(reducer_->timeline(), round_);
+    }
+    void begin_reduction() {
+        hear_round();
         round_.hold();
         prepare_reduction(round_);
     }
@@ -12040,6 +12185,7 @@ protected:
         if (reducer_) {
             reducer_->end_ranges();
         }
+        ranges_.end_all();
         round_range_.reset();
     }
 
@@ -12095,6 +12241,7 @@ private:
     JoinState& state_;
     PendingRound pending_;
     std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
+    detail::PassRanges<Times> ranges_;      ///< inside of it
     bool steps_;
     bool is_inside_no_sync_ = false;
     bool has_accumulated_ = false; ///< gradients, since the last round that synced
@@ -12275,6 +12422,7 @@ public:
         Hook& operator=(Hook const&) = delete;
 
         void main_hook(Round const& round) {
+            detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);
             if (round.phase() != Phase::train) {
                 return;
             }

@@ -17,6 +17,7 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/reducer.hpp>
+#include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/join/joinable.hpp>
@@ -198,6 +199,7 @@ public:
         Hook& operator=(Hook const&) = delete;
 
         void main_hook(Round const& round) {
+            detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);
             if (round.phase() != Phase::train) {
                 return;
             }

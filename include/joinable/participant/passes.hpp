@@ -8,9 +8,11 @@
 #include <initializer_list>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
@@ -62,7 +64,10 @@ public:
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         begin_forward(notice);
         try {
-            return guarded([&]() -> decltype(auto) { return run(std::forward<F>(pass)); });
+            return guarded([&]() -> decltype(auto) {
+                typename detail::PassRanges<Times>::PassesEnd const end{ranges_};
+                return run(std::forward<F>(pass));
+            });
         } catch (...) {
             if (stage_ == Stage::idle) {
                 stage_ = Stage::failed;
@@ -112,6 +117,9 @@ public:
             };
         }
         begin_forward(notice);
+        if (stage_ == Stage::idle) { // nothing says when an evaluation ends
+            ranges_.end_passes();
+        }
     }
 
     /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
@@ -120,11 +128,13 @@ public:
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
+            ranges_.end_passes();
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
                 if constexpr (gathers) {
                     reducer_->begin_accumulating();
                 }
+                ranges_.open_backward(reducer_->timeline());
                 return;
             }
             if (stage_ != Stage::forward) {
@@ -138,6 +148,7 @@ public:
                 averaging_.factor(comm_, round_), unused, round_.buffer_source()
             );
             stage_ = Stage::backward;
+            ranges_.open_backward(reducer_->timeline());
         });
     }
 
@@ -159,6 +170,7 @@ public:
     /// See Reducer::finalize_backward. In a round that does not sync it ends the backward pass.
     void finalize_backward() {
         guarded([&] {
+            ranges_.end_passes();
             if (stage_ == Stage::unsynced) {
                 end_unsynced(true);
                 stage_ = Stage::idle;
@@ -202,6 +214,7 @@ public:
                 reducer_->require_let_go(); // before any collective: skip() can be called again
             }
             detail::forget_failure(*this); // the batch's: peers need not hear of it
+            ranges_.end_passes();
             auto const* const session = detail::session_of(state_);
             if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
                 open_round({}); // the batch failed after next() had announced it
@@ -280,7 +293,8 @@ protected:
     /// evaluation that threw.
     enum class Stage : std::uint8_t { idle, forward, backward, reduced, unsynced, failed };
 
-    using RoundRange = decltype(std::declval<GradientReducer&>().timeline().round(false));
+    using Times = std::remove_reference_t<decltype(std::declval<GradientReducer&>().timeline())>;
+    using RoundRange = decltype(std::declval<Times&>().round(false));
 
     void require_stepped() const {
         if (stage_ == Stage::reduced) {
@@ -318,6 +332,7 @@ protected:
                 };
             }
             open_round(notice);
+            ranges_.open_forward(reducer_->timeline());
         });
     }
     void open_round(RoundNotice notice) {
@@ -327,15 +342,17 @@ protected:
                 state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
             );
         }
+        ranges_.end_all();
         if (notice.phase == Phase::train) {
             round_range_.reset();
             static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
         }
         pending_ = PendingRound{state_, comm_.size(), notice};
+        ranges_.announce(reducer_->timeline(), pending_.is_answered());
         bool syncs = pending_.will_sync();
         bool const holds = gathers_values();
         if (!syncs || holds || module_->syncs_before_forward() || pending_.is_answered()) {
-            round_ = pending_.wait();
+            hear_round();
             syncs = round_.will_sync();
             if (!syncs && !holds) {
                 round_.done(); // nothing is reduced: the part ends here
@@ -351,8 +368,12 @@ protected:
                                                   : Stage::idle;
     }
 
-    void begin_reduction() {
+    void hear_round() {
         round_ = pending_.wait();
+        ranges_.hear(reducer_->timeline(), round_);
+    }
+    void begin_reduction() {
+        hear_round();
         round_.hold();
         prepare_reduction(round_);
     }
@@ -399,6 +420,7 @@ protected:
         if (reducer_) {
             reducer_->end_ranges();
         }
+        ranges_.end_all();
         round_range_.reset();
     }
 
@@ -454,6 +476,7 @@ private:
     JoinState& state_;
     PendingRound pending_;
     std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
+    detail::PassRanges<Times> ranges_;      ///< inside of it
     bool steps_;
     bool is_inside_no_sync_ = false;
     bool has_accumulated_ = false; ///< gradients, since the last round that synced

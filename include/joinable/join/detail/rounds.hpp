@@ -113,7 +113,8 @@ private:
     bool was_weighted_ = false; ///< the last training round of which a rank said whether it is
     bool vote_ = false;
     bool is_vote_sent_ = false;
-    JoinResult result_; ///< what is counted as rounds go by
+    Round::Wait waited_{}; ///< for what was heard last
+    JoinResult result_;    ///< what is counted as rounds go by
 };
 
 }}} // namespace joinable::v0::detail

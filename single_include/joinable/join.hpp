@@ -8222,6 +8222,10 @@ struct JoinResult {
 /// mark for the last joiners.
 [[nodiscard]] std::string to_string(JoinResult const& result);
 
+/// The result as one line of JSON: an object with the members of JoinResult under their names, but
+/// `waited` is `waited_nanoseconds`.
+[[nodiscard]] std::string to_json(JoinResult const& result);
+
 /// Prints the table to any stream that takes a std::string.
 template <class Stream>
     requires requires(Stream& stream, std::string const& text) { stream << text; }
@@ -8262,6 +8266,25 @@ JOINABLE_DEFINITION std::string to_string(JoinResult const& result) {
         table += detail::concat("; the last ", result.unsynced_rounds, " did not sync");
     }
     return table + "\n";
+}
+
+JOINABLE_DEFINITION std::string to_json(JoinResult const& result) {
+    auto const array = [](auto const& numbers) {
+        std::string text = "[";
+        for (auto const number : numbers) {
+            text += detail::concat(text.size() == 1 ? "" : ",", number);
+        }
+        return text + "]";
+    };
+    std::string text = detail::concat("{\"rounds\":", result.rounds);
+    text += detail::concat(",\"own_rounds\":", result.own_rounds);
+    text += detail::concat(",\"shadow_rounds\":", result.shadow_rounds);
+    text += ",\"rounds_per_rank\":" + array(result.rounds_per_rank);
+    text += ",\"last_joiners\":" + array(result.last_joiners);
+    text += detail::concat(",\"authoritative_rank\":", result.authoritative_rank);
+    text += detail::concat(",\"stopped_early\":", result.stopped_early ? "true" : "false");
+    text += detail::concat(",\"unsynced_rounds\":", result.unsynced_rounds);
+    return text + detail::concat(",\"waited_nanoseconds\":", result.waited.count(), "}");
 }
 
 }} // namespace joinable::v0

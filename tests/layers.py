@@ -53,7 +53,7 @@ ROOMS = {
     "join": "base hook communicator agreement",
     "participant": "base tensor hook device communicator communicator/nccl agreement bucket join optimizer",
     "checkpoint": "base tensor hook communicator agreement optimizer join participant",
-    "trace": "base communicator agreement bucket join",
+    "trace": "base hook communicator agreement bucket join",
     "data": "base communicator",
     "interop": "base tensor bucket join participant data",
 }

@@ -6,5 +6,6 @@
 
 #include <joinable/trace/gather.hpp>
 #include <joinable/trace/picture.hpp>
+#include <joinable/trace/progress_line.hpp>
 #include <joinable/trace/trace.hpp>
 #include <joinable/trace/trace_timeline.hpp>

@@ -275,9 +275,9 @@ private:
     [[nodiscard]] static std::string legend() {
         constexpr std::array<char const*, 4> kinds{"train", "wait", "shadow", "lane"};
         constexpr std::array<char const*, 4> texts{
-            "training", "waiting for other ranks", "shadowing the others", "outside rounds"
+            "training", "waiting in roll calls", "shadowing the others", "outside rounds"
         };
-        constexpr std::array<int, 4> widths{100, 190, 180, 0};
+        constexpr std::array<int, 4> widths{100, 170, 180, 0};
         std::string text;
         int x = left;
         for (std::size_t i = 0; i < kinds.size(); ++i) {

@@ -158,7 +158,7 @@ TEST_CASE("what is said of the time left has two units") {
         std::size_t rounds;
         char const* text;
     };
-    for (auto const& [rounds, text] : std::vector<Case>{
+    for (Case const& expected : std::vector<Case>{
              {3, "1 s left"},
              {61, "59 s left"},
              {62, "1 min left"},
@@ -168,17 +168,18 @@ TEST_CASE("what is said of the time left has two units") {
              {273'602, "3 d 4 h left"},
              {static_cast<std::size_t>(-1), "years left"}
          }) {
-        over_ranks({1}, [rounds = rounds, text = text](RankCommunicator& comm) {
+        over_ranks({1}, [&](RankCommunicator& comm) {
             Screen screen;
             ProgressLine line{
                 comm,
                 screen.sink(),
-                screen.options({.rounds = rounds, .every = std::chrono::seconds{1}})
+                screen.options({.rounds = expected.rounds, .every = std::chrono::seconds{1}})
             };
             train(comm, line, screen, 2, std::chrono::seconds{1});
             CHECK(
-                screen.texts.back() == "round 2 of " + std::to_string(rounds) + ", 1 rounds/s, " +
-                                           text + ", 0 of 1 rank has joined\n"
+                screen.texts.back() == "round 2 of " + std::to_string(expected.rounds) +
+                                           ", 1 rounds/s, " + expected.text +
+                                           ", 0 of 1 rank has joined\n"
             );
         });
     }

@@ -4,6 +4,7 @@
 /// @file
 /// What ranks do, for people: a trace that Perfetto opens, a picture, and a line of progress.
 
+#include <joinable/trace/data_parallel_report.hpp>
 #include <joinable/trace/gather.hpp>
 #include <joinable/trace/picture.hpp>
 #include <joinable/trace/progress_line.hpp>

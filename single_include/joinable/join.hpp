@@ -7000,6 +7000,9 @@ public:
         return gradients_.buckets();
     }
 
+    /// Whether buckets are still to be cut anew. Local.
+    [[nodiscard]] bool is_rebuild_due() const noexcept { return is_rebuild_due_; }
+
     [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
     [[nodiscard]] Times& timeline() noexcept { return timeline_; }
     /// An iteration has failed: nothing of it is shown as under way any more. Local.
@@ -12425,6 +12428,9 @@ public:
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
         return reducer_->buckets();
     }
+    /// Whether they will be cut anew, by the order in which gradients became ready. Local.
+    [[nodiscard]] bool is_rebuild_due() const noexcept { return reducer_->is_rebuild_due(); }
+    [[nodiscard]] DataParallelOptions const& options() const noexcept { return module_->options(); }
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 

@@ -179,6 +179,9 @@ public:
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
         return reducer_->buckets();
     }
+    /// Whether they will be cut anew, by the order in which gradients became ready. Local.
+    [[nodiscard]] bool is_rebuild_due() const noexcept { return reducer_->is_rebuild_due(); }
+    [[nodiscard]] DataParallelOptions const& options() const noexcept { return module_->options(); }
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 

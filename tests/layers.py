@@ -54,6 +54,7 @@ ROOMS = {
     "join": "base hook communicator agreement",
     "participant": "base tensor hook device communicator communicator/nccl agreement bucket join optimizer",
     "checkpoint": "base tensor hook communicator agreement optimizer join participant",
+    "trace": "base hook communicator agreement bucket join",
     "data": "base communicator",
     "interop": "base tensor bucket join participant data",
 }
@@ -72,7 +73,8 @@ OWNED = {
 OPT_IN = re.compile(
     r"interop/|device/cuda/|communicator/(algorithms|mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
     r"optimizer/|participant/(zero_|sharded_|detail/(shard_|sharded_|bucket_arenas))|checkpoint/|"
-    r"agreement/staged_collectives\.hpp|(algorithms|checkpoint|cuda|mpi|nccl|nccl_graphs|nvtx|src|tcp|zero)\.hpp"
+    r"trace/|agreement/(on_all_ranks|staged_collectives)\.hpp|"
+    r"(algorithms|checkpoint|cuda|mpi|nccl|nccl_graphs|nvtx|src|tcp|trace|zero)\.hpp"
 )
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand
 # What lies beside the folders: documents lie in the room that they describe.

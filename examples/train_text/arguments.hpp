@@ -206,6 +206,19 @@ inline void add_save_options(CLI::App& app, Options& options) {
     );
 }
 
+inline void add_picture_options(CLI::App& app, Options& options) {
+    OptionGroup const group{app, "Pictures, with --sharding none"};
+    group.add(
+        "--picture",
+        options.picture,
+        "FILE",
+        "Draw into FILE, as SVG, who trained, waited and shadowed when."
+    );
+    group.add(
+        "--trace", options.trace, "FILE", "Write FILE for ui.perfetto.dev: all of each round."
+    );
+}
+
 /// Reads the command line. `repository` is the folder to read if no files are given.
 /// @throws CLI::ParseError  it is wrong or asks for help: `app.exit` prints the text.
 inline Options parse(CLI::App& app, int argc, char** argv, std::string const& repository) {
@@ -227,6 +240,7 @@ inline Options parse(CLI::App& app, int argc, char** argv, std::string const& re
     add_rank_options(app, options);
     add_training_options(app, options);
     add_save_options(app, options);
+    add_picture_options(app, options);
     app.parse(argc, argv);
     if (options.paths.empty()) {
         options.paths = {repository};

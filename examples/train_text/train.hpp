@@ -4,6 +4,7 @@
 // The work of one rank and of all ranks. Read train() first.
 
 #include <joinable/join.hpp>
+#include <joinable/trace.hpp>
 #include <joinable/zero.hpp>
 
 #include <algorithm>
@@ -48,6 +49,8 @@ struct Options {
     std::optional<float> given_rate = {};
     float momentum = 0.9F;
     SaveOptions save = {};
+    std::string picture = {}; ///< of who did what when; empty: none
+    std::string trace = {};   ///< the same for ui.perfetto.dev
 
     /// The learning rate at the start.
     [[nodiscard]] float rate() const {
@@ -160,7 +163,7 @@ Trainer(Passes&, Optimizer&, Prepare, Finish, Save) -> Trainer<Passes, Optimizer
 /// Every rank steps in every round, so nothing is synced at the end, as the report shows.
 template <class Comm, class Model>
 auto data_parallel(Comm& comm, Model& model, Options const& options) {
-    return joinable::DistributedDataParallel{
+    return joinable::DistributedDataParallel<Comm, joinable::AllReduce, joinable::TraceTimeline>{
         comm,
         model.parameters(),
         joinable::DataParallelOptions{
@@ -169,6 +172,29 @@ auto data_parallel(Comm& comm, Model& model, Options const& options) {
             .sync_at_end = false
         }
     };
+}
+
+/// Begins to record for --picture and --trace, if they are given. What is sharded has no timeline.
+template <class Passes>
+void start_recording(Passes& passes, Job const& job) {
+    if constexpr (requires { passes.timeline().start(1); }) {
+        if (!job.options.picture.empty() || !job.options.trace.empty()) {
+            constexpr std::size_t most = 4'000'000; // of 32 bytes
+            passes.timeline().start((std::min)(most, job.longest * (passes.buckets().size() + 8)));
+        }
+    }
+}
+/// Writes what was recorded. Collective.
+template <class Hosts, class Passes>
+void write_recorded(Hosts& hosts, Passes& passes, Options const& options) {
+    if constexpr (requires { passes.timeline().stop(); }) {
+        if (!options.picture.empty()) {
+            joinable::write_picture(hosts, passes.timeline(), options.picture);
+        }
+        if (!options.trace.empty()) {
+            joinable::write_trace(hosts, passes.timeline(), options.trace);
+        }
+    }
 }
 
 /// Trains on this rank's text, together with the other ranks on theirs. `comm` moves gradients;
@@ -196,6 +222,7 @@ Findings train(
     if (rank == 0) {
         display.emplace(job.progress);
     }
+    start_recording(trainer.passes, job);
     comm.barrier();
     auto const start = std::chrono::steady_clock::now();
     std::size_t const rounds = job.longest / static_cast<std::size_t>(options.epochs);
@@ -238,6 +265,7 @@ Findings train(
     std::chrono::duration<double> const taken = std::chrono::steady_clock::now() - start;
     findings.seconds = taken.count();
     display.reset();
+    write_recorded(hosts, trainer.passes, options);
 
     [[maybe_unused]] auto const values = all_values(trainer.passes);
     findings.digest = digest_of(values_of(model));

@@ -8,4 +8,5 @@
 #define JOINABLE_SOURCE
 #include <joinable/join.hpp>
 #include <joinable/tcp.hpp>
+#include <joinable/trace.hpp>
 #include <joinable/zero.hpp>

@@ -5843,6 +5843,22 @@ template <class T>
 concept times_buckets = requires(T& timeline, std::size_t n) {
     { timeline.bucket(n, n) } -> std::move_constructible;
 };
+template <class T>
+concept times_forward = requires(T& timeline) {
+    { timeline.forward() } -> std::move_constructible;
+};
+template <class T>
+concept times_backward = requires(T& timeline) {
+    { timeline.backward() } -> std::move_constructible;
+};
+template <class T>
+concept times_roll_calls = requires(T& timeline) {
+    { timeline.roll_call() } -> std::move_constructible;
+};
+template <class T>
+concept notes_waits = requires(T& timeline, std::chrono::steady_clock::time_point time) {
+    timeline.waited(time, time);
+};
 
 } // namespace detail
 
@@ -5858,7 +5874,18 @@ concept times_buckets = requires(T& timeline, std::size_t n) {
 /// | `timeline.bucket(index, bytes)` | a collective of a bucket, or of a part of it: from its launch|
 /// |                                 | to its wait, as the host sees it                             |
 ///
-/// Local; called by the thread that runs the round. Models: NoTimeline, NvtxTimeline (nvtx.hpp).
+/// It may have these, too; where it has none of them nothing is done for them:
+/// | expression                      | begins, or says                                              |
+/// |---------------------------------|--------------------------------------------------------------|
+/// | `timeline.forward()`            | a forward pass, in a round or of an evaluation               |
+/// | `timeline.backward()`           | a backward pass, up to where its last buckets are waited for |
+/// | `timeline.roll_call()`          | a roll call that the model opens: from announcing the round  |
+/// |                                 | to the verdict, so the forward pass is inside                |
+/// | `timeline.waited(begin, end)`   | when the host was blocked in the roll call of a round, by    |
+/// |                                 | std::chrono::steady_clock; told after it                     |
+///
+/// Local; called by the thread that runs the round. Models: NoTimeline, NvtxTimeline (nvtx.hpp),
+/// TraceTimeline (trace.hpp).
 template <class T>
 concept Timeline =
     std::default_initializable<T> && detail::times_rounds<T> && detail::times_buckets<T>;
@@ -5871,6 +5898,93 @@ struct NoTimeline {
         return {};
     }
 };
+
+namespace detail {
+
+/// Those of a rank's ranges that a Timeline need not have. `T` is the timeline; members do nothing for
+/// what it lacks.
+template <class T>
+class PassRanges {
+    struct Nothing {};
+    static auto begin_forward(T& timeline) {
+        if constexpr (times_forward<T>) {
+            return timeline.forward();
+        } else {
+            return Nothing{};
+        }
+    }
+    static auto begin_backward(T& timeline) {
+        if constexpr (times_backward<T>) {
+            return timeline.backward();
+        } else {
+            return Nothing{};
+        }
+    }
+    static auto begin_roll_call(T& timeline) {
+        if constexpr (times_roll_calls<T>) {
+            return timeline.roll_call();
+        } else {
+            return Nothing{};
+        }
+    }
+
+public:
+    void open_forward(T& timeline) { static_cast<void>(forward_.emplace(begin_forward(timeline))); }
+    void open_backward(T& timeline) {
+        static_cast<void>(backward_.emplace(begin_backward(timeline)));
+    }
+    /// A round is announced. Without `is_answered` its verdict is still to come.
+    void announce(T& timeline, bool is_answered) {
+        is_heard_ = false;
+        if (!is_answered) {
+            static_cast<void>(roll_call_.emplace(begin_roll_call(timeline)));
+        }
+    }
+    /// The verdict is there, and with it `round`. Only the first of these after announce() counts.
+    template <class R>
+    void hear(T& timeline, R const& round) {
+        if (!std::exchange(is_heard_, true)) {
+            roll_call_.reset();
+            note_wait(timeline, round);
+        }
+    }
+    void end_passes() noexcept { // inner ranges first
+        forward_.reset();
+        backward_.reset();
+    }
+    void end_all() noexcept {
+        end_passes();
+        roll_call_.reset();
+    }
+    /// end_passes() when it goes.
+    class [[nodiscard]] PassesEnd {
+    public:
+        explicit PassesEnd(PassRanges& ranges) noexcept : ranges_{ranges} {}
+        PassesEnd(PassesEnd const&) = delete;
+        PassesEnd& operator=(PassesEnd const&) = delete;
+        ~PassesEnd() { ranges_.end_passes(); }
+
+    private:
+        PassRanges& ranges_;
+    };
+
+    template <class R>
+    static void note_wait(T& timeline, R const& round) {
+        if constexpr (notes_waits<T>) {
+            if (auto const wait = round.waited(); wait.begin != wait.end) {
+                timeline.waited(wait.begin, wait.end);
+            }
+        }
+    }
+
+private:
+    std::optional<decltype(begin_roll_call(std::declval<T&>()))> roll_call_;
+    std::optional<decltype(begin_forward(std::declval<T&>()))> forward_;
+    std::optional<decltype(begin_backward(std::declval<T&>()))> backward_;
+    bool is_heard_ = true;
+};
+
+} // namespace detail
 
 }} // namespace joinable::v0
 
@@ -6936,6 +7050,9 @@ public:
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
         return gradients_.buckets();
     }
+
+    /// Whether buckets are still to be cut anew. Local.
+    [[nodiscard]] bool is_rebuild_due() const noexcept { return is_rebuild_due_; }
 
     [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
     [[nodiscard]] Times& timeline() noexcept { return timeline_; }
@@ -8107,6 +8224,13 @@ public:
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
     /// Whether this rank has run out of inputs and only shadows.
     [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
+    /// When this rank was blocked until all ranks had opened this round: `begin == end` where the
+    /// answer was there when it was needed, and outside a guard.
+    struct Wait {
+        std::chrono::steady_clock::time_point begin;
+        std::chrono::steady_clock::time_point end;
+    };
+    [[nodiscard]] Wait waited() const noexcept { return waited_; }
     /// Whether an enabled guard opened this round.
     [[nodiscard]] bool in_guard() const noexcept { return session_ != nullptr; }
 
@@ -8122,6 +8246,7 @@ private:
     friend class PendingRound;
 
     detail::Session* session_ = nullptr;
+    Wait waited_{};
     std::size_t position_ = 0;
     std::size_t number_ = 0;
     std::uint64_t weight_ = 0;
@@ -8161,6 +8286,10 @@ struct JoinResult {
 /// The result as a table for people: a line per rank, its rounds and how many it shadowed, and a
 /// mark for the last joiners.
 [[nodiscard]] std::string to_string(JoinResult const& result);
+
+/// The result as one line of JSON: an object with the members of JoinResult under their names, but
+/// `waited` is `waited_nanoseconds`.
+[[nodiscard]] std::string to_json(JoinResult const& result);
 
 /// Prints the table to any stream that takes a std::string.
 template <class Stream>
@@ -8202,6 +8331,25 @@ JOINABLE_DEFINITION std::string to_string(JoinResult const& result) {
         table += detail::concat("; the last ", result.unsynced_rounds, " did not sync");
     }
     return table + "\n";
+}
+
+JOINABLE_DEFINITION std::string to_json(JoinResult const& result) {
+    auto const array = [](auto const& numbers) {
+        std::string text = "[";
+        for (auto const number : numbers) {
+            text += detail::concat(text.size() == 1 ? "" : ",", number);
+        }
+        return text + "]";
+    };
+    std::string text = detail::concat("{\"rounds\":", result.rounds);
+    text += detail::concat(",\"own_rounds\":", result.own_rounds);
+    text += detail::concat(",\"shadow_rounds\":", result.shadow_rounds);
+    text += ",\"rounds_per_rank\":" + array(result.rounds_per_rank);
+    text += ",\"last_joiners\":" + array(result.last_joiners);
+    text += detail::concat(",\"authoritative_rank\":", result.authoritative_rank);
+    text += detail::concat(",\"stopped_early\":", result.stopped_early ? "true" : "false");
+    text += detail::concat(",\"unsynced_rounds\":", result.unsynced_rounds);
+    return text + detail::concat(",\"waited_nanoseconds\":", result.waited.count(), "}");
 }
 
 }} // namespace joinable::v0
@@ -8818,7 +8966,8 @@ private:
     bool was_weighted_ = false; ///< in the last training round that told
     bool vote_ = false;
     bool is_vote_sent_ = false;
-    JoinResult result_; ///< counts rounds as they pass
+    Round::Wait waited_{}; ///< in the last hear()
+    JoinResult result_;    ///< counts rounds as they pass
 };
 
 }}} // namespace joinable::v0::detail
@@ -8884,12 +9033,14 @@ JOINABLE_DEFINITION void Rounds::announce_arrival() {
 }
 
 JOINABLE_DEFINITION Verdict Rounds::hear() {
+    waited_ = {};
     if (roll_call_.test()) {
         return roll_call_.answer();
     }
     auto const begin = std::chrono::steady_clock::now();
     Verdict const verdict = roll_call_.answer();
-    result_.waited += std::chrono::steady_clock::now() - begin;
+    waited_ = {begin, std::chrono::steady_clock::now()};
+    result_.waited += waited_.end - begin;
     return verdict;
 }
 
@@ -8898,6 +9049,7 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     RoundCode const code = agreed_code();
     Round round;
     round.session_ = &session;
+    round.waited_ = waited_;
     round.number_ = roll_call_.rounds() - 1;
     round.phase_ = code.phase;
     round.will_sync_ = code.syncs;
@@ -11956,6 +12108,7 @@ public:
         try {
             return guarded([&]() -> decltype(auto) {
                 EvaluationEnd const end{*this};
+                typename detail::PassRanges<Times>::PassesEnd const range{ranges_};
                 return run(std::forward<F>(pass));
             });
         } catch (...) {
@@ -12008,10 +12161,13 @@ public:
             };
         }
         begin_forward(notice);
-        if (stage_ == Stage::idle && hidden_.are_followed()) {
-            throw ContractViolation{
-                "joined ranks follow the collectives of an evaluation until it ends; call forward(pass)"
-            };
+        if (stage_ == Stage::idle) {
+            ranges_.end_passes(); // no call marks the end of an evaluation
+            if (hidden_.are_followed()) {
+                throw ContractViolation{
+                    "joined ranks follow the collectives of an evaluation until it ends; call forward(pass)"
+                };
+            }
         }
     }
 
@@ -12021,11 +12177,13 @@ public:
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
+            ranges_.end_passes();
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
                 if constexpr (gathers) {
                     reducer_->begin_accumulating();
                 }
+                ranges_.open_backward(reducer_->timeline());
                 return;
             }
             if (stage_ != Stage::forward) {
@@ -12039,6 +12197,7 @@ public:
                 averaging_.factor(comm_, round_), unused, round_.buffer_source()
             );
             stage_ = Stage::backward;
+            ranges_.open_backward(reducer_->timeline());
         });
     }
 
@@ -12060,6 +12219,7 @@ public:
     /// See Reducer::finalize_backward. In a round that does not sync it ends the backward pass.
     void finalize_backward() {
         guarded([&] {
+            ranges_.end_passes();
             if (stage_ == Stage::unsynced) {
                 end_unsynced(true);
                 stage_ = Stage::idle;
@@ -12106,6 +12266,7 @@ public:
                 reducer_->require_let_go(); // before any collective, so skip() can be called again
             }
             detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
+            ranges_.end_passes();
             auto const* const session = detail::session_of(state_);
             if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
                 open_round({}); // the batch failed after next() announced it
@@ -12188,7 +12349,8 @@ protected:
     /// - failed: an evaluation that threw
     enum class Stage : std::uint8_t { idle, forward, backward, reduced, unsynced, failed };
 
-    using RoundRange = decltype(std::declval<GradientReducer&>().timeline().round(false));
+    using Times = std::remove_reference_t<decltype(std::declval<GradientReducer&>().timeline())>;
+    using RoundRange = decltype(std::declval<Times&>().round(false));
 
     void require_stepped() const {
         if (stage_ == Stage::reduced) {
@@ -12233,6 +12395,7 @@ protected:
                 };
             }
             open_round(notice);
+            ranges_.open_forward(reducer_->timeline());
         });
     }
     void open_round(RoundNotice notice) {
@@ -12242,17 +12405,19 @@ protected:
                 state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
             );
         }
+        ranges_.end_all();
         if (notice.phase == Phase::train) {
             round_range_.reset();
             static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
         }
         pending_ = PendingRound{state_, comm_.size(), notice};
+        ranges_.announce(reducer_->timeline(), pending_.is_answered());
         bool syncs = pending_.will_sync();
         hidden_.begin(pending_);
         bool const holds = gathers_values() || hidden_.are_followed();
         if (!syncs || gathers_values() || module_->syncs_before_forward() ||
             pending_.is_answered()) {
-            round_ = pending_.wait();
+            hear_round();
             syncs = round_.will_sync();
             if (!syncs && !holds) {
                 round_.done(); // nothing is reduced, so the part ends here
@@ -12268,8 +12433,12 @@ protected:
                                                   : Stage::idle;
     }
 
-    void begin_reduction() {
+    void hear_round() {
         round_ = pending_.wait();
+        ranges_.hear(reducer_->timeline(), round_);
+    }
+    void begin_reduction() {
+        hear_round();
         round_.hold();
         if (module_->syncs_after_forward()) {
             hidden_.end_section(round_); // joined ranks come to the broadcast of buffers
@@ -12337,6 +12506,7 @@ protected:
         if (reducer_) {
             reducer_->end_ranges();
         }
+        ranges_.end_all();
         round_range_.reset();
     }
 
@@ -12398,6 +12568,7 @@ private:
     JoinState& state_;
     PendingRound pending_;
     std::optional<RoundRange> round_range_; ///< during an open training round of this rank
+    detail::PassRanges<Times> ranges_;      ///< inside the round
     bool steps_;
     bool is_inside_no_sync_ = false;
     bool has_accumulated_ = false; ///< gradients, since the last round that synced
@@ -12561,6 +12732,9 @@ public:
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
         return reducer_->buckets();
     }
+    /// Whether they will be cut anew, by the order in which gradients became ready. Local.
+    [[nodiscard]] bool is_rebuild_due() const noexcept { return reducer_->is_rebuild_due(); }
+    [[nodiscard]] DataParallelOptions const& options() const noexcept { return module_->options(); }
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
@@ -12592,6 +12766,7 @@ public:
         Hook& operator=(Hook const&) = delete;
 
         void main_hook(Round const& round) {
+            detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);
             if (round.phase() != Phase::train) {
                 ddp_.hidden_.follow(round);
                 return;

@@ -151,6 +151,42 @@ TEST_CASE("process ranks train to the same bits as thread ranks, with the same r
     }
 }
 
+TEST_CASE("a training that is drawn and traced has the same bits, and files with all its rounds") {
+    using namespace train_text;
+    joinable_tests::Folder const folder;
+    for (int const ranks : {1, 2, 3, 4, 8}) {
+        Options options;
+        options.ranks = ranks;
+        options.epochs = 1;
+        options.communicator = ranks == 3 ? Kind::process : Kind::thread;
+        std::vector<Text> const texts = uneven_texts(ranks);
+        std::uint64_t const digest = train_ranks(options, texts, text)[0].digest;
+        options.picture = folder.file("run.svg");
+        options.trace = folder.file("run.json");
+        std::vector<Findings> const findings = train_ranks(options, texts, text);
+        CHECK(findings[0].digest == digest);
+        std::string const picture = joinable_tests::contents_of(options.picture);
+        std::string const title = std::to_string(ranks) + (ranks == 1 ? " rank, " : " ranks, ");
+        CHECK(picture.find("<title>" + title + "16 rounds in ") != std::string::npos);
+        std::string const trace = joinable_tests::contents_of(options.trace);
+        auto const count = [&](std::string const& part) {
+            std::size_t found = 0;
+            for (std::size_t at = 0; (at = trace.find(part, at)) != std::string::npos; ++at) {
+                ++found;
+            }
+            return found;
+        };
+        std::size_t own = 0;
+        for (Findings const& found : findings) {
+            own += found.own_rounds;
+        }
+        CHECK(count("\"name\":\"round\"") == own);
+        CHECK(count("\"name\":\"forward\"") == own);
+        CHECK(count("\"name\":\"shadow round\"") == 16 * findings.size() - own);
+        CHECK(count("\"dropped_events\":0") == 1);
+    }
+}
+
 TEST_CASE(
     "a sharded optimizer trains to the bits of the whole one, each rank with its part of the state"
 ) {

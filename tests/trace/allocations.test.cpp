@@ -25,6 +25,7 @@
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/sharded_data_parallel.hpp>
 #include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/trace/trace_timeline.hpp>
 
 namespace {
 
@@ -165,6 +166,36 @@ TEST_CASE("nothing is allocated in an iteration, nor in a shadow round after the
         // The names of arriving ranks, the result and the end: the same few however long it is.
         CHECK(allocations - counted < 60);
     });
+}
+
+TEST_CASE("a timeline that records allocates nothing, nor when its memory is full") {
+    for (std::size_t const capacity : {100'000U, 50U}) {
+        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            auto params = make_params<float>({100, 5000, 3});
+            joinable::DistributedDataParallel<
+                ThreadCommunicator,
+                joinable::AllReduce,
+                joinable::TraceTimeline>
+                ddp{comm, params, {.bucket_cap_bytes = 4096, .first_bucket_bytes = 64}};
+            ddp.timeline().start(capacity);
+            std::size_t active = 0;
+            joinable::Join guard{joinable::participants(ddp)};
+            for (int i = 0; i < 30; ++i) {
+                std::size_t const before = allocations;
+                ddp.forward([] {});
+                ddp.backward([](auto ready) {
+                    for (std::size_t const p : {2U, 1U, 0U}) {
+                        ready(p);
+                    }
+                });
+                active += i != 0 ? allocations - before : 0; // the first one cuts buckets
+            }
+            guard.finish();
+            CHECK(active == 0);
+            CHECK(ddp.timeline().events().size() >= 50);
+            CHECK((ddp.timeline().dropped() == 0) == (capacity != 50));
+        });
+    }
 }
 
 TEST_CASE("a shadow round allocates nothing but where a rank arrives") {

@@ -100,6 +100,9 @@ public:
         return gradients_.buckets();
     }
 
+    /// Whether buckets are still to be cut anew. Local.
+    [[nodiscard]] bool is_rebuild_due() const noexcept { return is_rebuild_due_; }
+
     [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
     [[nodiscard]] Times& timeline() noexcept { return timeline_; }
     /// Ends the timeline ranges of an iteration that failed. Local.

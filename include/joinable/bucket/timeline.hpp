@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <optional>
+#include <utility>
 
 namespace joinable { inline namespace v0 {
 
@@ -15,6 +18,22 @@ concept times_rounds = requires(T& timeline, bool is_shadow) {
 template <class T>
 concept times_buckets = requires(T& timeline, std::size_t n) {
     { timeline.bucket(n, n) } -> std::move_constructible;
+};
+template <class T>
+concept times_forward = requires(T& timeline) {
+    { timeline.forward() } -> std::move_constructible;
+};
+template <class T>
+concept times_backward = requires(T& timeline) {
+    { timeline.backward() } -> std::move_constructible;
+};
+template <class T>
+concept times_roll_calls = requires(T& timeline) {
+    { timeline.roll_call() } -> std::move_constructible;
+};
+template <class T>
+concept notes_waits = requires(T& timeline, std::chrono::steady_clock::time_point time) {
+    timeline.waited(time, time);
 };
 
 } // namespace detail
@@ -31,7 +50,18 @@ concept times_buckets = requires(T& timeline, std::size_t n) {
 /// | `timeline.bucket(index, bytes)` | a collective of a bucket, or of a part of it: from its launch|
 /// |                                 | to its wait, as the host sees it                             |
 ///
-/// Local; called by the thread that runs the round. Models: NoTimeline, NvtxTimeline (nvtx.hpp).
+/// It may have these, too; where it has none of them nothing is done for them:
+/// | expression                      | begins, or says                                              |
+/// |---------------------------------|--------------------------------------------------------------|
+/// | `timeline.forward()`            | a forward pass, in a round or of an evaluation               |
+/// | `timeline.backward()`           | a backward pass, up to where its last buckets are waited for |
+/// | `timeline.roll_call()`          | a roll call that the model opens: from announcing the round  |
+/// |                                 | to the verdict, so the forward pass is inside                |
+/// | `timeline.waited(begin, end)`   | when the host was blocked in the roll call of a round, by    |
+/// |                                 | std::chrono::steady_clock; told after it                     |
+///
+/// Local; called by the thread that runs the round. Models: NoTimeline, NvtxTimeline (nvtx.hpp),
+/// TraceTimeline (trace.hpp).
 template <class T>
 concept Timeline =
     std::default_initializable<T> && detail::times_rounds<T> && detail::times_buckets<T>;
@@ -44,5 +74,92 @@ struct NoTimeline {
         return {};
     }
 };
+
+namespace detail {
+
+/// Those of a rank's ranges that a Timeline need not have. `T` is the timeline; members do nothing for
+/// what it lacks.
+template <class T>
+class PassRanges {
+    struct Nothing {};
+    static auto begin_forward(T& timeline) {
+        if constexpr (times_forward<T>) {
+            return timeline.forward();
+        } else {
+            return Nothing{};
+        }
+    }
+    static auto begin_backward(T& timeline) {
+        if constexpr (times_backward<T>) {
+            return timeline.backward();
+        } else {
+            return Nothing{};
+        }
+    }
+    static auto begin_roll_call(T& timeline) {
+        if constexpr (times_roll_calls<T>) {
+            return timeline.roll_call();
+        } else {
+            return Nothing{};
+        }
+    }
+
+public:
+    void open_forward(T& timeline) { static_cast<void>(forward_.emplace(begin_forward(timeline))); }
+    void open_backward(T& timeline) {
+        static_cast<void>(backward_.emplace(begin_backward(timeline)));
+    }
+    /// A round is announced. Without `is_answered` its verdict is still to come.
+    void announce(T& timeline, bool is_answered) {
+        is_heard_ = false;
+        if (!is_answered) {
+            static_cast<void>(roll_call_.emplace(begin_roll_call(timeline)));
+        }
+    }
+    /// The verdict is there, and with it `round`. Only the first of these after announce() counts.
+    template <class R>
+    void hear(T& timeline, R const& round) {
+        if (!std::exchange(is_heard_, true)) {
+            roll_call_.reset();
+            note_wait(timeline, round);
+        }
+    }
+    void end_passes() noexcept { // inner ranges first
+        forward_.reset();
+        backward_.reset();
+    }
+    void end_all() noexcept {
+        end_passes();
+        roll_call_.reset();
+    }
+    /// end_passes() when it goes.
+    class [[nodiscard]] PassesEnd {
+    public:
+        explicit PassesEnd(PassRanges& ranges) noexcept : ranges_{ranges} {}
+        PassesEnd(PassesEnd const&) = delete;
+        PassesEnd& operator=(PassesEnd const&) = delete;
+        ~PassesEnd() { ranges_.end_passes(); }
+
+    private:
+        PassRanges& ranges_;
+    };
+
+    template <class R>
+    static void note_wait(T& timeline, R const& round) {
+        if constexpr (notes_waits<T>) {
+            if (auto const wait = round.waited(); wait.begin != wait.end) {
+                timeline.waited(wait.begin, wait.end);
+            }
+        }
+    }
+
+private:
+    std::optional<decltype(begin_roll_call(std::declval<T&>()))> roll_call_;
+    std::optional<decltype(begin_forward(std::declval<T&>()))> forward_;
+    std::optional<decltype(begin_backward(std::declval<T&>()))> backward_;
+    bool is_heard_ = true;
+};
+
+} // namespace detail
 
 }} // namespace joinable::v0

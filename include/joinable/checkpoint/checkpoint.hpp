@@ -15,9 +15,9 @@
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/agreement/control.hpp>
+#include <joinable/agreement/on_all_ranks.hpp>
 #include <joinable/checkpoint/detail/file.hpp>
 #include <joinable/checkpoint/detail/model_layout.hpp>
-#include <joinable/checkpoint/detail/on_all_ranks.hpp>
 #include <joinable/checkpoint/detail/safetensors.hpp>
 #include <joinable/checkpoint/detail/tensor_part.hpp>
 #include <joinable/checkpoint/detail/training_state.hpp>

@@ -14,8 +14,9 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Shows rounds and buckets to NVIDIA's profilers, in a domain named "joinable": ranges "round", "shadow
-/// round" and "bucket <index>", the last with the bytes as payload. They are ranges with a beginning
+/// Shows rounds and what is in them to NVIDIA's profilers, in a domain named "joinable": ranges "round",
+/// "shadow round", "roll call", "forward", "backward" and "bucket <index>", the last with the bytes as
+/// payload. They are ranges with a beginning
 /// and an end, not pushed ones: so they may overlap each other and the engine's own. Without a
 /// profiler a range is two calls of a null function.
 ///
@@ -59,6 +60,9 @@ public:
     [[nodiscard]] Range round(bool is_shadow) noexcept {
         return is_shadow ? Range{"shadow round", shadow_rounds_++} : Range{"round", rounds_++};
     }
+    [[nodiscard]] static Range forward() noexcept { return {"forward", 0}; }
+    [[nodiscard]] static Range backward() noexcept { return {"backward", 0}; }
+    [[nodiscard]] static Range roll_call() noexcept { return {"roll call", 0}; }
     [[nodiscard]] static Range bucket(std::size_t index, std::size_t bytes) noexcept {
         constexpr std::string_view kind = "bucket ";
         std::array<char, 32> name{};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
@@ -69,6 +70,13 @@ public:
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
     /// Whether this rank has run out of inputs and only shadows.
     [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
+    /// When this rank was blocked until all ranks had opened this round: `begin == end` where the
+    /// answer was there when it was needed, and outside a guard.
+    struct Wait {
+        std::chrono::steady_clock::time_point begin;
+        std::chrono::steady_clock::time_point end;
+    };
+    [[nodiscard]] Wait waited() const noexcept { return waited_; }
     /// Whether an enabled guard opened this round.
     [[nodiscard]] bool in_guard() const noexcept { return session_ != nullptr; }
 
@@ -84,6 +92,7 @@ private:
     friend class PendingRound;
 
     detail::Session* session_ = nullptr;
+    Wait waited_{};
     std::size_t position_ = 0;
     std::size_t number_ = 0;
     std::uint64_t weight_ = 0;

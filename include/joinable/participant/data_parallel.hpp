@@ -17,6 +17,7 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/reducer.hpp>
+#include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/join/joinable.hpp>
@@ -181,6 +182,9 @@ public:
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
         return reducer_->buckets();
     }
+    /// Whether they will be cut anew, by the order in which gradients became ready. Local.
+    [[nodiscard]] bool is_rebuild_due() const noexcept { return reducer_->is_rebuild_due(); }
+    [[nodiscard]] DataParallelOptions const& options() const noexcept { return module_->options(); }
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
@@ -212,6 +216,7 @@ public:
         Hook& operator=(Hook const&) = delete;
 
         void main_hook(Round const& round) {
+            detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);
             if (round.phase() != Phase::train) {
                 ddp_.hidden_.follow(round);
                 return;

@@ -8,9 +8,11 @@
 #include <initializer_list>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
@@ -67,6 +69,7 @@ public:
         try {
             return guarded([&]() -> decltype(auto) {
                 EvaluationEnd const end{*this};
+                typename detail::PassRanges<Times>::PassesEnd const range{ranges_};
                 return run(std::forward<F>(pass));
             });
         } catch (...) {
@@ -119,10 +122,13 @@ public:
             };
         }
         begin_forward(notice);
-        if (stage_ == Stage::idle && hidden_.are_followed()) {
-            throw ContractViolation{
-                "joined ranks follow the collectives of an evaluation until it ends; call forward(pass)"
-            };
+        if (stage_ == Stage::idle) {
+            ranges_.end_passes(); // no call marks the end of an evaluation
+            if (hidden_.are_followed()) {
+                throw ContractViolation{
+                    "joined ranks follow the collectives of an evaluation until it ends; call forward(pass)"
+                };
+            }
         }
     }
 
@@ -132,11 +138,13 @@ public:
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
+            ranges_.end_passes();
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
                 if constexpr (gathers) {
                     reducer_->begin_accumulating();
                 }
+                ranges_.open_backward(reducer_->timeline());
                 return;
             }
             if (stage_ != Stage::forward) {
@@ -150,6 +158,7 @@ public:
                 averaging_.factor(comm_, round_), unused, round_.buffer_source()
             );
             stage_ = Stage::backward;
+            ranges_.open_backward(reducer_->timeline());
         });
     }
 
@@ -171,6 +180,7 @@ public:
     /// See Reducer::finalize_backward. In a round that does not sync it ends the backward pass.
     void finalize_backward() {
         guarded([&] {
+            ranges_.end_passes();
             if (stage_ == Stage::unsynced) {
                 end_unsynced(true);
                 stage_ = Stage::idle;
@@ -217,6 +227,7 @@ public:
                 reducer_->require_let_go(); // before any collective, so skip() can be called again
             }
             detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
+            ranges_.end_passes();
             auto const* const session = detail::session_of(state_);
             if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
                 open_round({}); // the batch failed after next() announced it
@@ -299,7 +310,8 @@ protected:
     /// - failed: an evaluation that threw
     enum class Stage : std::uint8_t { idle, forward, backward, reduced, unsynced, failed };
 
-    using RoundRange = decltype(std::declval<GradientReducer&>().timeline().round(false));
+    using Times = std::remove_reference_t<decltype(std::declval<GradientReducer&>().timeline())>;
+    using RoundRange = decltype(std::declval<Times&>().round(false));
 
     void require_stepped() const {
         if (stage_ == Stage::reduced) {
@@ -344,6 +356,7 @@ protected:
                 };
             }
             open_round(notice);
+            ranges_.open_forward(reducer_->timeline());
         });
     }
     void open_round(RoundNotice notice) {
@@ -353,17 +366,19 @@ protected:
                 state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
             );
         }
+        ranges_.end_all();
         if (notice.phase == Phase::train) {
             round_range_.reset();
             static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
         }
         pending_ = PendingRound{state_, comm_.size(), notice};
+        ranges_.announce(reducer_->timeline(), pending_.is_answered());
         bool syncs = pending_.will_sync();
         hidden_.begin(pending_);
         bool const holds = gathers_values() || hidden_.are_followed();
         if (!syncs || gathers_values() || module_->syncs_before_forward() ||
             pending_.is_answered()) {
-            round_ = pending_.wait();
+            hear_round();
             syncs = round_.will_sync();
             if (!syncs && !holds) {
                 round_.done(); // nothing is reduced, so the part ends here
@@ -379,8 +394,12 @@ protected:
                                                   : Stage::idle;
     }
 
-    void begin_reduction() {
+    void hear_round() {
         round_ = pending_.wait();
+        ranges_.hear(reducer_->timeline(), round_);
+    }
+    void begin_reduction() {
+        hear_round();
         round_.hold();
         if (module_->syncs_after_forward()) {
             hidden_.end_section(round_); // joined ranks come to the broadcast of buffers
@@ -448,6 +467,7 @@ protected:
         if (reducer_) {
             reducer_->end_ranges();
         }
+        ranges_.end_all();
         round_range_.reset();
     }
 
@@ -509,6 +529,7 @@ private:
     JoinState& state_;
     PendingRound pending_;
     std::optional<RoundRange> round_range_; ///< during an open training round of this rank
+    detail::PassRanges<Times> ranges_;      ///< inside the round
     bool steps_;
     bool is_inside_no_sync_ = false;
     bool has_accumulated_ = false; ///< gradients, since the last round that synced

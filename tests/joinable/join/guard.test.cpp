@@ -7,13 +7,13 @@
 #include <cstddef>
 #include <functional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
+#include <support/delayed_communicator.hpp>
 #include <support/recording_communicator.hpp>
 #include <support/volume.hpp>
 
@@ -90,36 +90,6 @@ TEST_CASE("end hooks run once, after the post hooks of all participants") {
     });
 }
 
-/// Its sums are there when they are asked for, or only after a wait of 2 ms.
-class DelayedCommunicator : public CoreOnly<RankCommunicator> {
-public:
-    static constexpr std::chrono::milliseconds delay{2};
-
-    DelayedCommunicator(RankCommunicator& inner, bool is_late)
-        : CoreOnly<RankCommunicator>{inner}, is_late_{is_late} {}
-
-    struct Work {
-        bool is_late;
-        void wait() const {
-            if (is_late) {
-                std::this_thread::sleep_for(delay);
-            }
-        }
-        [[nodiscard]] bool test() const { return !is_late; }
-    };
-    Work all_reduce(joinable::Buffer buffer, joinable::ReduceOp op) {
-        inner_.all_reduce(buffer, op).wait();
-        return {is_late_};
-    }
-    Work broadcast(joinable::Buffer buffer, int root) {
-        inner_.broadcast(buffer, root).wait();
-        return {is_late_};
-    }
-
-private:
-    bool is_late_;
-};
-
 TEST_CASE(
     "a result says how long this rank waited for roll calls: not at all where answers are there"
 ) {
@@ -135,7 +105,10 @@ TEST_CASE(
             joinable::JoinResult const result = guard.finish();
             CHECK(result.waited <= std::chrono::steady_clock::now() - start);
             if (is_late) { // for each round, and for the end
-                CHECK(result.waited >= (result.rounds + 1) * DelayedCommunicator::delay);
+                CHECK(
+                    result.waited >=
+                    (result.rounds + 1) * DelayedCommunicator<RankCommunicator>::delay
+                );
             } else {
                 CHECK(result.waited == std::chrono::nanoseconds::zero());
             }

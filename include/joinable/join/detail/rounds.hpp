@@ -113,7 +113,8 @@ private:
     bool was_weighted_ = false; ///< in the last training round that told
     bool vote_ = false;
     bool is_vote_sent_ = false;
-    JoinResult result_; ///< counts rounds as they pass
+    Round::Wait waited_{}; ///< in the last hear()
+    JoinResult result_;    ///< counts rounds as they pass
 };
 
 }}} // namespace joinable::v0::detail

@@ -60,12 +60,14 @@ JOINABLE_DEFINITION void Rounds::announce_arrival() {
 }
 
 JOINABLE_DEFINITION Verdict Rounds::hear() {
+    waited_ = {};
     if (roll_call_.test()) {
         return roll_call_.answer();
     }
     auto const begin = std::chrono::steady_clock::now();
     Verdict const verdict = roll_call_.answer();
-    result_.waited += std::chrono::steady_clock::now() - begin;
+    waited_ = {begin, std::chrono::steady_clock::now()};
+    result_.waited += waited_.end - begin;
     return verdict;
 }
 
@@ -74,6 +76,7 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     RoundCode const code = agreed_code();
     Round round;
     round.session_ = &session;
+    round.waited_ = waited_;
     round.number_ = roll_call_.rounds() - 1;
     round.phase_ = code.phase;
     round.will_sync_ = code.syncs;

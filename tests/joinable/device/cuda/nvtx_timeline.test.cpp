@@ -107,10 +107,23 @@ void backward(Ddp& ddp, Params& params, std::size_t last = 0) {
         }
     });
 }
-void append_round(std::vector<std::string>& events, std::string const& name) {
-    for (char const* event : {"+", "+bucket 0", "+bucket 1", "-bucket 0", "-bucket 1", "-"}) {
-        events.push_back(event + (std::string{event}.size() == 1 ? name : ""));
+using Events = std::vector<std::string>;
+/// The events of a rank that trains or shadows.
+void append_round(Events& events, bool is_shadow) {
+    if (is_shadow) {
+        events.push_back("+shadow round");
+    } else {
+        for (char const* event : {"+round", "+roll call", "+forward", "-forward", "-roll call"}) {
+            events.push_back(event);
+        }
+        events.push_back("+backward");
     }
+    events.insert(events.end(), {"+bucket 0", "+bucket 1"});
+    if (!is_shadow) {
+        events.push_back("-backward");
+    }
+    events.insert(events.end(), {"-bucket 0", "-bucket 1"});
+    events.push_back(is_shadow ? "-shadow round" : "-round");
 }
 /// Forgets what was seen.
 std::map<int, std::vector<std::string>> take_events() {
@@ -137,7 +150,7 @@ TEST_CASE("a profiler sees each round, each shadow round and each bucket begin a
         for (auto const& [rank, events] : seen) {
             std::vector<std::string> expected;
             for (int round = 0; round < world; ++round) {
-                append_round(expected, round <= rank ? "round" : "shadow round");
+                append_round(expected, round > rank);
             }
             CHECK(events == expected);
         }
@@ -147,7 +160,8 @@ TEST_CASE("a profiler sees each round, each shadow round and each bucket begin a
     CHECK(profile().payloads["round"] == std::set<std::uint64_t>{0, 1, 2, 3, 4, 5, 6, 7});
 }
 
-TEST_CASE("a round that does not sync has no buckets, an evaluation is no round, a skipped one is"
+TEST_CASE(
+    "a round that does not sync has no buckets, an evaluation is no round, a skipped batch is one"
 ) {
     run_ranks({1, 2}, [](ThreadCommunicator& comm) {
         this_rank = comm.rank();
@@ -163,8 +177,13 @@ TEST_CASE("a round that does not sync has no buckets, an evaluation is no round,
     for (auto const& [rank, events] : take_events()) {
         std::vector<std::string> expected;
         for (int group = rank; group < 2; ++group) { // rank 0 is in both
-            expected.insert(expected.end(), {"+round", "-round"});
-            append_round(expected, "round");
+            for (char const* event :
+                 {"+round",    "+roll call", "-roll call", "+forward",   "-forward",
+                  "+backward", "-backward",  "-round",     "+roll call", "-roll call",
+                  "+forward",  "-forward",   "+round",     "+roll call", "-roll call",
+                  "+bucket 0", "+bucket 1",  "-bucket 0",  "-bucket 1",  "-round"}) {
+                expected.push_back(event); // of the evaluation the pass
+            }
         }
         CHECK(events == expected);
     }
@@ -206,7 +225,7 @@ TEST_CASE("where a round fails, what it began has ended when the error is seen")
                         }
                         CHECK(open == 0);
                         if (comm.rank() == last) { // after a whole round
-                            CHECK(profile().events[last].size() == (in_backward ? 10 : 8));
+                            CHECK(profile().events[last].size() == (in_backward ? 22 : 18));
                             throw;
                         }
                     }
@@ -226,7 +245,7 @@ TEST_CASE("a round whose pass never comes ends with the model") {
         ddp.forward([] {});
     });
     auto const seen = take_events();
-    CHECK(seen.at(3) == std::vector<std::string>{"+round", "-round"});
+    CHECK(seen.at(3) == Events{"+round", "+forward", "-forward", "-round"});
 }
 
 } // namespace

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <joinable/bucket/bucket.hpp>
+#include <joinable/config.hpp>
+#include <joinable/trace/trace_timeline.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// What a model knows of how it trains, for a log of runs: what PyTorch calls DDP logging data.
+struct DataParallelReport {
+    int rank = 0;
+    int world_size = 0;
+    std::string reduction;           ///< how buckets travel
+    std::size_t parameters = 0;      ///< that require a gradient
+    std::size_t parameter_bytes = 0; ///< of their gradients
+    std::vector<std::size_t> bucket_bytes;
+    bool buckets_are_final = false; ///< false: they will be cut anew
+    std::size_t bucket_cap_bytes = 0;
+    std::size_t first_bucket_bytes = 0;
+    bool find_unused = false;
+    bool static_graph = false;
+    bool gradient_as_bucket_view = false;
+    bool broadcast_buffers = false;
+
+    // The average of the training rounds that a TraceTimeline has recorded whole; zeros without one.
+    std::size_t timed_rounds = 0; ///< of this rank, without those that it shadowed
+    std::chrono::nanoseconds round{};
+    std::chrono::nanoseconds forward{};
+    std::chrono::nanoseconds backward{};
+    std::chrono::nanoseconds buckets{
+    }; ///< from the launch of the first one to the end of the last one
+    std::chrono::nanoseconds overlap{}; ///< of these, those of the backward pass
+};
+
+namespace detail {
+
+void add_buckets(DataParallelReport& report, std::vector<Bucket> const& buckets);
+void add_times(DataParallelReport& report, std::span<TraceEvent const> events);
+
+} // namespace detail
+
+/// The report of a DistributedDataParallel on this rank. Local; between rounds.
+template <class Ddp>
+[[nodiscard]] DataParallelReport data_parallel_report(Ddp& ddp) {
+    DataParallelReport report;
+    report.rank = static_cast<int>(ddp.join_communicator().rank());
+    report.world_size = static_cast<int>(ddp.join_communicator().size());
+    report.reduction = std::remove_reference_t<decltype(ddp.reduction())>::name;
+    detail::add_buckets(report, ddp.buckets());
+    report.buckets_are_final = !ddp.is_rebuild_due();
+    auto const& options = ddp.options();
+    report.bucket_cap_bytes = options.bucket_cap_bytes;
+    report.first_bucket_bytes = options.first_bucket_bytes;
+    report.find_unused = options.find_unused;
+    report.static_graph = options.static_graph;
+    report.gradient_as_bucket_view = options.gradient_as_bucket_view;
+    report.broadcast_buffers = options.broadcast_buffers;
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(ddp.timeline())>, TraceTimeline>) {
+        detail::add_times(report, ddp.timeline().events());
+    }
+    return report;
+}
+
+/// As a table for people: a line for each member, with its unit.
+[[nodiscard]] std::string to_string(DataParallelReport const& report);
+
+/// As one line of JSON: an object with the members under their names, times with "_nanoseconds" behind.
+[[nodiscard]] std::string to_json(DataParallelReport const& report);
+
+}} // namespace joinable::v0
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/trace/data_parallel_report.ipp>
+#endif

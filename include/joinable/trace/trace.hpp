@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <joinable/config.hpp>
+#include <joinable/trace/trace_timeline.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// What one rank has recorded.
+struct RankTrace {
+    std::vector<TraceEvent> events;
+    std::uint64_t dropped = 0; ///< events for which there was no room
+};
+
+/// What all ranks have recorded, by rank, on one clock: see gather_trace().
+struct Trace {
+    std::vector<RankTrace> ranks;
+};
+
+/// Writes the trace in pieces, as one object of the Trace Event Format, which ui.perfetto.dev and
+/// chrome://tracing open. Local.
+///
+/// | event                            | shows                                                       |
+/// |----------------------------------|-------------------------------------------------------------|
+/// | complete ("X"), nested           | round, shadow round, roll call, forward, wait, backward     |
+/// | asynchronous ("b" and "e")       | buckets, as they overlap                                    |
+/// | metadata ("M")                   | the names of the tracks                                     |
+/// | instant ("i")                    | how many events were dropped, where any were                |
+///
+/// Rank r has the process and the thread r + 1, because viewers take 0 for the idle thread. Times are
+/// microseconds from the first event of all ranks, with three decimals.
+/// What `sink` throws leaves this function.
+void write_json(Trace const& trace, std::function<void(std::string_view)> const& sink);
+
+/// The same as one string.
+[[nodiscard]] std::string to_json(Trace const& trace);
+
+}} // namespace joinable::v0
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/trace/trace.ipp>
+#endif

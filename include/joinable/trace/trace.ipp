@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/trace/trace.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+#include <joinable/detail/text.hpp>
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+/// Writes events as JSON, each on a line of its own.
+class TraceWriter {
+public:
+    TraceWriter(Trace const& trace, std::function<void(std::string_view)> const& sink)
+        : sink_{sink} {
+        for (RankTrace const& rank : trace.ranks) {
+            dropped_ += rank.dropped;
+            for (TraceEvent const& event : rank.events) {
+                start_ = (std::min)(start_, event.begin);
+            }
+        }
+    }
+
+    void write(Trace const& trace) {
+        text_ = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"producer\":\"joinable\",\"ranks\":";
+        text_ +=
+            concat(trace.ranks.size(), ",\"dropped_events\":", dropped_, "},\"traceEvents\":[");
+        for (std::size_t rank = 0; rank < trace.ranks.size(); ++rank) {
+            write_rank(rank, trace.ranks[rank]);
+        }
+        text_ += "\n]}\n";
+        sink_(text_);
+    }
+
+private:
+    void write_rank(std::size_t rank, RankTrace const& recorded) {
+        track_ = concat("\"pid\":", rank + 1, ",\"tid\":", rank + 1);
+        std::string const name = concat(",\"args\":{\"name\":\"rank ", rank, "\"}}");
+        begin_event("M", "process_name");
+        text_ += name;
+        begin_event("M", "process_sort_index");
+        text_ += concat(",\"args\":{\"sort_index\":", rank, "}}");
+        begin_event("M", "thread_name");
+        text_ += name;
+        std::vector<TraceEvent> events = recorded.events;
+        std::sort(events.begin(), events.end(), is_before);
+        for (TraceEvent const& event : events) {
+            if (event.kind == TraceKind::bucket) {
+                write_bucket(event);
+            } else {
+                write_complete(event);
+            }
+        }
+        if (recorded.dropped != 0) {
+            begin_event("i", concat(recorded.dropped, " events were dropped, there was no room"));
+            append_time("ts", events.empty() ? start_ : end_of(events));
+            text_ += ",\"s\":\"t\"}";
+        }
+    }
+
+    /// Outer events first, also where two begin at once.
+    static bool is_before(TraceEvent const& a, TraceEvent const& b) noexcept {
+        return a.begin != b.begin ? a.begin < b.begin
+               : a.end != b.end   ? a.end > b.end
+                                  : depth(a.kind) < depth(b.kind);
+    }
+    static int depth(TraceKind kind) noexcept {
+        bool const is_round = kind == TraceKind::round || kind == TraceKind::shadow_round;
+        return is_round ? 0 : kind == TraceKind::roll_call ? 1 : 2;
+    }
+    static std::int64_t end_of(std::vector<TraceEvent> const& events) noexcept {
+        std::int64_t end = events.front().end;
+        for (TraceEvent const& event : events) {
+            end = (std::max)(end, event.end);
+        }
+        return end;
+    }
+
+    void write_complete(TraceEvent const& event) {
+        constexpr char const* names[] = {
+            "round", "shadow round", "forward", "backward", "roll call", "wait"
+        };
+        begin_event("X", names[static_cast<std::size_t>(event.kind)]);
+        text_ += ",\"cat\":\"round\"";
+        append_time("ts", event.begin);
+        append_time("dur", start_ + (event.end - event.begin));
+        if (event.kind == TraceKind::round || event.kind == TraceKind::shadow_round) {
+            text_ += concat(",\"args\":{\"number\":", event.value, "}");
+        }
+        text_ += '}';
+    }
+    void write_bucket(TraceEvent const& event) {
+        std::string const name = concat("bucket ", event.index);
+        std::string const id = concat(",\"cat\":\"bucket\",\"id\":\"", ids_++, "\"");
+        begin_event("b", name);
+        text_ += id;
+        append_time("ts", event.begin);
+        text_ += concat(",\"args\":{\"bytes\":", event.value, "}}");
+        begin_event("e", name);
+        text_ += id;
+        append_time("ts", event.end);
+        text_ += '}';
+    }
+
+    void begin_event(char const* phase, std::string_view name) {
+        constexpr std::size_t piece = std::size_t{1} << 16U;
+        if (text_.size() > piece) {
+            sink_(text_);
+            text_.clear();
+        }
+        text_ += concat(is_first_ ? "\n" : ",\n", "{\"ph\":\"", phase, "\",\"name\":\"", name);
+        text_ += concat("\",", track_);
+        is_first_ = false;
+    }
+    void append_time(char const* key, std::int64_t time) {
+        std::string const nanoseconds = to_text(time - start_);
+        std::size_t const zeros = nanoseconds.size() < 4 ? 4 - nanoseconds.size() : 0;
+        std::string const padded = std::string(zeros, '0') + nanoseconds;
+        std::size_t const point = padded.size() - 3;
+        text_ += concat(",\"", key, "\":", padded.substr(0, point), ".", padded.substr(point));
+    }
+
+    std::function<void(std::string_view)> const& sink_;
+    std::string text_; ///< what the sink is yet to get
+    std::string track_;
+    std::int64_t start_ = (std::numeric_limits<std::int64_t>::max)();
+    std::uint64_t dropped_ = 0;
+    std::uint64_t ids_ = 1;
+    bool is_first_ = true;
+};
+
+} // namespace detail
+
+JOINABLE_DEFINITION void
+write_json(Trace const& trace, std::function<void(std::string_view)> const& sink) {
+    detail::TraceWriter{trace, sink}.write(trace);
+}
+
+JOINABLE_DEFINITION std::string to_json(Trace const& trace) {
+    std::string text;
+    write_json(trace, [&](std::string_view piece) { text += piece; });
+    return text;
+}
+
+}} // namespace joinable::v0

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <joinable/bucket/timeline.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// What a TraceEvent shows.
+enum class TraceKind : std::uint32_t {
+    round,        ///< a training round with an input of this rank; `value` is its number
+    shadow_round, ///< one that this rank shadowed; `value` is its number
+    forward,
+    backward,
+    roll_call, ///< from announcing a round to its verdict
+    wait,      ///< blocked in a roll call
+    bucket,    ///< the collective of bucket `index`, of `value` bytes
+};
+
+/// A range of time on one rank. Times are nanoseconds of std::chrono::steady_clock. Plain bytes
+/// without gaps, so that ranks can send it.
+struct TraceEvent {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    std::uint64_t value = 0;
+    std::uint32_t index = 0;
+    TraceKind kind = TraceKind::round;
+
+    friend constexpr bool operator==(TraceEvent const&, TraceEvent const&) = default;
+};
+
+/// Records rounds, passes, buckets and roll calls of one rank in memory that is reserved before.
+/// write_trace() makes a file of the events of all ranks that Perfetto opens, write_picture() a drawing.
+///
+/// @code
+/// joinable::DistributedDataParallel<Comm, joinable::AllReduce, joinable::TraceTimeline> ddp{
+///     comm, model.parameters()};
+/// ddp.timeline().start(100'000);
+/// // ... train ...
+/// joinable::write_trace(comm, ddp.timeline(), "run.json");
+/// @endcode
+///
+/// It records nothing before start(): a range costs a test then. With NoTimeline it costs nothing. A range
+/// that is recorded costs two looks at the clock and no allocation. One that begins when the memory is
+/// full is counted and not kept, so the beginning of a run is what a full trace shows. Rounds are numbered
+/// from 0 over the life of this object, shadowed ones with them: a round has the same number on all ranks.
+/// Local; one thread at a time. It has to outlive its ranges.
+class TraceTimeline {
+    using Clock = std::chrono::steady_clock;
+
+public:
+    /// Recorded when it ends.
+    class [[nodiscard]] Range {
+    public:
+        Range(Range&& other) noexcept
+            : timeline_{std::exchange(other.timeline_, nullptr)}, event_{other.event_} {}
+        Range& operator=(Range&&) = delete;
+        ~Range() {
+            if (timeline_ != nullptr) {
+                event_.end = ticks(Clock::now());
+                timeline_->add(event_);
+            }
+        }
+
+    private:
+        friend class TraceTimeline;
+        Range(
+            TraceTimeline& timeline,
+            TraceKind kind,
+            std::uint64_t value = 0,
+            std::uint32_t index = 0
+        ) noexcept
+            : timeline_{timeline.is_recording_ ? &timeline : nullptr} {
+            if (timeline_ != nullptr) {
+                event_ = {ticks(Clock::now()), 0, value, index, kind};
+            }
+        }
+
+        TraceTimeline* timeline_;
+        TraceEvent event_;
+    };
+
+    TraceTimeline() = default;
+    TraceTimeline(TraceTimeline const&) = delete;
+    TraceTimeline& operator=(TraceTimeline const&) = delete;
+
+    /// Forgets what was recorded, and records up to `capacity` events from now on, of 32 bytes each. A
+    /// training round has four and one for each bucket and wait. Throws std::bad_alloc; then nothing has
+    /// changed.
+    void start(std::size_t capacity) {
+        std::vector<TraceEvent> events(capacity); // all of it is touched: no page is missing later
+        events_.swap(events);
+        count_ = 0;
+        dropped_ = 0;
+        is_recording_ = true;
+    }
+    /// What was recorded stays.
+    void stop() noexcept { is_recording_ = false; }
+
+    /// What was recorded, in the order in which it ended.
+    [[nodiscard]] std::span<TraceEvent const> events() const noexcept {
+        return {events_.data(), count_};
+    }
+    /// How many events ended after the memory was full.
+    [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
+
+    // What makes it a Timeline.
+
+    Range round(bool is_shadow) noexcept {
+        return {*this, is_shadow ? TraceKind::shadow_round : TraceKind::round, rounds_++};
+    }
+    Range bucket(std::size_t index, std::size_t bytes) noexcept {
+        return {*this, TraceKind::bucket, bytes, static_cast<std::uint32_t>(index)};
+    }
+    Range forward() noexcept { return {*this, TraceKind::forward}; }
+    Range backward() noexcept { return {*this, TraceKind::backward}; }
+    Range roll_call() noexcept { return {*this, TraceKind::roll_call}; }
+    void waited(Clock::time_point begin, Clock::time_point end) noexcept {
+        if (is_recording_) {
+            add({ticks(begin), ticks(end), 0, 0, TraceKind::wait});
+        }
+    }
+
+private:
+    static std::int64_t ticks(Clock::time_point time) noexcept {
+        return std::chrono::nanoseconds{time.time_since_epoch()}.count();
+    }
+    void add(TraceEvent const& event) noexcept {
+        if (count_ < events_.size()) {
+            events_[count_++] = event;
+        } else {
+            ++dropped_;
+        }
+    }
+
+    std::vector<TraceEvent> events_; ///< as many as there is room for
+    std::size_t count_ = 0;          ///< of them, those that are recorded
+    std::uint64_t dropped_ = 0;
+    std::uint64_t rounds_ = 0;
+    bool is_recording_ = false;
+};
+static_assert(Timeline<TraceTimeline>);
+
+}} // namespace joinable::v0

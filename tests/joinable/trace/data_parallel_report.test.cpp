@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/trace/data_parallel_report.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+#include <over_ranks.hpp>
+#include <support/linear_model.hpp>
+
+#include <joinable/join/guard.hpp>
+#include <joinable/participant/data_parallel.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::DataParallelReport;
+using joinable::TraceEvent;
+using joinable::TraceKind;
+using std::chrono::nanoseconds;
+
+TEST_CASE("a report has the buckets and options of its model, before and after they are cut anew") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4, 4, 8}, 1.0);
+        params[1].requires_grad = false;
+        joinable::DistributedDataParallel ddp{
+            comm,
+            params,
+            joinable::DataParallelOptions{
+                .bucket_cap_bytes = 48, .first_bucket_bytes = 16, .broadcast_buffers = false
+            }
+        };
+        auto report = joinable::data_parallel_report(ddp);
+        CHECK(report.rank == comm.rank());
+        CHECK(report.world_size == comm.size());
+        CHECK(report.reduction == joinable::AllReduce::name);
+        CHECK(report.parameters == 2);
+        CHECK(report.parameter_bytes == 96);
+        CHECK(report.bucket_bytes == std::vector<std::size_t>{96}); // cut by both limits only later
+        CHECK(!report.buckets_are_final);
+        CHECK(report.bucket_cap_bytes == 48);
+        CHECK(report.first_bucket_bytes == 16);
+        CHECK(!report.find_unused);
+        CHECK(!report.broadcast_buffers);
+        CHECK(report.timed_rounds == 0); // no timeline
+        ddp.forward([] {});
+        ddp.backward([](auto ready) {
+            ready(0);
+            ready(2);
+        });
+        report = joinable::data_parallel_report(ddp);
+        CHECK(report.buckets_are_final);
+        CHECK(report.bucket_bytes == std::vector<std::size_t>{32, 64});
+
+        auto const json = nlohmann::json::parse(to_json(report));
+        CHECK(json.size() == 19);
+        CHECK(json.at("rank") == comm.rank());
+        CHECK(json.at("world_size") == comm.size());
+        CHECK(json.at("reduction") == std::string{joinable::AllReduce::name});
+        CHECK(json.at("parameters") == 2);
+        CHECK(json.at("parameter_bytes") == 96);
+        CHECK(json.at("bucket_bytes") == std::vector<std::size_t>{32, 64});
+        CHECK(json.at("buckets_are_final") == true);
+        CHECK(json.at("bucket_cap_bytes") == 48);
+        CHECK(json.at("first_bucket_bytes") == 16);
+        CHECK(json.at("find_unused") == false);
+        CHECK(json.at("static_graph") == false);
+        CHECK(json.at("gradient_as_bucket_view") == false);
+        CHECK(json.at("broadcast_buffers") == false);
+        CHECK(json.at("timed_rounds") == 0);
+        CHECK(json.at("overlap_nanoseconds") == 0);
+        CHECK(to_string(report).find("\nbucket_bytes             [32, 64]\n") != std::string::npos);
+    });
+}
+
+TEST_CASE("times are averages over the rounds of this rank that were recorded whole") {
+    DataParallelReport report;
+    std::vector<TraceEvent> const events{
+        {10, 40, 0, 0, TraceKind::forward},
+        {50, 90, 0, 0, TraceKind::backward},
+        {70, 95, 0, 0, TraceKind::bucket},
+        {80, 100, 0, 1, TraceKind::bucket},
+        {0, 110, 0, 0, TraceKind::round}, // 30, 40, from 70 to 100, of these 20 in the pass
+        {200, 300, 0, 0, TraceKind::bucket},
+        {190, 310, 1, 0, TraceKind::shadow_round},
+        {400, 410, 0, 0, TraceKind::forward},
+        {410, 420, 0, 0, TraceKind::backward},
+        {395, 425, 2, 0, TraceKind::round},   // 10, 10, no buckets
+        {500, 900, 0, 0, TraceKind::forward}, // its round was dropped
+    };
+    joinable::detail::add_times(report, events);
+    CHECK(report.timed_rounds == 2);
+    CHECK(report.round == nanoseconds{70});
+    CHECK(report.forward == nanoseconds{20});
+    CHECK(report.backward == nanoseconds{25});
+    CHECK(report.buckets == nanoseconds{15});
+    CHECK(report.overlap == nanoseconds{10});
+    CHECK(nlohmann::json::parse(to_json(report)).at("backward_nanoseconds") == 25);
+    CHECK(to_string(report).find("\nbackward                 0.025 us\n") != std::string::npos);
+}
+
+TEST_CASE("with a timeline that records, a report has the times of this rank's rounds") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4, 4}, 1.0);
+        joinable::
+            DistributedDataParallel<RankCommunicator, joinable::AllReduce, joinable::TraceTimeline>
+                ddp{comm, params};
+        ddp.timeline().start(1000);
+        joinable::Join guard{joinable::participants(ddp)};
+        for (int input = 0; input <= comm.rank(); ++input) {
+            ddp.forward([] {});
+            ddp.backward([](auto ready) {
+                ready(1);
+                ready(0);
+            });
+        }
+        guard.finish();
+        auto const report = joinable::data_parallel_report(ddp);
+        CHECK(report.timed_rounds == static_cast<std::size_t>(comm.rank()) + 1);
+        CHECK(report.forward > nanoseconds{});
+        CHECK(report.backward > nanoseconds{});
+        CHECK(report.buckets > nanoseconds{});
+        CHECK(report.overlap <= report.backward);
+        CHECK(report.overlap <= report.buckets);
+        CHECK(report.forward + report.backward <= report.round);
+    });
+}
+
+} // namespace

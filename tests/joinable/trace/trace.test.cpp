@@ -1,0 +1,500 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/trace.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <over_ranks.hpp>
+#include <support/delayed_communicator.hpp>
+#include <support/folder.hpp>
+#include <support/linear_model.hpp>
+#include <support/trace_format.hpp>
+
+#include <joinable/error.hpp>
+#include <joinable/join/guard.hpp>
+#include <joinable/participant/data_parallel.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::Trace;
+using joinable::TraceEvent;
+using joinable::TraceKind;
+using joinable::TraceTimeline;
+using Ddp = joinable::DistributedDataParallel<RankCommunicator, joinable::AllReduce, TraceTimeline>;
+static_assert(std::has_unique_object_representations_v<TraceEvent>); // no gaps
+
+/// Two parameters, each in a bucket of its own, of 32 bytes.
+constexpr joinable::DataParallelOptions two_buckets{
+    .bucket_cap_bytes = 32, .first_bucket_bytes = 32, .rebuild_buckets = false
+};
+
+template <class Params>
+void run_backward(Ddp& ddp, Params& params, std::size_t last = 0) {
+    ddp.backward([&](auto ready) {
+        for (std::size_t p = params.size(); p-- > last;) {
+            ready(p);
+        }
+        if (last != 0) {
+            throw std::runtime_error{"bad sample"};
+        }
+    });
+}
+/// A guard in which this rank trains on `inputs`.
+template <class Params>
+joinable::JoinResult train(Ddp& ddp, Params& params, int inputs) {
+    joinable::Join guard{joinable::participants(ddp)};
+    for (int input = 0; input < inputs; ++input) {
+        ddp.forward([] {});
+        run_backward(ddp, params);
+    }
+    return guard.finish();
+}
+std::size_t count(std::vector<Slice> const& slices, std::string const& name) {
+    return static_cast<std::size_t>(std::count_if(
+        slices.begin(), slices.end(), [&](Slice const& slice) { return slice.name == name; }
+    ));
+}
+std::size_t count(TraceTimeline const& timeline, TraceKind kind) {
+    auto const events = timeline.events();
+    return static_cast<std::size_t>(std::count_if(
+        events.begin(), events.end(), [&](TraceEvent const& event) { return event.kind == kind; }
+    ));
+}
+
+/// What a rank with `own` inputs of a world of as many rounds as ranks has to show.
+void check_track(ReadTrace const& trace, int rank, std::size_t own, std::size_t rounds) {
+    ReadTrace::Track const track{rank + 1, rank + 1};
+    CHECK(trace.names.at(track) == "rank " + std::to_string(rank));
+    std::vector<Slice> const& slices = trace.slices.at(track);
+    CHECK(count(slices, "round") == own);
+    CHECK(count(slices, "shadow round") == rounds - own);
+    CHECK(count(slices, "forward") == own);
+    CHECK(count(slices, "backward") == own);
+    CHECK(count(slices, "roll call") == own);
+    std::size_t number = 0;
+    for (Slice const& slice : slices) {
+        if (slice.name == "round" || slice.name == "shadow round") {
+            CHECK(slice.inside.empty());
+            CHECK(slice.name == (number < own ? "round" : "shadow round"));
+            CHECK(slice.args.at("number") == number++);
+        } else if (slice.name == "forward") {
+            CHECK(slice.inside == std::vector<std::string>{"round", "roll call"});
+        } else if (slice.name != "wait") {
+            CHECK(slice.inside == std::vector<std::string>{"round"});
+        }
+    }
+    std::vector<Slice> const& buckets = trace.asynchronous.at(track);
+    CHECK(count(buckets, "bucket 0") == rounds);
+    CHECK(count(buckets, "bucket 1") == rounds);
+    CHECK(buckets.size() == 2 * rounds);
+    for (Slice const& bucket : buckets) {
+        CHECK(bucket.args.at("bytes") == 32);
+        CHECK(std::any_of(slices.begin(), slices.end(), [&](Slice const& slice) {
+            bool const is_round = slice.name == "round" || slice.name == "shadow round";
+            return is_round && slice.begin <= bucket.begin && bucket.end <= slice.end;
+        }));
+    }
+}
+
+TEST_CASE("a trace has a track for each rank, whose rounds hold passes, roll calls and buckets") {
+    Folder const folder;
+    std::string const path = folder.file("run.json");
+    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+        auto params = make_params<double>({4, 4}, 1.0);
+        Ddp ddp{comm, params, two_buckets};
+        ddp.timeline().start(1000);
+        auto const result = train(ddp, params, comm.rank() + 1);
+        CHECK(count(ddp.timeline(), TraceKind::round) == result.own_rounds);
+        CHECK(count(ddp.timeline(), TraceKind::shadow_round) == result.shadow_rounds);
+        joinable::write_trace(comm, ddp.timeline(), path);
+        if (comm.rank() == 0) {
+            ReadTrace const trace{contents_of(path)};
+            auto const world = static_cast<std::size_t>(comm.size());
+            CHECK(trace.names.size() == world);
+            CHECK(trace.other.at("ranks") == comm.size());
+            CHECK(trace.other.at("dropped_events") == 0);
+            CHECK(trace.instants.empty());
+            std::int64_t first = 1;
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                check_track(trace, rank, static_cast<std::size_t>(rank) + 1, world);
+                first = std::min(first, trace.slices.at({rank + 1, rank + 1}).front().begin);
+            }
+            CHECK(first == 0); // times are counted from the first event
+        }
+    });
+}
+
+TEST_CASE("on one clock, a bucket that all ranks sum ends on none before it has begun on all") {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4, 4}, 1.0);
+        Ddp ddp{comm, params, two_buckets};
+        ddp.timeline().start(1000);
+        train(ddp, params, comm.rank() + 1);
+        Trace const trace = joinable::gather_trace(comm, ddp.timeline());
+        CHECK(trace.ranks.size() == (comm.rank() == 0 ? static_cast<std::size_t>(comm.size()) : 0));
+        if (comm.rank() != 0) {
+            return;
+        }
+        std::vector<std::int64_t> last_begin(2 * static_cast<std::size_t>(comm.size()));
+        auto first_end = std::vector<std::int64_t>(last_begin.size(), INT64_MAX);
+        for (auto const& rank : trace.ranks) {
+            std::size_t number = 0;
+            for (TraceEvent const& event : rank.events) {
+                if (event.kind == TraceKind::bucket) {
+                    last_begin.at(number) = std::max(last_begin[number], event.begin);
+                    first_end.at(number) = std::min(first_end[number], event.end);
+                    ++number;
+                }
+            }
+            CHECK(number == last_begin.size());
+        }
+        for (std::size_t i = 0; i < last_begin.size(); ++i) {
+            CHECK(last_begin[i] <= first_end[i]);
+        }
+    });
+}
+
+TEST_CASE("a wait is shown for each round whose roll call blocks, and none where answers are there"
+) {
+    for (bool const is_late : {false, true}) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& inner) {
+            DelayedCommunicator comm{inner, is_late};
+            auto params = make_params<double>({4, 4}, 1.0);
+            Ddp ddp{inner, params, two_buckets};
+            ddp.timeline().start(1000);
+            joinable::Join guard{joinable::participants(ddp), joinable::control(comm)};
+            for (int input = 0; input <= inner.rank(); ++input) {
+                ddp.forward([] {}, {.will_sync = input % 2 == 0});
+                run_backward(ddp, params);
+            }
+            auto const result = guard.finish();
+            std::chrono::nanoseconds sum{};
+            for (TraceEvent const& event : ddp.timeline().events()) {
+                if (event.kind == TraceKind::wait) {
+                    std::chrono::nanoseconds const time{event.end - event.begin};
+                    CHECK(time >= DelayedCommunicator<RankCommunicator>::delay);
+                    sum += time;
+                }
+            }
+            CHECK(count(ddp.timeline(), TraceKind::wait) == (is_late ? result.rounds : 0));
+            CHECK(sum <= result.waited);
+            // The end has roll calls, too, that belong to no round.
+            CHECK(
+                sum + DelayedCommunicator<RankCommunicator>::delay <=
+                result.waited + (is_late ? std::chrono::nanoseconds{}
+                                         : DelayedCommunicator<RankCommunicator>::delay)
+            );
+        });
+    }
+}
+
+TEST_CASE("a wait in a loop that opens rounds lies before its round") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& inner) {
+        DelayedCommunicator comm{inner, true};
+        auto params = make_params<double>({4, 4}, 1.0);
+        Ddp ddp{inner, params, two_buckets};
+        ddp.timeline().start(1000);
+        joinable::Join guard{joinable::participants(ddp), joinable::control(comm)};
+        while (guard.next(guard.round().number() + 1 < 3 || !guard.round().in_guard())) {
+            ddp.forward([] {});
+            run_backward(ddp, params);
+        }
+        guard.finish();
+        Trace trace{{{{}, 0}}};
+        auto const events = ddp.timeline().events();
+        trace.ranks[0].events.assign(events.begin(), events.end());
+        ReadTrace const read{joinable::to_json(trace)};
+        std::vector<Slice> const& slices = read.slices.at({1, 1});
+        CHECK(count(slices, "wait") == 3);
+        CHECK(count(slices, "roll call") == 0); // the loop's, not the model's
+        for (Slice const& slice : slices) {
+            CHECK((slice.name != "wait" || slice.inside.empty()));
+        }
+    });
+}
+
+TEST_CASE("rounds that do not sync, evaluations and skipped batches are shown as what they are") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4, 4}, 1.0);
+        Ddp ddp{comm, params, two_buckets};
+        TraceTimeline& timeline = ddp.timeline();
+        timeline.start(1000);
+        joinable::Join guard{joinable::participants(ddp)};
+        ddp.forward([] {}, {.will_sync = false});
+        run_backward(ddp, params);
+        CHECK(count(timeline, TraceKind::round) == 1);
+        CHECK(count(timeline, TraceKind::backward) == 1);
+        ddp.forward([] {}, {.phase = joinable::Phase::evaluate});
+        ddp.prepare_for_forward({.phase = joinable::Phase::evaluate});
+        CHECK(count(timeline, TraceKind::round) == 1);
+        CHECK(count(timeline, TraceKind::forward) == 3);
+        ddp.skip();
+        CHECK(count(timeline, TraceKind::round) == 2);
+        CHECK(count(timeline, TraceKind::forward) == 3);
+        CHECK(count(timeline, TraceKind::bucket) == 2);
+        guard.finish();
+    });
+}
+
+TEST_CASE("the verbs of an engine with hooks show the same ranges as passes do") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4, 4}, 1.0);
+        Ddp ddp{comm, params, two_buckets};
+        ddp.timeline().start(1000);
+        joinable::Join guard{joinable::participants(ddp)};
+        ddp.prepare_for_forward();
+        ddp.prepare_for_backward();
+        CHECK(count(ddp.timeline(), TraceKind::forward) == 1);
+        CHECK(count(ddp.timeline(), TraceKind::roll_call) == 1);
+        CHECK(count(ddp.timeline(), TraceKind::backward) == 0);
+        ddp.mark_ready(1);
+        ddp.mark_ready(0);
+        ddp.finalize_backward();
+        CHECK(count(ddp.timeline(), TraceKind::backward) == 1);
+        CHECK(count(ddp.timeline(), TraceKind::round) == 1);
+        guard.finish();
+    });
+}
+
+TEST_CASE("where a round fails, its ranges have ended when the error is seen") {
+    for (bool const in_backward : {false, true}) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            int const last = comm.size() - 1;
+            auto params = make_params<double>({4, 4}, 1.0);
+            Ddp ddp{comm, params, two_buckets};
+            ddp.timeline().start(1000);
+            bool const fails = comm.rank() == last;
+            auto const run = [&] {
+                joinable::Join guard{joinable::participants(ddp)};
+                for (int input = 0; input < 2; ++input) {
+                    if (comm.rank() == 0 && last != 0 && input == 1) {
+                        break; // shadows the round that fails
+                    }
+                    ddp.forward([&] {
+                        if (fails && input == 1 && !in_backward) {
+                            throw std::runtime_error{"bad sample"};
+                        }
+                    });
+                    run_backward(ddp, params, fails && input == 1 ? 1 : 0);
+                }
+                guard.finish();
+            };
+            CHECK_THROWS_AS(run(), std::exception);
+            Trace trace{{{{}, 0}}};
+            auto const events = ddp.timeline().events();
+            trace.ranks[0].events.assign(events.begin(), events.end());
+            ReadTrace const read{joinable::to_json(trace)}; // nests
+            if (fails) {
+                CHECK(count(ddp.timeline(), TraceKind::round) == 2);
+                CHECK(count(ddp.timeline(), TraceKind::forward) == 2);
+                CHECK(count(ddp.timeline(), TraceKind::roll_call) == 2);
+                CHECK(count(ddp.timeline(), TraceKind::backward) == (in_backward ? 2 : 1));
+                CHECK(count(ddp.timeline(), TraceKind::bucket) == (in_backward ? 3 : 2));
+            }
+        });
+    }
+}
+
+TEST_CASE("what there is no room for is counted, and the trace says so") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4, 4}, 1.0);
+        Ddp ddp{comm, params, two_buckets};
+        ddp.timeline().start(5);
+        for (int input = 0; input < 3; ++input) { // outside a guard: no roll call, so no waits
+            ddp.forward([] {});
+            run_backward(ddp, params);
+        }
+        CHECK(ddp.timeline().events().size() == 5);
+        CHECK(ddp.timeline().dropped() == 10);
+        Trace const trace = joinable::gather_trace(comm, ddp.timeline());
+        if (comm.rank() == 0) {
+            ReadTrace const read{joinable::to_json(trace)};
+            CHECK(read.other.at("dropped_events") == 10 * comm.size());
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                CHECK(
+                    read.instants.at({rank + 1, rank + 1}) ==
+                    std::vector<std::string>{"10 events were dropped, there was no room"}
+                );
+                CHECK(count(read.slices.at({rank + 1, rank + 1}), "round") == 1);
+            }
+        }
+        ddp.timeline().start(1); // anew
+        CHECK(ddp.timeline().events().empty());
+        CHECK(ddp.timeline().dropped() == 0);
+    });
+}
+
+TEST_CASE("nothing is recorded before start() and after stop(), and ranks may record differently") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4, 4}, 1.0);
+        Ddp ddp{comm, params, two_buckets};
+        train(ddp, params, 1);
+        CHECK(ddp.timeline().events().empty());
+        CHECK(ddp.timeline().dropped() == 0);
+        if (comm.rank() % 2 == 1) {
+            ddp.timeline().start(100);
+        }
+        train(ddp, params, 1);
+        ddp.timeline().stop();
+        train(ddp, params, 1);
+        CHECK(count(ddp.timeline(), TraceKind::round) == (comm.rank() % 2 == 1 ? 1 : 0));
+        Trace const trace = joinable::gather_trace(comm, ddp.timeline());
+        if (comm.rank() == 0) {
+            ReadTrace const read{joinable::to_json(trace)};
+            CHECK(read.names.size() == static_cast<std::size_t>(comm.size()));
+            CHECK(read.slices.size() == static_cast<std::size_t>(comm.size() / 2));
+            for (auto const& [track, slices] : read.slices) {
+                CHECK(track.first % 2 == 0);
+                for (Slice const& slice : slices) { // counted from the first round of all
+                    CHECK((slice.name != "round" || slice.args.at("number") == 1));
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("more events than travel at once arrive as they were") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto const own = static_cast<std::size_t>(comm.rank()) * 2048 + 3;
+        TraceTimeline timeline;
+        timeline.start(own);
+        for (std::size_t i = 0; i < own; ++i) {
+            auto const range =
+                timeline.bucket(i, (static_cast<std::size_t>(comm.rank()) << 40U) + i);
+        }
+        Trace const trace = joinable::gather_trace(comm, timeline);
+        for (std::size_t rank = 0; rank < trace.ranks.size(); ++rank) {
+            auto const& events = trace.ranks[rank].events;
+            CHECK(events.size() == rank * 2048 + 3);
+            bool is_right = true;
+            for (std::size_t i = 0; i < events.size(); ++i) {
+                is_right = is_right && events[i].index == i &&
+                           events[i].value == (rank << 40U) + i &&
+                           events[i].begin <= events[i].end && events[i].kind == TraceKind::bucket;
+            }
+            CHECK(is_right);
+        }
+        auto const mine = timeline.events();
+        CHECK((
+            comm.rank() != 0 ||
+            std::equal(
+                mine.begin(), mine.end(), trace.ranks[0].events.begin(), trace.ranks[0].events.end()
+            )
+        ));
+    });
+}
+
+TEST_CASE("aligned clocks move all events of a rank alike, on one clock by less than it takes") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        TraceTimeline timeline;
+        timeline.start(2);
+        for (std::size_t i = 0; i < 2; ++i) {
+            auto const range = timeline.forward();
+        }
+        Trace const exact = joinable::gather_trace(comm, timeline);
+        auto const before = std::chrono::steady_clock::now();
+        Trace const aligned = joinable::gather_trace(comm, timeline, {.align_clocks = true});
+        std::chrono::nanoseconds const taken = std::chrono::steady_clock::now() - before;
+        for (std::size_t rank = 0; rank < exact.ranks.size(); ++rank) {
+            TraceEvent const& a = exact.ranks[rank].events.at(0);
+            TraceEvent const& b = aligned.ranks[rank].events.at(0);
+            std::int64_t const moved = b.begin - a.begin;
+            CHECK(std::abs(moved) <= (rank == 0 ? 0 : taken.count()));
+            CHECK(b.end - a.end == moved);
+            CHECK(
+                aligned.ranks[rank].events.at(1).end - exact.ranks[rank].events.at(1).end == moved
+            );
+        }
+    });
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        TraceTimeline const timeline;
+        CHECK_THROWS_AS(
+            (void)joinable::gather_trace(comm, timeline, {.align_clocks = comm.rank() == 0}),
+            joinable::Mismatch
+        );
+        CHECK(
+            joinable::gather_trace(comm, timeline).ranks.size() ==
+            (comm.rank() == 0 ? comm.size() : 0)
+        );
+    });
+}
+
+TEST_CASE("a file that rank 0 cannot write fails on all ranks, and a second try may succeed") {
+    Folder const folder;
+    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+        TraceTimeline timeline;
+        timeline.start(4000);
+        for (std::size_t i = 0; i < 4000; ++i) { // more than a buffer of the file
+            auto const range = timeline.round(false);
+        }
+        auto const text_of = [&](std::string const& path, auto const& write) -> std::string {
+            try {
+                write(comm, timeline, path);
+            } catch (joinable::CommunicationError const& error) {
+                return error.what();
+            }
+            return "";
+        };
+        auto const both = [&](auto const& write) {
+            std::string const nowhere = folder.file("no/such/folder");
+            CHECK(
+                text_of(nowhere, write).find("cannot create " + nowhere + ": ") != std::string::npos
+            );
+            CHECK(
+                text_of("/dev/full", write).find("cannot write /dev/full: ") != std::string::npos
+            );
+            CHECK(text_of(folder.file("run"), write).empty());
+        };
+        both([](auto&... arguments) { joinable::write_trace(arguments...); });
+        both([](auto&... arguments) { joinable::write_picture(arguments...); });
+        if (comm.rank() == 0) {
+            CHECK(contents_of(folder.file("run")).starts_with("<svg "));
+        }
+        comm.barrier();
+    });
+}
+
+TEST_CASE("a trace is not gathered inside a guard, whose joined ranks would not follow") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4, 4}, 1.0);
+        Ddp ddp{comm, params, two_buckets};
+        auto const run = [&] {
+            joinable::Join guard{joinable::participants(ddp)};
+            if (comm.rank() == 0) {
+                (void)joinable::gather_trace(comm, ddp.timeline());
+            }
+            guard.finish();
+        };
+        if (comm.rank() == 0) {
+            CHECK_THROWS_AS(run(), joinable::ContractViolation);
+        } else {
+            CHECK_THROWS_AS(run(), joinable::PeerFailed);
+        }
+    });
+}
+
+TEST_CASE("times have three decimals of a microsecond, whatever the clock shows") {
+    std::int64_t const start = 987'654'321'000'000'000;
+    Trace trace;
+    trace.ranks.resize(2);
+    trace.ranks[0].events = {{start + 7, start + 1'000'000'007, 0, 0, TraceKind::forward}};
+    trace.ranks[1].events = {{start, start + 12'345, 3, 0, TraceKind::round}};
+    std::string const text = joinable::to_json(trace);
+    CHECK(text.find("\"ts\":0.007,\"dur\":1000000.000") != std::string::npos);
+    CHECK(text.find("\"ts\":0.000,\"dur\":12.345,\"args\":{\"number\":3}") != std::string::npos);
+    ReadTrace const read{text};
+    CHECK(read.slices.at({1, 1}).at(0).end == 1'000'000'007);
+    CHECK(ReadTrace{joinable::to_json({})}.names.empty());
+}
+
+} // namespace

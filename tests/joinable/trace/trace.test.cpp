@@ -494,7 +494,7 @@ TEST_CASE("times have three decimals of a microsecond, whatever the clock shows"
     CHECK(text.find("\"ts\":0.000,\"dur\":12.345,\"args\":{\"number\":3}") != std::string::npos);
     ReadTrace const read{text};
     CHECK(read.slices.at({1, 1}).at(0).end == 1'000'000'007);
-    CHECK(ReadTrace{joinable::to_json({})}.names.empty());
+    CHECK(ReadTrace{joinable::to_json(joinable::Trace{})}.names.empty());
 }
 
 } // namespace

@@ -202,7 +202,8 @@ public:
     /// | later                               |                    | ContractViolation: too late |
     ///
     /// In a round that does not sync, before its backward pass has ended, and in an evaluation whose
-    /// forward() threw, it ends the round; nothing is taken back. Where weights sum to 0, because all
+    /// forward() threw, it ends the round; nothing is taken back. Where the participant has a shadowed()
+    /// communicator it is a ContractViolation: others wait for this rank within their passes. Where weights sum to 0, because all
     /// ranks skip, the average is zeros: see Round::contributor_count. Outside a guard, and in one that
     /// is not enabled, say `skip({.weight = 0})` where the others give a weight. Collective: blocks
     /// until the averages are written, if the round syncs.

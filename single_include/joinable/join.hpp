@@ -12003,7 +12003,8 @@ public:
     /// | later                               |                    | ContractViolation: too late |
     ///
     /// In a round that does not sync, before its backward pass has ended, and in an evaluation whose
-    /// forward() threw, it ends the round; nothing is taken back. Where weights sum to 0, because all
+    /// forward() threw, it ends the round; nothing is taken back. Where the participant has a shadowed()
+    /// communicator it is a ContractViolation: others wait for this rank within their passes. Where weights sum to 0, because all
     /// ranks skip, the average is zeros: see Round::contributor_count. Outside a guard, and in one that
     /// is not enabled, say `skip({.weight = 0})` where the others give a weight. Collective: blocks
     /// until the averages are written, if the round syncs.
@@ -12802,7 +12803,7 @@ struct HiddenStep {
 /// Neither copied nor moved. It refers to `comm`, whose abort reaches it; it inherits the deadline, but a
 /// guard's timeout does not change it. One thread at a time uses it.
 template <class Comm>
-class ShadowedCommunicator : public detail::HiddenCollectives {
+class ShadowedCommunicator final : public detail::HiddenCollectives {
     static_assert(models_communicator<Comm>());
     static_assert(
         Splits<Comm> || std::same_as<Comm, SelfCommunicator>,
@@ -12810,11 +12811,13 @@ class ShadowedCommunicator : public detail::HiddenCollectives {
         "Splits, as ThreadCommunicator, ProcessCommunicator, MpiCommunicator and NcclCommunicator do"
     );
 
-    static auto split(Comm& comm) {
+    static decltype(auto) split(Comm& comm) {
         if constexpr (Splits<Comm>) {
             return comm.split(0, static_cast<int>(comm.rank()));
-        } else {
+        } else if constexpr (std::same_as<Comm, SelfCommunicator>) {
             return Comm{};
+        } else {
+            return (comm); // the assertion has said it all
         }
     }
     using Own = decltype(split(std::declval<Comm&>()));

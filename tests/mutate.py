@@ -156,7 +156,7 @@ MUTATIONS = [
         "unsynced-rounds-are-not-held-open", "participant/passes.hpp",
         "bool const holds = gathers_values() || hidden_.are_followed();",
         "bool const holds = gathers_values();",
-        "participant/shadowed.test.cpp", "*",
+        "participant/shadowed.test.cpp", "nobody else communicates*",
     ),
     # -- sharded optimizers in a guard ----------------------------------------------------------------
     Mutation(

@@ -12257,7 +12257,8 @@ public:
     /// whose forward() threw, it ends the round and undoes nothing. If the weights sum to 0,
     /// because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
     /// and in one that is not enabled, call `skip({.weight = 0})` if the others give a weight.
-    /// Collective: blocks until the averages are written, if the round syncs.
+    /// With a shadowed() communicator it is a ContractViolation, because others wait for this rank
+    /// within their passes. Collective: blocks until the averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             require_stepped();
@@ -13075,7 +13076,7 @@ struct HiddenStep {
 /// Neither copied nor moved. It refers to `comm`, whose abort reaches it; it inherits the deadline, but a
 /// guard's timeout does not change it. One thread at a time uses it.
 template <class Comm>
-class ShadowedCommunicator : public detail::HiddenCollectives {
+class ShadowedCommunicator final : public detail::HiddenCollectives {
     static_assert(models_communicator<Comm>());
     static_assert(
         Splits<Comm> || std::same_as<Comm, SelfCommunicator>,
@@ -13083,11 +13084,13 @@ class ShadowedCommunicator : public detail::HiddenCollectives {
         "Splits, as ThreadCommunicator, ProcessCommunicator, MpiCommunicator and NcclCommunicator do"
     );
 
-    static auto split(Comm& comm) {
+    static decltype(auto) split(Comm& comm) {
         if constexpr (Splits<Comm>) {
             return comm.split(0, static_cast<int>(comm.rank()));
-        } else {
+        } else if constexpr (std::same_as<Comm, SelfCommunicator>) {
             return Comm{};
+        } else {
+            return (comm); // the assertion has said it all
         }
     }
     using Own = decltype(split(std::declval<Comm&>()));

@@ -218,7 +218,8 @@ public:
     /// whose forward() threw, it ends the round and undoes nothing. If the weights sum to 0,
     /// because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
     /// and in one that is not enabled, call `skip({.weight = 0})` if the others give a weight.
-    /// Collective: blocks until the averages are written, if the round syncs.
+    /// With a shadowed() communicator it is a ContractViolation, because others wait for this rank
+    /// within their passes. Collective: blocks until the averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             require_stepped();

@@ -141,7 +141,7 @@ struct HiddenStep {
 /// Neither copied nor moved. It refers to `comm`, whose abort reaches it; it inherits the deadline, but a
 /// guard's timeout does not change it. One thread at a time uses it.
 template <class Comm>
-class ShadowedCommunicator : public detail::HiddenCollectives {
+class ShadowedCommunicator final : public detail::HiddenCollectives {
     static_assert(models_communicator<Comm>());
     static_assert(
         Splits<Comm> || std::same_as<Comm, SelfCommunicator>,
@@ -149,11 +149,13 @@ class ShadowedCommunicator : public detail::HiddenCollectives {
         "Splits, as ThreadCommunicator, ProcessCommunicator, MpiCommunicator and NcclCommunicator do"
     );
 
-    static auto split(Comm& comm) {
+    static decltype(auto) split(Comm& comm) {
         if constexpr (Splits<Comm>) {
             return comm.split(0, static_cast<int>(comm.rank()));
-        } else {
+        } else if constexpr (std::same_as<Comm, SelfCommunicator>) {
             return Comm{};
+        } else {
+            return (comm); // the assertion has said it all
         }
     }
     using Own = decltype(split(std::declval<Comm&>()));

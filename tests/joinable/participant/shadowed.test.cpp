@@ -715,6 +715,18 @@ TEST_CASE("a collective outside of the passes is refused") {
     });
 }
 
+TEST_CASE("nobody else communicates between the passes of a round that accumulates") {
+    check_refused({1, 2, 3, 4, 8}, "is held open", [](RankCommunicator& comm) {
+        Model model{comm};
+        joinable::Action log{comm, [] {}, [] {}};
+        Join guard{participants(model.ddp, log)};
+        for (std::size_t input = 0; input < 1 + uneven(comm); ++input) {
+            model.round([] {}, [&] { log(), model.sum(1.0); }, {.will_sync = false});
+        }
+        guard.finish();
+    });
+}
+
 TEST_CASE("a broadcast from a rank that has joined is refused") {
     check_refused({2, 3, 4, 8}, "rank 0 over a shadowed()", [](RankCommunicator& comm) {
         Model model{comm};

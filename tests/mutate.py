@@ -221,6 +221,42 @@ MUTATIONS = [
         "*options.timeout < std::chrono::nanoseconds::zero()",
         "join/schedule.test.cpp", "a period of 0*",
     ),
+    # -- what is shown of rounds --------------------------------------------------------------------
+    Mutation(
+        "waits-of-joined-ranks-are-not-shown", "participant/data_parallel.hpp",
+        "detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);", "",
+        "trace/trace.test.cpp", "a wait is shown*",
+    ),
+    Mutation(
+        "waits-are-shown-twice", "bucket/timeline.hpp",
+        "if (!std::exchange(is_heard_, true)) {", "is_heard_ = true;\n        {",
+        "trace/trace.test.cpp", "a wait in a loop*",
+    ),
+    Mutation(
+        "roll-calls-of-the-loop-are-the-models", "bucket/timeline.hpp",
+        "if (!is_answered) {", "static_cast<void>(is_answered);\n        {",
+        "trace/trace.test.cpp", "a wait in a loop*",
+    ),
+    Mutation(
+        "inner-events-come-first", "trace/trace.ipp",
+        "a.end > b.end", "a.end < b.end",
+        "trace/trace.test.cpp", "of events that begin at once*",
+    ),
+    Mutation(
+        "clocks-are-moved-the-wrong-way", "trace/gather.ipp",
+        "said[rank * own.size() + 2] - said[2]", "said[rank * own.size() + 2]",
+        "trace/trace.test.cpp", "aligned clocks*",
+    ),
+    Mutation(
+        "waits-count-as-training", "trace/picture.ipp",
+        "take_from_training(rounds, event);", "",
+        "trace/picture.test.cpp",
+    ),
+    Mutation(
+        "a-shorter-line-leaves-its-end", "trace/progress_line.ipp",
+        'sink_("\\r" + said + blanks);', 'sink_("\\r" + said);',
+        "trace/progress_line.test.cpp", "on a terminal*",
+    ),
     # -- rounds -------------------------------------------------------------------------------------
     Mutation(
         "waiting-is-not-counted", "join/detail/rounds.ipp",

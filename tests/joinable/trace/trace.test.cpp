@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -266,6 +267,45 @@ TEST_CASE("the verbs of an engine with hooks show the same ranges as passes do")
     });
 }
 
+/// Has one of the ranges that a timeline need not have.
+struct ForwardTimes : joinable::NoTimeline {
+    int passes = 0;
+    int open = 0;
+    struct Range {
+        int* count;
+        explicit Range(int& counted) : count{&++counted} {}
+        Range(Range&& other) noexcept : count{std::exchange(other.count, nullptr)} {}
+        Range& operator=(Range&&) = delete;
+        ~Range() { count != nullptr ? --*count : 0; }
+    };
+    Range forward() {
+        ++passes;
+        return Range{open};
+    }
+};
+static_assert(joinable::Timeline<ForwardTimes>);
+
+TEST_CASE("a timeline that has some of the ranges is told of these, and they end with the pass") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4, 4}, 1.0);
+        joinable::DistributedDataParallel<RankCommunicator, joinable::AllReduce, ForwardTimes> ddp{
+            comm, params, two_buckets
+        };
+        joinable::Join guard{joinable::participants(ddp)};
+        for (int input = 0; input <= comm.rank(); ++input) {
+            int const inside = ddp.forward([&] { return ddp.timeline().open; });
+            CHECK(inside == 1);
+            CHECK(ddp.timeline().open == 0);
+            ddp.backward([](auto ready) {
+                ready(1);
+                ready(0);
+            });
+        }
+        guard.finish();
+        CHECK(ddp.timeline().passes == comm.rank() + 1); // none where it shadows
+    });
+}
+
 TEST_CASE("where a round fails, its ranges have ended when the error is seen") {
     for (bool const in_backward : {false, true}) {
         over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
@@ -446,7 +486,7 @@ TEST_CASE("a file that rank 0 cannot write fails on all ranks, and a second try 
             return "";
         };
         auto const both = [&](auto const& write) {
-            std::string const nowhere = folder.file("no/such/folder");
+            std::string const nowhere = "/no/such/folder/run"; // on all ranks the same
             CHECK(
                 text_of(nowhere, write).find("cannot create " + nowhere + ": ") != std::string::npos
             );
@@ -481,6 +521,21 @@ TEST_CASE("a trace is not gathered inside a guard, whose joined ranks would not 
             CHECK_THROWS_AS(run(), joinable::PeerFailed);
         }
     });
+}
+
+TEST_CASE("of events that begin at once the outer one comes first, also where both end at once") {
+    Trace trace;
+    trace.ranks.resize(1);
+    trace.ranks[0].events = {
+        {0, 50, 0, 0, TraceKind::forward},
+        {0, 100, 0, 0, TraceKind::roll_call},
+        {0, 100, 0, 0, TraceKind::round},
+    };
+    ReadTrace const read{joinable::to_json(trace)};
+    std::vector<Slice> const& slices = read.slices.at({1, 1});
+    CHECK(slices.at(0).name == "round");
+    CHECK(slices.at(1).inside == std::vector<std::string>{"round"});
+    CHECK(slices.at(2).inside == std::vector<std::string>{"round", "roll call"});
 }
 
 TEST_CASE("times have three decimals of a microsecond, whatever the clock shows") {

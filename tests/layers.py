@@ -72,9 +72,9 @@ OWNED = {
 # a file that does without them slower to compile.
 OPT_IN = re.compile(
     r"interop/|device/cuda/|communicator/(algorithms|mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
-    r"optimizer/|participant/(zero_|sharded_|detail/(shard_|sharded_|bucket_arenas))|checkpoint/|"
+    r"optimizer/|participant/(shadowed|zero_|sharded_|detail/(shard_|sharded_|bucket_arenas))|checkpoint/|"
     r"trace/|agreement/(on_all_ranks|staged_collectives)\.hpp|"
-    r"(algorithms|checkpoint|cuda|mpi|nccl|nccl_graphs|nvtx|src|tcp|trace|zero)\.hpp"
+    r"(algorithms|checkpoint|cuda|mpi|nccl|nccl_graphs|nvtx|shadowed|src|tcp|trace|zero)\.hpp"
 )
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand
 # What lies beside the folders: documents lie in the room that they describe.

@@ -57,5 +57,4 @@
 #include <joinable/participant/options.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
-#include <joinable/participant/shadowed.hpp>
 // clang-format on

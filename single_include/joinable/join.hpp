@@ -17,7 +17,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <initializer_list>
@@ -11713,9 +11712,8 @@ protected:
     HiddenCollectives() = default;
     inline ~HiddenCollectives();
 
-    /// The round in whose passes this rank issues a collective; none where there is no guard.
-    /// @throws ContractViolation  joined ranks would not follow. Else what PendingRound::wait throws.
-    [[nodiscard]] inline std::optional<Round> enter_round() const;
+    /// Those of the participant that has these collectives, if one has them.
+    [[nodiscard]] HiddenRounds* rounds() const noexcept { return rounds_; }
 
 private:
     friend class HiddenRounds;
@@ -11762,10 +11760,13 @@ public:
         collectives.rounds_ = this;
     }
 
+    [[nodiscard]] Session* session() const noexcept { return session_of(state_); }
     [[nodiscard]] bool is_attached() const noexcept { return attached_ != nullptr; }
+    /// The round of the pass that this rank runs, if it runs one.
+    [[nodiscard]] std::optional<PendingRound>& pending() noexcept { return pending_; }
     /// Whether joined ranks follow: then a round goes on until its passes are over.
     [[nodiscard]] bool are_followed() const noexcept {
-        return attached_ != nullptr && session_of(state_) != nullptr;
+        return attached_ != nullptr && session() != nullptr;
     }
     /// @throws ContractViolation  a rank without a pass cannot go on with the others.
     void require_pass(std::string_view verb) const {
@@ -11804,7 +11805,7 @@ public:
     }
 
 private:
-    friend class HiddenCollectives;
+    friend HiddenCollectives;
 
     JoinState& state_;
     HiddenCollectives* attached_ = nullptr;
@@ -11815,33 +11816,6 @@ inline HiddenCollectives::~HiddenCollectives() {
     if (rounds_ != nullptr) {
         rounds_->attached_ = nullptr;
     }
-}
-
-inline std::optional<Round> HiddenCollectives::enter_round() const {
-    Session* const own = rounds_ == nullptr ? nullptr : session_of(rounds_->state_);
-    Session* const session = own != nullptr ? own : Occupation::session_over(parent());
-    if (session == nullptr || !session->runs_rounds()) {
-        return {};
-    }
-    char const* const why =
-        rounds_ == nullptr
-            ? "a shadowed() communicator is used in a guard, but no participant has it, so "
-              "joined ranks would not follow; call ddp.attach_collectives(it) before"
-        : own == nullptr
-            ? "a shadowed() communicator is used in a guard that does not list the participant "
-              "that has it, so joined ranks would not follow; add that to participants(...)"
-        : !rounds_->pending_
-            ? "a shadowed() communicator is used outside of the passes of its participant, where joined "
-              "ranks do not follow; use it between forward() and the end of the backward pass, or after "
-              "finish()"
-            : nullptr;
-    if (why != nullptr) {
-        session->record_failure(why); // the guard's user may not be in a verb of a participant
-        throw ContractViolation{why};
-    }
-    Round round = rounds_->pending_->wait();
-    round.hold(); // nobody else communicates until the passes are over
-    return round;
 }
 
 }}} // namespace joinable::v0::detail
@@ -12963,305 +12937,6 @@ Step(Comm&, Body) -> Step<Body, Comm>;
 /// Explains which argument is missing.
 template <class Body>
 Step(Body) -> Step<Body, detail::NoCommunicator>;
-
-}} // namespace joinable::v0
-
-// ---- joinable/participant/shadowed.hpp
-
-namespace joinable { inline namespace v0 {
-
-class SelfCommunicator;
-
-namespace detail {
-
-/// The element that changes no result of a reduction.
-template <Element T>
-[[nodiscard]] constexpr T neutral_element(ReduceOp op) noexcept {
-    using Number =
-        std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
-    using Limits = std::numeric_limits<Number>;
-    switch (op) {
-    case ReduceOp::product: return T{Number{1}};
-    case ReduceOp::min: return T{Limits::has_infinity ? Limits::infinity() : (Limits::max)()};
-    case ReduceOp::max: return T{Limits::has_infinity ? -Limits::infinity() : Limits::lowest()};
-    case ReduceOp::bit_and:
-        if constexpr (std::is_integral_v<T>) {
-            return static_cast<T>(~T{});
-        }
-        break;
-    case ReduceOp::sum:
-    case ReduceOp::bit_or: break;
-    }
-    return T{};
-}
-
-/// What active ranks do next, as they tell joined ranks.
-struct HiddenStep {
-    enum class Kind : std::uint8_t { all_reduce, broadcast, barrier, section_end };
-
-    Kind kind = Kind::section_end;
-    std::size_t count = 0; ///< elements
-    DType dtype = DType::u8;
-    ReduceOp op = ReduceOp::sum;
-    int root = 0;
-
-    /// All but the count; below 2^36, as ranks have no more than 20 bits.
-    [[nodiscard]] std::uint64_t word() const noexcept {
-        return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 4U |
-               static_cast<std::uint64_t>(op) << 8U | static_cast<std::uint64_t>(root) << 16U;
-    }
-    [[nodiscard]] static HiddenStep of(std::uint64_t word, std::uint64_t count) noexcept {
-        return {
-            static_cast<Kind>(word & 0xfU),
-            static_cast<std::size_t>(count),
-            static_cast<DType>(word >> 4U & 0xfU),
-            static_cast<ReduceOp>(word >> 8U & 0xffU),
-            static_cast<int>(word >> 16U)
-        };
-    }
-    [[nodiscard]] std::string text() const {
-        std::string const elements = concat(count, " ", name_of(dtype));
-        switch (kind) {
-        case Kind::all_reduce: return concat("all_reduce of ", elements, " with ", name_of(op));
-        case Kind::broadcast: return concat("broadcast of ", elements, " from rank ", root);
-        case Kind::barrier: return "barrier";
-        case Kind::section_end: break;
-        }
-        return "no more collectives in this pass";
-    }
-};
-
-} // namespace detail
-
-/// A communicator for collectives that a model issues within its passes, where no participant sees
-/// them: a normalisation layer that sums over the samples of all ranks, a metric. It has the ranks of
-/// another communicator and is split from it, so that its collectives are independent of those of
-/// gradients that are on their way. Made by shadowed().
-///
-/// @code
-/// auto hidden = joinable::shadowed(comm);
-/// Model model{hidden};                    // its layers all-reduce over `hidden`
-/// joinable::DistributedDataParallel ddp{comm, model.parameters()};
-/// ddp.attach_collectives(hidden);
-/// joinable::Join guard{joinable::participants(ddp, step)};
-/// @endcode
-///
-/// In a guard that lists the participant, a rank that has joined takes part in every collective of the
-/// others with elements that change no result: zeros in a sum, ones in a product, infinities or limits in
-/// a minimum or maximum, all bits in a bit_and. It drops what it receives. So a sum of sample counts counts
-/// the samples of active ranks. It also holds for a rank that never had an input.
-///
-/// | round                     | what is sent                                                           |
-/// |---------------------------|------------------------------------------------------------------------|
-/// | all ranks are active,     | the collectives, and nothing else                                      |
-/// | or there is no guard      |                                                                        |
-/// | some rank has joined      | before each collective a sum of eight words, by which active ranks say |
-/// |                           | which one comes, and one more when their passes are over; where        |
-/// |                           | buffers are sent after the forward pass, also when gradients begin     |
-///
-/// In such rounds nothing is taken from rounds before: collectives may differ from round to round, a layer
-/// may be used twice, and a joined rank learns of each collective before an active rank waits in it. Ranks
-/// that issue different ones throw Mismatch, all of them, with both. In rounds in which all are active they
-/// find what the communicator finds: a Mismatch, or TimedOut where one rank issues more than another.
-///
-/// The first collective of a round waits until all ranks have opened it. Rounds of all kinds are followed:
-/// training rounds that sync or accumulate, until the end of their backward pass; evaluations, until
-/// forward() returns. A collective at another place of a guard throws ContractViolation; so it does where no
-/// participant of the guard has the communicator. A broadcast comes from a rank that is active.
-///
-/// A throw between collectives has to leave the guard, which ends the waits of the others; skip() is refused. A
-/// rank without samples gives its model an empty batch. Joined ranks send their share of gradients when
-/// the passes of the others are over, so in these rounds gradients do not overlap with the backward pass.
-///
-/// Neither copied nor moved. It refers to `comm`, whose abort reaches it; it inherits the deadline, but a
-/// guard's timeout does not change it. One thread at a time uses it.
-template <class Comm>
-class ShadowedCommunicator final : public detail::HiddenCollectives {
-    static_assert(models_communicator<Comm>());
-    static_assert(
-        Splits<Comm> || std::same_as<Comm, SelfCommunicator>,
-        "shadowed: this communicator has no member 'split(int color, int key)'; use one that models "
-        "Splits, as ThreadCommunicator, ProcessCommunicator, MpiCommunicator and NcclCommunicator do"
-    );
-
-    static decltype(auto) split(Comm& comm) {
-        if constexpr (Splits<Comm>) {
-            return comm.split(0, static_cast<int>(comm.rank()));
-        } else if constexpr (std::same_as<Comm, SelfCommunicator>) {
-            return Comm{};
-        } else {
-            return (comm); // the assertion has said it all
-        }
-    }
-    using Own = decltype(split(std::declval<Comm&>()));
-    using OwnWork = work_of<Own>;
-
-public:
-    using device_type = typename detail::device_type_of<Own>::type;
-
-    /// Collective, blocks: splits `comm`.
-    explicit ShadowedCommunicator(Comm& comm) : parent_{comm}, own_{split(comm)}, control_{own_} {}
-
-    [[nodiscard]] int rank() const { return own_.rank(); }
-    [[nodiscard]] int size() const { return own_.size(); }
-
-    /// Combines `buffer` over all ranks, in place. @throws what enters the round: PendingRound::wait;
-    /// Mismatch, ContractViolation  see above; what the communicator throws.
-    auto all_reduce(Buffer buffer, ReduceOp op) {
-        announce({Step::Kind::all_reduce, buffer.count, buffer.dtype, op});
-        return own_.all_reduce(buffer, op);
-    }
-    /// The buffer of `root` is copied to all ranks. @throws ContractViolation  `root` has joined, so it has
-    /// nothing to send; else as all_reduce() does.
-    auto broadcast(Buffer buffer, int root) {
-        announce({Step::Kind::broadcast, buffer.count, buffer.dtype, ReduceOp::sum, root});
-        return own_.broadcast(buffer, root);
-    }
-    /// Blocks until every rank has called it, or follows. Throws as all_reduce() does.
-    void barrier() {
-        announce({Step::Kind::barrier});
-        own_.barrier();
-    }
-
-    /// Local. Ends the waits of this communicator alone.
-    void abort(AbortReason reason)
-        requires detail::has_abort<Own>
-    {
-        own_.abort(std::move(reason));
-    }
-    [[nodiscard]] bool is_aborted() const
-        requires detail::has_abort<Own>
-    {
-        return own_.is_aborted();
-    }
-    /// Local; for waits that start later. Returns the deadline that was in force.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)
-        requires detail::has_set_deadline<Own>
-    {
-        return own_.set_deadline(deadline);
-    }
-    [[nodiscard]] std::vector<int> missing_ranks() const
-        requires detail::has_missing_ranks<Own>
-    {
-        return own_.missing_ranks();
-    }
-    [[nodiscard]] device_type& device_memory()
-        requires(!detail::reduces_host_memory<Own>)
-    {
-        return own_.device_memory();
-    }
-
-private:
-    using Step = detail::HiddenStep;
-
-    /// What a joined rank sends. It stays until the collective is complete.
-    struct Replayed {
-        std::vector<std::byte> elements; ///< on the host, where they are not zeros
-        Arena memory;
-        OwnWork work;
-    };
-
-    [[nodiscard]] void const* parent() const noexcept override { return std::addressof(parent_); }
-
-    // -- active ranks ----------------------------------------------------------------------------
-
-    void announce(Step const& next) {
-        std::optional<Round> const round = this->enter_round();
-        if (!round || round->active_count() == own_.size()) {
-            return;
-        }
-        if (next.root < 0 || next.root >= own_.size()) {
-            return; // which the communicator refuses
-        }
-        if (next.kind == Step::Kind::broadcast && !round->is_active(next.root)) {
-            throw ContractViolation{detail::concat(
-                "broadcast from rank ",
-                next.root,
-                " over a shadowed() communicator, but that rank has run out of inputs; broadcast from an "
-                "active rank, as Round::buffer_source() is"
-            )};
-        }
-        static_cast<void>(exchange(next, *round));
-    }
-    void end_section(Round const& round) override {
-        if (round.active_count() != own_.size()) {
-            static_cast<void>(exchange({}, round));
-        }
-    }
-
-    /// What all active ranks say. Joined ranks hear it.
-    Step exchange(Step const& said, Round const& round) {
-        std::array<std::uint64_t, 2 + detail::HashAgreement::words> sum{};
-        if (!round.is_shadow()) {
-            sum[0] = said.word();
-            sum[1] = said.count;
-            detail::HashAgreement::write(&sum[2], detail::Hash{}.add(sum[0]).add(sum[1]).value());
-        }
-        control_.sum(sum);
-        auto const ranks = static_cast<std::uint64_t>(round.active_count());
-        if (!detail::HashAgreement::is_common(&sum[2], ranks)) {
-            AgreementList list;
-            list.add("collectives within the passes differ: the next one", said.text());
-            detail::Inquiry inquiry{control_, round.buffer_source(), ranks, !round.is_shadow()};
-            throw_failure(inquiry.difference(list));
-        }
-        return Step::of(sum[0] / ranks, sum[1] / ranks);
-    }
-
-    // -- joined ranks ----------------------------------------------------------------------------
-
-    void follow(Round const& round) override {
-        std::deque<Replayed> under_way; // an active rank may wait for one after it started others
-        for (Step next = exchange({}, round); next.kind != Step::Kind::section_end;
-             next = exchange({}, round)) {
-            while (!under_way.empty() && under_way.front().work.test()) {
-                under_way.pop_front();
-            }
-            if (next.kind == Step::Kind::barrier) {
-                own_.barrier();
-            } else {
-                under_way.push_back(replay(next));
-            }
-        }
-        for (Replayed& replayed : under_way) {
-            replayed.work.wait();
-        }
-    }
-
-    [[nodiscard]] Replayed replay(Step const& said) {
-        std::size_t const bytes = said.count * size_of(said.dtype);
-        Device& device = detail::device_of(own_);
-        Arena memory = device.allocate(bytes, Arena::default_alignment); // zeros
-        std::vector<std::byte> elements;
-        Buffer const buffer{memory.data(), said.count, said.dtype};
-        if (said.kind == Step::Kind::broadcast) {
-            return {std::move(elements), std::move(memory), own_.broadcast(buffer, said.root)};
-        }
-        if (said.op != ReduceOp::sum && said.op != ReduceOp::bit_or && bytes != 0) {
-            elements.resize(bytes);
-            visit_dtype(said.dtype, [&]<class T>(std::type_identity<T>) {
-                T const element = detail::neutral_element<T>(said.op);
-                for (std::size_t at = 0; at < bytes; at += sizeof(T)) {
-                    std::memcpy(&elements[at], &element, sizeof(T));
-                }
-            });
-            device.upload(elements.data(), memory.data(), bytes);
-            device.submit();
-        }
-        return {std::move(elements), std::move(memory), own_.all_reduce(buffer, said.op)};
-    }
-
-    Comm& parent_;
-    Own own_;
-    detail::ControlOver<Own&> control_;
-};
-
-/// Collective, blocks. A communicator of the same ranks for collectives within the passes of a model:
-/// see ShadowedCommunicator. Give it to DistributedDataParallel::attach_collectives before a guard.
-template <class Comm>
-[[nodiscard]] ShadowedCommunicator<Comm> shadowed(Comm& comm) {
-    return ShadowedCommunicator<Comm>{comm};
-}
 
 }} // namespace joinable::v0
 

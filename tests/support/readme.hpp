@@ -5,6 +5,7 @@
 // that the text takes for granted.
 
 #include <joinable/join.hpp>
+#include <joinable/shadowed.hpp>
 #include <joinable/trace.hpp>
 #include <joinable/zero.hpp>
 #if __has_include(<nlohmann/json.hpp>)

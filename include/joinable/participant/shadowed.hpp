@@ -27,6 +27,7 @@
 #include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
+#include <joinable/join/joinable.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/detail/hidden_rounds.hpp>
 #include <joinable/tensor/buffer.hpp>
@@ -95,6 +96,36 @@ struct HiddenStep {
         return "no more collectives in this pass";
     }
 };
+
+/// The round in whose passes this rank issues a collective; none where there is no guard. `parent` is
+/// the communicator of the guard.
+/// @throws ContractViolation  joined ranks would not follow. Else what PendingRound::wait throws.
+[[nodiscard]] inline std::optional<Round> enter_round(HiddenRounds* rounds, void const* parent) {
+    Session* const own = rounds == nullptr ? nullptr : rounds->session();
+    Session* const session = own != nullptr ? own : Occupation::session_over(parent);
+    if (session == nullptr || !session->runs_rounds()) {
+        return {};
+    }
+    char const* const why =
+        rounds == nullptr
+            ? "a shadowed() communicator is used in a guard, but no participant has it, so "
+              "joined ranks would not follow; call ddp.attach_collectives(it) before"
+        : own == nullptr
+            ? "a shadowed() communicator is used in a guard that does not list the participant "
+              "that has it, so joined ranks would not follow; add that to participants(...)"
+        : !rounds->pending()
+            ? "a shadowed() communicator is used outside of the passes of its participant, where joined "
+              "ranks do not follow; use it between forward() and the end of the backward pass, or after "
+              "finish()"
+            : nullptr;
+    if (why != nullptr) {
+        session->record_failure(why); // the guard's user may not be in a verb of a participant
+        throw ContractViolation{why};
+    }
+    Round round = rounds->pending()->wait();
+    round.hold(); // nobody else communicates until the passes are over
+    return round;
+}
 
 } // namespace detail
 
@@ -231,7 +262,7 @@ private:
     // -- active ranks ----------------------------------------------------------------------------
 
     void announce(Step const& next) {
-        std::optional<Round> const round = this->enter_round();
+        std::optional<Round> const round = detail::enter_round(this->rounds(), parent());
         if (!round || round->active_count() == own_.size()) {
             return;
         }

@@ -25,9 +25,8 @@ protected:
     HiddenCollectives() = default;
     inline ~HiddenCollectives();
 
-    /// The round in whose passes this rank issues a collective; none where there is no guard.
-    /// @throws ContractViolation  joined ranks would not follow. Else what PendingRound::wait throws.
-    [[nodiscard]] inline std::optional<Round> enter_round() const;
+    /// Those of the participant that has these collectives, if one has them.
+    [[nodiscard]] HiddenRounds* rounds() const noexcept { return rounds_; }
 
 private:
     friend class HiddenRounds;
@@ -74,10 +73,13 @@ public:
         collectives.rounds_ = this;
     }
 
+    [[nodiscard]] Session* session() const noexcept { return session_of(state_); }
     [[nodiscard]] bool is_attached() const noexcept { return attached_ != nullptr; }
+    /// The round of the pass that this rank runs, if it runs one.
+    [[nodiscard]] std::optional<PendingRound>& pending() noexcept { return pending_; }
     /// Whether joined ranks follow: then a round goes on until its passes are over.
     [[nodiscard]] bool are_followed() const noexcept {
-        return attached_ != nullptr && session_of(state_) != nullptr;
+        return attached_ != nullptr && session() != nullptr;
     }
     /// @throws ContractViolation  a rank without a pass cannot go on with the others.
     void require_pass(std::string_view verb) const {
@@ -116,7 +118,7 @@ public:
     }
 
 private:
-    friend class HiddenCollectives;
+    friend HiddenCollectives;
 
     JoinState& state_;
     HiddenCollectives* attached_ = nullptr;
@@ -127,33 +129,6 @@ inline HiddenCollectives::~HiddenCollectives() {
     if (rounds_ != nullptr) {
         rounds_->attached_ = nullptr;
     }
-}
-
-inline std::optional<Round> HiddenCollectives::enter_round() const {
-    Session* const own = rounds_ == nullptr ? nullptr : session_of(rounds_->state_);
-    Session* const session = own != nullptr ? own : Occupation::session_over(parent());
-    if (session == nullptr || !session->runs_rounds()) {
-        return {};
-    }
-    char const* const why =
-        rounds_ == nullptr
-            ? "a shadowed() communicator is used in a guard, but no participant has it, so "
-              "joined ranks would not follow; call ddp.attach_collectives(it) before"
-        : own == nullptr
-            ? "a shadowed() communicator is used in a guard that does not list the participant "
-              "that has it, so joined ranks would not follow; add that to participants(...)"
-        : !rounds_->pending_
-            ? "a shadowed() communicator is used outside of the passes of its participant, where joined "
-              "ranks do not follow; use it between forward() and the end of the backward pass, or after "
-              "finish()"
-            : nullptr;
-    if (why != nullptr) {
-        session->record_failure(why); // the guard's user may not be in a verb of a participant
-        throw ContractViolation{why};
-    }
-    Round round = rounds_->pending_->wait();
-    round.hold(); // nobody else communicates until the passes are over
-    return round;
 }
 
 }}} // namespace joinable::v0::detail

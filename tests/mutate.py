@@ -143,8 +143,8 @@ MUTATIONS = [
         "participant/shadowed.test.cpp", "skip() between*",
     ),
     Mutation(
-        "collectives-of-strangers-within-passes", "participant/detail/hidden_rounds.hpp",
-        "Occupation::session_over(parent())", "nullptr",
+        "collectives-of-strangers-within-passes", "participant/shadowed.hpp",
+        "Occupation::session_over(parent)", "nullptr",
         "participant/shadowed.test.cpp", "a communicator that no participant*",
     ),
     Mutation(

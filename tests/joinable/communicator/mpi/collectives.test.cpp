@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <type_traits>
@@ -309,6 +310,52 @@ TEST_CASE("every collective over MPI gives every dtype what a serial program com
             std::int64_t,
             std::uint64_t>(comm, {3});
         check_all<float>(comm, {0, 1, 1000});
+    });
+}
+
+/// Rank 0 gives the least or greatest number, the others 1.
+template <class T>
+void check_order(MpiCommunicator& comm) {
+    T const least =
+        std::is_integral_v<T> ? std::numeric_limits<T>::lowest() : static_cast<T>(-3e4F);
+    T const greatest =
+        std::is_integral_v<T> ? (std::numeric_limits<T>::max)() : static_cast<T>(3e4F);
+    T const one = static_cast<T>(1.0F);
+    for (T const given : {least, greatest}) {
+        for (ReduceOp const op : {ReduceOp::min, ReduceOp::max}) {
+            CAPTURE(name_of(joinable::dtype_of<T>));
+            CAPTURE(name_of(op));
+            bool const wins = comm.size() == 1 || (given == least) == (op == ReduceOp::min);
+            std::vector<T> all(5, comm.rank() == 0 ? given : one);
+            std::vector<T> part(1, one);
+            std::vector<T> const in(static_cast<std::size_t>(comm.size()), all[0]);
+            comm.reduce_scatter(
+                    {in.data(), in.size(), joinable::dtype_of<T>},
+                    {part.data(), 1, joinable::dtype_of<T>},
+                    op
+            )
+                .wait();
+            joinable::all_reduce(comm, all, op).wait();
+            CHECK(all == std::vector<T>(5, wins ? given : one));
+            CHECK(part == std::vector<T>(1, wins ? given : one));
+        }
+    }
+}
+
+TEST_CASE("the least number is the minimum and the greatest is the maximum, signed or not") {
+    run_mpi_ranks({1, 2, 3, 4, 8}, [](MpiCommunicator& comm) {
+        [&]<class... T>(std::type_identity<T>...) {
+            (check_order<T>(comm), ...);
+        }(std::type_identity<Half>{},
+          std::type_identity<BFloat16>{},
+          std::type_identity<float>{},
+          std::type_identity<double>{},
+          std::type_identity<std::int8_t>{},
+          std::type_identity<std::uint8_t>{},
+          std::type_identity<std::int32_t>{},
+          std::type_identity<std::uint32_t>{},
+          std::type_identity<std::int64_t>{},
+          std::type_identity<std::uint64_t>{});
     });
 }
 

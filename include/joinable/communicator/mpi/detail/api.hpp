@@ -63,9 +63,9 @@ inline void check_mpi(int code, std::string_view call) {
     return MPI_UINT64_T;
 }
 
-/// The callback with which MPI combines 16-bit numbers: in f32, rounding each combination.
+/// The callback with which MPI combines numbers as the library does.
 template <DType dtype, ReduceOp op>
-void combine_halves(void* in, void* in_out, int* count, MPI_Datatype*) {
+void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
     std::array<std::byte*, 2> const inputs{
         static_cast<std::byte*>(in), static_cast<std::byte*>(in_out)
     };
@@ -74,40 +74,40 @@ void combine_halves(void* in, void* in_out, int* count, MPI_Datatype*) {
     reduce_to(dtype, op, {2, input}, {1, output}, static_cast<std::size_t>(*count));
 }
 
-/// Our own operator for 16-bit numbers. It lives until MPI is finalised.
+/// Our own operator. It lives until MPI is finalised.
 template <DType dtype, ReduceOp op>
-[[nodiscard]] MPI_Op half_operator() {
+[[nodiscard]] MPI_Op own_operator() {
     static MPI_Op const made = [] {
         MPI_Op created = MPI_OP_NULL;
-        check_mpi(MPI_Op_create(&combine_halves<dtype, op>, 1, &created), "MPI_Op_create");
+        check_mpi(MPI_Op_create(&combine<dtype, op>, 1, &created), "MPI_Op_create");
         return created;
     }();
     return made;
 }
-template <DType dtype>
-[[nodiscard]] MPI_Op half_operator(ReduceOp op) {
-    switch (op) {
-    case ReduceOp::product: return half_operator<dtype, ReduceOp::product>();
-    case ReduceOp::min: return half_operator<dtype, ReduceOp::min>();
-    case ReduceOp::max: return half_operator<dtype, ReduceOp::max>();
-    default: break; // bitwise: integers only
+/// MPI's operator, or ours where MPI's does not combine numbers as the library does: 16-bit numbers are
+/// computed in f32, each combination rounded, and MPICH 4.0 orders unsigned numbers as if they were signed.
+template <class T, ReduceOp op>
+[[nodiscard]] MPI_Op operator_of([[maybe_unused]] MPI_Op standard) {
+    constexpr bool orders = op == ReduceOp::min || op == ReduceOp::max;
+    if constexpr (is_half_precision(dtype_of<T>) || (std::is_unsigned_v<T> && orders)) {
+        return own_operator<dtype_of<T>, op>();
+    } else {
+        return standard;
     }
-    return half_operator<dtype, ReduceOp::sum>();
 }
 
 [[nodiscard]] inline MPI_Op mpi_op_of(DType dtype, ReduceOp op) {
-    if (is_half_precision(dtype)) {
-        return dtype == DType::f16 ? half_operator<DType::f16>(op) : half_operator<DType::bf16>(op);
-    }
-    switch (op) {
-    case ReduceOp::sum: return MPI_SUM;
-    case ReduceOp::product: return MPI_PROD;
-    case ReduceOp::min: return MPI_MIN;
-    case ReduceOp::max: return MPI_MAX;
-    case ReduceOp::bit_and: return MPI_BAND;
-    case ReduceOp::bit_or: break;
-    }
-    return MPI_BOR;
+    return visit_dtype(dtype, [&]<class T>(std::type_identity<T>) -> MPI_Op {
+        switch (op) {
+        case ReduceOp::sum: return operator_of<T, ReduceOp::sum>(MPI_SUM);
+        case ReduceOp::product: return operator_of<T, ReduceOp::product>(MPI_PROD);
+        case ReduceOp::min: return operator_of<T, ReduceOp::min>(MPI_MIN);
+        case ReduceOp::max: return operator_of<T, ReduceOp::max>(MPI_MAX);
+        case ReduceOp::bit_and: return MPI_BAND; // integers only
+        case ReduceOp::bit_or: break;
+        }
+        return MPI_BOR;
+    });
 }
 
 /// The limits of one MPI call: elements in a count, and bytes in a displacement. Tests lower them.

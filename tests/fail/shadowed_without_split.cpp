@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: shadowed: this communicator has no member 'split(int color, int key)'; use one that models
 #include <joinable/join.hpp>
+#include <joinable/shadowed.hpp>
 
 #include <support/misuse.hpp>
 

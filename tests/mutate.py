@@ -148,6 +148,16 @@ MUTATIONS = [
         "participant/shadowed.test.cpp", "a communicator that no participant*",
     ),
     Mutation(
+        "sharded-gradients-wait-for-ranks-that-follow", "participant/detail/shard_reducer.hpp",
+        "reduces_after_pass_ = reduces;", "static_cast<void>(reduces);",
+        "participant/shadowed.test.cpp", "such a net trains the same*",
+    ),
+    Mutation(
+        "steps-in-backward-meet-nobody", "participant/detail/sharded_reduction.hpp",
+        "return begin_ != nullptr;", "return false;",
+        "participant/shadowed.test.cpp", "such a net trains the same*",
+    ),
+    Mutation(
         "an-evaluation-has-no-end", "participant/passes.hpp",
         "passes.end_unsynced(false);", "passes.round_.done();",
         "participant/shadowed.test.cpp", "a net that normalises*",

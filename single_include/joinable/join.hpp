@@ -8286,10 +8286,6 @@ struct JoinResult {
 /// mark for the last joiners.
 [[nodiscard]] std::string to_string(JoinResult const& result);
 
-/// The result as one line of JSON: an object with the members of JoinResult under their names, but
-/// `waited` is `waited_nanoseconds`.
-[[nodiscard]] std::string to_json(JoinResult const& result);
-
 /// Prints the table to any stream that takes a std::string.
 template <class Stream>
     requires requires(Stream& stream, std::string const& text) { stream << text; }
@@ -8330,25 +8326,6 @@ JOINABLE_DEFINITION std::string to_string(JoinResult const& result) {
         table += detail::concat("; the last ", result.unsynced_rounds, " did not sync");
     }
     return table + "\n";
-}
-
-JOINABLE_DEFINITION std::string to_json(JoinResult const& result) {
-    auto const array = [](auto const& numbers) {
-        std::string text = "[";
-        for (auto const number : numbers) {
-            text += detail::concat(text.size() == 1 ? "" : ",", number);
-        }
-        return text + "]";
-    };
-    std::string text = detail::concat("{\"rounds\":", result.rounds);
-    text += detail::concat(",\"own_rounds\":", result.own_rounds);
-    text += detail::concat(",\"shadow_rounds\":", result.shadow_rounds);
-    text += ",\"rounds_per_rank\":" + array(result.rounds_per_rank);
-    text += ",\"last_joiners\":" + array(result.last_joiners);
-    text += detail::concat(",\"authoritative_rank\":", result.authoritative_rank);
-    text += detail::concat(",\"stopped_early\":", result.stopped_early ? "true" : "false");
-    text += detail::concat(",\"unsynced_rounds\":", result.unsynced_rounds);
-    return text + detail::concat(",\"waited_nanoseconds\":", result.waited.count(), "}");
 }
 
 }} // namespace joinable::v0
@@ -11743,7 +11720,7 @@ public:
         }
     }
 
-    /// @throws ContractViolation  see DistributedDataParallel::attach_collectives.
+    /// @throws ContractViolation  see Passes::attach_collectives.
     void attach(HiddenCollectives& collectives, void const* communicator) {
         char const* const why =
             collectives.parent() != communicator
@@ -11761,7 +11738,11 @@ public:
     }
 
     [[nodiscard]] Session* session() const noexcept { return session_of(state_); }
-    [[nodiscard]] bool is_attached() const noexcept { return attached_ != nullptr; }
+    void agree_on(AgreementList& list) const {
+        if (attached_ != nullptr) { // an item that others do not have
+            list.add("attach_collectives()", "called");
+        }
+    }
     /// The round of the pass that this rank runs, if it runs one.
     [[nodiscard]] std::optional<PendingRound>& pending() noexcept { return pending_; }
     /// Whether joined ranks follow: then a round goes on until its passes are over.
@@ -11836,7 +11817,8 @@ public:
     ModuleState(
         Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
     )
-        : comm_{comm}, parameters_{std::move(parameters)}, has_buffers_{!(buffers.begin() == buffers.end())},
+        : comm_{comm}, parameters_{std::move(parameters)},
+          has_buffers_{!(buffers.begin() == buffers.end())},
           buffers_{std::move(buffers), piece_bytes, "buffer", BufferMemory{comm}},
           options_{options} {}
 
@@ -12073,6 +12055,23 @@ public:
         module_->set_buffer_hook(std::move(hook));
     }
 
+    /// Local, the same on every rank, outside a guard. What shadowed() returned for this communicator: in
+    /// guards, ranks that have joined take part in the collectives that the model runs over it in its passes,
+    /// until one of the two is destroyed. From then on skip() is refused, and in a guard each forward pass of
+    /// a training round needs its backward pass. See ShadowedCommunicator.
+    /// @throws ContractViolation  in a guard or a round; it is of another communicator; there is one already,
+    ///         or it has a participant; with Sharding::parameters, whose passes gather values.
+    void attach_collectives(detail::HiddenCollectives& collectives) {
+        require_outside("attach_collectives()");
+        if (gathers_values()) {
+            throw ContractViolation{
+                "with Sharding::parameters joined ranks follow the values that passes gather, and cannot follow "
+                "other collectives between them; use another sharding, or a model without such collectives"
+            };
+        }
+        hidden_.attach(collectives, &comm_);
+    }
+
     /// Announces a round and runs the forward pass, which overlaps with the roll call. Returns what
     /// `pass` returns. Collective over the active ranks. If `pass` throws, the round is open for
     /// the others: continue with skip().
@@ -12081,7 +12080,7 @@ public:
         begin_forward(notice);
         try {
             return guarded([&]() -> decltype(auto) {
-                EvaluationEnd const end{*this};
+                ForwardEnd const end{*this};
                 typename detail::PassRanges<Times>::PassesEnd const range{ranges_};
                 return run(std::forward<F>(pass));
             });
@@ -12415,14 +12414,26 @@ protected:
     void begin_reduction() {
         hear_round();
         round_.hold();
-        if (module_->syncs_after_forward()) {
-            hidden_.end_section(round_); // joined ranks come to the broadcast of buffers
+        if (meets_between_passes()) {
+            hidden_.end_section(round_); // joined ranks come there
         }
         prepare_reduction(round_);
+    }
+    /// Whether ranks wait for each other between the passes.
+    [[nodiscard]] bool meets_between_passes() const noexcept {
+        if constexpr (gathers) {
+            if (reducer_->meets_between_passes()) {
+                return true;
+            }
+        }
+        return module_->syncs_after_forward();
     }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
         if constexpr (gathers) {
+            reducer_->reduces_after_pass(
+                hidden_.are_followed() && round.active_count() < comm_.size()
+            );
             reducer_->finish_forward();
             // If it refuses, no message was sent, so skip() can follow.
             reducer_->begin_round(round);
@@ -12444,7 +12455,9 @@ protected:
         round_.done();
     }
     void end_forward() {
-        reducer_->finish_forward();
+        if constexpr (gathers) {
+            reducer_->finish_forward();
+        }
         if (stage_ == Stage::idle) { // an evaluation
             end_unsynced(false);
         }
@@ -12462,17 +12475,17 @@ protected:
             round_.done();
         }
     }
-    /// After a forward pass that returned: nothing of an evaluation follows.
-    struct EvaluationEnd {
+    /// After a forward pass that returned.
+    struct ForwardEnd {
         Passes& passes;
         detail::Unwinding unwinding{};
 
-        explicit EvaluationEnd(Passes& of) : passes{of} {}
-        EvaluationEnd(EvaluationEnd const&) = delete;
-        EvaluationEnd& operator=(EvaluationEnd const&) = delete;
-        ~EvaluationEnd() noexcept(false) {
-            if (!gathers && passes.stage_ == Stage::idle && !unwinding.has_begun()) {
-                passes.end_unsynced(false);
+        explicit ForwardEnd(Passes& of) : passes{of} {}
+        ForwardEnd(ForwardEnd const&) = delete;
+        ForwardEnd& operator=(ForwardEnd const&) = delete;
+        ~ForwardEnd() noexcept(false) {
+            if (!unwinding.has_begun()) {
+                passes.end_forward();
             }
         }
     };
@@ -12511,7 +12524,7 @@ protected:
         if (module_->syncs_before_forward()) {
             module_->sync_buffers(round);
         }
-        if (module_->syncs_after_forward()) {
+        if (meets_between_passes()) {
             hidden_.follow(round);
         }
         prepare_reduction(round);
@@ -12713,17 +12726,6 @@ public:
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
-    /// Local, the same on every rank, outside a guard. What shadowed() returned for this communicator: in
-    /// guards, ranks that have joined take part in the collectives that the model runs over it in its passes,
-    /// until one of the two is destroyed. From then on skip() is refused, and in a guard each forward pass of
-    /// a training round needs its backward pass. See ShadowedCommunicator.
-    /// @throws ContractViolation  in a guard or a round; it is of another communicator; there is one already,
-    ///         or it has a participant.
-    void attach_collectives(detail::HiddenCollectives& collectives) {
-        this->require_outside("attach_collectives()");
-        hidden_.attach(collectives, &this->comm_);
-    }
-
     /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
     class Hook {
     public:
@@ -12777,9 +12779,7 @@ public:
         detail::agree_on(list, module_->options());
         list.add("reduction", Reduction::name);
         list.add("model", model_);
-        if (hidden_.is_attached()) { // an item that others do not have
-            list.add("attach_collectives()", "called");
-        }
+        hidden_.agree_on(list);
     }
     /// For GuardView::averaged.
     void list_averaged(std::vector<void const*>& values) const {

@@ -29,10 +29,6 @@ struct JoinResult {
 /// mark for the last joiners.
 [[nodiscard]] std::string to_string(JoinResult const& result);
 
-/// The result as one line of JSON: an object with the members of JoinResult under their names, but
-/// `waited` is `waited_nanoseconds`.
-[[nodiscard]] std::string to_json(JoinResult const& result);
-
 /// Prints the table to any stream that takes a std::string.
 template <class Stream>
     requires requires(Stream& stream, std::string const& text) { stream << text; }

@@ -188,17 +188,6 @@ public:
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
-    /// Local, the same on every rank, outside a guard. What shadowed() returned for this communicator: in
-    /// guards, ranks that have joined take part in the collectives that the model runs over it in its passes,
-    /// until one of the two is destroyed. From then on skip() is refused, and in a guard each forward pass of
-    /// a training round needs its backward pass. See ShadowedCommunicator.
-    /// @throws ContractViolation  in a guard or a round; it is of another communicator; there is one already,
-    ///         or it has a participant.
-    void attach_collectives(detail::HiddenCollectives& collectives) {
-        this->require_outside("attach_collectives()");
-        hidden_.attach(collectives, &this->comm_);
-    }
-
     /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
     class Hook {
     public:
@@ -252,9 +241,7 @@ public:
         detail::agree_on(list, module_->options());
         list.add("reduction", Reduction::name);
         list.add("model", model_);
-        if (hidden_.is_attached()) { // an item that others do not have
-            list.add("attach_collectives()", "called");
-        }
+        hidden_.agree_on(list);
     }
     /// For GuardView::averaged.
     void list_averaged(std::vector<void const*>& values) const {

@@ -60,6 +60,23 @@ public:
         module_->set_buffer_hook(std::move(hook));
     }
 
+    /// Local, the same on every rank, outside a guard. What shadowed() returned for this communicator: in
+    /// guards, ranks that have joined take part in the collectives that the model runs over it in its passes,
+    /// until one of the two is destroyed. From then on skip() is refused, and in a guard each forward pass of
+    /// a training round needs its backward pass. See ShadowedCommunicator.
+    /// @throws ContractViolation  in a guard or a round; it is of another communicator; there is one already,
+    ///         or it has a participant; with Sharding::parameters, whose passes gather values.
+    void attach_collectives(detail::HiddenCollectives& collectives) {
+        require_outside("attach_collectives()");
+        if (gathers_values()) {
+            throw ContractViolation{
+                "with Sharding::parameters joined ranks follow the values that passes gather, and cannot follow "
+                "other collectives between them; use another sharding, or a model without such collectives"
+            };
+        }
+        hidden_.attach(collectives, &comm_);
+    }
+
     /// Announces a round and runs the forward pass, which overlaps with the roll call. Returns what
     /// `pass` returns. Collective over the active ranks. If `pass` throws, the round is open for
     /// the others: continue with skip().
@@ -68,7 +85,7 @@ public:
         begin_forward(notice);
         try {
             return guarded([&]() -> decltype(auto) {
-                EvaluationEnd const end{*this};
+                ForwardEnd const end{*this};
                 typename detail::PassRanges<Times>::PassesEnd const range{ranges_};
                 return run(std::forward<F>(pass));
             });
@@ -402,14 +419,25 @@ protected:
     void begin_reduction() {
         hear_round();
         round_.hold();
-        if (module_->syncs_after_forward()) {
-            hidden_.end_section(round_); // joined ranks come to the broadcast of buffers
+        if (meets_between_passes()) {
+            hidden_.end_section(round_); // joined ranks come there
         }
         prepare_reduction(round_);
+    }
+    /// Whether ranks wait for each other between the passes.
+    [[nodiscard]] bool meets_between_passes() const noexcept {
+        bool meets = module_->syncs_after_forward();
+        if constexpr (gathers) {
+            meets = meets || reducer_->meets_between_passes();
+        }
+        return meets;
     }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
         if constexpr (gathers) {
+            reducer_->reduces_after_pass(
+                hidden_.are_followed() && round.active_count() < comm_.size()
+            );
             reducer_->finish_forward();
             // If it refuses, no message was sent, so skip() can follow.
             reducer_->begin_round(round);
@@ -430,12 +458,6 @@ protected:
         stage_ = Stage::idle;
         round_.done();
     }
-    void end_forward() {
-        reducer_->finish_forward();
-        if (stage_ == Stage::idle) { // an evaluation
-            end_unsynced(false);
-        }
-    }
     /// A round that reduces nothing was held if its passes communicate.
     void end_unsynced([[maybe_unused]] bool trains) {
         if constexpr (gathers) {
@@ -449,16 +471,22 @@ protected:
             round_.done();
         }
     }
-    /// After a forward pass that returned: nothing of an evaluation follows.
-    struct EvaluationEnd {
+    /// After a forward pass that returned.
+    struct ForwardEnd {
         Passes& passes;
         detail::Unwinding unwinding{};
 
-        explicit EvaluationEnd(Passes& of) : passes{of} {}
-        EvaluationEnd(EvaluationEnd const&) = delete;
-        EvaluationEnd& operator=(EvaluationEnd const&) = delete;
-        ~EvaluationEnd() noexcept(false) {
-            if (!gathers && passes.stage_ == Stage::idle && !unwinding.has_begun()) {
+        explicit ForwardEnd(Passes& of) : passes{of} {}
+        ForwardEnd(ForwardEnd const&) = delete;
+        ForwardEnd& operator=(ForwardEnd const&) = delete;
+        ~ForwardEnd() noexcept(false) {
+            if (unwinding.has_begun()) {
+                return;
+            }
+            if constexpr (gathers) {
+                passes.reducer_->finish_forward();
+            }
+            if (passes.stage_ == Stage::idle) { // an evaluation
                 passes.end_unsynced(false);
             }
         }
@@ -498,7 +526,7 @@ protected:
         if (module_->syncs_before_forward()) {
             module_->sync_buffers(round);
         }
-        if (module_->syncs_after_forward()) {
+        if (meets_between_passes()) {
             hidden_.follow(round);
         }
         prepare_reduction(round);

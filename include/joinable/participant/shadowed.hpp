@@ -167,7 +167,8 @@ struct HiddenStep {
 ///
 /// A throw between collectives has to leave the guard, which ends the waits of the others; skip() is refused. A
 /// rank without samples gives its model an empty batch. Joined ranks send their share of gradients when
-/// the passes of the others are over, so in these rounds gradients do not overlap with the backward pass.
+/// the passes of the others are over, so in these rounds gradients do not overlap with the backward pass,
+/// and with Sharding::gradients all buckets have memory until then.
 ///
 /// Neither copied nor moved. It refers to `comm`, whose abort reaches it; it inherits the deadline, but a
 /// guard's timeout does not change it. One thread at a time uses it.
@@ -353,7 +354,8 @@ private:
 };
 
 /// Collective, blocks. A communicator of the same ranks for collectives within the passes of a model:
-/// see ShadowedCommunicator. Give it to DistributedDataParallel::attach_collectives before a guard.
+/// see ShadowedCommunicator. Give it to attach_collectives() of the participant that has the passes, before
+/// a guard.
 template <class Comm>
 [[nodiscard]] ShadowedCommunicator<Comm> shadowed(Comm& comm) {
     return ShadowedCommunicator<Comm>{comm};

@@ -213,6 +213,7 @@ public:
                 sharded_.shadow(round);
                 sharded_.run(round);
             } else {
+                sharded_.hidden_.follow(round);
                 sharded_.reducer_->finish_passes(round.phase() == Phase::train);
             }
         }
@@ -236,6 +237,7 @@ public:
     void agree_on(AgreementList& list) const {
         compare_sharding(list);
         detail::agree_on(list, this->module_->options());
+        this->hidden_.agree_on(list);
         Optimizer::agree_on(list);
     }
     /// @throws ContractViolation  another participant that steps has no averages to step by, or

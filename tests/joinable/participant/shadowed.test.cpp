@@ -20,14 +20,18 @@
 
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
+#include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/normalized_net.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/self.hpp>
 #include <joinable/join/guard.hpp>
+#include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/action.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/sharded_options.hpp>
 #include <joinable/participant/step.hpp>
 
 namespace {
@@ -138,18 +142,19 @@ Trained train_serially(int world, Without without) {
     return trained;
 }
 
-Trained
-train(RankCommunicator& comm, Without without, Opens opens, DataParallelOptions const& options) {
+/// `step()` steps what the passes of `model` have averaged.
+template <class Model, class Guard, class Step>
+Trained train_in(
+    Guard& guard,
+    Hidden& hidden,
+    NormalizedNet& net,
+    Model& model,
+    Step const& step,
+    Without without,
+    Opens opens
+) {
     Trained trained;
-    auto hidden = joinable::shadowed(comm);
-    NormalizedNet net{[&](std::span<double> sums) { joinable::all_reduce(hidden, sums).wait(); }};
-    DistributedDataParallel ddp{
-        comm, net.params, joinable::buffers(net.running_mean, net.running_variance), options
-    };
-    ddp.attach_collectives(hidden);
-    joinable::Step step{comm, [&] { net.step(rate); }};
-    Join guard{participants(ddp, step)};
-
+    auto& comm = model.join_communicator();
     std::vector<std::size_t> rounds(
         inputs_of(static_cast<int>(comm.rank()), static_cast<int>(comm.size()), without)
     );
@@ -169,14 +174,14 @@ train(RankCommunicator& comm, Without without, Opens opens, DataParallelOptions 
                 joinable::all_reduce(hidden, std::span{&loss, 1}).wait();
             }
         };
-        ddp.forward(pass, opens == Opens::passes ? notice : RoundNotice{});
+        model.forward(pass, opens == Opens::passes ? notice : RoundNotice{});
         if (notice.phase == Phase::train) {
             joinable::all_reduce(hidden, std::span{&loss, 1}).wait(); // between the passes
-            ddp.backward([&](auto ready) { net.backward(ready); });
+            model.backward([&](auto ready) { net.backward(ready); });
         }
         trained.losses.push_back(loss);
         if (notice.will_sync && notice.phase == Phase::train) {
-            step.step();
+            step();
         }
     };
     if (opens == Opens::passes) {
@@ -195,6 +200,40 @@ train(RankCommunicator& comm, Without without, Opens opens, DataParallelOptions 
     guard.finish();
     trained.values = values_of(net);
     return trained;
+}
+
+Trained
+train(RankCommunicator& comm, Without without, Opens opens, DataParallelOptions const& options) {
+    auto hidden = joinable::shadowed(comm);
+    NormalizedNet net{[&](std::span<double> sums) { joinable::all_reduce(hidden, sums).wait(); }};
+    DistributedDataParallel ddp{
+        comm, net.params, joinable::buffers(net.running_mean, net.running_variance), options
+    };
+    ddp.attach_collectives(hidden);
+    joinable::Step step{comm, [&] { net.step(rate); }};
+    Join guard{participants(ddp, step)};
+    return train_in(guard, hidden, net, ddp, [&] { step.step(); }, without, opens);
+}
+
+Trained train_sharded(
+    RankCommunicator& comm, Without without, Opens opens, joinable::ShardedOptions const& options
+) {
+    auto hidden = joinable::shadowed(comm);
+    NormalizedNet net{[&](std::span<double> sums) { joinable::all_reduce(hidden, sums).wait(); }};
+    joinable::ShardedDataParallel sharded{
+        comm,
+        net.params,
+        joinable::buffers(net.running_mean, net.running_variance),
+        joinable::Sgd{.learning_rate = rate},
+        options
+    };
+    sharded.attach_collectives(hidden);
+    Join guard{participants(sharded)};
+    auto const step = [&] {
+        sharded.step();
+        net.step(0); // zeros gradients
+    };
+    return train_in(guard, hidden, net, sharded, step, without, opens);
 }
 
 void check_near(std::vector<double> const& values, std::vector<double> const& expected) {
@@ -229,6 +268,62 @@ TEST_CASE(
             }
         }
     }
+}
+
+TEST_CASE("such a net trains the same with a sharded optimizer, and with gradients that are sharded"
+) {
+    struct Stage {
+        joinable::Sharding sharding;
+        bool steps_in_backward;
+    };
+    for (Stage const stage :
+         {Stage{joinable::Sharding::none, false},
+          Stage{joinable::Sharding::optimizer, false},
+          Stage{joinable::Sharding::gradients, false},
+          Stage{joinable::Sharding::gradients, true}}) {
+        for (BufferSync const sync : {BufferSync::after_forward, BufferSync::before_forward}) {
+            over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+                CAPTURE(name_of(stage.sharding));
+                CAPTURE(stage.steps_in_backward);
+                CAPTURE(static_cast<int>(sync));
+                auto const world = static_cast<int>(comm.size());
+                CAPTURE(world);
+                joinable::ShardedOptions options;
+                options.sharding = stage.sharding;
+                options.step_in_backward = stage.steps_in_backward;
+                options.gradient_kind = joinable::GradientKind::sum;
+                options.buffer_sync = sync;
+                options.bucket_cap_bytes = 1;
+                for (Without const without : {Without::first, Without::last}) {
+                    Trained const expected = train_serially(world, without);
+                    Opens const opens = without == Without::first ? Opens::passes : Opens::iterate;
+                    Trained const trained = train_sharded(comm, without, opens, options);
+                    check_near(trained.values, expected.values);
+                    check_near(trained.losses, expected.losses);
+                }
+            });
+        }
+    }
+}
+
+TEST_CASE("with Sharding::parameters attach_collectives() is refused, because passes gather values"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto hidden = joinable::shadowed(comm);
+        std::vector<CopyingParam> params;
+        params.emplace_back(2);
+        joinable::ShardedDataParallel sharded{
+            comm,
+            params,
+            joinable::Sgd{.learning_rate = rate},
+            joinable::ShardedOptions{.sharding = joinable::Sharding::parameters}
+        };
+        CHECK_THROWS_WITH_AS(
+            sharded.attach_collectives(hidden),
+            doctest::Contains("with Sharding::parameters joined ranks follow the values"),
+            ContractViolation
+        );
+    });
 }
 
 // -- what joined ranks send --------------------------------------------------------------------------

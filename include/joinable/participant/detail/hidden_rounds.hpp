@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
@@ -56,7 +57,7 @@ public:
         }
     }
 
-    /// @throws ContractViolation  see DistributedDataParallel::attach_collectives.
+    /// @throws ContractViolation  see Passes::attach_collectives.
     void attach(HiddenCollectives& collectives, void const* communicator) {
         char const* const why =
             collectives.parent() != communicator
@@ -74,7 +75,11 @@ public:
     }
 
     [[nodiscard]] Session* session() const noexcept { return session_of(state_); }
-    [[nodiscard]] bool is_attached() const noexcept { return attached_ != nullptr; }
+    void agree_on(AgreementList& list) const {
+        if (attached_ != nullptr) { // an item that others do not have
+            list.add("attach_collectives()", "called");
+        }
+    }
     /// The round of the pass that this rank runs, if it runs one.
     [[nodiscard]] std::optional<PendingRound>& pending() noexcept { return pending_; }
     /// Whether joined ranks follow: then a round goes on until its passes are over.

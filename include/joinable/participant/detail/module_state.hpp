@@ -31,7 +31,8 @@ public:
     ModuleState(
         Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
     )
-        : comm_{comm}, parameters_{std::move(parameters)}, has_buffers_{!(buffers.begin() == buffers.end())},
+        : comm_{comm}, parameters_{std::move(parameters)},
+          has_buffers_{!(buffers.begin() == buffers.end())},
           buffers_{std::move(buffers), piece_bytes, "buffer", BufferMemory{comm}},
           options_{options} {}
 

@@ -114,6 +114,10 @@ public:
 
     // Gradients.
 
+    /// Local, before each iteration. Whether the pass may wait for ranks that reduce nothing until it is
+    /// over. Then all buckets have memory until that time.
+    void reduces_after_pass(bool reduces) noexcept { reduces_after_pass_ = reduces; }
+
     template <class Unused>
     void prepare_for_backward(double factor, Unused const& unused, int /*order_source*/) {
         begin(factor);
@@ -220,8 +224,8 @@ private:
         std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, 1.0
     ));
 
-    /// The number of buckets with memory, unless more fill at the same time: one travels while the
-    /// next one fills.
+    /// The number of buckets with memory, unless more fill at the same time or reduces_after_pass():
+    /// one travels while the next one fills.
     static constexpr std::size_t overlapping = 2;
     static constexpr std::size_t nowhere = std::size_t(-1);
 
@@ -303,7 +307,8 @@ private:
 
     [[nodiscard]] std::byte* memory_of(Slot& bucket) {
         if (bucket.arena == nowhere) {
-            if (free_.empty() && arenas_in_use_ >= overlapping && finished_ < launched_) {
+            if (free_.empty() && arenas_in_use_ >= overlapping && finished_ < launched_ &&
+                !reduces_after_pass_) {
                 // All ranks launch in one order, so at least one rank can continue, and then all.
                 finish_oldest();
             }
@@ -412,6 +417,7 @@ private:
     std::size_t finished_ = 0;
     std::size_t stepped_ = 0;
     bool is_open_ = false;
+    bool reduces_after_pass_ = false;
     bool is_unattended_ = false; ///< the pass uses no values any more, or there is no pass
     std::vector<Slot> buckets_;  ///< in the order of their launch
     std::vector<std::optional<BucketWork>> works_; ///< of the buckets; destroyed first

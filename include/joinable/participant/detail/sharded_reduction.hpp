@@ -33,6 +33,8 @@ public:
     )
         : parts_{std::move(parts)}, begin_{std::move(begin)} {}
 
+    /// Whether begin_round() is collective.
+    [[nodiscard]] bool meets_between_passes() const noexcept { return begin_ != nullptr; }
     /// Called between the passes of a round that syncs, on every rank.
     void begin_round(Round const& round) const {
         if (begin_) {
@@ -40,6 +42,12 @@ public:
         }
     }
 
+    /// See ShardReducer. Reducer has memory for all buckets.
+    void reduces_after_pass(bool reduces) noexcept {
+        if (parts_) {
+            parts_->reduces_after_pass(reduces);
+        }
+    }
     template <class Unused>
     void prepare_for_backward(double factor, Unused const& unused, int order_source) {
         visit([&](auto& r) { r.prepare_for_backward(factor, unused, order_source); });
@@ -110,11 +118,11 @@ public:
         if constexpr (!std::invocable<F&, Args..., Use<Passes>>) {
             passes.reducer_->require_no_use(is_forward ? "forward" : "backward");
             return pass(args...);
-        } else if constexpr (!is_forward) {
-            pass(args..., Use<Passes>{passes});
         } else {
-            passes.reducer_->begin_forward();
-            return run_forward(passes, pass);
+            if constexpr (is_forward) {
+                passes.reducer_->begin_forward();
+            }
+            return pass(args..., Use<Passes>{passes});
         }
     }
 
@@ -156,18 +164,6 @@ public:
 
 private:
     using Held = typename ShardedUnits<Comm>::Held;
-
-    template <class Passes, class F, class Result = std::invoke_result_t<F&, Use<Passes>>>
-    static Result run_forward(Passes& passes, F& pass) {
-        if constexpr (std::is_void_v<Result>) {
-            pass(Use<Passes>{passes});
-            passes.end_forward();
-        } else {
-            Result&& result = pass(Use<Passes>{passes});
-            passes.end_forward();
-            return static_cast<Result&&>(result);
-        }
-    }
 
     void require_no_use(std::string_view verb) const {
         if (gathers_values()) {

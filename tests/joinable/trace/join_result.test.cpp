@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <joinable/join/result.hpp>
+#include <joinable/trace/join_result.hpp>
 
 #include <chrono>
 #include <cstddef>

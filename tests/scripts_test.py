@@ -279,7 +279,7 @@ class Budget(Copy):
         path = self.root / "tests/budget/budget.json"
         budget = json.loads(path.read_text())
         budget["four_hooks"]["limit"]["added"] = 1
-        budget["core"]["budget"]["own_lines"] //= 2
+        budget["umbrella"]["budget"]["own_lines"] //= 2
         path.write_text(json.dumps(budget))
         status, output = self.run_script(self.script)
         self.assertNotEqual(status, 0)

@@ -632,7 +632,7 @@ MUTATIONS = [
     ),
     Mutation(
         "joined-ranks-shadow-a-backward-pass-of-evaluations", "participant/sharded_data_parallel.hpp",
-        "finish_passes(round.phase() == Phase::train)", "finish_passes(true)",
+        "finish_passes(trains)", "finish_passes(true)",
         "participant/sharded_parameters.test.cpp", "rounds that evaluate*",
     ),
     Mutation(
@@ -662,7 +662,7 @@ MUTATIONS = [
     ),
     Mutation(
         "joined-ranks-step-in-rounds-that-accumulate", "participant/sharded_data_parallel.hpp",
-        "if (round.will_sync()) {", "if (true) {",
+        "if (round.will_sync()) {\n                sharded_.run(round);", "if (true) {\n                sharded_.run(round);",
         "participant/sharding_property.test.cpp", "any training*",
     ),
     Mutation(

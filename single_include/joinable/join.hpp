@@ -3161,8 +3161,9 @@ void append_object(HandleList<Handle>& list, T& object) {
     }
 }
 
-/// Appends handles to the objects in a range. For a named range it keeps the addresses of objects
-/// and copies of pointers and smart pointers. It copies the handles in a temporary range. The items
+/// Appends handles to the objects in a range. For a named range, or a temporary view such as a span,
+/// it keeps the addresses of objects and copies of pointers and smart pointers. It copies the handles
+/// in a temporary range. The items
 /// of a list are appended one by one. A single object counts as a range of one.
 template <class Handle, class Range>
 void append(HandleList<Handle>& list, Range&& range) {
@@ -3173,8 +3174,10 @@ void append(HandleList<Handle>& list, Range&& range) {
     } else if constexpr (!range_of_taken<Range, Handle>) {
         append_object<std::is_lvalue_reference_v<Range>>(list, range);
     } else if constexpr (Handle::template takes<item_of<Range>>) {
-        constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
-                                    std::is_lvalue_reference_v<decltype(*std::begin(range))>;
+        constexpr bool is_view = std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>;
+        constexpr bool is_shared = Handle::template shares_storage<item_of<Range>>;
+        constexpr bool items_stay = std::is_lvalue_reference_v<decltype(*std::begin(range))> &&
+                                    (std::is_lvalue_reference_v<Range> || (is_view && !is_shared));
         for (auto&& item : range) {
             append_object<items_stay>(list, item);
         }
@@ -5955,18 +5958,6 @@ public:
         end_passes();
         roll_call_.reset();
     }
-    /// end_passes() when it goes.
-    class [[nodiscard]] PassesEnd {
-    public:
-        explicit PassesEnd(PassRanges& ranges) noexcept : ranges_{ranges} {}
-        PassesEnd(PassesEnd const&) = delete;
-        PassesEnd& operator=(PassesEnd const&) = delete;
-        ~PassesEnd() { ranges_.end_passes(); }
-
-    private:
-        PassRanges& ranges_;
-    };
-
     template <class R>
     static void note_wait(T& timeline, R const& round) {
         if constexpr (notes_waits<T>) {
@@ -12065,8 +12056,7 @@ public:
         require_outside("attach_collectives()");
         if (gathers_values()) {
             throw ContractViolation{
-                "with Sharding::parameters joined ranks follow the values that passes gather, and cannot follow "
-                "other collectives between them; use another sharding, or a model without such collectives"
+                "with Sharding::parameters joined ranks follow only what passes gather; use another sharding"
             };
         }
         hidden_.attach(collectives, &comm_);
@@ -12081,7 +12071,6 @@ public:
         try {
             return guarded([&]() -> decltype(auto) {
                 ForwardEnd const end{*this};
-                typename detail::PassRanges<Times>::PassesEnd const range{ranges_};
                 return run(std::forward<F>(pass));
             });
         } catch (...) {
@@ -12421,12 +12410,11 @@ protected:
     }
     /// Whether ranks wait for each other between the passes.
     [[nodiscard]] bool meets_between_passes() const noexcept {
+        bool meets = module_->syncs_after_forward();
         if constexpr (gathers) {
-            if (reducer_->meets_between_passes()) {
-                return true;
-            }
+            meets = meets || reducer_->meets_between_passes();
         }
-        return module_->syncs_after_forward();
+        return meets;
     }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
@@ -12454,14 +12442,6 @@ protected:
         stage_ = Stage::idle;
         round_.done();
     }
-    void end_forward() {
-        if constexpr (gathers) {
-            reducer_->finish_forward();
-        }
-        if (stage_ == Stage::idle) { // an evaluation
-            end_unsynced(false);
-        }
-    }
     /// A round that reduces nothing was held if its passes communicate.
     void end_unsynced([[maybe_unused]] bool trains) {
         if constexpr (gathers) {
@@ -12475,7 +12455,7 @@ protected:
             round_.done();
         }
     }
-    /// After a forward pass that returned.
+    /// Ends a forward pass, and the round too if the pass returned and nothing follows.
     struct ForwardEnd {
         Passes& passes;
         detail::Unwinding unwinding{};
@@ -12484,8 +12464,15 @@ protected:
         ForwardEnd(ForwardEnd const&) = delete;
         ForwardEnd& operator=(ForwardEnd const&) = delete;
         ~ForwardEnd() noexcept(false) {
-            if (!unwinding.has_begun()) {
-                passes.end_forward();
+            passes.ranges_.end_passes();
+            if (unwinding.has_begun()) {
+                return;
+            }
+            if constexpr (gathers) {
+                passes.reducer_->finish_forward();
+            }
+            if (passes.stage_ == Stage::idle) { // an evaluation
+                passes.end_unsynced(false);
             }
         }
     };

@@ -132,18 +132,6 @@ public:
         end_passes();
         roll_call_.reset();
     }
-    /// end_passes() when it goes.
-    class [[nodiscard]] PassesEnd {
-    public:
-        explicit PassesEnd(PassRanges& ranges) noexcept : ranges_{ranges} {}
-        PassesEnd(PassesEnd const&) = delete;
-        PassesEnd& operator=(PassesEnd const&) = delete;
-        ~PassesEnd() { ranges_.end_passes(); }
-
-    private:
-        PassRanges& ranges_;
-    };
-
     template <class R>
     static void note_wait(T& timeline, R const& round) {
         if constexpr (notes_waits<T>) {

@@ -70,8 +70,7 @@ public:
         require_outside("attach_collectives()");
         if (gathers_values()) {
             throw ContractViolation{
-                "with Sharding::parameters joined ranks follow the values that passes gather, and cannot follow "
-                "other collectives between them; use another sharding, or a model without such collectives"
+                "with Sharding::parameters joined ranks follow only what passes gather; use another sharding"
             };
         }
         hidden_.attach(collectives, &comm_);
@@ -86,7 +85,6 @@ public:
         try {
             return guarded([&]() -> decltype(auto) {
                 ForwardEnd const end{*this};
-                typename detail::PassRanges<Times>::PassesEnd const range{ranges_};
                 return run(std::forward<F>(pass));
             });
         } catch (...) {
@@ -471,7 +469,7 @@ protected:
             round_.done();
         }
     }
-    /// After a forward pass that returned.
+    /// Ends a forward pass, and the round too if the pass returned and nothing follows.
     struct ForwardEnd {
         Passes& passes;
         detail::Unwinding unwinding{};
@@ -480,6 +478,7 @@ protected:
         ForwardEnd(ForwardEnd const&) = delete;
         ForwardEnd& operator=(ForwardEnd const&) = delete;
         ~ForwardEnd() noexcept(false) {
+            passes.ranges_.end_passes();
             if (unwinding.has_begun()) {
                 return;
             }

@@ -11,7 +11,8 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/bucket/reducer.hpp>
+#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/timeline.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -30,10 +31,10 @@ namespace joinable { inline namespace v0 {
 namespace detail {
 
 /// Checks the communicator before a base class does.
-template <class Comm>
+template <class Comm, class Times>
 struct ShardedPassesOver {
     static_assert(models_communicator<Comm>());
-    using type = Passes<Comm, ShardedReduction<Comm>>;
+    using type = Passes<Comm, ShardedReduction<Comm, Times>>;
 };
 
 } // namespace detail
@@ -80,11 +81,12 @@ struct ShardedPassesOver {
 /// after it. Values are released at construction and destruction: read them during the lifetime of
 /// the result of use_all().
 ///
-/// `Rule` is an UpdateRule or a LocalOptimizer.
-template <class Comm, class Rule>
+/// `Rule` is an UpdateRule or a LocalOptimizer. `Times` is notified when rounds and buckets of
+/// gradients begin and end.
+template <class Comm, class Rule, Timeline Times = NoTimeline>
 class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gradients in flight
-                            public detail::ShardedPassesOver<Comm>::type {
-    using Training = typename detail::ShardedPassesOver<Comm>::type;
+                            public detail::ShardedPassesOver<Comm, Times>::type {
+    using Training = typename detail::ShardedPassesOver<Comm, Times>::type;
     using Optimizer = ShardedOptimizer<Comm, Rule>;
 
 public:
@@ -169,6 +171,7 @@ public:
         this->fail_together("use_all()", [&] { units->reserve_all(); });
         return units->hold_all();
     }
+    [[nodiscard]] Times& timeline() noexcept { return this->reducer_->timeline(); }
     /// Bytes of the memory in which passes gather values. Local.
     [[nodiscard]] std::size_t unit_bytes() const noexcept {
         auto const* const units = this->reducer_->values();
@@ -209,18 +212,35 @@ public:
         Hook& operator=(Hook const&) = delete;
 
         void main_hook(Round const& round) {
+            detail::PassRanges<Times>::note_wait(sharded_.timeline(), round);
+            try {
+                shadow(round);
+            } catch (...) {
+                sharded_.end_ranges();
+                throw;
+            }
             if (round.will_sync()) {
-                sharded_.shadow(round);
                 sharded_.run(round);
-            } else {
-                sharded_.hidden_.follow(round);
-                sharded_.reducer_->finish_passes(round.phase() == Phase::train);
             }
         }
         void post_hook(JoinResult const& result) { sharded_.sync_at_end(result); }
         void end_hook() { sharded_.reducer_->end_guard(); }
 
     private:
+        void shadow(Round const& round) {
+            bool const trains = round.phase() == Phase::train;
+            [[maybe_unused]] std::optional<typename Training::RoundRange> range;
+            if (trains) {
+                static_cast<void>(range.emplace(sharded_.timeline().round(true)));
+            }
+            if (round.will_sync()) {
+                sharded_.shadow(round);
+            } else {
+                sharded_.hidden_.follow(round);
+                sharded_.reducer_->finish_passes(trains);
+            }
+        }
+
         ShardedDataParallel& sharded_;
         detail::ScopedFlag divides_; ///< set for the guard
     };
@@ -255,7 +275,7 @@ public:
     void list_averaged(std::vector<void const*>&) const noexcept {}
 
 private:
-    using Reduction = detail::ShardedReduction<Comm>;
+    using Reduction = detail::ShardedReduction<Comm, Times>;
 
     void compare_sharding(AgreementList& list) const {
         list.add("sharding", name_of(this->sharding()));
@@ -310,6 +330,7 @@ private:
             append(all, before.given());
         }
         append(all, group.given());
+        auto times = this->reducer_ ? this->reducer_->shared_timeline() : std::make_shared<Times>();
         if (reduces_to_owners(this->sharding())) {
             std::unique_ptr<detail::ShardedUnits<Comm>> values;
             if (this->sharding() == Sharding::parameters) {
@@ -321,22 +342,22 @@ private:
                 step = [this](std::size_t k, OptimizerShard const& s) { this->step_shard(k, s); };
                 begin = [this](Round const& round) { this->begin_step(round); };
             }
-            return Reduction{
-                std::make_unique<detail::ShardReducer<Comm>>(
-                    comm,
-                    std::move(all),
-                    this->groups(),
-                    group,
-                    this->arenas(),
-                    std::move(values),
-                    std::move(step)
-                ),
-                std::move(begin)
-            };
+            auto parts = std::make_unique<typename Reduction::Parts>(
+                comm,
+                std::move(all),
+                this->groups(),
+                group,
+                this->arenas(),
+                std::move(values),
+                std::move(step),
+                *times
+            );
+            return Reduction{std::move(times), std::move(parts), std::move(begin)};
         }
-        return Reduction{std::make_unique<Reducer<Comm>>(
+        auto whole = std::make_unique<typename Reduction::Whole>(
             comm, std::move(all), buckets_, AllReduce{}, detail::TakeGradients::later
-        )};
+        );
+        return Reduction{std::move(times), std::move(whole)};
     }
 
     /// The same on active and shadowing ranks.

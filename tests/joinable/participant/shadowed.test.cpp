@@ -320,7 +320,7 @@ TEST_CASE("with Sharding::parameters attach_collectives() is refused, because pa
         };
         CHECK_THROWS_WITH_AS(
             sharded.attach_collectives(hidden),
-            doctest::Contains("with Sharding::parameters joined ranks follow the values"),
+            doctest::Contains("with Sharding::parameters joined ranks follow only"),
             ContractViolation
         );
     });

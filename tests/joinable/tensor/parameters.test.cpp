@@ -112,6 +112,15 @@ TEST_CASE("unique pointers keep their parameters, of a named range as of a tempo
     CHECK(list[1].value().data() == owners[0]->value.data());
 }
 
+TEST_CASE("objects that a temporary view shows are found where they are") {
+    std::vector<Plain> all(3, Plain{{1}, {2}});
+    auto const list = parameters(std::span{all}.first(1), std::span<Plain>{all}.last(1));
+    all[2].value[0] = 5;
+    REQUIRE(list.size() == 2);
+    CHECK(list[0].value().data() == all[0].value.data());
+    CHECK(list[1].value().as<float>()(0) == 5);
+}
+
 TEST_CASE("handles that a temporary view shows stay with their owner, and are kept as well") {
     std::vector<Handle> handles{{std::make_shared<Plain>(Plain{{5.0F}, {0.0F}})}};
     auto const list = parameters(std::span{handles});

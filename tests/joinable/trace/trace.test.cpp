@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -22,7 +23,10 @@
 
 #include <joinable/error.hpp>
 #include <joinable/join/guard.hpp>
+#include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/sharded_options.hpp>
 
 namespace {
 
@@ -39,9 +43,9 @@ constexpr joinable::DataParallelOptions two_buckets{
     .bucket_cap_bytes = 32, .first_bucket_bytes = 32, .rebuild_buckets = false
 };
 
-template <class Params>
-void run_backward(Ddp& ddp, Params& params, std::size_t last = 0) {
-    ddp.backward([&](auto ready) {
+template <class Model, class Params>
+void run_backward(Model& model, Params& params, std::size_t last = 0) {
+    model.backward([&](auto ready) {
         for (std::size_t p = params.size(); p-- > last;) {
             ready(p);
         }
@@ -72,7 +76,7 @@ std::size_t count(TraceTimeline const& timeline, TraceKind kind) {
     ));
 }
 
-/// What a rank with `own` inputs of a world of as many rounds as ranks has to show.
+/// What a rank with `own` inputs and gradients of 64 bytes has to show.
 void check_track(ReadTrace const& trace, int rank, std::size_t own, std::size_t rounds) {
     ReadTrace::Track const track{rank + 1, rank + 1};
     CHECK(trace.names.at(track) == "rank " + std::to_string(rank));
@@ -94,17 +98,23 @@ void check_track(ReadTrace const& trace, int rank, std::size_t own, std::size_t 
             CHECK(slice.inside == std::vector<std::string>{"round"});
         }
     }
-    std::vector<Slice> const& buckets = trace.asynchronous.at(track);
-    CHECK(count(buckets, "bucket 0") == rounds);
-    CHECK(count(buckets, "bucket 1") == rounds);
-    CHECK(buckets.size() == 2 * rounds);
-    for (Slice const& bucket : buckets) {
-        CHECK(bucket.args.at("bytes") == 32);
+    std::int64_t bytes = 0;
+    for (Slice const& bucket : trace.asynchronous.at(track)) {
+        bytes += bucket.args.at("bytes").get<std::int64_t>();
         CHECK(std::any_of(slices.begin(), slices.end(), [&](Slice const& slice) {
             bool const is_round = slice.name == "round" || slice.name == "shadow round";
             return is_round && slice.begin <= bucket.begin && bucket.end <= slice.end;
         }));
     }
+    CHECK(bytes == 64 * static_cast<std::int64_t>(rounds));
+}
+/// The same, with two buckets in each round.
+void check_two_buckets(ReadTrace const& trace, int rank, std::size_t own, std::size_t rounds) {
+    check_track(trace, rank, own, rounds);
+    std::vector<Slice> const& buckets = trace.asynchronous.at({rank + 1, rank + 1});
+    CHECK(count(buckets, "bucket 0") == rounds);
+    CHECK(count(buckets, "bucket 1") == rounds);
+    CHECK(buckets.size() == 2 * rounds);
 }
 
 TEST_CASE("a trace has a track for each rank, whose rounds hold passes, roll calls and buckets") {
@@ -127,11 +137,85 @@ TEST_CASE("a trace has a track for each rank, whose rounds hold passes, roll cal
             CHECK(trace.instants.empty());
             std::int64_t first = 1;
             for (int rank = 0; rank < comm.size(); ++rank) {
-                check_track(trace, rank, static_cast<std::size_t>(rank) + 1, world);
+                check_two_buckets(trace, rank, static_cast<std::size_t>(rank) + 1, world);
                 first = std::min(first, trace.slices.at({rank + 1, rank + 1}).front().begin);
             }
             CHECK(first == 0); // times are counted from the first event
         }
+    });
+}
+
+using Sharded = joinable::ShardedDataParallel<RankCommunicator, joinable::Sgd, TraceTimeline>;
+
+TEST_CASE("a sharded model has the same track, also after a group of parameters was added") {
+    Folder const folder;
+    std::string const path = folder.file("run.json");
+    for (auto const sharding :
+         {joinable::Sharding::none, joinable::Sharding::optimizer, joinable::Sharding::gradients}) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            CAPTURE(name_of(sharding));
+            auto params = make_params<double>({4, 4}, 1.0);
+            Sharded sharded{
+                comm,
+                std::span{params}.first(1),
+                joinable::Sgd{},
+                joinable::ShardedOptions{.sharding = sharding, .bucket_cap_bytes = 32}
+            };
+            sharded.timeline().start(1000);
+            sharded.add_parameter_group(std::span{params}.last(1), joinable::Sgd{});
+            joinable::Join guard{joinable::participants(sharded)};
+            for (int input = 0; input <= comm.rank(); ++input) {
+                sharded.forward([] {});
+                run_backward(sharded, params);
+                sharded.step();
+            }
+            guard.finish();
+            joinable::write_trace(comm, sharded.timeline(), path);
+            if (comm.rank() == 0) {
+                ReadTrace const trace{contents_of(path)};
+                for (int rank = 0; rank < comm.size(); ++rank) {
+                    auto const own = static_cast<std::size_t>(rank) + 1;
+                    check_track(trace, rank, own, static_cast<std::size_t>(comm.size()));
+                }
+            }
+        });
+    }
+}
+
+TEST_CASE("where a sharded model's round fails, its ranges have ended when the error is seen") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4, 4}, 1.0);
+        Sharded sharded{
+            comm,
+            params,
+            joinable::Sgd{},
+            joinable::ShardedOptions{
+                .sharding = joinable::Sharding::gradients, .bucket_cap_bytes = 32
+            }
+        };
+        sharded.timeline().start(1000);
+        bool const fails = comm.rank() == comm.size() - 1;
+        auto const run = [&] {
+            joinable::Join guard{joinable::participants(sharded)};
+            for (int input = 0; input <= comm.rank();
+                 ++input) { // rank 0 shadows the round that fails
+                sharded.forward([] {});
+                run_backward(sharded, params, fails && input == comm.rank() ? 1 : 0);
+                sharded.step();
+            }
+            guard.finish();
+        };
+        CHECK_THROWS_AS(run(), std::exception);
+        std::size_t const begun = count(sharded.timeline(), TraceKind::round) +
+                                  count(sharded.timeline(), TraceKind::shadow_round);
+        CHECK(begun == static_cast<std::size_t>(comm.size()));
+        if (fails) {
+            CHECK(count(sharded.timeline(), TraceKind::bucket) == 2 * begun - 1);
+        }
+        Trace trace{{{{}, 0}}};
+        auto const events = sharded.timeline().events();
+        trace.ranks[0].events.assign(events.begin(), events.end());
+        ReadTrace const read{joinable::to_json(trace)}; // nests
     });
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <joinable/bucket/marks.hpp>
+#include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/detail/text.hpp>
@@ -35,13 +36,14 @@ using StepShard = std::function<void(std::size_t group, OptimizerShard const& sh
 /// reduce-scatter of each bucket, always in the order in which buckets fill when gradients become
 /// ready from the last one to the first. A parameter that the pass does not use counts as zeros. If
 /// values are sharded, too, the passes gather them: see ShardedUnits.
-template <Communicator Comm>
+template <Communicator Comm, Timeline Times>
 class ShardReducer {
 public:
     /// Local. `parameters` are the parameters of all groups: of the list `groups` that the
     /// participant keeps, and of `next`, which it is about to add. Only this object uses `arenas`
     /// while gradients are reduced. `values` is null if each rank has all values. `step` is called
-    /// as soon as the gradients of a shard are averaged, or is empty.
+    /// as soon as the gradients of a shard are averaged, or is empty. `timeline` is told of each bucket,
+    /// under its number in the order of their launch.
     ShardReducer(
         Comm& comm,
         ParameterList parameters,
@@ -49,10 +51,11 @@ public:
         ShardGroup const& next,
         BucketArenas& arenas,
         std::unique_ptr<ShardedUnits<Comm>> values,
-        StepShard step
+        StepShard step,
+        Times& timeline
     )
         : comm_{comm}, parameters_{std::move(parameters)}, groups_{groups}, arenas_{arenas},
-          values_{std::move(values)}, step_{std::move(step)} {
+          values_{std::move(values)}, step_{std::move(step)}, timeline_{timeline} {
         for (std::size_t k = 0; k <= groups.size(); ++k) {
             list(k, k == groups.size() ? next : groups[k]);
         }
@@ -71,6 +74,7 @@ public:
             }
         }
         works_ = std::vector<std::optional<BucketWork>>(buckets_.size());
+        ranges_ = std::vector<std::optional<Range>>(buckets_.size());
         free_.reserve(buckets_.size());
         arenas_.reserve((std::min)(buckets_.size(), overlapping), largest_);
     }
@@ -215,11 +219,16 @@ public:
         }
     }
     void end_guard() const noexcept {}
-    void end_ranges() const noexcept {}
+    void end_ranges() noexcept {
+        for (auto& range : ranges_) {
+            range.reset();
+        }
+    }
 
 private:
     enum class State : std::uint8_t { frozen, pending, ready, unused };
 
+    using Range = decltype(std::declval<Times&>().bucket(0, 0));
     using BucketWork = decltype(start_parts(
         std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, 1.0
     ));
@@ -341,6 +350,9 @@ private:
                 }
             }
             static_cast<void>(
+                ranges_[launched_].emplace(timeline_.bucket(launched_, shard.bucket_bytes()))
+            );
+            static_cast<void>(
                 works_[launched_++].emplace(start_parts(comm_, shard, memory, factors_.summed))
             );
             if (values_ &&
@@ -354,6 +366,7 @@ private:
         Slot& bucket = buckets_[finished_];
         works_[finished_]->wait();
         works_[finished_].reset();
+        ranges_[finished_].reset();
         take_part(shard_of(bucket), arenas_.data(bucket.arena, 0), comm_);
         free_.push_back(std::exchange(bucket.arena, nowhere));
         ++finished_;
@@ -405,6 +418,7 @@ private:
     BucketArenas& arenas_;
     std::unique_ptr<ShardedUnits<Comm>> values_;
     StepShard step_;
+    Times& timeline_;
     std::vector<State> states_;          ///< of each parameter of all groups
     std::vector<std::size_t> bucket_of_; ///< likewise
     std::vector<std::size_t> piece_of_;  ///< likewise: the piece at which it begins
@@ -420,6 +434,7 @@ private:
     bool reduces_after_pass_ = false;
     bool is_unattended_ = false; ///< the pass uses no values any more, or there is no pass
     std::vector<Slot> buckets_;  ///< in the order of their launch
+    std::vector<std::optional<Range>> ranges_;     ///< likewise
     std::vector<std::optional<BucketWork>> works_; ///< of the buckets; destroyed first
 };
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
@@ -23,15 +24,34 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// Averages gradients on all ranks, or only to their owners; in the second case it may also gather
 /// values. Holds a Reducer or a ShardReducer.
-template <Communicator Comm>
+template <Communicator Comm, Timeline Times>
 class ShardedReduction {
+    /// A reducer tells `times`, which outlives it.
+    struct SharedTimeline {
+        Times* times = nullptr;
+
+        auto round(bool is_shadow) { return times->round(is_shadow); }
+        auto bucket(std::size_t index, std::size_t bytes) { return times->bucket(index, bytes); }
+    };
+
 public:
-    explicit ShardedReduction(std::unique_ptr<Reducer<Comm>> whole) : whole_{std::move(whole)} {}
-    /// `begin` is called before a round reduces, or is empty.
+    using Whole = Reducer<Comm, AllReduce, SharedTimeline>;
+    using Parts = ShardReducer<Comm, Times>;
+
+    ShardedReduction(std::shared_ptr<Times> times, std::unique_ptr<Whole> whole)
+        : times_{std::move(times)}, whole_{std::move(whole)} {
+        whole_->timeline().times = times_.get();
+    }
+    /// `parts` tells `times`. `begin` is called before a round reduces, or is empty.
     ShardedReduction(
-        std::unique_ptr<ShardReducer<Comm>> parts, std::function<void(Round const&)> begin
+        std::shared_ptr<Times> times,
+        std::unique_ptr<Parts> parts,
+        std::function<void(Round const&)> begin
     )
-        : parts_{std::move(parts)}, begin_{std::move(begin)} {}
+        : times_{std::move(times)}, parts_{std::move(parts)}, begin_{std::move(begin)} {}
+
+    [[nodiscard]] Times& timeline() const noexcept { return *times_; }
+    [[nodiscard]] std::shared_ptr<Times> const& shared_timeline() const noexcept { return times_; }
 
     /// Whether begin_round() is collective.
     [[nodiscard]] bool meets_between_passes() const noexcept { return begin_ != nullptr; }
@@ -160,8 +180,6 @@ public:
         }
     }
 
-    [[nodiscard]] NoTimeline& timeline() noexcept { return timeline_; }
-
 private:
     using Held = typename ShardedUnits<Comm>::Held;
 
@@ -180,10 +198,10 @@ private:
         whole_ ? f(*whole_) : f(*parts_);
     }
 
-    std::unique_ptr<Reducer<Comm>> whole_;
-    std::unique_ptr<ShardReducer<Comm>> parts_;
+    std::shared_ptr<Times> times_; ///< outlives what it is told of; shared with later reductions
+    std::unique_ptr<Whole> whole_;
+    std::unique_ptr<Parts> parts_;
     std::function<void(Round const&)> begin_;
-    [[no_unique_address]] NoTimeline timeline_;
 };
 
 }}} // namespace joinable::v0::detail

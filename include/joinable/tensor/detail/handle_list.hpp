@@ -70,8 +70,9 @@ void append_object(HandleList<Handle>& list, T& object) {
     }
 }
 
-/// Appends handles to the objects in a range. For a named range it keeps the addresses of objects
-/// and copies of pointers and smart pointers. It copies the handles in a temporary range. The items
+/// Appends handles to the objects in a range. For a named range, or a temporary view such as a span,
+/// it keeps the addresses of objects and copies of pointers and smart pointers. It copies the handles
+/// in a temporary range. The items
 /// of a list are appended one by one. A single object counts as a range of one.
 template <class Handle, class Range>
 void append(HandleList<Handle>& list, Range&& range) {
@@ -82,8 +83,10 @@ void append(HandleList<Handle>& list, Range&& range) {
     } else if constexpr (!range_of_taken<Range, Handle>) {
         append_object<std::is_lvalue_reference_v<Range>>(list, range);
     } else if constexpr (Handle::template takes<item_of<Range>>) {
-        constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
-                                    std::is_lvalue_reference_v<decltype(*std::begin(range))>;
+        constexpr bool is_view = std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>;
+        constexpr bool is_shared = Handle::template shares_storage<item_of<Range>>;
+        constexpr bool items_stay = std::is_lvalue_reference_v<decltype(*std::begin(range))> &&
+                                    (std::is_lvalue_reference_v<Range> || (is_view && !is_shared));
         for (auto&& item : range) {
             append_object<items_stay>(list, item);
         }

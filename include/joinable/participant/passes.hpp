@@ -130,21 +130,23 @@ public:
     /// no_sync() never syncs.
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice notice = {}) {
-        if (gathers_values()) {
-            throw ContractViolation{
-                "with Sharding::parameters values are there while a pass uses them; call forward(pass) and "
-                "backward(pass)"
-            };
-        }
-        begin_forward(notice);
-        if (stage_ == Stage::idle) {
-            ranges_.end_passes(); // no call marks the end of an evaluation
-            if (hidden_.are_followed()) {
+        guarded([&] {
+            if (gathers_values()) {
                 throw ContractViolation{
-                    "joined ranks follow the collectives of an evaluation until it ends; call forward(pass)"
+                    "with Sharding::parameters values are there while a pass uses them; call forward(pass) and "
+                    "backward(pass)"
                 };
             }
-        }
+            begin_forward(notice);
+            if (stage_ == Stage::idle) {
+                ranges_.end_passes(); // no call marks the end of an evaluation
+                if (hidden_.are_followed()) {
+                    throw ContractViolation{
+                        "joined ranks follow the collectives of an evaluation until it ends; call forward(pass)"
+                    };
+                }
+            }
+        });
     }
 
     /// Blocks until all ranks have opened the round. `unused` names the parameters that the

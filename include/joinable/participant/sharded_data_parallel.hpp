@@ -59,7 +59,8 @@ struct ShardedPassesOver {
 ///
 /// The values equal those of an unsharded optimizer on every rank, bit for bit, in whatever round a
 /// rank runs out of inputs. They are equal up to rounding if gradients of 16 bits use a
-/// communicator that does not model ScalesScatteredSums. With Sharding::gradients a parameter's own
+/// communicator that does not model ScalesScatteredSums, or if a communicator's reduce-scatter sums in
+/// another order than its all-reduce, as that of MPICH does. With Sharding::gradients a parameter's own
 /// gradient keeps what the pass wrote. It is released if parameter_traits have `release_grad`, and
 /// counts as zeros if the pass does not use the parameter. Averages are visible in
 /// ShardedOptions::before_step. Zero gradients before the pass or after the step.

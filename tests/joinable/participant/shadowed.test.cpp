@@ -843,6 +843,15 @@ TEST_CASE("passes whose end joined ranks would not hear of are refused") {
         model.ddp.prepare_for_forward({.phase = Phase::evaluate});
         guard.finish();
     });
+    check_refused({2, 3, 4, 8}, "call forward(pass)", [](RankCommunicator& comm) {
+        Model model{comm};
+        Join guard{participants(model.ddp)};
+        if (comm.rank() == 0) {
+            model.ddp.prepare_for_forward({.phase = Phase::evaluate});
+        }
+        model.round([&] { model.sum(1.0); }, {.phase = Phase::evaluate}); // the others hear why
+        guard.finish();
+    });
     check_refused({1, 2, 3, 4, 8}, "call backward(), or announce", [](RankCommunicator& comm) {
         Model model{comm};
         Join guard{participants(model.ddp)};

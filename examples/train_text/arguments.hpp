@@ -207,7 +207,7 @@ inline void add_save_options(CLI::App& app, Options& options) {
 }
 
 inline void add_picture_options(CLI::App& app, Options& options) {
-    OptionGroup const group{app, "Pictures, with --sharding none"};
+    OptionGroup const group{app, "Pictures"};
     group.add(
         "--picture",
         options.picture,

@@ -51,12 +51,6 @@ std::vector<Text> deal(Corpus const& corpus, Options const& options) {
 
 int run(Options const& options) {
     require_savable(options.save, options.sharding != Sharding::none);
-    if ((!options.picture.empty() || !options.trace.empty()) &&
-        options.sharding != Sharding::none) {
-        throw InputError{
-            "--picture and --trace show a training that is not sharded; leave out --sharding"
-        };
-    }
     Corpus const corpus{options.paths, options.limit_bytes};
     std::vector<Text> const texts = deal(corpus, options);
     std::printf(

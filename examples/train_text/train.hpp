@@ -174,26 +174,22 @@ auto data_parallel(Comm& comm, Model& model, Options const& options) {
     };
 }
 
-/// Begins to record for --picture and --trace, if they are given. What is sharded has no timeline.
-template <class Passes>
-void start_recording(Passes& passes, Job const& job) {
-    if constexpr (requires { passes.timeline().start(1); }) {
-        if (!job.options.picture.empty() || !job.options.trace.empty()) {
-            constexpr std::size_t most = 4'000'000; // of 32 bytes
-            passes.timeline().start((std::min)(most, job.longest * (passes.buckets().size() + 8)));
-        }
+/// Begins to record for --picture and --trace, if they are given. A bucket has one parameter or more.
+inline void
+start_recording(joinable::TraceTimeline& timeline, std::size_t parameters, Job const& job) {
+    if (!job.options.picture.empty() || !job.options.trace.empty()) {
+        constexpr std::size_t most = 4'000'000; // of 32 bytes
+        timeline.start((std::min)(most, job.longest * (parameters + 8)));
     }
 }
 /// Writes what was recorded. Collective.
-template <class Hosts, class Passes>
-void write_recorded(Hosts& hosts, Passes& passes, Options const& options) {
-    if constexpr (requires { passes.timeline().stop(); }) {
-        if (!options.picture.empty()) {
-            joinable::write_picture(hosts, passes.timeline(), options.picture);
-        }
-        if (!options.trace.empty()) {
-            joinable::write_trace(hosts, passes.timeline(), options.trace);
-        }
+template <class Hosts>
+void write_recorded(Hosts& hosts, joinable::TraceTimeline const& timeline, Options const& options) {
+    if (!options.picture.empty()) {
+        joinable::write_picture(hosts, timeline, options.picture);
+    }
+    if (!options.trace.empty()) {
+        joinable::write_trace(hosts, timeline, options.trace);
     }
 }
 
@@ -222,7 +218,7 @@ Findings train(
     if (rank == 0) {
         display.emplace(job.progress);
     }
-    start_recording(trainer.passes, job);
+    start_recording(trainer.passes.timeline(), model.parameters().size(), job);
     comm.barrier();
     auto const start = std::chrono::steady_clock::now();
     std::size_t const rounds = job.longest / static_cast<std::size_t>(options.epochs);
@@ -265,7 +261,7 @@ Findings train(
     std::chrono::duration<double> const taken = std::chrono::steady_clock::now() - start;
     findings.seconds = taken.count();
     display.reset();
-    write_recorded(hosts, trainer.passes, options);
+    write_recorded(hosts, trainer.passes.timeline(), options);
 
     [[maybe_unused]] auto const values = all_values(trainer.passes);
     findings.digest = digest_of(values_of(model));
@@ -323,7 +319,7 @@ train_by_engine(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Jo
 template <class Comm>
 Findings train_sharded(Comm& comm, Model& model, ChosenRule const& rule, Job const& job) {
     FallingRate const rate{job.options.rate(), job.longest};
-    joinable::ShardedDataParallel sharded{
+    joinable::ShardedDataParallel<Comm, ChosenRule, joinable::TraceTimeline> sharded{
         comm,
         model.parameters(),
         rule,

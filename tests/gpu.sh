@@ -104,8 +104,12 @@ compile() { # object, compiler and its arguments
     timeout -k 5 240 "$@" -std=c++20 -O2 "${includes[@]}" -c -o "$out/objects/$object.o" >"$out/objects/$object.log" 2>&1
     echo $? >"$out/objects/$object.status"
 }
-link() { # program, objects
-    local program=$1 object
+link() { # program, objects, other libraries as -l...
+    local program=$1 object others=()
+    while [[ ${*: -1} == -l* ]]; do
+        others+=("${*: -1}")
+        set -- "${@:1:$#-1}"
+    done
     shift
     for object in "$@"; do
         if [ "$(cat "$out/objects/$object.status" 2>/dev/null)" != 0 ]; then
@@ -116,9 +120,9 @@ link() { # program, objects
         fi
     done
     local objects=("${@/#/$out/objects/}")
-    run 60 "build of $program" "$cxx" "${objects[@]/%/.o}" "${libraries[@]}" -lnccl -lcudart -pthread -o "$out/$program"
+    run 60 "build of $program" "$cxx" "${objects[@]/%/.o}" "${libraries[@]}" "${others[@]}" -lnccl -lcudart -pthread -o "$out/$program"
 }
-rm -f "$out"/objects/* "$out"/{cuda_kernels,real_nccl,ranks,train_text}
+rm -f "$out"/objects/* "$out"/{cuda_kernels,real_nccl,ranks,perceptron,counts,train_text,exposed_*}
 nvcc=(nvcc -ccbin "$cxx")
 $has_gpu && nvcc+=(-arch=native)
 programs=()
@@ -134,6 +138,18 @@ if has_header nccl.h; then
     compile real_nccl "$cxx" tests/consumer/nccl.cpp &
     compile ranks "$cxx" tests/gpu/main.cpp &
     compile kernels "${nvcc[@]}" tests/gpu/kernels.cu &
+    if has_header cublas_v2.h; then
+        programs+=("perceptron perceptron kernels -lcublas")
+        compile perceptron "$cxx" tests/gpu/perceptron.cpp &
+    else
+        skip "cuBLAS's header is not here, so no perceptron is measured beside PyTorch's"
+    fi
+    if has_header cupti.h; then
+        programs+=("counts counts kernels -lcupti")
+        compile counts "$cxx" tests/gpu/counts.cpp &
+    else
+        skip "CUPTI's header is not here, so a guard's work on the GPU is not counted"
+    fi
     if has_header CLI/CLI.hpp; then
         programs+=("train_text train_text with_cuda")
         compile train_text "$cxx" "-DJOINABLE_SOURCE_DIR=\"$PWD\"" examples/train_text/main.cpp &
@@ -183,15 +199,26 @@ if [ -x "$out/ranks" ]; then
     section "several ranks: sums, uneven inputs, a rank that fails"
     for ranks in 1 2 4; do
         run 60 "checks over $ranks ranks" "$out/ranks" check "$ranks"
+        run 60 "operations of $ranks ranks" "$out/ranks" operations "$ranks"
     done
+    if [ -x "$out/counts" ]; then
+        section "what a guard adds to the GPU's work"
+        for ranks in 1 2; do
+            run 40 "counts over $ranks ranks" "$out/counts" "$ranks"
+        done
+    fi
     section "measurements: medians of 11 rounds, the layer below and ours in turn"
     for ranks in 1 2; do
         run 100 "measurements over $ranks ranks" "$out/ranks" measure "$ranks"
     done
-    echo "what a guard adds to the GPU's work is counted over the doubles: ctest -R 'a guard adds nothing'"
+    if [ -x "$out/perceptron" ]; then
+        for ranks in 1 2; do
+            run 60 "a perceptron over $ranks ranks" "$out/perceptron" "$ranks" "$out/exposed_$ranks"
+        done
+    fi
     if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
         for ranks in 1 2; do
-            run 60 "PyTorch over $ranks ranks" python3 tests/gpu/ddp_torch.py "$ranks"
+            run 60 "PyTorch over $ranks ranks" python3 tests/gpu/ddp_torch.py "$ranks" "$out/exposed_$ranks"
         done
     else
         skip "PyTorch with CUDA is not here, so there is nothing to compare an iteration with"

@@ -56,9 +56,9 @@ struct Rank {
     joinable::NcclCommunicator comm;
 
     /// Without kernels, NCCL scales and the runtime copies.
-    explicit Rank(Hosts& ranks, joinable::CudaKernels const& kernels = {})
+    explicit Rank(Hosts& ranks, joinable::CudaKernels const& kernels = {}, bool revokes = false)
         : hosts{ranks}, device{take_device(ranks)},
-          comm{ranks, {.stream = stream, .deadline = std::chrono::seconds{30}}} {
+          comm{ranks, {.stream = stream, .deadline = std::chrono::seconds{30}, .revoke = revokes}} {
         if (kernels.run != nullptr) {
             comm.device_memory().use_kernels(kernels);
         }

@@ -8,6 +8,7 @@
 
 #include <gpu/checks.hpp>
 #include <gpu/measurements.hpp>
+#include <gpu/operations.hpp>
 
 namespace joinable_gpu {
 joinable::CudaKernels kernels(); // kernels.cu
@@ -38,6 +39,35 @@ void check(int ranks) {
     }
 }
 
+void check_operations(int ranks) {
+    run(ranks, [](Hosts& hosts) {
+        Rank<Hosts> rank{hosts};
+        check_split(rank);
+        check_messages(rank);
+        check_bad_input(rank);
+        check_staged(rank);
+    });
+    std::printf("%d ranks: groups, messages, refusals, and roll calls through NCCL\n", ranks);
+    run(ranks, [](Hosts& hosts) { check_lent(hosts); });
+    std::printf("%d ranks: an engine's communicator, lent and given back\n", ranks);
+    run(ranks, [](Hosts& hosts) { check_tcp_control(hosts); });
+    std::printf("%d ranks: roll calls by TCP\n", ranks);
+    if (ranks > 1) {
+        run(ranks, [](Hosts& hosts) { check_mismatch(hosts); });
+        std::printf("%d ranks: a sum that one of them makes with another count\n", ranks);
+    }
+    run(ranks, [](Hosts& hosts) {
+        bool const has_run = check_revoke(hosts);
+        if (hosts.rank() == 0) {
+            std::printf(
+                has_run ? "%d ranks: a handle that outlives a failure\n"
+                        : "skipped: %d ranks: NCCL before 2.28.7 cannot revoke\n",
+                hosts.size()
+            );
+        }
+    });
+}
+
 void measure(int ranks) {
     constexpr int rounds = 11;
     run(ranks, [&](Hosts& hosts) {
@@ -49,7 +79,8 @@ void measure(int ranks) {
             measure_packing(rank, 400, 65'536, rounds);
             measure_packing(rank, 100, 4 * mib, rounds);
         }
-        measure_iteration(rank, 8, 1768, rounds);
+        CopyingPasses passes{rank.stream, 1768 * 1768};
+        measure_iteration(rank, passes, 8, 1768, rounds);
     });
 }
 
@@ -58,12 +89,12 @@ void measure(int ranks) {
 int main(int argc, char** argv) {
     std::string_view const what = argc == 3 ? argv[1] : "";
     int const ranks = argc == 3 ? std::atoi(argv[2]) : 0;
-    if ((what != "check" && what != "measure") || ranks < 1) {
-        std::fprintf(stderr, "usage: %s check|measure <ranks>\n", argv[0]);
+    if ((what != "check" && what != "operations" && what != "measure") || ranks < 1) {
+        std::fprintf(stderr, "usage: %s check|operations|measure <ranks>\n", argv[0]);
         return 2;
     }
     try {
-        (what == "check" ? check : measure)(ranks);
+        (what == "check" ? check : what == "measure" ? measure : check_operations)(ranks);
         return 0;
     } catch (std::exception const& error) {
         std::fprintf(stderr, "%s\n", error.what());

@@ -2,6 +2,7 @@
 // What tests/gpu.sh runs on a GPU, over the doubles: its logic, not its numbers.
 #include <gpu/checks.hpp>
 #include <gpu/measurements.hpp>
+#include <gpu/operations.hpp>
 
 #include <atomic>
 #include <cstddef>
@@ -34,12 +35,31 @@ TEST_CASE("what is checked on a GPU holds over the doubles") {
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
+TEST_CASE("what NCCL ranks have besides sums holds over the doubles, as it is checked on a GPU") {
+    run_ranks({1, 2, 4}, [](Hosts& hosts) {
+        {
+            Rank<Hosts> rank{hosts, host_kernels()};
+            check_split(rank);
+            check_messages(rank);
+            check_bad_input(rank);
+            check_staged(rank);
+        }
+        check_lent(hosts);
+        check_tcp_control(hosts);
+    });
+    run_ranks({2, 4}, [](Hosts& hosts) { check_mismatch(hosts); });
+    run_ranks({1, 2, 4}, [](Hosts& hosts) { CHECK(check_revoke(hosts)); });
+    fake_cuda::drain();
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
 TEST_CASE("what is measured on a GPU runs over the doubles") {
     run_ranks({1, 2}, [](Hosts& hosts) {
         Rank<Hosts> rank{hosts, host_kernels()};
         measure_all_reduce(rank, {8, 1024}, 1);
         measure_packing(rank, 20, 64, 1);
-        measure_iteration(rank, 3, 8, 1);
+        CopyingPasses passes{rank.stream, 8 * 8};
+        measure_iteration(rank, passes, 3, 8, 1);
     });
 }
 
@@ -50,7 +70,8 @@ TEST_CASE("a guard adds nothing to what an iteration puts on streams") {
         std::size_t calls = 0;
         run_ranks({2}, [&](Hosts& hosts) {
             Rank<Hosts> rank{hosts, host_kernels()};
-            Replica<Hosts> replica{rank, 3, 8, false};
+            CopyingPasses passes{rank.stream, 8 * 8};
+            Replica<Hosts, CopyingPasses> replica{rank, passes, 3, 8, false};
             replica.iterate(); // cuts the buckets
             std::optional<joinable::Join<std::remove_reference_t<decltype(replica.ddp())>>> guard;
             if (has_guard) {

@@ -52,7 +52,7 @@ ROOMS = {
     "optimizer": "base tensor reduction device",
     "bucket": "base tensor device communicator agreement",
     "join": "base hook communicator agreement",
-    "participant": "base tensor hook device communicator communicator/nccl agreement bucket join optimizer",
+    "participant": f"base tensor hook device communicator {MEMORY} communicator/nccl agreement bucket join optimizer",
     "checkpoint": "base tensor hook communicator agreement optimizer join participant",
     "trace": "base hook communicator agreement bucket join",
     "data": "base communicator",
@@ -92,6 +92,7 @@ SYSTEMS_DIFFER = {
     "communicator/tcp/communicator.hpp",
     "communicator/tcp/communicator.ipp",
     "communicator/tcp/listener.hpp",
+    "participant/over_shared_memory.hpp",
     "optimizer/detail/square_root.hpp", # which the core does not need
 }
 REFUSAL = r"^#if .*\n#error .*\n#endif\n" # of a compiler that an opt-in header cannot have
@@ -99,7 +100,7 @@ REFUSAL = r"^#if .*\n#error .*\n#endif\n" # of a compiler that an opt-in header 
 NOT_FOR_GUARDS = (
     "reduction/", "communicator/", "data/", "bucket/bucketed_view", "bucket/fixed_assignment",
     "tensor/flat_parameters", "tensor/variant",
-    "detail/kept_range",
+    "detail/kept_range", "participant/over_shared_memory",
 )
 # Turns that readers stumble over, in comments, texts and pages, and what to write instead.
 BANNED = {

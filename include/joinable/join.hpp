@@ -19,6 +19,7 @@
 #include <joinable/communicator/self.hpp>
 #include <joinable/communicator/shared_buffer.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
+#include <joinable/participant/over_shared_memory.hpp>
 #include <joinable/data/shard.hpp>
 #include <joinable/data/shard_by_weight.hpp>
 #include <joinable/data/shuffle.hpp>

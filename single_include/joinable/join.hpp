@@ -12564,6 +12564,22 @@ concept describes_model =
     std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions> ||
     (std::convertible_to<T, Reduction> && BucketReduction<Reduction, Comm>);
 
+/// The parameters of a model, or why they could not be listed.
+struct ListedParameters {
+    ParameterList list;
+    std::exception_ptr error;
+};
+template <class Parameters>
+ListedParameters listed(Parameters&& parameters) {
+    ListedParameters result;
+    try {
+        result.list = joinable::parameters(std::forward<Parameters>(parameters));
+    } catch (...) {
+        result.error = std::current_exception();
+    }
+    return result;
+}
+
 /// Checks the communicator before a base class does.
 template <class Comm, class Reduction, class Times>
 struct PassesOver {
@@ -12614,46 +12630,13 @@ public:
         DataParallelOptions const& options = {},
         Reduction reduction = {}
     )
-        : Base{comm, state_, options.gradient_kind, false} {
-        AgreementList compared;
-        std::optional<CoalescedBroadcast> start;
-        std::exception_ptr error;
-        try {
-            auto const list = joinable::parameters(std::forward<Parameters>(parameters));
-            detail::check_parameters(list, detail::device_of(comm).id());
-            compared.begin_section("options differ: ");
-            detail::agree_on(compared, options);
-            compared.add("reduction", Reduction::name);
-            compared.begin_section("models differ: ");
-            std::size_t const first = compared.items().size();
-            model_ = detail::agree_on(compared, list);
-            detail::agree_on(compared, buffers, "buffer");
-            model_ += detail::concat(", hash ", compared.hash_from(first));
-            reducer_.emplace(
-                comm,
-                list,
-                bucket_options(options),
-                std::move(reduction),
-                detail::TakeGradients::later // a rank may refuse the model
-            );
-            module_.emplace(comm, list, std::move(buffers), options);
-            if (options.verify_ready) {
-                ready_check_.emplace(list, detail::device_of(comm).id());
-            }
-            if (options.sync_at_start) {
-                start.emplace(module_->plan_sync());
-            }
-        } catch (...) {
-            error = std::current_exception();
-        }
-        detail::ControlOver<Comm&> control{comm};
-        detail::agree(control, compared, error);
-        reducer_->take_gradients();
-        reducer_->register_memory();
-        if (start) {
-            start->run(comm, 0);
-        }
-    }
+        : DistributedDataParallel{
+              detail::listed(std::forward<Parameters>(parameters)),
+              comm,
+              std::move(buffers),
+              options,
+              std::move(reduction)
+          } {}
 
     /// A model without buffers.
     template <class Parameters>
@@ -12795,6 +12778,58 @@ public:
     }
 
 private:
+    /// All types of parameters share this constructor.
+    DistributedDataParallel(
+        detail::ListedParameters const& parameters,
+        Comm& comm,
+        BufferList buffers,
+        DataParallelOptions const& options,
+        Reduction reduction
+    )
+        : Base{comm, state_, options.gradient_kind, false} {
+        AgreementList compared;
+        std::optional<CoalescedBroadcast> start;
+        std::exception_ptr error;
+        try {
+            if (parameters.error) {
+                std::rethrow_exception(parameters.error);
+            }
+            ParameterList const& list = parameters.list;
+            detail::check_parameters(list, detail::device_of(comm).id());
+            compared.begin_section("options differ: ");
+            detail::agree_on(compared, options);
+            compared.add("reduction", Reduction::name);
+            compared.begin_section("models differ: ");
+            std::size_t const first = compared.items().size();
+            model_ = detail::agree_on(compared, list);
+            detail::agree_on(compared, buffers, "buffer");
+            model_ += detail::concat(", hash ", compared.hash_from(first));
+            reducer_.emplace(
+                comm,
+                list,
+                bucket_options(options),
+                std::move(reduction),
+                detail::TakeGradients::later // a rank may refuse the model
+            );
+            module_.emplace(comm, list, std::move(buffers), options);
+            if (options.verify_ready) {
+                ready_check_.emplace(list, detail::device_of(comm).id());
+            }
+            if (options.sync_at_start) {
+                start.emplace(module_->plan_sync());
+            }
+        } catch (...) {
+            error = std::current_exception();
+        }
+        detail::ControlOver<Comm&> control{comm};
+        detail::agree(control, compared, error);
+        reducer_->take_gradients();
+        reducer_->register_memory();
+        if (start) {
+            start->run(comm, 0);
+        }
+    }
+
     using Base::hidden_;
     using Base::module_;
     using Base::ready_check_;
@@ -21061,6 +21096,31 @@ private:
     AbortReason reason_;
     bool is_aborted_ = false;
 };
+
+}} // namespace joinable::v0
+
+// ---- joinable/participant/over_shared_memory.hpp
+
+// Models over ranks of one machine, with defaults. A program that compiles the library once compiles these classes
+// there as well.
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_INSTANTIATE(class detail::ControlOver<ThreadCommunicator&>)
+JOINABLE_INSTANTIATE(void CoalescedBroadcast::run(ThreadCommunicator&, int))
+JOINABLE_INSTANTIATE(class detail::ModuleState<ThreadCommunicator>)
+JOINABLE_INSTANTIATE(class Reducer<ThreadCommunicator>)
+JOINABLE_INSTANTIATE(class Passes<ThreadCommunicator, Reducer<ThreadCommunicator>>)
+JOINABLE_INSTANTIATE(class DistributedDataParallel<ThreadCommunicator>)
+
+#if defined(__linux__) // elsewhere there are no process ranks
+JOINABLE_INSTANTIATE(class detail::ControlOver<ProcessCommunicator&>)
+JOINABLE_INSTANTIATE(void CoalescedBroadcast::run(ProcessCommunicator&, int))
+JOINABLE_INSTANTIATE(class detail::ModuleState<ProcessCommunicator>)
+JOINABLE_INSTANTIATE(class Reducer<ProcessCommunicator>)
+JOINABLE_INSTANTIATE(class Passes<ProcessCommunicator, Reducer<ProcessCommunicator>>)
+JOINABLE_INSTANTIATE(class DistributedDataParallel<ProcessCommunicator>)
+#endif
 
 }} // namespace joinable::v0
 

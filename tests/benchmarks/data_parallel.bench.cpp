@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // An iteration of DistributedDataParallel: what of its communication a backward pass hides, what packing
-// costs beside memcpy, and what the guard and the verbs cost where there is next to nothing to send.
+// costs beside memcpy, what the guard and the verbs cost where there is next to nothing to send, and what a
+// timeline adds.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -9,9 +10,11 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include <joinable/join.hpp>
+#include <joinable/trace.hpp>
 
 #include "weights.hpp"
 
@@ -45,7 +48,8 @@ void compute(Weights& weights, int passes) {
 enum class Run { compute_only, bare_sum, after_pass, overlapped };
 
 /// Arguments: elements per tensor, passes of computation. Time of an iteration on rank 0 of two.
-void iteration(benchmark::State& state, Run run, bool views) {
+template <class Times = joinable::NoTimeline>
+void iteration_with(benchmark::State& state, Run run, bool views) {
     auto const numel = static_cast<std::size_t>(state.range(0));
     int const passes = static_cast<int>(state.range(1));
     int const iterations = numel < 1000 ? 2000 : 10;
@@ -54,7 +58,12 @@ void iteration(benchmark::State& state, Run run, bool views) {
         joinable::run_threads(2, [&](joinable::ThreadCommunicator& comm) {
             auto model = make_model(numel);
             std::vector<float> flat(run == Run::bare_sum ? tensors * numel : 0);
-            joinable::DistributedDataParallel ddp{comm, model, {.gradient_as_bucket_view = views}};
+            joinable::
+                DistributedDataParallel<joinable::ThreadCommunicator, joinable::AllReduce, Times>
+                    ddp{comm, model, {.gradient_as_bucket_view = views}};
+            if constexpr (std::is_same_v<Times, joinable::TraceTimeline>) {
+                ddp.timeline().start(100'000);
+            }
             joinable::Join guard{joinable::participants(ddp)};
             auto const iterate = [&] {
                 if (run == Run::compute_only || run == Run::bare_sum) {
@@ -94,6 +103,12 @@ void iteration(benchmark::State& state, Run run, bool views) {
         state.SetIterationTime(seconds / iterations);
     }
 }
+void iteration(benchmark::State& state, Run run, bool views) {
+    iteration_with<>(state, run, views);
+}
+void recorded(benchmark::State& state, Run run, bool views) {
+    iteration_with<joinable::TraceTimeline>(state, run, views);
+}
 void small_and_large(benchmark::internal::Benchmark* bench) {
     bench->Args({64, 0})->Args({65536, 8})->UseManualTime()->Iterations(7);
 }
@@ -102,6 +117,7 @@ BENCHMARK_CAPTURE(iteration, bare_sum, Run::bare_sum, false)->Apply(small_and_la
 BENCHMARK_CAPTURE(iteration, after_pass, Run::after_pass, false)->Apply(small_and_large);
 BENCHMARK_CAPTURE(iteration, overlapped, Run::overlapped, false)->Apply(small_and_large);
 BENCHMARK_CAPTURE(iteration, overlapped_views, Run::overlapped, true)->Apply(small_and_large);
+BENCHMARK_CAPTURE(recorded, overlapped_views, Run::overlapped, true)->Apply(small_and_large);
 
 /// Packing all gradients and delivering them again, alone: one rank, so nothing is sent.
 void pack_and_unpack(benchmark::State& state) {

@@ -106,8 +106,11 @@ struct parameter_traits<at::Tensor> {
     static void set_grad(at::Tensor& p, AnyView const& view) {
         std::vector<std::int64_t> const extents{view.extents().begin(), view.extents().end()};
         std::vector<std::int64_t> const strides{view.strides().begin(), view.strides().end()};
-        p.mutable_grad() =
-            at::from_blob(view.data(), extents, strides, p.options().requires_grad(false));
+        p.mutable_grad() = at::for_blob(view.data(), extents)
+                               .strides(strides)
+                               .options(p.options().requires_grad(false))
+                               .target_device(p.device()) // else it is looked up from the address
+                               .make_tensor();
     }
     static void release_grad(at::Tensor& p) { p.mutable_grad().reset(); }
 };

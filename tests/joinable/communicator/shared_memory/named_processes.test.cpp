@@ -21,9 +21,7 @@
 #include <vector>
 
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -811,13 +809,6 @@ TEST_CASE("an object of another mode or type is refused, and named") {
         CommunicationError
     );
     REQUIRE(unlink(file_of(job).c_str()) == 0);
-}
-
-/// Gives this process a /dev/shm of its own. Whether that is allowed.
-bool has_own_shared_memory(char const* options) {
-    return unshare(CLONE_NEWNS) == 0 &&
-           mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-           mount("none", "/dev/shm", "tmpfs", 0, options) == 0;
 }
 
 TEST_CASE("where /dev/shm is too small for a board nothing is attached, and nothing is left") {

@@ -349,8 +349,13 @@ MUTATIONS = [
     ),
     Mutation(
         "late-gradients-are-sent", "participant/detail/ready_check.hpp",
-        "if (hash_of(mark->i) != mark->hash) {", "if (false) {",
+        "if (now != mark->hash && !is_gone) {", "if (false) {",
         "participant/verify_ready.test.cpp",
+    ),
+    Mutation(
+        "shards-are-not-checked", "participant/sharded_data_parallel.hpp",
+        "if (this->module_->options().verify_ready) {", "if (false) {",
+        "participant/verify_ready.test.cpp", "*sharded model*",
     ),
     Mutation(
         "earlier-marks-are-checked", "participant/detail/ready_check.hpp",

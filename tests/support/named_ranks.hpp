@@ -12,7 +12,9 @@
 #include <string>
 #include <vector>
 
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -50,6 +52,13 @@ inline bool has_come(std::string const& job, int rank) {
     }
     Mapping const memory{*object, MemberTable::bytes_for(rank + 1)};
     return std::launder(reinterpret_cast<MemberTable*>(memory.begin()))->member(rank).has_come();
+}
+
+/// Gives this process a /dev/shm of its own. Returns whether that is allowed.
+inline bool has_own_shared_memory(char const* options, unsigned long flags = 0) {
+    return unshare(CLONE_NEWNS) == 0 &&
+           mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+           mount("none", "/dev/shm", "tmpfs", flags, options) == 0;
 }
 
 /// In processes that are copies of one, ranks that call this map the memory of a group of `size` ranks

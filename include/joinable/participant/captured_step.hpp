@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
+#include <joinable/bucket/options.hpp>
 #include <joinable/communicator/nccl/captured_averages.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
@@ -41,7 +42,8 @@ namespace joinable { inline namespace v0 {
 /// size.
 ///
 /// A rank that has run out launches the same graph with the engine's nodes disabled and zeros in
-/// its gradients; these receive the averages, too. The graph reads the factor of a gradient from
+/// its gradients; these receive the averages, too. When the guard ends, they are zeroed, unless
+/// JoinedGradients::kept is given. The graph reads the factor of a gradient from
 /// device memory when it runs, so weights and divisors may change in each round. Every round trains
 /// and syncs.
 template <class Passes, class Comm>
@@ -51,15 +53,21 @@ class CapturedStep {
 public:
     /// Local. `gradients` have floating-point dtypes and are in memory of the communicator's
     /// device, in the order in which they become ready; the same on every rank.
-    /// @throws ContractViolation  a buffer is not like this.
+    /// @throws ContractViolation  a buffer is not like this, or JoinedGradients::untouched is given.
     CapturedStep(
         Comm& comm,
         std::vector<Buffer> gradients,
         Passes passes,
-        GradientKind kind = GradientKind::mean
+        GradientKind kind = GradientKind::mean,
+        JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end
     )
         : comm_{comm}, gradients_{std::move(gradients)}, passes_{std::move(passes)},
-          averaging_{kind}, averages_{comm} {
+          averaging_{kind}, joined_gradients_{joined_gradients}, averages_{comm} {
+        if (joined_gradients == JoinedGradients::untouched) {
+            throw ContractViolation{"a captured step reduces gradients in their own memory, so a "
+                                    "joined rank cannot leave them untouched; give it "
+                                    "JoinedGradients::kept or JoinedGradients::zeroed_at_end"};
+        }
         for (Buffer const& gradient : gradients_) {
             averages_.check(gradient);
             if (!is_floating_point(gradient.dtype) || gradient.count == 0) {
@@ -116,6 +124,7 @@ public:
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
         void main_hook(Round const& round) { step_.run(round, false); }
         void post_hook(bool) noexcept {}
+        void end_hook() { step_.end_guard(); }
 
     private:
         CapturedStep& step_;
@@ -132,6 +141,10 @@ public:
     static constexpr std::string_view join_verb = "step()";
     void agree_on(AgreementList& list) const {
         list.add("gradient_kind", averaging_.kind == GradientKind::mean ? "mean" : "sum");
+        list.add(
+            "joined_gradients",
+            joined_gradients_ == JoinedGradients::kept ? "kept" : "zeroed_at_end"
+        );
         list.add("number of gradients", gradients_.size());
         for (Buffer const& gradient : gradients_) {
             list.add("gradient", detail::concat(gradient.count, " ", name_of(gradient.dtype)));
@@ -145,6 +158,16 @@ private:
             averages_.capture([&] { record(is_active); });
         }
         averages_.run(factor, !is_active || factor == 0.0); // a mean over no samples is NaN
+        has_shadowed_last_ = !is_active;
+    }
+    /// The averages of a shadowed round are nothing that this rank's next pass may add to.
+    void end_guard() {
+        if (std::exchange(has_shadowed_last_, false) &&
+            joined_gradients_ == JoinedGradients::zeroed_at_end) {
+            for (Buffer const& gradient : gradients_) {
+                averages_.zero(gradient);
+            }
+        }
     }
 
     void record(bool is_active) {
@@ -184,6 +207,8 @@ private:
     std::vector<Buffer> gradients_;
     Passes passes_;
     detail::Averaging averaging_;
+    JoinedGradients joined_gradients_;
+    bool has_shadowed_last_ = false; ///< what wrote the gradients last was a shadowed round
     detail::NcclCapturedAverages averages_; ///< waits for its runs before others are destroyed
     JoinState state_;
 };
@@ -192,5 +217,8 @@ template <class Comm, class Passes>
 CapturedStep(Comm&, std::vector<Buffer>, Passes) -> CapturedStep<Passes, Comm>;
 template <class Comm, class Passes>
 CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind) -> CapturedStep<Passes, Comm>;
+template <class Comm, class Passes>
+CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind, JoinedGradients)
+    -> CapturedStep<Passes, Comm>;
 
 }} // namespace joinable::v0

@@ -286,7 +286,9 @@ private:
             );
             module_.emplace(comm, list, std::move(buffers), options);
             if (options.verify_ready) {
-                ready_check_.emplace(list, detail::device_of(comm).id());
+                ready_check_.emplace(
+                    list, detail::device_of(comm).id(), detail::CheckedMarks::after_pass
+                );
             }
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());

@@ -187,7 +187,7 @@ public:
                 has_accumulated_ = true;
                 reducer_->mark_accumulated(i);
             } else if (ready_check_) {
-                ready_check_->mark(i);
+                ready_check_->mark(i, [this](std::size_t k) { reducer_->mark_ready(k); });
             } else {
                 reducer_->mark_ready(i);
             }
@@ -550,7 +550,7 @@ protected:
     detail::Averaging averaging_;
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
-    std::optional<detail::ReadyCheck> ready_check_; ///< with DataParallelOptions::verify_ready
+    std::optional<detail::ReadyCheck> ready_check_; ///< with verify_ready
     detail::HiddenRounds hidden_;                   ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;

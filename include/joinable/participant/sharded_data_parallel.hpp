@@ -13,12 +13,14 @@
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/timeline.hpp>
+#include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/participant/detail/compared_model.hpp>
+#include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/participant/detail/sharded_reduction.hpp>
 #include <joinable/participant/passes.hpp>
@@ -309,9 +311,19 @@ private:
         Compare const& compare,
         F const& prepare) {
         std::optional<Reduction> reduction;
+        std::optional<detail::ReadyCheck> check;
         auto const also = [&](detail::ShardGroup const& group) {
-            reduction.emplace(reduction_with(group));
+            ParameterList const all = parameters_with(group);
+            reduction.emplace(reduction_with(group, all));
             prepare();
+            if (this->module_->options().verify_ready) {
+                check.emplace(
+                    all,
+                    detail::device_of(Training::comm_).id(),
+                    reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
+                                                        : detail::CheckedMarks::after_pass
+                );
+            }
         };
         Optimizer::add(
             std::forward<Parameters>(parameters), std::move(rule), owners, compare, also
@@ -320,17 +332,24 @@ private:
             former_.push_back(std::move(*this->reducer_)); // gradients may lie in its buckets
         }
         this->reducer_ = std::move(reduction);
+        if (check) {
+            this->ready_check_.emplace(std::move(*check));
+        }
         this->reducer_->take_gradients();
         this->reducer_->register_memory();
     }
 
-    [[nodiscard]] Reduction reduction_with(detail::ShardGroup const& group) {
-        Comm& comm = Training::comm_;
+    /// Those of the groups before and of the next one.
+    [[nodiscard]] ParameterList parameters_with(detail::ShardGroup const& next) const {
         ParameterList all;
         for (detail::ShardGroup const& before : this->groups()) {
             append(all, before.given());
         }
-        append(all, group.given());
+        append(all, next.given());
+        return all;
+    }
+    [[nodiscard]] Reduction reduction_with(detail::ShardGroup const& group, ParameterList all) {
+        Comm& comm = Training::comm_;
         auto times = this->reducer_ ? this->reducer_->shared_timeline() : std::make_shared<Times>();
         if (reduces_to_owners(this->sharding())) {
             std::unique_ptr<detail::ShardedUnits<Comm>> values;

@@ -42,6 +42,10 @@ struct ShardedOptions {
     /// As in DataParallelOptions, if all ranks have all averages. Off: a rank has each gradient
     /// twice, its own and the one in a bucket.
     bool gradient_as_bucket_view = false;
+    /// As in DataParallelOptions, if all ranks have all averages. From Sharding::gradients on,
+    /// gradients travel during the pass, and are compared at its end. One that is released at
+    /// ready(i) is found if the pass makes it anew.
+    bool verify_ready = false;
 };
 
 /// The options that the optimizer needs.
@@ -66,6 +70,7 @@ struct ShardedOptions {
         .gradient_kind = options.gradient_kind,
         .buffer_sync = options.buffer_sync,
         .sync_at_end = options.sync_at_end,
+        .verify_ready = options.verify_ready,
     };
 }
 

@@ -94,6 +94,14 @@ public:
         graph_.rank().order_before(*turn, graph_.rank().caller());
     }
 
+    /// Writes zeros to a gradient after the work on the caller's stream.
+    void zero(Buffer gradient) {
+        NcclRank& rank = graph_.rank();
+        rank.check(
+            cudaMemsetAsync(gradient.data, 0, gradient.bytes(), rank.caller()), "cudaMemsetAsync"
+        );
+    }
+
     /// Forgets the graph; unfinished runs continue.
     void release_kernels() noexcept { graph_.release_kernels(); }
 

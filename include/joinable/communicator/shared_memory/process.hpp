@@ -73,9 +73,10 @@ public:
     /// same user of the same machine. Returns when all have arrived. Until then the job has a file
     /// in /dev/shm; afterwards killing any process leaves nothing there. A rank takes about 14 KiB
     /// of /dev/shm at the start and more on use: 2 KiB for each message of up to 2 KiB in flight, a
-    /// table for each collective with counts in flight, and the space for its buffers. A rank for
-    /// which there is no space throws CommunicationError, and the others throw PeerFailed. The same
-    /// happens at once if there is none for rank 0 at the start.
+    /// table for each collective with counts in flight, and the space for its buffers. The same
+    /// holds for each rank of a group that is split off. A rank for which there is no space throws
+    /// CommunicationError, and the others throw PeerFailed. The same happens at once if rank 0
+    /// fails or is killed at the start, also before it has any space.
     /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
     /// @throws ContractViolation   the rank is out of range or already taken; ranks have

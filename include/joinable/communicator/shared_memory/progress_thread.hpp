@@ -1,11 +1,36 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <concepts>
+#include <exception>
 #include <thread>
 
 #include <joinable/communicator/shared_memory/engine/helper.hpp>
 
 namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+template <class Comm>
+concept HasHelper = requires(Comm& comm) {
+    { comm.helper() } -> std::same_as<Helper>;
+};
+
+template <class Comm>
+[[nodiscard]] Helper helper_of(Comm& comm) {
+    static_assert(
+        HasHelper<Comm>,
+        "ProgressThread: the communicator has to be a ThreadCommunicator or a ProcessCommunicator, in whose "
+        "memory a thread can compute; over another transport call test() now and then"
+    );
+    if constexpr (HasHelper<Comm>) {
+        return comm.helper();
+    } else {
+        std::terminate();
+    }
+}
+
+} // namespace detail
 
 /// A thread that computes a rank's share of large collectives while the rank does something else.
 ///
@@ -24,7 +49,7 @@ public:
     /// @throws std::system_error  the system cannot start another thread.
     template <class Comm>
     explicit ProgressThread(Comm& comm)
-        : helper_{comm.helper()}, thread_{[this] { helper_.run(); }} {}
+        : helper_{detail::helper_of(comm)}, thread_{[this] { helper_.run(); }} {}
     /// Local. Returns after the chunk that the thread is computing.
     ~ProgressThread() {
         helper_.stop();

@@ -14,20 +14,31 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// When marks reach the reducer, if gradients are checked.
+enum class CheckedMarks : std::uint8_t {
+    after_pass, ///< where a bucket in flight changes gradients itself
+    at_once,    ///< where the reducer leaves gradients as they are, or releases them
+};
+
 /// Finds gradients that still change after their ready(i), see DataParallelOptions::verify_ready.
-/// It delays the marks of a backward pass until the pass has ended, because a bucket in flight
-/// changes gradients itself.
 class ReadyCheck {
 public:
     /// @throws ContractViolation  gradients are on a device, where the host cannot read them.
-    ReadyCheck(ParameterList parameters, DeviceId device);
+    ReadyCheck(ParameterList parameters, DeviceId device, CheckedMarks marks);
 
     void begin() noexcept { marks_.clear(); }
-    void mark(std::size_t i) { marks_.push_back({i, hash_of(i)}); }
+    /// Calls `mark_ready(i)`, now or in release().
+    template <class F>
+    void mark(std::size_t i, F const& mark_ready) {
+        if (is_at_once_) {
+            mark_ready(i);
+        }
+        marks_.push_back({i, hash_of(i)}); // of no gradient, if it was released
+    }
 
-    /// Calls `mark_ready(i)` for each mark, in order. If a gradient has several marks (a static
-    /// graph), the last one counts.
-    /// @throws ContractViolation  a gradient has changed since it was marked.
+    /// Calls `mark_ready(i)` for each mark that mark() has kept, in order. If a gradient has several
+    /// marks (a static graph), the last one counts.
+    /// @throws ContractViolation  a gradient has changed since it was marked, or was made anew.
     template <class F>
     void release(F const& mark_ready) {
         std::vector<bool> is_checked(parameters_.size());
@@ -36,7 +47,9 @@ public:
                 continue;
             }
             is_checked[mark->i] = true;
-            if (hash_of(mark->i) != mark->hash) {
+            std::uint64_t const now = hash_of(mark->i);
+            bool const is_gone = is_at_once_ && now == no_gradient;
+            if (now != mark->hash && !is_gone) {
                 throw ContractViolation{concat(
                     "the gradient of ",
                     describe_parameter(parameters_, mark->i),
@@ -47,13 +60,15 @@ public:
                 )};
             }
         }
-        for (Mark const& mark : marks_) {
-            mark_ready(mark.i);
+        for (std::size_t k = 0; !is_at_once_ && k < marks_.size(); ++k) {
+            mark_ready(marks_[k].i);
         }
         marks_.clear();
     }
 
 private:
+    static constexpr std::uint64_t no_gradient = 0;
+
     struct Mark {
         std::size_t i;
         std::uint64_t hash;
@@ -65,6 +80,7 @@ private:
     static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension);
 
     ParameterList parameters_;
+    bool is_at_once_;
     std::vector<Mark> marks_;
 };
 

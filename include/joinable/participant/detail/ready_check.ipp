@@ -10,11 +10,12 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION ReadyCheck::ReadyCheck(ParameterList parameters, DeviceId device)
-    : parameters_{std::move(parameters)} {
+JOINABLE_DEFINITION
+ReadyCheck::ReadyCheck(ParameterList parameters, DeviceId device, CheckedMarks marks)
+    : parameters_{std::move(parameters)}, is_at_once_{marks == CheckedMarks::at_once} {
     if (device != DeviceId{}) {
         throw ContractViolation{concat(
-            "DataParallelOptions::verify_ready reads gradients from the host, but this "
+            "verify_ready reads gradients from the host, but this "
             "communicator's are on ",
             to_text(device),
             "; leave it off"
@@ -25,7 +26,7 @@ JOINABLE_DEFINITION ReadyCheck::ReadyCheck(ParameterList parameters, DeviceId de
 JOINABLE_DEFINITION std::uint64_t ReadyCheck::hash_of(std::size_t i) const {
     AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
     if (!gradient || !has_memory(gradient)) {
-        return 0; // the reducer reports the error
+        return no_gradient; // the reducer reports it where there has to be one
     }
     Hash hash;
     add(hash, static_cast<char const*>(gradient.data()), gradient, 0);

@@ -11,6 +11,7 @@
 
 #include <doctest/doctest.h>
 #include <support/mpi_ranks.hpp>
+#include <support/thrown_by.hpp>
 
 namespace {
 
@@ -100,13 +101,9 @@ TEST_CASE("and where a rank leaves a group because the communicator around that 
         if (wires.rank == 0) {
             wait_for_abort(*outer);
         } else {
-            try {
+            check_thrown<joinable::PeerFailed>(std::vector{last}, "rank 0 hears it alone", [&] {
                 wait_in_barrier(*rank);
-                CHECK(false);
-            } catch (joinable::PeerFailed const& failure) {
-                CHECK(failure.ranks() == std::vector{last});
-                CHECK(std::string{failure.what()} == "rank 0 hears it alone");
-            }
+            });
         }
         rank->close(false);
         outer->close(false);
@@ -123,12 +120,9 @@ TEST_CASE("an error of MPI beside the data ends all ranks") {
             return;
         }
         auto const rank = wires.make_rank();
-        try {
-            wait_in_barrier(*rank);
-            CHECK(false);
-        } catch (joinable::CommunicationError const& failure) {
-            CHECK(std::string{failure.what()}.substr(0, 24) == "rank 0: MPI_Test failed:");
-        }
+        auto const failure =
+            thrown_by<joinable::CommunicationError>([&] { wait_in_barrier(*rank); });
+        CHECK(std::string{failure.what()}.substr(0, 24) == "rank 0: MPI_Test failed:");
         CHECK(rank->is_aborted());
         rank->close(false);
     });

@@ -13,6 +13,7 @@
 
 #include <doctest/doctest.h>
 #include <support/mpi_ranks.hpp>
+#include <support/thrown_by.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 
@@ -222,20 +223,15 @@ TEST_CASE("a split or shared memory that meets another collective ends, and tell
 TEST_CASE("a split that meets shared memory is Mismatch") {
     run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
         MpiCommunicator comm{group};
-        try {
-            if (comm.rank() == 1) {
-                (void)comm.share(8);
-            } else {
-                (void)comm.split(0, 0);
+        check_thrown<joinable::Mismatch>(
+            std::vector{1}, "ranks run different collectives: rank 0 split, rank 1 share", [&] {
+                if (comm.rank() == 1) {
+                    (void)comm.share(8);
+                } else {
+                    (void)comm.split(0, 0);
+                }
             }
-            CHECK(false);
-        } catch (joinable::Mismatch const& failure) {
-            CHECK(failure.ranks() == std::vector{1});
-            CHECK(
-                std::string{failure.what()} ==
-                "ranks run different collectives: rank 0 split, rank 1 share"
-            );
-        }
+        );
         CHECK_THROWS_AS(comm.barrier(), joinable::Mismatch);
     });
 }
@@ -307,12 +303,7 @@ TEST_CASE("an abort of a grandparent reaches a group two splits below") {
         if (comm.rank() == 0) {
             comm.abort({joinable::FailureKind::mismatch, {1}, "enough"});
         }
-        try {
-            grandchild.barrier();
-            CHECK(false);
-        } catch (joinable::Mismatch const& failure) {
-            CHECK(std::string{failure.what()} == "enough");
-        }
+        CHECK_THROWS_WITH_AS(grandchild.barrier(), "enough", joinable::Mismatch);
         CHECK(grandchild.is_aborted());
         CHECK(child.is_aborted());
         CHECK_THROWS_AS((void)child.split(0, 0), joinable::Mismatch);

@@ -17,6 +17,7 @@
 #include <doctest/doctest.h>
 #include <support/mpi_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/thrown_by.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -114,14 +115,10 @@ TEST_CASE(
         AbortReason const reason{FailureKind::mismatch, {1}, "a reason " + std::string(5000, 'x')};
         float x = 1;
         auto const expect = [&](auto const& call) {
-            try {
-                call();
-                CHECK(false);
-            } catch (joinable::Mismatch const& failure) {
-                CHECK(failure.ranks() == std::vector{1});
-                CHECK(std::string{failure.what()}.substr(0, 12) == "a reason xxx");
-                CHECK(std::string{failure.what()}.size() < 4000);
-            }
+            auto const failure = thrown_by<joinable::Mismatch>(call);
+            CHECK(failure.ranks() == std::vector{1});
+            CHECK(std::string{failure.what()}.substr(0, 12) == "a reason xxx");
+            CHECK(std::string{failure.what()}.size() < 4000);
         };
         {
             auto work = comm.all_reduce({&x, 1, DType::f32}, ReduceOp::sum);
@@ -334,12 +331,7 @@ TEST_CASE("a rank that leaves while others wait for it is PeerFailed at once") {
         if (comm.rank() == 1) {
             return;
         }
-        try {
-            comm.barrier();
-            CHECK(false);
-        } catch (joinable::PeerFailed const& failure) {
-            CHECK(failure.rank() == 1);
-        }
+        CHECK(thrown_by<joinable::PeerFailed>([&] { comm.barrier(); }).rank() == 1);
     });
     run_mpi_groups({2, 3, 4}, [](MPI_Comm group) { // the same in a message
         MpiCommunicator comm{group};
@@ -369,7 +361,7 @@ TEST_CASE("a rank that does not come is named after the deadline, by waits and b
             auto work = comm.all_reduce({&x, 1, DType::i32}, ReduceOp::sum);
             CHECK(comm.missing_ranks() == std::vector{comm.size() - 1});
             auto const start = Clock::now();
-            try {
+            auto const failure = thrown_by<joinable::TimedOut>([&] {
                 if (tests) {
                     while (!work.test()) {
                         std::this_thread::yield();
@@ -377,10 +369,8 @@ TEST_CASE("a rank that does not come is named after the deadline, by waits and b
                 } else {
                     work.wait();
                 }
-                CHECK(false);
-            } catch (joinable::TimedOut const& failure) {
-                CHECK(failure.missing() == std::vector{comm.size() - 1});
-            }
+            });
+            CHECK(failure.missing() == std::vector{comm.size() - 1});
             CHECK(Clock::now() - start < std::chrono::seconds{10});
         });
     }
@@ -412,17 +402,12 @@ TEST_CASE(
         MpiCommunicator comm{group, options};
         std::vector<float> x(10, 1);
         auto const differs = static_cast<std::size_t>(comm.rank() == 1 ? 9 : 10);
-        try {
-            comm.all_reduce({x.data(), differs, DType::f32}, ReduceOp::sum).wait();
-            CHECK(false);
-        } catch (joinable::Mismatch const& failure) {
-            CHECK(failure.ranks() == std::vector{1});
-            CHECK(
-                std::string{failure.what()} ==
-                "ranks run different collectives: rank 0 all_reduce of 10 f32 with sum, rank 1 "
-                "all_reduce of 9 f32 with sum"
-            );
-        }
+        check_thrown<joinable::Mismatch>(
+            std::vector{1},
+            "ranks run different collectives: rank 0 all_reduce of 10 f32 with sum, rank 1 "
+            "all_reduce of 9 f32 with sum",
+            [&] { comm.all_reduce({x.data(), differs, DType::f32}, ReduceOp::sum).wait(); }
+        );
         CHECK(x == std::vector<float>(10, 1));
     });
     run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
@@ -448,14 +433,13 @@ TEST_CASE("ranks that wait for different broadcasts end, where nothing compares 
         MpiCommunicator comm{group, {.deadline = std::chrono::milliseconds{300}}};
         std::vector<float> x(3);
         auto const start = Clock::now();
-        try { // no rank is the root that it names
+        auto const failure = thrown_by<joinable::CommunicationError>([&] {
+            // No rank is the root that it names.
             joinable::broadcast(comm, x, (comm.rank() + 1) % comm.size()).wait();
-            CHECK(false);
-        } catch (joinable::CommunicationError const& failure) {
-            std::string const text = failure.what();
-            CHECK(text.substr(0, 36) == "all ranks have posted a collective, ");
-            CHECK(text.find("check = true") != std::string::npos);
-        }
+        });
+        std::string const text = failure.what();
+        CHECK(text.substr(0, 36) == "all ranks have posted a collective, ");
+        CHECK(text.find("check = true") != std::string::npos);
         CHECK(Clock::now() - start >= std::chrono::milliseconds{600});
     });
 }

@@ -260,6 +260,99 @@ TEST_CASE("a mean over no samples does not spread, and of no rank's samples it i
     check_nothing_is_left();
 }
 
+TEST_CASE("a joined rank's gradients are zeroed when the guard ends, or kept, as the option says") {
+    using joinable::JoinedGradients;
+    for (JoinedGradients const option : {JoinedGradients::zeroed_at_end, JoinedGradients::kept}) {
+        run_nccl_ranks({1, 2, 3, 4, 8}, [&](auto& comm, auto& hosts, cudaStream_t stream) {
+            DeviceArray<float> const gradient{{0.0F, 0.0F}, stream};
+            auto* const data = static_cast<float*>(gradient.buffer().data);
+            // An engine that adds to what is there, and zeroes nothing itself.
+            CapturedStep captured{
+                comm,
+                {gradient.buffer()},
+                [&](auto const& ready) {
+                    fake_cuda::enqueue(stream, [data] { data[0] += 2.0F, data[1] += 2.0F; });
+                    ready(0);
+                },
+                joinable::GradientKind::mean,
+                option
+            };
+            // Rank r has r rounds; the last one has all averages from active rounds of its own.
+            {
+                joinable::Join guard{joinable::participants(captured), joinable::control(hosts)};
+                for (int round = 0; round < comm.rank(); ++round) {
+                    captured.step();
+                }
+                (void)guard.finish();
+            }
+            float average = 0.0F;
+            float held = 0.0F; // by a rank that trains in each round so far
+            for (int round = 0; round < comm.size() - 1; ++round) {
+                int const active = comm.size() - 1 - round;
+                held = (held + 2.0F) * static_cast<float>(active) / static_cast<float>(comm.size());
+                average = held;
+            }
+            bool const has_joined = comm.rank() < comm.size() - 1;
+            bool const is_zeroed = has_joined && option == JoinedGradients::zeroed_at_end;
+            std::vector<float> const now = gradient.read(comm, stream);
+            CHECK(now[0] == doctest::Approx(is_zeroed ? 0.0F : average));
+            CHECK(now[0] == now[1]);
+            if (option == JoinedGradients::kept) {
+                CHECK((comm.size() == 1 || now[0] != 0.0F));
+            }
+            // Without a guard nothing is zeroed.
+            captured.step();
+            CHECK(gradient.read(comm, stream)[0] > 0.0F);
+        });
+    }
+    check_nothing_is_left();
+}
+
+TEST_CASE("a captured step cannot leave a joined rank's gradients untouched, and says so") {
+    run_nccl_ranks({2}, [](auto& comm, auto&, cudaStream_t stream) {
+        Engine engine{stream};
+        auto const make = [&] {
+            CapturedStep const captured{
+                comm,
+                engine.gradients(),
+                [](auto const&) {},
+                joinable::GradientKind::mean,
+                joinable::JoinedGradients::untouched
+            };
+        };
+        CHECK_THROWS_WITH_AS(
+            make(),
+            "a captured step reduces gradients in their own memory, so a joined rank cannot leave "
+            "them untouched; give it JoinedGradients::kept or JoinedGradients::zeroed_at_end",
+            ContractViolation
+        );
+    });
+    check_nothing_is_left();
+}
+
+TEST_CASE("ranks that would keep different gradients of a captured step are told at the entry") {
+    run_nccl_ranks({2}, [](auto& comm, auto& hosts, cudaStream_t stream) {
+        Engine engine{stream};
+        CapturedStep captured{
+            comm,
+            engine.gradients(),
+            [&](auto const& ready) { engine.passes(ready); },
+            joinable::GradientKind::mean,
+            comm.rank() == 0 ? joinable::JoinedGradients::kept
+                             : joinable::JoinedGradients::zeroed_at_end
+        };
+        std::string said;
+        try {
+            joinable::Join guard{joinable::participants(captured), joinable::control(hosts)};
+            (void)guard.finish();
+        } catch (joinable::Mismatch const& error) {
+            said = error.what();
+        }
+        CHECK(said.find("joined_gradients") != std::string::npos);
+        CHECK(said.find("kept") != std::string::npos);
+    });
+}
+
 TEST_CASE("a NaN that a joined rank's gradients hold does not spread") {
     run_nccl_ranks({2, 4}, [](auto& comm, auto& hosts, cudaStream_t stream) {
         DeviceArray<float> const gradient{{0.0F, 0.0F}, stream};

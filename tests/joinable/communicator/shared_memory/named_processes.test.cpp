@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -21,12 +22,11 @@
 #include <vector>
 
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -813,13 +813,6 @@ TEST_CASE("an object of another mode or type is refused, and named") {
     REQUIRE(unlink(file_of(job).c_str()) == 0);
 }
 
-/// Gives this process a /dev/shm of its own. Whether that is allowed.
-bool has_own_shared_memory(char const* options) {
-    return unshare(CLONE_NEWNS) == 0 &&
-           mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-           mount("none", "/dev/shm", "tmpfs", 0, options) == 0;
-}
-
 TEST_CASE("where /dev/shm is too small for a board nothing is attached, and nothing is left") {
     Processes processes;
     processes.start([] {
@@ -946,6 +939,101 @@ TEST_CASE("a job has memory for what its ranks use: at the start some KiB for ea
         MESSAGE(world << " ranks: " << bytes << " bytes");
         CHECK(processes.wait() == 0);
     }
+}
+
+/// The bytes in use in /dev/shm.
+std::size_t memory_in_use() {
+    struct statvfs now{};
+    REQUIRE(statvfs("/dev/shm", &now) == 0);
+    return static_cast<std::size_t>(now.f_blocks - now.f_bfree) * now.f_frsize;
+}
+
+TEST_CASE("a group that ranks split off has memory for what they use, and leaves it to the next") {
+    Processes outer;
+    outer.start([] {
+        if (!has_own_shared_memory("size=1g")) {
+            std::puts("skipped: no rights to mount a /dev/shm");
+            return;
+        }
+        constexpr int world = 64;
+        rlimit const small{rlim_t{1} << 33U, rlim_t{1} << 33U}; // each rank maps it, in one process
+        REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+        std::string const job = fresh_job();
+        std::vector<std::jthread> ranks;
+        for (int rank = 0; rank < world; ++rank) {
+            ranks.emplace_back([&, rank] {
+                auto comm = attach(rank, world, job);
+                std::size_t with_one = 0;
+                for (int i = 0; i < 3; ++i) {
+                    comm.barrier();
+                    std::size_t const before = rank == 0 ? memory_in_use() : 0;
+                    comm.barrier();
+                    auto group = comm.split(0, world - rank); // in reverse order
+                    group.barrier();
+                    if (rank == 0 && i == 0) {
+                        std::size_t const more = memory_in_use() - before;
+                        CHECK(more < 40'000 + std::size_t{world} * 14'000);
+                        MESSAGE("a group of " << world << " ranks: " << more << " bytes");
+                    }
+                    group.barrier();
+                    std::vector<std::int32_t> values(100, group.rank()); // in a slot
+                    group.all_reduce({values.data(), 100, DType::i32}, ReduceOp::max).wait();
+                    CHECK(values.back() == world - 1);
+                    std::vector<std::size_t> const counts(world, 1);
+                    std::vector<std::int32_t> all(world);
+                    group
+                        .all_gather(
+                            {values.data(), 1, DType::i32}, {all.data(), world, DType::i32}, counts
+                        )
+                        .wait();
+                    CHECK(std::count(all.begin(), all.end(), world - 1) == world);
+                    int const peer = group.rank() ^ 1; // its message needs a mailbox, empty
+                    std::int32_t word = 0;
+                    auto sent = group.send({&rank, 1, DType::i32}, peer);
+                    group.receive({&word, 1, DType::i32}, peer).wait();
+                    sent.wait();
+                    CHECK(word == world - 1 - peer); // its rank in the outer group
+                    group.barrier();
+                    std::size_t const now = rank == 0 ? memory_in_use() : 0;
+                    with_one = i == 0 ? now : with_one;
+                    CHECK(now <= with_one + 100'000); // the memory of the group before is used again
+                }
+            });
+        }
+        ranks.clear();
+    });
+    CHECK(outer.wait() == 0);
+}
+
+TEST_CASE("a group in memory that a message has used begins with empty mailboxes") {
+    auto const body = [](ProcessCommunicator& comm) {
+        comm.set_deadline(30s);
+        int const last = comm.size() - 1;
+        std::vector<std::uint8_t> bytes(5'000'000, 0xff); // more than the group has
+        auto const send = [&] { return comm.send({bytes.data(), bytes.size(), DType::u8}, last); };
+        auto sent = comm.rank() == 0 ? std::optional{send()} : std::nullopt;
+        comm.barrier(); // so rank 0 has copied it to its memory
+        if (comm.rank() == last) {
+            comm.receive({bytes.data(), bytes.size(), DType::u8}, 0).wait();
+        } else if (sent) {
+            sent->wait();
+        }
+        auto group = comm.split(0, comm.rank());
+        for (int apart = 0; apart < group.size(); ++apart) { // every mailbox
+            int const to = (group.rank() + apart) % group.size();
+            std::int32_t word = -1;
+            auto mine = group.send({&to, 1, DType::i32}, to);
+            group
+                .receive(
+                    {&word, 1, DType::i32}, (group.rank() + group.size() - apart) % group.size()
+                )
+                .wait();
+            mine.wait();
+            CHECK(word == group.rank());
+        }
+    };
+    run_process_ranks({2, 16}, body);
+    run_named_ranks({2, 16}, body);
 }
 
 /// Takes all memory that is left in /dev/shm.

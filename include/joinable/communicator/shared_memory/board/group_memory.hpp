@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
+#include <functional>
 #include <mutex>
 #include <new>
 #include <span>
@@ -24,6 +26,12 @@ inline constexpr std::size_t cache_line = 64;
     return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
+/// A part of a block of memory.
+struct BlockPart {
+    std::size_t offset;
+    std::size_t bytes;
+};
+
 /// For thread ranks, which reach all memory.
 class Heap {
 public:
@@ -34,6 +42,14 @@ public:
     /// @throws std::bad_alloc
     [[nodiscard]] static std::byte* allocate(std::size_t bytes) {
         return static_cast<std::byte*>(::operator new(bytes, std::align_val_t{cache_line}));
+    }
+    /// A block whose part `zeros` is zeroed.
+    /// @throws std::bad_alloc
+    [[nodiscard]] static std::byte*
+    allocate(std::size_t bytes, std::span<BlockPart const>, BlockPart zeros) {
+        std::byte* const block = allocate(bytes);
+        std::memset(block + zeros.offset, 0, zeros.bytes);
+        return block;
     }
     static void free(std::byte* memory, std::size_t) noexcept {
         ::operator delete(memory, std::align_val_t{cache_line});
@@ -46,8 +62,15 @@ class Room {
 public:
     static constexpr bool is_all_in_reach = false;
 
+    /// Zeroes memory. It may throw what ArenaSpace::Reserve throws.
+    using Clear = std::function<void(std::byte* data, std::size_t bytes)>;
+
     /// `reserve` is called before bytes are used for the first time.
-    explicit Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {});
+    explicit Room(
+        std::span<std::byte> memory,
+        ArenaSpace::Reserve reserve = [](auto...) {},
+        Clear clear = [](std::byte* data, std::size_t bytes) { std::memset(data, 0, bytes); }
+    );
     Room(Room const&) = delete;
     Room& operator=(Room const&) = delete;
 
@@ -66,17 +89,25 @@ public:
     /// The lowest free block, because memory that was used before is in the caches. Null if there
     /// is none. Linear in the gaps. Throws what `reserve` throws.
     [[nodiscard]] std::byte* allocate(std::size_t bytes);
+    /// The same, but of the block only `used` is reserved, and `zeros` is zeroed. Before the caller
+    /// uses other parts, it reserves them itself.
+    [[nodiscard]] std::byte*
+    allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zeros);
     void free(std::byte* memory, std::size_t bytes) noexcept;
 
 private:
-    struct Gap { ///< struct Gap { ///< as offsets in the memory
+    struct Gap { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
     };
 
+    /// Reserves what is not reserved yet of the pages of these bytes.
+    void reserve(std::size_t begin, std::size_t end);
+
     std::span<std::byte> memory_; ///< for everything but arenas
     ArenaSpace::Reserve reserve_;
-    std::size_t reserved_ = 0; ///< leading bytes
+    Clear clear_;
+    std::vector<Gap> unreserved_; ///< sorted by offset; parts of it others may have reserved
     ArenaSpace::Owner arenas_; ///< from the first arena on
     std::mutex mutex_;
     std::vector<Gap> gaps_; ///< sorted by offset

@@ -4,14 +4,17 @@
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 #include <optional>
 #include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve)
-    : memory_{memory}, reserve_{std::move(reserve)}, gaps_{{0, memory.size()}} {}
+JOINABLE_DEFINITION
+Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve, Clear clear)
+    : memory_{memory}, reserve_{std::move(reserve)}, clear_{std::move(clear)},
+      unreserved_{{0, memory.size()}}, gaps_{{0, memory.size()}} {}
 
 JOINABLE_DEFINITION Arena Room::arena(std::size_t bytes, std::size_t alignment) {
     std::lock_guard const lock{mutex_};
@@ -30,6 +33,12 @@ JOINABLE_DEFINITION Arena Room::arena(std::size_t bytes, std::size_t alignment) 
 }
 
 JOINABLE_DEFINITION std::byte* Room::allocate(std::size_t bytes) {
+    BlockPart const all{0, in_cache_lines(bytes)};
+    return allocate(bytes, {&all, 1}, {0, 0});
+}
+
+JOINABLE_DEFINITION std::byte*
+Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zeros) {
     std::size_t const size = in_cache_lines(bytes);
     std::lock_guard const lock{mutex_};
     if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
@@ -42,9 +51,11 @@ JOINABLE_DEFINITION std::byte* Room::allocate(std::size_t bytes) {
         return nullptr;
     }
     std::byte* const found = memory_.data() + gap->begin;
-    if (gap->begin + size > reserved_) {
-        reserve_(memory_.data() + reserved_, gap->begin + size - reserved_);
-        reserved_ = gap->begin + size;
+    for (BlockPart const& part : used) {
+        reserve(gap->begin + part.offset, gap->begin + part.offset + part.bytes);
+    }
+    if (zeros.bytes != 0) {
+        clear_(found + zeros.offset, zeros.bytes);
     }
     gap->begin += size;
     if (gap->begin == gap->end) {
@@ -52,6 +63,33 @@ JOINABLE_DEFINITION std::byte* Room::allocate(std::size_t bytes) {
     }
     ++given_;
     return found;
+}
+
+JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
+    constexpr std::size_t page = 4096; // so that what is left consists of few large parts
+    std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
+    begin -= (std::min)(begin, (in_page + begin) % page);
+    end = (std::min)((in_page + end + page - 1) / page * page - in_page, memory_.size());
+    auto const first = std::upper_bound(
+        unreserved_.begin(),
+        unreserved_.end(),
+        begin,
+        [](std::size_t offset, Gap const& gap) { return offset < gap.end; }
+    );
+    auto at = first - unreserved_.begin();
+    while (at != std::ssize(unreserved_) && unreserved_.data()[at].begin < end) {
+        unreserved_.reserve(unreserved_.size() + 1); // must not fail once memory is reserved
+        auto const place = unreserved_.begin() + at;
+        Gap const gap = *place;
+        Gap const part{(std::max)(gap.begin, begin), (std::min)(gap.end, end)};
+        reserve_(memory_.data() + part.begin, part.end - part.begin);
+        unreserved_.erase(place);
+        for (Gap const& rest : {Gap{gap.begin, part.begin}, Gap{part.end, gap.end}}) {
+            if (rest.begin != rest.end) {
+                unreserved_.insert(unreserved_.begin() + at++, rest);
+            }
+        }
+    }
 }
 
 JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexcept {

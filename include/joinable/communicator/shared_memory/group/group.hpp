@@ -52,15 +52,16 @@ public:
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return mailboxes_at(size) + width(size) * width(size) * sizeof(Mailbox);
     }
-    /// The parts of that memory that are used from the start, each as offset and bytes. The others
-    /// need reserve().
-    [[nodiscard]] static std::array<std::pair<std::size_t, std::size_t>, 2> parts_at_start(int size
-    );
-    /// `numbers` are the members' numbers, by rank in this group. `is_zeroed`: the memory is zeros
-    /// already, so this touches only those parts.
-    /// @pre `memory` is as for a Board, and has bytes_for(size)
-    static Group
-    create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false);
+    /// The parts of that memory that are used from the start. The others need reserve().
+    [[nodiscard]] static std::array<BlockPart, 2> parts_at_start(int size);
+    /// The part that create() needs zeroed.
+    [[nodiscard]] static BlockPart zeros_at_start(int size) {
+        return {mailboxes_at(size), bytes_for(size) - mailboxes_at(size)};
+    }
+    /// `numbers` are the members' numbers, by rank in this group. Touches only the parts that are
+    /// used from the start.
+    /// @pre `memory` is as for a Board, has bytes_for(size), and zeros in zeros_at_start(size)
+    static Group create(std::span<int const> numbers, std::span<std::byte> memory);
     /// The group of a board that create() has made.
     explicit Group(Board& board, Watch* watch = nullptr) noexcept : board_{&board}, watch_{watch} {}
 

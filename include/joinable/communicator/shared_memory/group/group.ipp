@@ -10,8 +10,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION std::array<std::pair<std::size_t, std::size_t>, 2>
-Group::parts_at_start(int size) {
+JOINABLE_DEFINITION std::array<BlockPart, 2> Group::parts_at_start(int size) {
     return {{
         {0, Board::bytes_at_start(size)},
         {shared_at(size), mailboxes_at(size) - shared_at(size)},
@@ -19,7 +18,7 @@ Group::parts_at_start(int size) {
 }
 
 JOINABLE_DEFINITION Group
-Group::create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed) {
+Group::create(std::span<int const> numbers, std::span<std::byte> memory) { // zeros: no messages
     int const size = static_cast<int>(numbers.size());
     Group const group{Board::create(size, memory)};
     ::new (group.at(shared_at(size))) Shared{};
@@ -28,9 +27,6 @@ Group::create(std::span<int const> numbers, std::span<std::byte> memory, bool is
         members[rank].number = numbers[rank];
     }
     group.shared().present.store(size);
-    if (!is_zeroed) { // empty mailboxes are zeros
-        ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
-    }
     return group;
 }
 

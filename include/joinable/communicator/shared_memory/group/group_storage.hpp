@@ -39,9 +39,11 @@ public:
                 groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
             }
         }
-        std::size_t const bytes = Group::bytes_for(static_cast<int>(numbers.size()));
+        int const size = static_cast<int>(numbers.size());
+        std::size_t const bytes = Group::bytes_for(size);
         groups_.reserve(groups_.size() + 1);
-        std::byte* const block = memory_.allocate(bytes);
+        std::byte* const block =
+            memory_.allocate(bytes, Group::parts_at_start(size), Group::zeros_at_start(size));
         if (block == nullptr) {
             return std::nullopt;
         }

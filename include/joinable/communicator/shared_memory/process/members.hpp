@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/communicator/shared_memory/board/stored_reason.hpp>
+#include <joinable/communicator/shared_memory/process/shared_object.hpp>
 #include <joinable/config.hpp>
 
 #include <cerrno>
@@ -146,6 +148,33 @@ struct alignas(64) MemberTable {
         ::new (static_cast<void*>(table + 1)) Member[heading.size];
         return *table;
     }
+};
+
+/// A rank's place in the table of an object. The destructor leaves. The table has its own mapping,
+/// because the thread that attached has a mutex in it.
+class Membership {
+public:
+    /// @pre this thread has entered as `rank`
+    Membership(Mapping table, int rank) noexcept : table_{std::move(table)}, rank_{rank} {}
+    Membership(Membership&& other) noexcept
+        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_} {}
+    Membership& operator=(Membership&&) = delete;
+    ~Membership() {
+        if (is_open() && !table().member(rank_).leave(thread_)) {
+            table_.keep(); // that thread still has its mutex
+        }
+    }
+
+    [[nodiscard]] bool is_open() const noexcept { return table_.begin() != nullptr; }
+    [[nodiscard]] MemberTable& table() const noexcept { return at(table_); }
+    [[nodiscard]] static MemberTable& at(Mapping const& memory) noexcept {
+        return *std::launder(reinterpret_cast<MemberTable*>(memory.begin()));
+    }
+
+private:
+    Mapping table_;
+    int rank_;
+    pthread_t thread_ = pthread_self();
 };
 
 }}} // namespace joinable::v0::detail

@@ -20,79 +20,16 @@
 #include <joinable/communicator/shared_memory/process/members.hpp>
 #include <joinable/communicator/shared_memory/process/process_segment.hpp>
 #include <joinable/communicator/shared_memory/process/shared_object.hpp>
+#include <joinable/communicator/shared_memory/process/start_notice.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-#include <cerrno>
-#include <cstring>
-#include <pthread.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-/// Memory mapped from an object. The destructor unmaps it.
-class Mapping {
-public:
-    /// @throws CommunicationError  there is no address space.
-    Mapping(SharedObject const& object, std::size_t bytes, std::size_t from = 0)
-        : begin_{object.map(bytes, from)}, bytes_{bytes} {
-        if (begin_ == nullptr) {
-            throw CommunicationError{concat(
-                "expected to map ",
-                bytes,
-                " bytes of shared memory, but the system says: ",
-                std::strerror(errno),
-                "; allow more address space"
-            )};
-        }
-    }
-    ~Mapping() {
-        if (begin_ != nullptr) {
-            munmap(begin_, bytes_);
-        }
-    }
-    Mapping(Mapping&& other) noexcept
-        : begin_{std::exchange(other.begin_, nullptr)}, bytes_{other.bytes_} {}
-    Mapping& operator=(Mapping&&) = delete;
-
-    [[nodiscard]] std::byte* begin() const noexcept { return begin_; }
-    void keep() noexcept { begin_ = nullptr; }
-
-private:
-    std::byte* begin_;
-    std::size_t bytes_;
-};
-
-/// A rank's place in the table of an object. The destructor leaves. The table has its own mapping,
-/// because the thread that attached has a mutex in it.
-class Membership {
-public:
-    /// @pre this thread has entered as `rank`
-    Membership(Mapping table, int rank) noexcept : table_{std::move(table)}, rank_{rank} {}
-    Membership(Membership&& other) noexcept
-        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_} {}
-    Membership& operator=(Membership&&) = delete;
-    ~Membership() {
-        if (is_open() && !table().member(rank_).leave(thread_)) {
-            table_.keep(); // that thread still has its mutex
-        }
-    }
-
-    [[nodiscard]] bool is_open() const noexcept { return table_.begin() != nullptr; }
-    [[nodiscard]] MemberTable& table() const noexcept { return at(table_); }
-    [[nodiscard]] static MemberTable& at(Mapping const& memory) noexcept {
-        return *std::launder(reinterpret_cast<MemberTable*>(memory.begin()));
-    }
-
-private:
-    Mapping table_;
-    int rank_;
-    pthread_t thread_ = pthread_self();
-};
 
 /// The path under which the ranks of a job meet. If other users have that name, a number is
 /// appended. Another user gets other names. A user who knows the job id can create objects with
@@ -106,10 +43,11 @@ inline std::string path_of_job(std::string_view job) {
     return concat(shared_memory_folder, "/joinable-", geteuid(), "-", digits);
 }
 
-/// One rank's view of a segment in which unrelated processes meet by a name. Rank 0 makes a table
-/// of members, publishes it under the name, and then makes the rest. If that fails, the others find
-/// the reason in the table. The name is removed when all have arrived, so a job that is killed
-/// later leaves nothing. A rank that gives up before removes it as well. If a whole job is killed
+/// One rank's view of a segment in which unrelated processes meet by a name. Rank 0 shows a start
+/// notice, makes a table of members, publishes it under the name, and then makes the rest. If rank
+/// 0 fails before it has published the table, the others see its notice end; if it fails later,
+/// they find the reason in the table. The name is removed when all have arrived, so a job that is
+/// killed later leaves nothing. A rank that gives up before removes it as well. If a whole job is killed
 /// before all have arrived, the next job of that name finds its creator dead and removes the
 /// leftover. That is safe: without a name no rank can join it, and a rank that has already joined
 /// detects the death by itself.
@@ -130,12 +68,20 @@ public:
         static_cast<void>(Board::bytes_for(size)); // throws if a group cannot be so large
         std::string const path = path_of_job(job);
         auto const end = end_of_wait(deadline);
-        for (;;) {
+        std::optional<StartNoticeView> rank_zero;
+        if (rank != 0) {
+            rank_zero.emplace(path);
+        }
+        for (bool is_first = true;; is_first = false) {
+            bool const has_ended = rank_zero && rank_zero->has_ended(is_first);
             auto segment = rank == 0 ? create(path, size, end, deadline)
-                                     : find(path, rank, size, end, deadline);
+                                     : find(path, rank, size, end, deadline, is_first);
             if (segment != nullptr) {
                 segment->wait_for_all(end, deadline);
                 return segment;
+            }
+            if (has_ended) { // and has published no table before that
+                rank_zero->throw_failure_of_rank_zero();
             }
             if (std::chrono::steady_clock::now() >= end) {
                 throw TimedOut{
@@ -213,6 +159,74 @@ private:
         for (std::string const& other : SharedObject::own_of(path)) {
             remove_if_dead(other, size);
         }
+        auto published = publish_with_notice(path, size, end);
+        if (!published) {
+            return nullptr;
+        }
+        auto& [object, membership, named] = *published;
+        MemberTable& table = membership.table();
+        std::size_t const room = static_cast<std::size_t>(table.heading.room);
+        std::size_t const table_bytes = MemberTable::bytes_for(size);
+        try {
+            object.resize(object_bytes(size, room));
+            for (auto const& [at, bytes] : parts_at_start(size)) {
+                if (!object.reserve(table_bytes + at, bytes, end)) {
+                    throw TimedOut{
+                        {0},
+                        concat(
+                            "rank 0 did not reserve memory in ",
+                            named,
+                            " within ",
+                            std::chrono::duration<double>(deadline).count(),
+                            " s"
+                        )
+                    };
+                }
+            }
+            Mapping memory{object, bytes_for(size, room), table_bytes};
+            std::shared_ptr<NamedSegment> segment{new NamedSegment{
+                std::move(object), std::move(membership), std::move(memory), named, 0
+            }};
+            table.state.store(MemberTable::ready);
+            return segment;
+        } catch (...) {
+            if (!membership.is_open()) { // this rank has left
+                throw;
+            }
+            table.failure.store(blamed_on(0, failure_of(std::current_exception())));
+            table.state.store(MemberTable::failed);
+            auto const enough = (std::min)(end, end_of_wait(patience_for_others));
+            while (!table.missing_ranks().empty() && std::chrono::steady_clock::now() < enough) {
+                sleep_for(std::chrono::milliseconds{2});
+            }
+            object.remove_name(named);
+            throw;
+        }
+    }
+    struct Published {
+        SharedObject object;
+        Membership membership;
+        std::string path;
+    };
+    /// Nothing if another rank 0 of this job does the same, or has done it.
+    static std::optional<Published> publish_with_notice(
+        std::string const& path, int size, std::chrono::steady_clock::time_point end
+    ) {
+        auto const notice = StartNotice::make(path);
+        if (!notice) {
+            return std::nullopt;
+        }
+        try {
+            return publish_table(path, size);
+        } catch (...) {
+            if (size > 1) {
+                notice->fail((std::min)(end, end_of_wait(patience_for_others)));
+            }
+            throw;
+        }
+    }
+    /// Nothing if another object of this user has the name.
+    static std::optional<Published> publish_table(std::string const& path, int size) {
         Heading heading;
         heading.size = static_cast<std::uint64_t>(size);
         auto object = SharedObject::create();
@@ -227,45 +241,11 @@ private:
         MemberTable& table = MemberTable::create(mapped.begin(), heading);
         static_cast<void>(table.member(0).enter());
         Membership membership{std::move(mapped), 0};
-        auto const named = object.publish_first_free(path);
+        auto named = object.publish_first_free(path);
         if (!named) {
-            return nullptr;
+            return std::nullopt;
         }
-        try {
-            object.resize(object_bytes(size, heading.room));
-            for (auto const& [at, bytes] : parts_at_start(size)) {
-                if (!object.reserve(table_bytes + at, bytes, end)) {
-                    throw TimedOut{
-                        {0},
-                        concat(
-                            "rank 0 did not reserve memory in ",
-                            *named,
-                            " within ",
-                            std::chrono::duration<double>(deadline).count(),
-                            " s"
-                        )
-                    };
-                }
-            }
-            Mapping memory{object, bytes_for(size, heading.room), table_bytes};
-            std::shared_ptr<NamedSegment> segment{new NamedSegment{
-                std::move(object), std::move(membership), std::move(memory), *named, 0
-            }};
-            table.state.store(MemberTable::ready);
-            return segment;
-        } catch (...) {
-            if (!membership.is_open()) { // this rank has left
-                throw;
-            }
-            table.failure.store(blamed_on(0, failure_of(std::current_exception())));
-            table.state.store(MemberTable::failed);
-            auto const enough = (std::min)(end, end_of_wait(patience_for_others));
-            while (!table.missing_ranks().empty() && std::chrono::steady_clock::now() < enough) {
-                sleep_for(std::chrono::milliseconds{2});
-            }
-            object.remove_name(*named);
-            throw;
-        }
+        return Published{std::move(object), std::move(membership), std::move(*named)};
     }
     static void remove_if_dead(std::string const& path, int size) {
         auto const other = SharedObject::find(path);
@@ -287,20 +267,26 @@ private:
         other->remove_name(path);
     }
 
-    /// Null: there is none yet.
+    /// Null: there is none yet. What a dead rank 0 has made is an older job's if it is there when
+    /// this rank looks for the first time.
     static std::shared_ptr<NamedSegment> find(
         std::string const& base,
         int rank,
         int size,
         std::chrono::steady_clock::time_point end,
-        std::chrono::nanoseconds deadline
+        std::chrono::nanoseconds deadline,
+        bool is_first
     ) {
         for (std::string const& path : SharedObject::own_of(base)) {
             if (auto object = SharedObject::find(path)) {
                 require_usable(*object, path, size);
                 Mapping mapped{*object, MemberTable::bytes_for(size)};
                 Member& creator = Membership::at(mapped).member(0);
-                if (creator.has_died() || creator.has_left()) { // apparently of an older job
+                bool const is_dead = creator.has_died();
+                if (is_dead && !is_first) {
+                    throw_death_of_rank_zero(*object, path);
+                }
+                if (is_dead || creator.has_left()) { // apparently of an older job
                     object->remove_name(path);
                     continue;
                 }
@@ -335,8 +321,7 @@ private:
         try {
             while (table.state.load() == MemberTable::starting) {
                 if (table.member(0).has_died()) {
-                    object.remove_name(path);
-                    throw PeerFailed{{0}, "rank 0 failed: its process died"};
+                    throw_death_of_rank_zero(object, path);
                 }
                 if (std::chrono::steady_clock::now() >= end) {
                     throw TimedOut{

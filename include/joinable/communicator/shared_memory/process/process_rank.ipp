@@ -17,7 +17,8 @@ JOINABLE_DEFINITION ProcessRank::ProcessRank(ProcessSegment& segment, int rank) 
               [&segment,
                kept = segment.weak_from_this().lock()](std::byte const* data, std::size_t bytes) {
                   segment.reserve(data, bytes);
-              }
+              },
+              [&segment](std::byte* data, std::size_t bytes) { segment.clear(data, bytes); }
           )
       },
       outcome_{&segment.outcome(rank)} {}

@@ -11,6 +11,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
+#include <joinable/communicator/shared_memory/board/group_memory.hpp>
 #include <joinable/communicator/shared_memory/board/stored_reason.hpp>
 #include <joinable/communicator/shared_memory/board/waiting.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
@@ -49,6 +50,9 @@ public:
     [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
     /// Does nothing: the process that started the ranks detects deaths.
     std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
+    /// Zeroes memory. Gives whole pages back to the system until they are used again.
+    /// @throws CommunicationError  as reserve().
+    void clear(std::byte* data, std::size_t bytes);
     [[nodiscard]] Outcome& outcome(int rank) const noexcept;
     /// Where a rank puts data for the others: copies of its buffers, messages, subgroups.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept;
@@ -60,9 +64,8 @@ protected:
     /// Uses memory that a derived class has mapped and will unmap.
     /// @pre it starts at a page, has bytes_for(size, room), and is zeroed; one process creates it
     ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator);
-    /// The parts of that memory that are used from the start, each as offset and bytes. The others
-    /// need reserve().
-    static std::array<std::pair<std::size_t, std::size_t>, 3> parts_at_start(int size);
+    /// The parts of that memory that are used from the start. The others need reserve().
+    static std::array<BlockPart, 3> parts_at_start(int size);
     /// The offset of staging(), if `room` is 0.
     static std::size_t bytes_for(int size, std::size_t room);
 

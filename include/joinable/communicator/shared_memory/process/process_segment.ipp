@@ -4,6 +4,7 @@
 #include <joinable/communicator/shared_memory/process/process_segment.hpp>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <new>
 
@@ -43,6 +44,27 @@ JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes
     create(size);
 }
 
+JOINABLE_DEFINITION void ProcessSegment::clear(std::byte* data, std::size_t bytes) {
+    auto const zero = [this](std::byte* begin, std::byte const* end) {
+        if (auto const n = static_cast<std::size_t>(end - begin); n != 0) {
+            reserve(begin, n);
+            std::memset(begin, 0, n);
+        }
+    };
+    std::size_t const before = (page - reinterpret_cast<std::uintptr_t>(data) % page) % page;
+    std::byte* const end = data + bytes;
+    if (before < bytes) {
+        std::byte* const first = data + before;
+        std::size_t const inner = (bytes - before) / page * page;
+        if (inner != 0 && madvise(first, inner, MADV_REMOVE) == 0) {
+            zero(data, first);
+            zero(first + inner, end);
+            return;
+        }
+    }
+    zero(data, end);
+}
+
 JOINABLE_DEFINITION Outcome& ProcessSegment::outcome(int rank) const noexcept {
     return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
 }
@@ -61,7 +83,7 @@ ProcessSegment::ProcessSegment(int size, std::size_t room, std::byte* memory, bo
     }
 }
 
-JOINABLE_DEFINITION std::array<std::pair<std::size_t, std::size_t>, 3>
+JOINABLE_DEFINITION std::array<BlockPart, 3>
 ProcessSegment::parts_at_start(int size) {
     auto const [board, group] = Group::parts_at_start(size);
     return {{board, group, {outcomes_at(size), width(size) * sizeof(Outcome)}}};
@@ -73,7 +95,7 @@ JOINABLE_DEFINITION std::size_t ProcessSegment::bytes_for(int size, std::size_t 
 }
 
 JOINABLE_DEFINITION void ProcessSegment::create(int size) {
-    board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}, true).board();
+    board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}).board();
     ::new (at(outcomes_at(size))) Outcome[width(size)];
 }
 

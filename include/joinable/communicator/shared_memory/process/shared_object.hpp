@@ -119,6 +119,19 @@ public:
             )};
         }
     }
+    /// Locks the object until this view of it is closed: by the destructor, or by the system when
+    /// the process ends, in whatever way. Another lock than that of remove_name(). Returns false if
+    /// the system has no such locks.
+    /// @pre no other process has locked it
+    [[nodiscard]] bool lock() const noexcept {
+        struct flock all = lock_of_all();
+        return fcntl(file_, F_OFD_SETLK, &all) == 0;
+    }
+    /// Whether another view of this object has locked it.
+    [[nodiscard]] bool is_locked() const noexcept {
+        struct flock all = lock_of_all();
+        return fcntl(file_, F_OFD_GETLK, &all) != 0 || all.l_type != F_UNLCK;
+    }
     /// Maps the object, starting at byte `from`, the first of a page. Null if there is no address
     /// space.
     [[nodiscard]] std::byte* map(std::size_t bytes, std::size_t from = 0) const noexcept {
@@ -234,6 +247,18 @@ public:
         }
     }
 
+    /// How much memory the system has for objects, for people.
+    [[nodiscard]] static std::string bytes_free() {
+        struct statvfs room{};
+        statvfs(shared_memory_folder, &room);
+        return concat(
+            static_cast<std::size_t>(room.f_bavail) * room.f_frsize,
+            " of its ",
+            static_cast<std::size_t>(room.f_blocks) * room.f_frsize,
+            " bytes free"
+        );
+    }
+
 private:
     [[nodiscard]] bool has_name(std::string const& path) const noexcept {
         struct stat named{};
@@ -241,11 +266,15 @@ private:
         return lstat(path.c_str(), &named) == 0 && named.st_ino == own.st_ino &&
                named.st_dev == own.st_dev;
     }
+    static struct flock lock_of_all() noexcept {
+        struct flock all{};
+        all.l_type = F_WRLCK;
+        all.l_whence = SEEK_SET;
+        return all;
+    }
     explicit SharedObject(int file) noexcept : file_{file} {}
 
     static std::string full(std::size_t bytes, int error) {
-        struct statvfs room{};
-        statvfs(shared_memory_folder, &room);
         return concat(
             "expected ",
             bytes,
@@ -253,14 +282,45 @@ private:
             shared_memory_folder,
             error == ENOSPC ? " is full" : concat(" refuses: ", std::strerror(error)),
             ", with ",
-            static_cast<std::size_t>(room.f_bavail) * room.f_frsize,
-            " of its ",
-            static_cast<std::size_t>(room.f_blocks) * room.f_frsize,
-            " bytes free; make it larger, or have less in flight"
+            bytes_free(),
+            "; make it larger, or have less in flight"
         );
     }
 
     int file_;
+};
+
+/// Memory mapped from an object. The destructor unmaps it.
+class Mapping {
+public:
+    /// @throws CommunicationError  there is no address space.
+    Mapping(SharedObject const& object, std::size_t bytes, std::size_t from = 0)
+        : begin_{object.map(bytes, from)}, bytes_{bytes} {
+        if (begin_ == nullptr) {
+            throw CommunicationError{concat(
+                "expected to map ",
+                bytes,
+                " bytes of shared memory, but the system says: ",
+                std::strerror(errno),
+                "; allow more address space"
+            )};
+        }
+    }
+    ~Mapping() {
+        if (begin_ != nullptr) {
+            munmap(begin_, bytes_);
+        }
+    }
+    Mapping(Mapping&& other) noexcept
+        : begin_{std::exchange(other.begin_, nullptr)}, bytes_{other.bytes_} {}
+    Mapping& operator=(Mapping&&) = delete;
+
+    [[nodiscard]] std::byte* begin() const noexcept { return begin_; }
+    void keep() noexcept { begin_ = nullptr; }
+
+private:
+    std::byte* begin_;
+    std::size_t bytes_;
 };
 
 }}} // namespace joinable::v0::detail

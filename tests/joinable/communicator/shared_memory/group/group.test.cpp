@@ -3,6 +3,8 @@
 // is not enough of it.
 #include <joinable/communicator/shared_memory/group/group.hpp>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -180,6 +182,82 @@ TEST_CASE("a room never gives what it has given, and has all of it again in the 
     }
     CHECK(room.allocate(memory.size() + 1) == nullptr);
     CHECK(room.allocate(memory.size()) == memory.data());
+}
+
+TEST_CASE("a group of many ranks reserves what all use, not what grows with the square of them") {
+    for (int const size : {1, 2, 3, 8, 64, 256}) {
+        std::size_t const bytes = in_cache_lines(Group::bytes_for(size));
+        joinable_tests::SeenTwice const memory{bytes};
+        std::span const room{static_cast<std::byte*>(memory.addresses[0]), bytes};
+        std::size_t reserved = 0;
+        auto const reserve = [&](std::byte const*, std::size_t part) { reserved += part; };
+        GroupStorage<Room> storage{room, reserve};
+        REQUIRE(storage.make(all_numbers(size), 0));
+        CAPTURE(size);
+        CHECK(reserved > static_cast<std::size_t>(size) * 8'000); // arrival lines
+        CHECK(reserved < 40'000 + static_cast<std::size_t>(size) * 14'000);
+    }
+}
+
+TEST_CASE("a room reserves all that it gives once, but of a group's memory the parts in use") {
+    std::vector<std::byte> memory(1 << 18);
+    std::vector<bool> is_reserved(memory.size());
+    auto const reserve = [&](std::byte const* data, std::size_t bytes) {
+        REQUIRE(bytes != 0);
+        REQUIRE(data >= memory.data());
+        auto const begin = static_cast<std::size_t>(data - memory.data());
+        REQUIRE(begin + bytes <= memory.size());
+        for (std::size_t i = begin; i < begin + bytes; ++i) {
+            REQUIRE(!is_reserved[i]);
+            is_reserved[i] = true;
+        }
+    };
+    Room room{memory, reserve};
+    auto const all_reserved = [&](std::byte const* data, BlockPart part) {
+        auto const begin = static_cast<std::size_t>(data - memory.data()) + part.offset;
+        bool is_so = true;
+        for (std::size_t i = begin; i < begin + part.bytes; ++i) {
+            is_so = is_so && is_reserved[i];
+        }
+        return is_so;
+    };
+    std::vector<std::span<std::byte>> taken;
+    std::uint64_t state = 1;
+    auto const draw = [&](std::uint64_t limit) {
+        state = state * 6364136223846793005U + 1442695040888963407U;
+        return static_cast<std::size_t>((state >> 33U) % limit);
+    };
+    int groups = 0;
+    int groups_with_gaps = 0;
+    for (int step = 0; step < 3'000; ++step) {
+        std::size_t const n = draw(30'000) + 1;
+        BlockPart const all{0, n};
+        if (draw(3) == 0) { // a group: its head, a part in the middle, and zeros at its end
+            std::array const used{BlockPart{0, n / 8}, BlockPart{n / 2, n / 16}};
+            BlockPart const zeros{n - n / 4, n / 4};
+            std::byte* const got = room.allocate(n, used, zeros);
+            if (got != nullptr) {
+                CHECK((all_reserved(got, used[0]) && all_reserved(got, used[1])));
+                CHECK(std::all_of(got + zeros.offset, got + n, [](std::byte byte) {
+                    return byte == std::byte{0};
+                }));
+                ++groups;
+                groups_with_gaps += all_reserved(got, all) ? 0 : 1;
+                taken.emplace_back(got, n);
+            }
+        } else if (std::byte* const got = room.allocate(n); got != nullptr) {
+            CHECK(all_reserved(got, all));
+            std::fill_n(got, n, std::byte{1});
+            taken.emplace_back(got, n);
+        }
+        while (taken.size() > 8 || (!taken.empty() && draw(3) == 0)) {
+            std::swap(taken[draw(taken.size())], taken.back());
+            room.free(taken.back().data(), taken.back().size());
+            taken.pop_back();
+        }
+    }
+    CHECK(groups > 300);
+    CHECK(groups_with_gaps > 3);
 }
 
 } // namespace

@@ -343,7 +343,7 @@ protected:
     void
     add(Parameters&& parameters,
         Rule rule,
-        std::vector<int> const& owners,
+        detail::ShardChoices const& choices,
         Compare const& compare,
         F const& also) {
         AgreementList compared;
@@ -354,7 +354,7 @@ protected:
         auto const prepare = [&] {
             group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
             compare(compared);
-            plan(group, rule, owners, loads, compared);
+            plan(group, rule, choices, loads, compared);
             if (shards_values()) {
                 BufferMemory const memory{comm_};
                 group.values =
@@ -491,25 +491,26 @@ private:
     void plan(
         Group& group,
         Rule const& rule,
-        std::vector<int> const& owners,
+        detail::ShardChoices const& choices,
         std::vector<std::size_t>& loads,
         AgreementList& compared
     ) {
         DeviceId const device = detail::device_of(comm_).id();
         detail::check_group<Rule>(
-            group.parameters, owners, groups_, options_, device, comm_.size()
+            group.parameters, choices, groups_, options_, sharding_, device, comm_.size()
         );
         detail::check_rule(rule);
         compared.begin_section("options differ: ");
         detail::agree_on_options(compared, options_);
-        compared.add("owners", owners);
+        compared.add("owners", choices.owners);
+        compared.add("units", choices.units);
         detail::agree_on_rule(compared, rule);
         compared.begin_section("models differ: ");
         static_cast<void>(detail::agree_on(compared, group.parameters));
         group.first = parameter_count();
         group.steps.resize(group.parameters.size());
         loads = loads_;
-        detail::cut_group(group, rule, owners, loads, options_, sharding_, comm_.rank());
+        detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank());
         make_arenas(group);
         rules_.reserve(rules_.size() + 1);
         groups_.reserve(groups_.size() + 1);

@@ -21,8 +21,9 @@ struct ShardedOptions {
     std::vector<int> owners = {};
     /// Gradients and values travel in buckets, which close when they reach this size. From
     /// Sharding::gradients on a rank has memory for two of them, and for as many more as fill at
-    /// the same time. With Sharding::parameters such a run of parameters is a unit. The values of
-    /// two units exist at a time, plus those of units that a pass holds longer.
+    /// the same time. With Sharding::parameters such a run of parameters is a unit, unless `units`
+    /// says otherwise. The values of two units exist at a time, plus those of units that a pass
+    /// holds longer.
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U;
     GradientKind gradient_kind = GradientKind::mean;
     /// As in DataParallelOptions.
@@ -42,6 +43,10 @@ struct ShardedOptions {
     /// As in DataParallelOptions, if all ranks have all averages. Off: a rank has each gradient
     /// twice, its own and the one in a bucket.
     bool gradient_as_bucket_view = false;
+    /// With Sharding::parameters: the number of parameters in each unit, in list order, such as
+    /// those of each layer, instead of runs of bucket_cap_bytes. For the constructor's list;
+    /// frozen parameters count, and a unit of only frozen ones is not gathered.
+    std::vector<std::size_t> units = {};
 };
 
 /// The options that the optimizer needs.

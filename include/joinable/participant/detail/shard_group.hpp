@@ -26,6 +26,12 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// How the user wants a group cut; empty lists leave it to the rules.
+struct ShardChoices {
+    std::vector<int> owners = {};        ///< of each parameter
+    std::vector<std::size_t> units = {}; ///< parameters in each, if values are sharded
+};
+
 /// Parameters with one rule, cut into buckets.
 struct ShardGroup {
     ParameterList parameters = {};

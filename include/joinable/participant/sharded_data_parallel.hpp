@@ -146,8 +146,8 @@ public:
           } {}
 
     /// Adds parameters with their own settings. Collective, outside a guard. Their indices follow
-    /// those of earlier groups, also for ready(i). Throws what the constructor throws; the groups
-    /// are then unchanged.
+    /// those of earlier groups, also for ready(i). `owners` and `units` as in ShardedOptions. Throws
+    /// what the constructor throws; the groups are then unchanged.
     template <class Parameters>
     void add_parameter_group(
         Parameters&& parameters,

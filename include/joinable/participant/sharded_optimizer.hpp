@@ -33,6 +33,7 @@
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/detail/bucket_arenas.hpp>
+#include <joinable/participant/detail/bucket_values.hpp>
 #include <joinable/participant/detail/compared_model.hpp>
 #include <joinable/participant/detail/shard_exchange.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
@@ -238,11 +239,12 @@ public:
         });
         return bytes;
     }
-    /// Bytes of the values, if this rank keeps only its part. Local.
+    /// Bytes of the values, if this rank keeps only its part or they lie in buckets. Local.
     [[nodiscard]] std::size_t value_bytes() const noexcept {
         std::size_t bytes = 0;
         for (Group const& group : groups_) {
             bytes += group.values ? group.values->bytes() : 0;
+            bytes += group.buckets ? group.buckets->bytes() : 0;
         }
         return bytes;
     }
@@ -361,6 +363,11 @@ protected:
                     std::make_shared<detail::ShardedValues>(group.parameters, group.shards, memory);
                 kept = detail::ShardedValues::list(group.values);
             }
+            if (options_.parameters_as_bucket_view) {
+                group.buckets = std::make_shared<detail::BucketValues>(
+                    group.parameters, group.shards, BufferMemory{comm_}
+                );
+            }
             also(group);
             std::vector<AnyView> values;
             for (AnyParameter const& parameter : group.parameters) {
@@ -375,6 +382,9 @@ protected:
         };
         fail_together(compared, prepare);
         start->run(comm_, 0);
+        if (group.buckets) {
+            fail_together("parameters_as_bucket_view", [&] { group.buckets->take(); });
+        }
         for (OptimizerShard const& shard : group.shards) {
             shard.load_masters(group.parameters, scratch_[0]);
         }
@@ -437,6 +447,10 @@ private:
     /// Whether the step sends the values that owners have stepped to the other ranks.
     [[nodiscard]] bool sends_values() const noexcept {
         return sharding_ != Sharding::none && !shards_values();
+    }
+    /// Whether it copies them into buckets.
+    [[nodiscard]] bool packs_values() const noexcept {
+        return sends_values() && !options_.parameters_as_bucket_view;
     }
     [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
 
@@ -526,7 +540,7 @@ private:
         std::size_t packed = 0;
         for (OptimizerShard const& shard : group.shards) {
             reduced = (std::max)(reduced, reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0);
-            packed = (std::max)(packed, sends_values() ? packed_bytes(group, shard) : 0);
+            packed = (std::max)(packed, packs_values() ? packed_bytes(group, shard) : 0);
         }
         arenas_.reserve(1, (std::max)(reduced, packed));
         arenas_.reserve(2, packed);
@@ -614,12 +628,16 @@ private:
         };
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             Group const& group = groups_[k];
-            for (OptimizerShard const& shard : group.shards) {
+            for (std::size_t s = 0; s < group.shards.size(); ++s) {
+                OptimizerShard const& shard = group.shards[s];
                 step(k, shard);
                 if (sends_values()) {
-                    std::byte* const bucket = arenas_.data(turn % 2, packed_bytes(group, shard));
+                    std::byte* const bucket =
+                        group.buckets ? group.buckets->bucket(s)
+                                      : arenas_.data(turn % 2, packed_bytes(group, shard));
+                    bool const has_values = group.buckets != nullptr;
                     static_cast<void>(exchanges[turn % 2].emplace(
-                        comm_, group.parameters, shard, bucket, scratch_[0]
+                        comm_, group.parameters, shard, bucket, has_values, scratch_[0]
                     ));
                     finish();
                 }

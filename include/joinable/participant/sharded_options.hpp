@@ -47,6 +47,8 @@ struct ShardedOptions {
     /// those of each layer, instead of runs of bucket_cap_bytes. For the constructor's list;
     /// frozen parameters count, and a unit of only frozen ones is not gathered.
     std::vector<std::size_t> units = {};
+    /// As in ZeroOptions, with Sharding::optimizer or Sharding::gradients.
+    bool parameters_as_bucket_view = false;
 };
 
 /// The options that the optimizer needs.
@@ -60,6 +62,7 @@ struct ShardedOptions {
         .reduces_gradients = reduces_to_owners(options.sharding),
         .before_step = options.before_step,
         .shared = options.shared,
+        .parameters_as_bucket_view = options.parameters_as_bucket_view,
     };
 }
 /// The options that the passes need.

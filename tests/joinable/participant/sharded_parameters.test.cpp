@@ -308,7 +308,7 @@ TEST_CASE("units have the parameters that the user gives them, of any dtypes, fr
             std::size_t largest; ///< unit, in bytes
         };
         constexpr std::size_t none = 99;
-        for (auto const& [units, frozen, in_doubles, cap, round, largest] : {
+        for (Case const& c : {
                  Case{{1, 2, 1}, none, none, 64, " g16 g80 g64 g64 g80 r64 g16 r80 r16", 320},
                  Case{{4}, none, none, 64, " g160 g160 r160", 640},
                  Case{
@@ -326,8 +326,8 @@ TEST_CASE("units have the parameters that the user gives them, of any dtypes, fr
             TurnRecorder comm{inner};
             Gathered params = model_of_units();
             for (std::size_t i = 0; i < params.size(); ++i) {
-                params[i].own->requires_grad = i != frozen;
-                if (i == in_doubles) {
+                params[i].own->requires_grad = i != c.frozen;
+                if (i == c.in_doubles) {
                     Shape const extents{params[i].value.numel()};
                     params[i] = GatheredParam{std::make_shared<StridedParam>(
                         StridedParam{{{DType::f64, extents, {1}}, {DType::f64, extents, {1}}, {}}}
@@ -335,13 +335,13 @@ TEST_CASE("units have the parameters that the user gives them, of any dtypes, fr
                 }
             }
             ShardedOptions const options =
-                with_units(sharded_by(Partition::by_parameters, cap), units);
+                with_units(sharded_by(Partition::by_parameters, c.cap), c.units);
             ShardedDataParallel sharded{comm, params, Sgd{}, options};
-            CHECK(sharded.unit_bytes() == (std::min)(units.size(), std::size_t{2}) * largest);
+            CHECK(sharded.unit_bytes() == (std::min)(c.units.size(), std::size_t{2}) * c.largest);
             sharded.forward([](auto) {});
-            sharded.backward([](auto, auto) {}, [&](std::size_t i) { return i != frozen; });
+            sharded.backward([](auto, auto) {}, [&](std::size_t i) { return i != c.frozen; });
             sharded.step();
-            CHECK(comm.turns == round);
+            CHECK(comm.turns == c.round);
         }
     });
 }

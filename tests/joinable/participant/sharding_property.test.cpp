@@ -88,6 +88,7 @@ struct EpochPlan {
     bool steps_early;        ///< in the backward pass
     /// With sharded values: those of each group, or an empty list.
     std::vector<std::vector<std::size_t>> units;
+    bool has_value_views; ///< values in buckets
 };
 template <class Rule>
 struct TrainingPlan {
@@ -175,6 +176,8 @@ EpochPlan draw_epoch(Draw& draw, int world, Way way, Groups const& groups) {
     for (auto const& group : groups) {
         plan.units.push_back(draw_units(draw, group.size(), way));
     }
+    plan.has_value_views =
+        (way == Way::sharded_optimizer || way == Way::sharded_gradients) && draw.one_in(2);
     return plan;
 }
 
@@ -307,6 +310,7 @@ public:
                     .step_in_backward = epoch.steps_early,
                     .gradient_as_bucket_view = plan_.data_parallel.gradient_as_bucket_view,
                     .units = epoch.units[0],
+                    .parameters_as_bucket_view = epoch.has_value_views,
                 };
                 reset_gradients(false); // they may lie in the buckets of an earlier model
                 // They may have values in memory of the library.

@@ -19,6 +19,7 @@
 #include <joinable/error.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/shard.hpp>
+#include <joinable/participant/detail/bucket_values.hpp>
 #include <joinable/participant/detail/sharded_values.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -43,6 +44,7 @@ struct ShardGroup {
     }; ///< where each begins among the shards, if values are sharded
     /// The values, if they are sharded; then `parameters` are stand-ins.
     std::shared_ptr<ShardedValues> values = {};
+    std::shared_ptr<BucketValues> buckets = {}; ///< the values, if they lie in buckets
 
     /// The engine's parameters.
     [[nodiscard]] ParameterList const& given() const noexcept {

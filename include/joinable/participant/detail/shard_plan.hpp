@@ -34,6 +34,7 @@ inline bool is_flat(ZeroOptions const& options) noexcept {
 
 /// Checks units of `count` parameters.
 void check_units(std::span<std::size_t const> units, std::size_t count, Sharding sharding);
+void check_views(ZeroOptions const& options, Sharding sharding);
 /// The number of trained parameters in each unit, in list order: in those that the user chose, or
 /// in runs that reach `cap` bytes. Every unit has at least one.
 std::vector<std::size_t> trained_in_units(
@@ -96,6 +97,7 @@ void check_group(
         }
     }
     check_units(choices.units, list.size(), sharding);
+    check_views(options, sharding);
 }
 
 /// Cuts the parameters of a group into the buckets of `rank`, and into units if values are sharded.
@@ -154,7 +156,9 @@ void cut_group(
     std::size_t const none = std::size_t(-1);
     if (sharding != Sharding::parameters) {
         // A flat bucket is as large as possible, because each one has parts of whole cache lines.
-        cut(trained, options.bucket_cap_bytes, is_flat(options) ? none : lone_bytes);
+        // From a bucket in which values lie, each is sent in place, alone or not.
+        bool const any_size = is_flat(options) || options.parameters_as_bucket_view;
+        cut(trained, options.bucket_cap_bytes, any_size ? none : lone_bytes);
         return;
     }
     // A unit is a run of parameters of any dtypes.
@@ -185,6 +189,9 @@ void check_averaged(ShardGroup const& group, std::vector<void const*> const& ave
 template <class Rule>
 void check_before_step(ShardGroup const& group, Rule const& rule) {
     check_rule(rule);
+    if (group.buckets) {
+        group.buckets->check();
+    }
     std::size_t const names = group.shards.front().state().names();
     std::size_t const names_now = state_names_of(rule).size();
     if (names_now != names) {

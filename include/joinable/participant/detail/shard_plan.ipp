@@ -47,6 +47,17 @@ check_units(std::span<std::size_t const> units, std::size_t count, Sharding shar
     }
 }
 
+JOINABLE_DEFINITION void check_views(ZeroOptions const& options, Sharding sharding) {
+    bool const sends_values = sharding == Sharding::optimizer || sharding == Sharding::gradients;
+    if (options.parameters_as_bucket_view && !sends_values) {
+        throw ContractViolation{concat(
+            "parameters_as_bucket_view is for values that a step sends, but with Sharding::",
+            name_of(sharding),
+            " it sends none; leave it out"
+        )};
+    }
+}
+
 JOINABLE_DEFINITION std::vector<std::size_t> trained_in_units(
     ParameterList const& parameters,
     std::span<std::size_t const> trained,
@@ -86,6 +97,7 @@ JOINABLE_DEFINITION void agree_on_options(AgreementList& list, ZeroOptions const
     list.add("partition", is_flat(options) ? "flat" : "by_parameters");
     list.add("bucket_cap_bytes", options.bucket_cap_bytes);
     list.add("reduces_gradients", options.reduces_gradients);
+    list.add("parameters_as_bucket_view", options.parameters_as_bucket_view);
     list.add("has before_step", static_cast<bool>(options.before_step));
     std::vector<std::size_t> shared;
     for (joinable::SharedObject const& object :

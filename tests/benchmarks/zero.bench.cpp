@@ -118,20 +118,27 @@ void sharded(benchmark::State& state) {
     measure<W>(state, make, is_narrow);
 }
 
-/// A round of a training without passes: gradients are averaged and stepped.
-template <class Passes, class Optimizer>
+/// A round of a training whose passes only use values: gradients are averaged and stepped.
+template <class W, class Passes, class Optimizer>
 auto round_of(
-    std::vector<Weights> const& model,
+    std::vector<W> const& model,
     std::unique_ptr<Passes> passes,
     std::unique_ptr<Optimizer> optimizer
 ) {
     return [&model, passes = std::move(passes), optimizer = std::move(optimizer)] {
-        passes->forward([] {});
-        passes->backward([&](auto ready) {
+        auto const forward = [&](auto const&... use) {
+            for (std::size_t i = 0; i < model.size(); ++i) {
+                (static_cast<void>(use(i)), ...);
+            }
+        };
+        auto const backward = [&](auto ready, auto const&... use) {
             for (std::size_t i = model.size(); i-- > 0;) {
+                (static_cast<void>(use(i)), ...);
                 ready(i);
             }
-        });
+        };
+        passes->forward(forward);
+        passes->backward(backward);
         if constexpr (std::is_same_v<Optimizer, std::nullptr_t>) {
             passes->step();
         } else {
@@ -152,12 +159,16 @@ void round_beside_a_model(benchmark::State& state) {
     });
 }
 
-template <joinable::Sharding sharding>
+/// With sharded values, a matrix and its vector are a unit.
+template <joinable::Sharding sharding, class W = Weights>
 void round_sharded(benchmark::State& state) {
-    measure(state, [](auto& comm, auto& model) {
+    measure<W>(state, [](auto& comm, auto& model) {
         using Comm = std::remove_reference_t<decltype(comm)>;
         using Sharded = joinable::ShardedDataParallel<Comm, joinable::Adam>;
-        joinable::ShardedOptions const options{.sharding = sharding};
+        joinable::ShardedOptions options{.sharding = sharding};
+        if constexpr (sharding == joinable::Sharding::parameters) {
+            options.units.assign(model.size() / 2, 2);
+        }
         return round_of(
             model,
             std::make_unique<Sharded>(comm, model, joinable::Adam{}, options),
@@ -267,5 +278,8 @@ BENCHMARK(round_sharded<joinable::Sharding::optimizer>)
 BENCHMARK(round_sharded<joinable::Sharding::gradients>)
     ->Apply(with_sizes)
     ->Name("round_sharded_gradients");
+BENCHMARK(round_sharded<joinable::Sharding::parameters, MovableWeights>)
+    ->Apply(with_sizes)
+    ->Name("round_sharded_parameters");
 
 } // namespace

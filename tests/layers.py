@@ -72,7 +72,7 @@ OWNED = {
 # a file that does without them slower to compile.
 OPT_IN = re.compile(
     r"interop/|device/cuda/|communicator/(algorithms|mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
-    r"optimizer/|participant/(shadowed|zero_|sharded_|detail/(shard_|sharded_|bucket_arenas))|checkpoint/|"
+    r"optimizer/|participant/(shadowed|zero_|sharded_|detail/(shard_|sharded_|bucket_(arenas|values)))|checkpoint/|"
     r"trace/|agreement/(on_all_ranks|staged_collectives)\.hpp|"
     r"(algorithms|checkpoint|cuda|mpi|nccl|nccl_graphs|nvtx|shadowed|src|tcp|trace|zero)\.hpp"
 )

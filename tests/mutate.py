@@ -591,6 +591,21 @@ MUTATIONS = [
         "participant/sharded_parameters.test.cpp", "sharded values are those*",
     ),
     Mutation(
+        "units-of-the-user-are-ignored", "participant/detail/shard_plan.hpp",
+        "trained, choices.units, options", "trained, {}, options",
+        "participant/sharded_parameters.test.cpp", "units have the parameters*",
+    ),
+    Mutation(
+        "values-that-left-their-bucket-are-sent", "participant/detail/shard_plan.hpp",
+        "group.buckets->check();", "",
+        "participant/bucket_values.test.cpp", "weights are loaded*",
+    ),
+    Mutation(
+        "values-outlive-their-bucket", "participant/detail/bucket_values.ipp",
+        "parameters_[i].release_value();", "",
+        "participant/bucket_values.test.cpp", "values in buckets are those*",
+    ),
+    Mutation(
         "values-are-held-through-a-step", "participant/detail/sharded_units.hpp",
         "units_[k].holders != 0", "false",
         "participant/sharded_parameters.test.cpp", "what a pass does wrong*",

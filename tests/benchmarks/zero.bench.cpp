@@ -19,30 +19,38 @@
 
 namespace {
 
+using joinable_benchmarks::MovableWeights;
 using joinable_benchmarks::Weights;
 using Clock = std::chrono::steady_clock;
 constexpr int steps = 4;
 
-/// A model of `megabytes` of f32: large matrices, a vector beside each.
-std::vector<Weights> model_of(std::int64_t megabytes) {
-    std::vector<Weights> model;
+/// A model of `megabytes` of f32: large matrices, a vector beside each. A narrow one has only vectors of as many
+/// elements.
+template <class W>
+std::vector<W> model_of(std::int64_t megabytes, bool is_narrow) {
+    std::vector<W> model;
     for (std::int64_t i = 0; i < megabytes; ++i) {
-        model.emplace_back(std::size_t{1} << 18U, 0.5F);
+        for (std::size_t k = 0; is_narrow && k < 512; ++k) {
+            model.emplace_back(std::size_t{512}, 0.5F);
+        }
+        if (!is_narrow) {
+            model.emplace_back(std::size_t{1} << 18U, 0.5F);
+        }
         model.emplace_back(std::size_t{512}, 0.5F);
     }
-    for (Weights& weights : model) {
+    for (W& weights : model) {
         weights.storage.assign(weights.storage.size(), 0.25F);
     }
     return model;
 }
 
 /// Seconds of a step: of the slowest rank, the mean of some after one to warm up.
-template <class Make>
-void measure(benchmark::State& state, Make const& make) {
+template <class W = Weights, class Make>
+void measure(benchmark::State& state, Make const& make, bool is_narrow = false) {
     for (auto _ : state) {
         double seconds = 0;
         joinable::run_threads(static_cast<int>(state.range(0)), [&](auto& comm) {
-            auto model = model_of(state.range(1));
+            auto model = model_of<W>(state.range(1), is_narrow);
             auto step = make(comm, model);
             step();
             comm.barrier();
@@ -95,32 +103,42 @@ void whole(benchmark::State& state) {
     });
 }
 
-template <joinable::Partition partition>
+template <joinable::Partition partition, class W = Weights, bool is_narrow = false>
 void sharded(benchmark::State& state) {
-    measure(state, [](auto& comm, auto& model) {
+    auto const make = [](auto& comm, auto& model) {
         using Zero = joinable::
             ZeroRedundancyOptimizer<std::remove_reference_t<decltype(comm)>, joinable::Adam>;
-        auto zero = std::make_unique<Zero>(
-            comm, model, joinable::Adam{}, joinable::ZeroOptions{.partition = partition}
-        );
+        joinable::ZeroOptions const options{
+            .partition = partition,
+            .parameters_as_bucket_view = std::is_same_v<W, MovableWeights>,
+        };
+        auto zero = std::make_unique<Zero>(comm, model, joinable::Adam{}, options);
         return [zero = std::move(zero)] { zero->step(); };
-    });
+    };
+    measure<W>(state, make, is_narrow);
 }
 
-/// A round of a training without passes: gradients are averaged and stepped.
-template <class Passes, class Optimizer>
+/// A round of a training whose passes only use values: gradients are averaged and stepped.
+template <class W, class Passes, class Optimizer>
 auto round_of(
-    std::vector<Weights> const& model,
+    std::vector<W> const& model,
     std::unique_ptr<Passes> passes,
     std::unique_ptr<Optimizer> optimizer
 ) {
     return [&model, passes = std::move(passes), optimizer = std::move(optimizer)] {
-        passes->forward([] {});
-        passes->backward([&](auto ready) {
+        auto const forward = [&](auto const&... use) {
+            for (std::size_t i = 0; i < model.size(); ++i) {
+                (static_cast<void>(use(i)), ...);
+            }
+        };
+        auto const backward = [&](auto ready, auto const&... use) {
             for (std::size_t i = model.size(); i-- > 0;) {
+                (static_cast<void>(use(i)), ...);
                 ready(i);
             }
-        });
+        };
+        passes->forward(forward);
+        passes->backward(backward);
         if constexpr (std::is_same_v<Optimizer, std::nullptr_t>) {
             passes->step();
         } else {
@@ -141,12 +159,16 @@ void round_beside_a_model(benchmark::State& state) {
     });
 }
 
-template <joinable::Sharding sharding>
+/// With sharded values, a matrix and its vector are a unit.
+template <joinable::Sharding sharding, class W = Weights>
 void round_sharded(benchmark::State& state) {
-    measure(state, [](auto& comm, auto& model) {
+    measure<W>(state, [](auto& comm, auto& model) {
         using Comm = std::remove_reference_t<decltype(comm)>;
         using Sharded = joinable::ShardedDataParallel<Comm, joinable::Adam>;
-        joinable::ShardedOptions const options{.sharding = sharding};
+        joinable::ShardedOptions options{.sharding = sharding};
+        if constexpr (sharding == joinable::Sharding::parameters) {
+            options.units.assign(model.size() / 2, 2);
+        }
         return round_of(
             model,
             std::make_unique<Sharded>(comm, model, joinable::Adam{}, options),
@@ -231,6 +253,23 @@ BENCHMARK(sharded<joinable::Partition::by_parameters>)
     ->Apply(with_sizes)
     ->Name("sharded_by_parameters");
 BENCHMARK(sharded<joinable::Partition::flat>)->Apply(with_sizes)->Name("sharded_flat");
+using joinable::Partition;
+BENCHMARK(sharded<Partition::by_parameters, MovableWeights>)
+    ->Apply(with_sizes)
+    ->Name("sharded_by_parameters_in_buckets");
+BENCHMARK(sharded<Partition::flat, MovableWeights>)
+    ->Apply(with_sizes)
+    ->Name("sharded_flat_in_buckets");
+BENCHMARK(sharded<Partition::by_parameters, Weights, true>)
+    ->Apply(with_sizes)
+    ->Name("narrow_by_parameters");
+BENCHMARK(sharded<Partition::by_parameters, MovableWeights, true>)
+    ->Apply(with_sizes)
+    ->Name("narrow_by_parameters_in_buckets");
+BENCHMARK(sharded<Partition::flat, Weights, true>)->Apply(with_sizes)->Name("narrow_flat");
+BENCHMARK(sharded<Partition::flat, MovableWeights, true>)
+    ->Apply(with_sizes)
+    ->Name("narrow_flat_in_buckets");
 BENCHMARK(sharded_by_broadcasts)->Apply(with_sizes);
 BENCHMARK(round_beside_a_model)->Apply(with_sizes);
 BENCHMARK(round_sharded<joinable::Sharding::optimizer>)
@@ -239,5 +278,8 @@ BENCHMARK(round_sharded<joinable::Sharding::optimizer>)
 BENCHMARK(round_sharded<joinable::Sharding::gradients>)
     ->Apply(with_sizes)
     ->Name("round_sharded_gradients");
+BENCHMARK(round_sharded<joinable::Sharding::parameters, MovableWeights>)
+    ->Apply(with_sizes)
+    ->Name("round_sharded_parameters");
 
 } // namespace

@@ -125,7 +125,8 @@ public:
             list.begin_section("models differ: ");
             detail::agree_on(list, buffers, "buffer");
         };
-        add(std::forward<Parameters>(parameters), std::move(rule), options.owners, compare, [&] {
+        detail::ShardChoices const choices{options.owners, options.units};
+        add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
             this->module_.emplace(
                 comm, ParameterList{}, std::move(buffers), data_parallel_options(options)
             );
@@ -147,15 +148,20 @@ public:
           } {}
 
     /// Adds parameters with their own settings. Collective, outside a guard. Their indices follow
-    /// those of earlier groups, also for ready(i). Throws what the constructor throws; the groups
-    /// are then unchanged.
+    /// those of earlier groups, also for ready(i). `owners` and `units` as in ShardedOptions. Throws
+    /// what the constructor throws; the groups are then unchanged.
     template <class Parameters>
-    void
-    add_parameter_group(Parameters&& parameters, Rule rule, std::vector<int> const& owners = {}) {
+    void add_parameter_group(
+        Parameters&& parameters,
+        Rule rule,
+        std::vector<int> const& owners = {},
+        std::vector<std::size_t> const& units = {}
+    ) {
         Training::require_outside("add_parameter_group()");
         this->reducer_->require_let_go();
         auto const nothing = [](AgreementList&) {};
-        add(std::forward<Parameters>(parameters), std::move(rule), owners, nothing, [] {});
+        detail::ShardChoices const choices{owners, units};
+        add(std::forward<Parameters>(parameters), std::move(rule), choices, nothing, [] {});
     }
 
     /// Gathers all values and keeps them during the lifetime of the returned object. Collective,
@@ -307,7 +313,7 @@ private:
     void
     add(Parameters&& parameters,
         Rule rule,
-        std::vector<int> const& owners,
+        detail::ShardChoices const& choices,
         Compare const& compare,
         F const& prepare) {
         std::optional<Reduction> reduction;
@@ -326,7 +332,7 @@ private:
             }
         };
         Optimizer::add(
-            std::forward<Parameters>(parameters), std::move(rule), owners, compare, also
+            std::forward<Parameters>(parameters), std::move(rule), choices, compare, also
         );
         if (this->reducer_ && !reduces_to_owners(this->sharding())) {
             former_.push_back(std::move(*this->reducer_)); // gradients may lie in its buckets

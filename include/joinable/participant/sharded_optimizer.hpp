@@ -33,6 +33,7 @@
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/detail/bucket_arenas.hpp>
+#include <joinable/participant/detail/bucket_values.hpp>
 #include <joinable/participant/detail/compared_model.hpp>
 #include <joinable/participant/detail/shard_exchange.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
@@ -238,11 +239,12 @@ public:
         });
         return bytes;
     }
-    /// Bytes of the values, if this rank keeps only its part. Local.
+    /// Bytes of the values, if this rank keeps only its part or they lie in buckets. Local.
     [[nodiscard]] std::size_t value_bytes() const noexcept {
         std::size_t bytes = 0;
         for (Group const& group : groups_) {
             bytes += group.values ? group.values->bytes() : 0;
+            bytes += group.buckets ? group.buckets->bytes() : 0;
         }
         return bytes;
     }
@@ -343,7 +345,7 @@ protected:
     void
     add(Parameters&& parameters,
         Rule rule,
-        std::vector<int> const& owners,
+        detail::ShardChoices const& choices,
         Compare const& compare,
         F const& also) {
         AgreementList compared;
@@ -354,12 +356,17 @@ protected:
         auto const prepare = [&] {
             group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
             compare(compared);
-            plan(group, rule, owners, loads, compared);
+            plan(group, rule, choices, loads, compared);
             if (shards_values()) {
                 BufferMemory const memory{comm_};
                 group.values =
                     std::make_shared<detail::ShardedValues>(group.parameters, group.shards, memory);
                 kept = detail::ShardedValues::list(group.values);
+            }
+            if (options_.parameters_as_bucket_view) {
+                group.buckets = std::make_shared<detail::BucketValues>(
+                    group.parameters, group.shards, BufferMemory{comm_}
+                );
             }
             also(group);
             std::vector<AnyView> values;
@@ -375,6 +382,9 @@ protected:
         };
         fail_together(compared, prepare);
         start->run(comm_, 0);
+        if (group.buckets) {
+            fail_together("parameters_as_bucket_view", [&] { group.buckets->take(); });
+        }
         for (OptimizerShard const& shard : group.shards) {
             shard.load_masters(group.parameters, scratch_[0]);
         }
@@ -438,6 +448,10 @@ private:
     [[nodiscard]] bool sends_values() const noexcept {
         return sharding_ != Sharding::none && !shards_values();
     }
+    /// Whether it copies them into buckets.
+    [[nodiscard]] bool packs_values() const noexcept {
+        return sends_values() && !options_.parameters_as_bucket_view;
+    }
     [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
 
     template <class F>
@@ -491,25 +505,26 @@ private:
     void plan(
         Group& group,
         Rule const& rule,
-        std::vector<int> const& owners,
+        detail::ShardChoices const& choices,
         std::vector<std::size_t>& loads,
         AgreementList& compared
     ) {
         DeviceId const device = detail::device_of(comm_).id();
         detail::check_group<Rule>(
-            group.parameters, owners, groups_, options_, device, comm_.size()
+            group.parameters, choices, groups_, options_, sharding_, device, comm_.size()
         );
         detail::check_rule(rule);
         compared.begin_section("options differ: ");
         detail::agree_on_options(compared, options_);
-        compared.add("owners", owners);
+        compared.add("owners", choices.owners);
+        compared.add("units", choices.units);
         detail::agree_on_rule(compared, rule);
         compared.begin_section("models differ: ");
         static_cast<void>(detail::agree_on(compared, group.parameters));
         group.first = parameter_count();
         group.steps.resize(group.parameters.size());
         loads = loads_;
-        detail::cut_group(group, rule, owners, loads, options_, sharding_, comm_.rank());
+        detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank());
         make_arenas(group);
         rules_.reserve(rules_.size() + 1);
         groups_.reserve(groups_.size() + 1);
@@ -525,7 +540,7 @@ private:
         std::size_t packed = 0;
         for (OptimizerShard const& shard : group.shards) {
             reduced = (std::max)(reduced, reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0);
-            packed = (std::max)(packed, sends_values() ? packed_bytes(group, shard) : 0);
+            packed = (std::max)(packed, packs_values() ? packed_bytes(group, shard) : 0);
         }
         arenas_.reserve(1, (std::max)(reduced, packed));
         arenas_.reserve(2, packed);
@@ -613,12 +628,16 @@ private:
         };
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             Group const& group = groups_[k];
-            for (OptimizerShard const& shard : group.shards) {
+            for (std::size_t s = 0; s < group.shards.size(); ++s) {
+                OptimizerShard const& shard = group.shards[s];
                 step(k, shard);
                 if (sends_values()) {
-                    std::byte* const bucket = arenas_.data(turn % 2, packed_bytes(group, shard));
+                    std::byte* const bucket =
+                        group.buckets ? group.buckets->bucket(s)
+                                      : arenas_.data(turn % 2, packed_bytes(group, shard));
+                    bool const has_values = group.buckets != nullptr;
                     static_cast<void>(exchanges[turn % 2].emplace(
-                        comm_, group.parameters, shard, bucket, scratch_[0]
+                        comm_, group.parameters, shard, bucket, has_values, scratch_[0]
                     ));
                     finish();
                 }

@@ -21,8 +21,9 @@ struct ShardedOptions {
     std::vector<int> owners = {};
     /// Gradients and values travel in buckets, which close when they reach this size. From
     /// Sharding::gradients on a rank has memory for two of them, and for as many more as fill at
-    /// the same time. With Sharding::parameters such a run of parameters is a unit. The values of
-    /// two units exist at a time, plus those of units that a pass holds longer.
+    /// the same time. With Sharding::parameters such a run of parameters is a unit, unless `units`
+    /// says otherwise. The values of two units exist at a time, plus those of units that a pass
+    /// holds longer.
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U;
     GradientKind gradient_kind = GradientKind::mean;
     /// As in DataParallelOptions.
@@ -46,6 +47,12 @@ struct ShardedOptions {
     /// gradients travel during the pass, and are compared at its end. One that is released at
     /// ready(i) is found if the pass makes it anew.
     bool verify_ready = false;
+    /// With Sharding::parameters: the number of parameters in each unit, in list order, such as
+    /// those of each layer, instead of runs of bucket_cap_bytes. For the constructor's list;
+    /// frozen parameters count, and a unit of only frozen ones is not gathered.
+    std::vector<std::size_t> units = {};
+    /// As in ZeroOptions, with Sharding::optimizer or Sharding::gradients.
+    bool parameters_as_bucket_view = false;
 };
 
 /// The options that the optimizer needs.
@@ -59,6 +66,7 @@ struct ShardedOptions {
         .reduces_gradients = reduces_to_owners(options.sharding),
         .before_step = options.before_step,
         .shared = options.shared,
+        .parameters_as_bucket_view = options.parameters_as_bucket_view,
     };
 }
 /// The options that the passes need.

@@ -59,6 +59,11 @@ struct ZeroOptions {
     std::function<bool(ShardGradients const&)> before_step = {};
     /// The state of `before_step` besides the rules.
     std::vector<SharedObject> shared = {};
+    /// Values live in the buckets in which they travel, and a step copies none. Needs `set_value`
+    /// and `release_value` in parameter_traits; set_value must keep the view. The values are
+    /// released at destruction: copy them before. They stay where they are: write new values into
+    /// that memory.
+    bool parameters_as_bucket_view = false;
 };
 
 }} // namespace joinable::v0

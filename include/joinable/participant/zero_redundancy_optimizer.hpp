@@ -146,7 +146,9 @@ private:
     template <class Parameters>
     void add(Parameters&& parameters, Rule rule, std::vector<int> const& owners) {
         auto const nothing = [](auto const&) {};
-        Base::add(std::forward<Parameters>(parameters), std::move(rule), owners, nothing, nothing);
+        Base::add(
+            std::forward<Parameters>(parameters), std::move(rule), {owners, {}}, nothing, nothing
+        );
     }
 
     void run(Round const& round) {

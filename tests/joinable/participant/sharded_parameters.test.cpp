@@ -52,7 +52,12 @@ ShardedOptions stepped_early(ShardedOptions options) {
     options.step_in_backward = true;
     return options;
 }
-/// One unit for each parameter or two, and one for all.
+ShardedOptions with_units(ShardedOptions options, std::vector<std::size_t> units) {
+    options.units = std::move(units);
+    return options;
+}
+/// One unit for each parameter or two, one for all, and units as a user chooses them for the seven
+/// parameters of a model.
 std::vector<ShardedOptions> const all_options{
     sharded_by(Partition::by_parameters, 64),
     stepped_early(sharded_by(Partition::flat, 64)),
@@ -60,6 +65,8 @@ std::vector<ShardedOptions> const all_options{
     sharded_by(Partition::by_parameters, 1U << 20U),
     stepped_early(sharded_by(Partition::by_parameters, 0)), // a unit has at least one parameter
     sharded_by(Partition::flat, 1U << 20U),
+    with_units(sharded_by(Partition::by_parameters, 64), {3, 1, 1, 2}),
+    with_units(stepped_early(sharded_by(Partition::flat, 1U << 20U)), {1, 1, 1, 4}),
 };
 
 AnyView value_of(StridedParam const& param) {
@@ -287,6 +294,121 @@ TEST_CASE(
             }
             CHECK(comm.turns == expected);
         }
+    });
+}
+
+TEST_CASE("units have the parameters that the user gives them, of any dtypes, frozen ones aside") {
+    run_ranks({1, 2, 3}, [](joinable::ThreadCommunicator& inner) {
+        struct Case {
+            std::vector<std::size_t> units;
+            std::size_t frozen;
+            std::size_t in_doubles;
+            std::size_t cap; ///< of units that nobody chose
+            std::string round;
+            std::size_t largest; ///< unit, in bytes
+        };
+        constexpr std::size_t none = 99;
+        for (Case const& c : {
+                 Case{{1, 2, 1}, none, none, 64, " g16 g80 g64 g64 g80 r64 g16 r80 r16", 320},
+                 Case{{4}, none, none, 64, " g160 g160 r160", 640},
+                 Case{
+                     {1, 1, 1, 1},
+                     none,
+                     none,
+                     4096,
+                     " g16 g32 g48 g64 g64 g48 r64 g32 r48 g16 r32 r16",
+                     256
+                 },
+                 Case{{1, 2, 1}, 1, none, 64, " g16 g48 g64 g64 g48 r64 g16 r48 r16", 256},
+                 Case{{1, 1, 2}, 1, none, 64, " g16 g112 g112 g16 r112 r16", 448},
+                 Case{{2, 2}, none, 1, 64, " g16 g32 g112 g112 g16 g32 r112 r32 r16", 448},
+             }) {
+            TurnRecorder comm{inner};
+            Gathered params = model_of_units();
+            for (std::size_t i = 0; i < params.size(); ++i) {
+                params[i].own->requires_grad = i != c.frozen;
+                if (i == c.in_doubles) {
+                    Shape const extents{params[i].value.numel()};
+                    params[i] = GatheredParam{std::make_shared<StridedParam>(
+                        StridedParam{{{DType::f64, extents, {1}}, {DType::f64, extents, {1}}, {}}}
+                    )};
+                }
+            }
+            ShardedOptions const options =
+                with_units(sharded_by(Partition::by_parameters, c.cap), c.units);
+            ShardedDataParallel sharded{comm, params, Sgd{}, options};
+            CHECK(sharded.unit_bytes() == (std::min)(c.units.size(), std::size_t{2}) * c.largest);
+            sharded.forward([](auto) {});
+            sharded.backward([](auto, auto) {}, [&](std::size_t i) { return i != c.frozen; });
+            sharded.step();
+            CHECK(comm.turns == c.round);
+        }
+    });
+}
+
+TEST_CASE("a group that is added has units of its own") {
+    run_ranks({1, 2, 3}, [](joinable::ThreadCommunicator& inner) {
+        TurnRecorder comm{inner};
+        Gathered first = model_of_units();
+        Gathered second = model_of_units();
+        ShardedDataParallel sharded{comm, first, Sgd{}, with_units(by_units, {2, 2})};
+        sharded.add_parameter_group(second, Sgd{}, {}, {3, 1});
+        sharded.forward([](auto) {}, {.phase = Phase::evaluate});
+        CHECK(comm.turns == " g48 g112 g96 g64");
+    });
+}
+
+TEST_CASE("units that do not fit the parameters are refused on every rank") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        auto const text_of = [&](ShardedOptions const& options) {
+            Gathered params = model_of_units();
+            try {
+                ShardedDataParallel{comm, params, Sgd{}, options};
+            } catch (joinable::Error const& error) {
+                return std::string{error.what()};
+            } catch (ContractViolation const& error) {
+                return std::string{error.what()};
+            }
+            return std::string{"nothing"};
+        };
+        auto const units = [](std::vector<std::size_t> list) { return with_units(by_units, list); };
+        CHECK(text_of(units({2, 0, 2})) == "unit 1 has no parameters; give each unit at least one");
+        CHECK(
+            text_of(units({2, 1})) ==
+            "the units have 3 parameters together, but the list has 4; give each parameter a unit, frozen "
+            "ones too"
+        );
+        std::size_t const most = std::size_t(-1);
+        for (auto const& list : {std::vector<std::size_t>{3, 2}, {3, most}, {5}}) {
+            CHECK(
+                text_of(units(list)) ==
+                "units 0 to " + std::to_string(list.size() - 1) +
+                    " have more parameters than the list, which has 4; give the number of parameters in "
+                    "each unit"
+            );
+        }
+        ShardedOptions elsewhere = units({4});
+        elsewhere.sharding = Sharding::gradients;
+        CHECK(
+            text_of(elsewhere) ==
+            "units are gathered with Sharding::parameters, but these are given with Sharding::gradients; "
+            "leave them out"
+        );
+        if (comm.size() == 1) {
+            return;
+        }
+        bool const is_last = comm.rank() == comm.size() - 1;
+        std::string const last = std::to_string(comm.size() - 1);
+        std::string const text = text_of(units({is_last ? 1U : 3U, is_last ? 3U : 1U}));
+        CAPTURE(text);
+        CHECK(text.find("options differ: units: rank 0 has") != std::string::npos);
+        CHECK(text.find("rank " + last) != std::string::npos);
+        // One rank alone is wrong: it says why, and the others name it.
+        std::string const alone =
+            text_of(units(is_last ? std::vector<std::size_t>{1} : std::vector<std::size_t>{4}));
+        CAPTURE(alone);
+        CHECK((alone.find("rank " + last) != std::string::npos) == !is_last);
+        CHECK(alone.find("the units have 1 parameters together") != std::string::npos);
     });
 }
 
@@ -554,6 +676,7 @@ TEST_CASE("rounds that evaluate, accumulate, skip or fail give what whole values
             ShardedOptions whole = options;
             whole.sharding = Sharding::gradients;
             whole.step_in_backward = false;
+            whole.units = {};
             CHECK(train_with_failures(comm, options) == train_with_failures(comm, whole));
         }
     });

@@ -66,6 +66,7 @@ struct ParameterPlan {
     Shape gradient_strides;
     bool is_trained;
 };
+using Groups = std::vector<std::vector<ParameterPlan>>;
 enum class Way {
     beside_a_model,
     alone,
@@ -85,11 +86,14 @@ struct EpochPlan {
     std::vector<bool> skips; ///< by round and rank
     bool zeroes;             ///< gradients before a pass, in place of dropping them
     bool steps_early;        ///< in the backward pass
+    /// With sharded values: those of each group, or an empty list.
+    std::vector<std::vector<std::size_t>> units;
+    bool has_value_views; ///< values in buckets
 };
 template <class Rule>
 struct TrainingPlan {
     int world;
-    std::vector<std::vector<ParameterPlan>> groups;
+    Groups groups;
     std::vector<Rule> rules;
     std::vector<EpochPlan> epochs;
     joinable::DataParallelOptions data_parallel;
@@ -137,7 +141,19 @@ bool can_step_early(Way way) {
     return way == Way::sharded_gradients || way == Way::sharded_parameters;
 }
 
-EpochPlan draw_epoch(Draw& draw, int world, Way way) {
+/// Cuts `count` parameters into units, or leaves it to bucket_cap_bytes.
+std::vector<std::size_t> draw_units(Draw& draw, std::size_t count, Way way) {
+    std::vector<std::size_t> units;
+    if (way != Way::sharded_parameters || draw.one_in(2)) {
+        return units;
+    }
+    for (; count > 0; count -= units.back()) {
+        units.push_back(draw.between(1, count));
+    }
+    return units;
+}
+
+EpochPlan draw_epoch(Draw& draw, int world, Way way, Groups const& groups) {
     EpochPlan plan;
     plan.way = way;
     bool const is_alone = way == Way::alone;
@@ -157,6 +173,11 @@ EpochPlan draw_epoch(Draw& draw, int world, Way way) {
     }
     plan.zeroes = draw.one_in(2);
     plan.steps_early = can_step_early(way) && draw.one_in(2);
+    for (auto const& group : groups) {
+        plan.units.push_back(draw_units(draw, group.size(), way));
+    }
+    plan.has_value_views =
+        (way == Way::sharded_optimizer || way == Way::sharded_gradients) && draw.one_in(2);
     return plan;
 }
 
@@ -187,7 +208,7 @@ TrainingPlan<Rule> draw_training(Draw& draw) {
         plan.rules.push_back(draw_rule<Rule>(draw));
     }
     for (Way const way : ways) {
-        plan.epochs.push_back(draw_epoch(draw, plan.world, way));
+        plan.epochs.push_back(draw_epoch(draw, plan.world, way, plan.groups));
     }
     plan.data_parallel.gradient_as_bucket_view = draw.one_in(2);
     plan.data_parallel.bucket_cap_bytes = draw.one_of<std::size_t>({1, 300, 1U << 20U});
@@ -199,7 +220,7 @@ TrainingPlan<Rule> draw_training(Draw& draw) {
 template <class Rule>
 class Engine {
 public:
-    using Groups = std::vector<std::vector<StridedParam>>;
+    using EngineGroups = std::vector<std::vector<StridedParam>>;
 
     Engine(RankCommunicator& comm, TrainingPlan<Rule> const& plan) : comm_{comm}, plan_{plan} {
         for (auto const& group : plan.groups) {
@@ -251,7 +272,13 @@ public:
         for (EpochPlan const& epoch : plan_.epochs) {
             auto const train_epoch = [&](auto& optimizer, auto& groups, auto const& train) {
                 for (std::size_t g = 1; g < groups.size(); ++g) {
-                    optimizer.add_parameter_group(groups[g], plan_.rules[g]);
+                    if constexpr (requires { optimizer.use_all(); }) {
+                        optimizer.add_parameter_group(
+                            groups[g], plan_.rules[g], {}, epoch.units[g]
+                        );
+                    } else {
+                        optimizer.add_parameter_group(groups[g], plan_.rules[g]);
+                    }
                 }
                 if (!values.empty()) {
                     optimizer.load(state, (&epoch - 1)->state_root);
@@ -282,6 +309,8 @@ public:
                     .bucket_cap_bytes = epoch.options.bucket_cap_bytes,
                     .step_in_backward = epoch.steps_early,
                     .gradient_as_bucket_view = plan_.data_parallel.gradient_as_bucket_view,
+                    .units = epoch.units[0],
+                    .parameters_as_bucket_view = epoch.has_value_views,
                 };
                 reset_gradients(false); // they may lie in the buckets of an earlier model
                 // They may have values in memory of the library.
@@ -434,7 +463,7 @@ private:
 
     RankCommunicator& comm_;
     TrainingPlan<Rule> const& plan_;
-    Groups groups_;
+    EngineGroups groups_;
     std::vector<StridedParam*> all_;
 };
 
@@ -544,7 +573,7 @@ TrainingPlan<Rule> plan_of(Row const& row, Draw& draw) {
         }
         plan.rules.push_back(settings);
     }
-    EpochPlan epoch = draw_epoch(draw, plan.world, static_cast<Way>(row[way]));
+    EpochPlan epoch = draw_epoch(draw, plan.world, static_cast<Way>(row[way]), plan.groups);
     epoch.options.partition = row[partition] == 0 ? Partition::by_parameters : Partition::flat;
     for (std::size_t rank = 0; rank < epoch.lengths.size(); ++rank) {
         epoch.lengths[rank] = row[inputs] == 1 ? 1 + static_cast<int>(rank * 2 % most_rounds) : 3;

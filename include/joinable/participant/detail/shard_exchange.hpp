@@ -93,26 +93,30 @@ void take_part(OptimizerShard const& shard, std::byte const* bucket, Comm const&
     }
 }
 
-/// Sends the values of a bucket from their owners to all ranks. A lone parameter is sent in place.
+/// Sends the values of a bucket from their owners to all ranks. A lone parameter is sent in place,
+/// and so are values that lie in the bucket.
 template <Communicator Comm>
 class ShardExchange {
 public:
-    /// `bucket` is memory for all parts.
+    /// `bucket` is memory for all parts; `has_values` says whether the values lie in it.
     ShardExchange(
         Comm& comm,
         ParameterList const& parameters,
         OptimizerShard const& shard,
         std::byte* bucket,
+        bool has_values,
         Scratch& scratch
     )
-        : parameters_{parameters}, shard_{shard}, bucket_{bucket} {
-        if (AnyView const value = shard.lone_value(parameters)) {
+        : parameters_{parameters}, shard_{shard}, bucket_{bucket}, has_values_{has_values} {
+        if (AnyView const value = has_values ? AnyView{} : shard.lone_value(parameters)) {
             Buffer const whole{value.data(), value.numel(), value.dtype()};
             static_cast<void>( // nvcc 13 warns of a dropped reference to a work
                 lone_.emplace(comm.broadcast(whole, shard.bucket().pieces.front().owner))
             );
         } else {
-            shard.pack_own(parameters, bucket, scratch);
+            if (!has_values) {
+                shard.pack_own(parameters, bucket, scratch);
+            }
             std::byte const* const own = bucket + shard.part_offset() * shard.element();
             static_cast<void>(parts_.emplace(gather_parts(comm, shard, own, bucket)));
         }
@@ -123,7 +127,9 @@ public:
             lone_->wait();
         } else {
             parts_->wait();
-            shard_.unpack_others(parameters_, bucket_);
+            if (!has_values_) {
+                shard_.unpack_others(parameters_, bucket_);
+            }
         }
     }
 
@@ -131,6 +137,7 @@ private:
     ParameterList const& parameters_;
     OptimizerShard const& shard_;
     std::byte const* bucket_;
+    bool has_values_;
     std::optional<std::remove_cvref_t<decltype(std::declval<Comm&>().broadcast(Buffer{}, 0))>>
         lone_;
     std::optional<decltype(gather_parts(

@@ -19,12 +19,19 @@
 #include <joinable/error.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/shard.hpp>
+#include <joinable/participant/detail/bucket_values.hpp>
 #include <joinable/participant/detail/sharded_values.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// How the user wants a group cut; empty lists leave it to the rules.
+struct ShardChoices {
+    std::vector<int> owners = {};        ///< of each parameter
+    std::vector<std::size_t> units = {}; ///< parameters in each, if values are sharded
+};
 
 /// Parameters with one rule, cut into buckets.
 struct ShardGroup {
@@ -37,6 +44,7 @@ struct ShardGroup {
     }; ///< where each begins among the shards, if values are sharded
     /// The values, if they are sharded; then `parameters` are stand-ins.
     std::shared_ptr<ShardedValues> values = {};
+    std::shared_ptr<BucketValues> buckets = {}; ///< the values, if they lie in buckets
 
     /// The engine's parameters.
     [[nodiscard]] ParameterList const& given() const noexcept {

@@ -32,16 +32,30 @@ inline bool is_flat(ZeroOptions const& options) noexcept {
     return options.partition == Partition::flat;
 }
 
-/// `groups` are the earlier ones. `owners` is for `list`, or empty.
+/// Checks units of `count` parameters.
+void check_units(std::span<std::size_t const> units, std::size_t count, Sharding sharding);
+void check_views(ZeroOptions const& options, Sharding sharding);
+/// The number of trained parameters in each unit, in list order: in those that the user chose, or
+/// in runs that reach `cap` bytes. Every unit has at least one.
+std::vector<std::size_t> trained_in_units(
+    ParameterList const& parameters,
+    std::span<std::size_t const> trained,
+    std::span<std::size_t const> units,
+    std::size_t cap
+);
+
+/// `groups` are the earlier ones. `choices` are for `list`.
 template <class Rule>
 void check_group(
     ParameterList const& list,
-    std::vector<int> const& owners,
+    ShardChoices const& choices,
     std::vector<ShardGroup> const& groups,
     ZeroOptions const& options,
+    Sharding sharding,
     DeviceId device,
     int world_size
 ) {
+    std::vector<int> const& owners = choices.owners;
     if (is_flat(options) && LocalOptimizer<Rule>) {
         throw ContractViolation{
             "an engine's optimizer steps whole parameters, but Partition::flat deals out parts of them; "
@@ -82,6 +96,8 @@ void check_group(
             };
         }
     }
+    check_units(choices.units, list.size(), sharding);
+    check_views(options, sharding);
 }
 
 /// Cuts the parameters of a group into the buckets of `rank`, and into units if values are sharded.
@@ -90,7 +106,7 @@ template <class Rule>
 void cut_group(
     ShardGroup& group,
     Rule const& rule,
-    std::vector<int> const& owners,
+    ShardChoices const& choices,
     std::vector<std::size_t>& loads,
     ZeroOptions const& options,
     Sharding sharding,
@@ -116,8 +132,8 @@ void cut_group(
     if (trained.empty()) {
         throw ContractViolation{"no parameter requires a gradient: there is nothing to step"};
     }
-    std::vector<int> all_owners = owners;
-    if (owners.empty() && !is_flat(options)) {
+    std::vector<int> all_owners = choices.owners;
+    if (all_owners.empty() && !is_flat(options)) {
         auto const chosen = owners_by_size(sizes, loads);
         all_owners.resize(group.parameters.size());
         for (std::size_t k = 0; k < trained.size(); ++k) {
@@ -140,20 +156,18 @@ void cut_group(
     std::size_t const none = std::size_t(-1);
     if (sharding != Sharding::parameters) {
         // A flat bucket is as large as possible, because each one has parts of whole cache lines.
-        cut(trained, options.bucket_cap_bytes, is_flat(options) ? none : lone_bytes);
+        // From a bucket in which values lie, each is sent in place, alone or not.
+        bool const any_size = is_flat(options) || options.parameters_as_bucket_view;
+        cut(trained, options.bucket_cap_bytes, any_size ? none : lone_bytes);
         return;
     }
     // A unit is a run of parameters of any dtypes.
-    for (std::size_t begin = 0; begin < trained.size();) {
-        std::size_t end = begin;
-        std::size_t bytes = 0;
-        do { // at least one
-            AnyView const value = group.parameters[trained[end++]].value();
-            bytes += value.numel() * size_of(value.dtype());
-        } while (end < trained.size() && bytes < options.bucket_cap_bytes);
+    std::size_t begin = 0;
+    for (std::size_t const count :
+         trained_in_units(group.parameters, trained, choices.units, options.bucket_cap_bytes)) {
         group.units.push_back(group.shards.size());
-        cut(std::span{trained}.subspan(begin, end - begin), none, none);
-        begin = end;
+        cut(std::span{trained}.subspan(begin, count), none, none);
+        begin += count;
     }
 }
 
@@ -175,6 +189,9 @@ void check_averaged(ShardGroup const& group, std::vector<void const*> const& ave
 template <class Rule>
 void check_before_step(ShardGroup const& group, Rule const& rule) {
     check_rule(rule);
+    if (group.buckets) {
+        group.buckets->check();
+    }
     std::size_t const names = group.shards.front().state().names();
     std::size_t const names_now = state_names_of(rule).size();
     if (names_now != names) {

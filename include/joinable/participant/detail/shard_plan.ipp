@@ -9,10 +9,95 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+JOINABLE_DEFINITION void
+check_units(std::span<std::size_t const> units, std::size_t count, Sharding sharding) {
+    if (!units.empty() && sharding != Sharding::parameters) {
+        throw ContractViolation{concat(
+            "units are gathered with Sharding::parameters, but these are given with Sharding::",
+            name_of(sharding),
+            "; leave them out"
+        )};
+    }
+    std::size_t left = count; // by subtraction, because a sum could overflow
+    for (std::size_t k = 0; k < units.size(); ++k) {
+        if (units[k] == 0) {
+            throw ContractViolation{
+                concat("unit ", k, " has no parameters; give each unit at least one")
+            };
+        }
+        if (units[k] > left) {
+            throw ContractViolation{concat(
+                "units 0 to ",
+                k,
+                " have more parameters than the list, which has ",
+                count,
+                "; give the number of parameters in each unit"
+            )};
+        }
+        left -= units[k];
+    }
+    if (!units.empty() && left != 0) {
+        throw ContractViolation{concat(
+            "the units have ",
+            count - left,
+            " parameters together, but the list has ",
+            count,
+            "; give each parameter a unit, frozen ones too"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void check_views(ZeroOptions const& options, Sharding sharding) {
+    bool const sends_values = sharding == Sharding::optimizer || sharding == Sharding::gradients;
+    if (options.parameters_as_bucket_view && !sends_values) {
+        throw ContractViolation{concat(
+            "parameters_as_bucket_view is for values that a step sends, but with Sharding::",
+            name_of(sharding),
+            " it sends none; leave it out"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION std::vector<std::size_t> trained_in_units(
+    ParameterList const& parameters,
+    std::span<std::size_t const> trained,
+    std::span<std::size_t const> units,
+    std::size_t cap
+) {
+    std::vector<std::size_t> counts;
+    if (units.empty()) {
+        std::size_t bytes = 0;
+        for (std::size_t const i : trained) {
+            if (counts.empty() || bytes >= cap) {
+                counts.push_back(0);
+                bytes = 0;
+            }
+            AnyView const value = parameters[i].value();
+            bytes += value.numel() * size_of(value.dtype());
+            ++counts.back();
+        }
+        return counts;
+    }
+    std::size_t end = 0;
+    std::size_t next = 0; // of `trained`
+    for (std::size_t const unit : units) {
+        end += unit;
+        std::size_t const first = next;
+        while (next < trained.size() && trained[next] < end) {
+            ++next;
+        }
+        if (next != first) {
+            counts.push_back(next - first);
+        }
+    }
+    return counts;
+}
+
 JOINABLE_DEFINITION void agree_on_options(AgreementList& list, ZeroOptions const& options) {
     list.add("partition", is_flat(options) ? "flat" : "by_parameters");
     list.add("bucket_cap_bytes", options.bucket_cap_bytes);
     list.add("reduces_gradients", options.reduces_gradients);
+    list.add("parameters_as_bucket_view", options.parameters_as_bucket_view);
     list.add("has before_step", static_cast<bool>(options.before_step));
     std::vector<std::size_t> shared;
     for (joinable::SharedObject const& object :

@@ -46,6 +46,15 @@ struct joinable::parameter_traits<joinable::detail::PartOfParameter> {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// @throws ContractViolation  the value of parameter `i` cannot be set. `what` it then cannot do, and
+///         what to do `otherwise`, complete the sentence.
+void require_settable(
+    ParameterList const& parameters,
+    std::size_t i,
+    std::string_view what,
+    std::string_view otherwise
+);
+
 /// The values of a group of parameters; this rank keeps those that it owns. Local.
 class ShardedValues {
 public:
@@ -81,7 +90,6 @@ private:
     [[nodiscard]] std::byte* at(std::size_t shard) const noexcept {
         return memory_.data() + begins_[shard];
     }
-    static void require_settable(ParameterList const& parameters, std::size_t i);
 
     ParameterList whole_; ///< the engine's
     std::vector<PartOfParameter> parameters_;

@@ -8,6 +8,25 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+JOINABLE_DEFINITION void require_settable(
+    ParameterList const& parameters,
+    std::size_t i,
+    std::string_view what,
+    std::string_view otherwise
+) {
+    if (!parameters[i].can_set_value()) {
+        throw ContractViolation{concat(
+            "the value of ",
+            describe_parameter(parameters, i),
+            " cannot ",
+            what,
+            ": parameter_traits of its type needs 'static void set_value(P&, AnyView)' and 'static void "
+            "release_value(P&)'; or ",
+            otherwise
+        )};
+    }
+}
+
 JOINABLE_DEFINITION ShardedValues::ShardedValues(
     ParameterList const& parameters,
     std::span<OptimizerShard const> shards,
@@ -28,7 +47,7 @@ JOINABLE_DEFINITION ShardedValues::ShardedValues(
     for (std::size_t k = 0; k < shards.size(); ++k) {
         OptimizerShard const& shard = shards[k];
         for (ShardPiece const& piece : shard.bucket().pieces) {
-            require_settable(parameters, piece.parameter);
+            require_settable(parameters, piece.parameter, "be sharded", "use Sharding::gradients");
             AnyView& value = parameters_[piece.parameter].value;
             if (piece.begin == 0) {
                 value = OptimizerShard::place_of(parameters[piece.parameter].value(), nullptr);
@@ -70,18 +89,6 @@ JOINABLE_DEFINITION ParameterList ShardedValues::list(std::shared_ptr<ShardedVal
         list.push_back(AnyParameter{parameter, self});
     }
     return list;
-}
-
-JOINABLE_DEFINITION void
-ShardedValues::require_settable(ParameterList const& parameters, std::size_t i) {
-    if (!parameters[i].can_set_value()) {
-        throw ContractViolation{concat(
-            "the value of ",
-            describe_parameter(parameters, i),
-            " cannot be sharded: parameter_traits of its type needs 'static void set_value(P&, AnyView)' "
-            "and 'static void release_value(P&)'; or use Sharding::gradients"
-        )};
-    }
 }
 
 }}} // namespace joinable::v0::detail

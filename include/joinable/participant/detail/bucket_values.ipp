@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/participant/detail/bucket_values.hpp>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/device/copy.hpp>
+#include <joinable/error.hpp>
+#include <joinable/participant/detail/sharded_values.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION BucketValues::BucketValues(
+    ParameterList const& parameters,
+    std::span<OptimizerShard const> shards,
+    BufferMemory const& memory
+)
+    : parameters_{parameters}, places_(parameters.size()) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].requires_grad()) {
+            require_settable(
+                parameters, i, "lie in a bucket", "turn parameters_as_bucket_view off"
+            );
+        }
+    }
+    std::size_t bytes = 0;
+    for (OptimizerShard const& shard : shards) {
+        begins_.push_back(bytes);
+        bytes += (shard.bucket_bytes() + 63) / 64 * 64;
+    }
+    if (bytes != 0) { // one arena for all, because each costs up to two more pages
+        memory_ = memory.allocate(bytes);
+    }
+    for (std::size_t k = 0; k < shards.size(); ++k) {
+        for (ShardPiece const& piece : shards[k].bucket().pieces) {
+            std::size_t const i = piece.parameter;
+            if (piece.begin == 0) {
+                std::byte* const begin = bucket(k) + piece.offset * shards[k].element();
+                places_[i] = OptimizerShard::place_of(parameters[i].value(), begin);
+            }
+        }
+    }
+}
+
+JOINABLE_DEFINITION BucketValues::~BucketValues() {
+    for (std::size_t i = 0; i < taken_; ++i) {
+        if (places_[i] && is_in_place(i)) {
+            parameters_[i].release_value();
+        }
+    }
+}
+
+JOINABLE_DEFINITION void BucketValues::take() {
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+        taken_ = i + 1;
+        if (!places_[i]) {
+            continue;
+        }
+        copy(parameters_[i].value(), places_[i]);
+        parameters_[i].set_value(places_[i]);
+        if (!is_in_place(i)) {
+            throw ContractViolation{concat(
+                "set_value copies the value of ",
+                describe_parameter(parameters_, i),
+                ", but parameters_as_bucket_view needs a view; turn it off"
+            )};
+        }
+    }
+}
+
+JOINABLE_DEFINITION void BucketValues::check() const {
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+        if (places_[i] && !is_in_place(i)) {
+            throw ContractViolation{concat(
+                "the value of ",
+                describe_parameter(parameters_, i),
+                " is not in the bucket any more, where parameters_as_bucket_view put it; write new values "
+                "into the memory of the old ones"
+            )};
+        }
+    }
+}
+
+}}} // namespace joinable::v0::detail

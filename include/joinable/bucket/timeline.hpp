@@ -73,6 +73,15 @@ struct NoTimeline {
     static constexpr Range bucket(std::size_t /*index*/, std::size_t /*bytes*/) noexcept {
         return {};
     }
+    /// Explains that a model without a TraceTimeline has nothing to start.
+    template <class Capacity>
+    static void start(Capacity) {
+        static_assert(
+            sizeof(Capacity) == 0,
+            "start: this model records nothing; name a TraceTimeline in its type, as in "
+            "DistributedDataParallel<Comm, AllReduce, TraceTimeline> ddp{...}"
+        );
+    }
 };
 
 namespace detail {

@@ -76,6 +76,16 @@ public:
         }
         hidden_.attach(collectives, &comm_);
     }
+    /// Explains a communicator that shadowed() has not made.
+    template <class Other>
+        requires(!std::derived_from<Other, detail::HiddenCollectives>)
+    void attach_collectives(Other const&) {
+        static_assert(
+            std::derived_from<Other, detail::HiddenCollectives>,
+            "attach_collectives: give it the result of joinable::shadowed(comm), which has a name and lives as "
+            "long as the model"
+        );
+    }
 
     /// Announces a round and runs the forward pass, which overlaps with the roll call. Returns what
     /// `pass` returns. Collective over the active ranks. If `pass` throws, the round is open for

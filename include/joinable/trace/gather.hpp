@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <string>
@@ -26,6 +27,17 @@ struct TraceOptions {
 };
 
 namespace detail {
+
+/// Explains a model, or a timeline that records nothing, in place of a TraceTimeline.
+template <class Given>
+consteval bool check_traced() {
+    static_assert(
+        std::same_as<Given, TraceTimeline>,
+        "trace: expected a TraceTimeline, as ddp.timeline() of DistributedDataParallel<Comm, AllReduce, "
+        "TraceTimeline> is one"
+    );
+    return std::same_as<Given, TraceTimeline>;
+}
 
 Trace gather_trace(ControlCommunicator& control, TraceTimeline const& mine, TraceOptions options);
 
@@ -69,6 +81,13 @@ void write_trace(
     detail::write_on_first_rank(control, path, [&](auto const& sink) { write_json(trace, sink); });
 }
 
+/// Explains what is no TraceTimeline.
+template <Communicator Comm, class Other, class... More>
+    requires(!std::same_as<Other, TraceTimeline>)
+void write_trace(Comm&, Other const&, More const&...) {
+    static_assert(detail::check_traced<Other>());
+}
+
 /// Draws the events of all ranks into an SVG file, see to_svg(). Otherwise as write_trace().
 template <Communicator Comm>
 void write_picture(
@@ -77,6 +96,13 @@ void write_picture(
     Trace const trace = gather_trace(comm, mine, options);
     detail::ControlOver<Comm&> control{comm};
     detail::write_on_first_rank(control, path, [&](auto const& sink) { sink(to_svg(trace)); });
+}
+
+/// Explains what is no TraceTimeline.
+template <Communicator Comm, class Other, class... More>
+    requires(!std::same_as<Other, TraceTimeline>)
+void write_picture(Comm&, Other const&, More const&...) {
+    static_assert(detail::check_traced<Other>());
 }
 
 }} // namespace joinable::v0

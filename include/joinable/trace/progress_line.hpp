@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdio>
 #include <functional>
@@ -97,7 +98,7 @@ public:
     ~ProgressLine() {
         try {
             end();
-        } catch (...) { // NOLINT(bugprone-empty-catch): the sink threw, and a destructor cannot report it
+        } catch (...) { // NOLINT(bugprone-empty-catch): a destructor cannot report it
         }
     }
 
@@ -142,6 +143,22 @@ private:
     detail::ProgressWriter writer_;
     JoinState state_;
 };
+
+/// The class for arguments that fit no constructor. It holds only the explanation.
+template <std::same_as<detail::NoCommunicator> None>
+class ProgressLine<None> {
+    static_assert(
+        !std::same_as<None, detail::NoCommunicator>,
+        "ProgressLine: expected a communicator, then a FILE*, such as stderr, or a function that takes a "
+        "std::string_view, then options in braces with the names and the order of ProgressOptions; write "
+        "ProgressOptions{...} to be told which name is wrong"
+    );
+
+public:
+    explicit ProgressLine(...);
+};
+/// `...` takes missing arguments, too many, or braces with a wrong name.
+ProgressLine(detail::AnyArgument, ...) -> ProgressLine<detail::NoCommunicator>;
 
 }} // namespace joinable::v0
 

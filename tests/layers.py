@@ -109,6 +109,9 @@ BANNED = {
     r"\b(is|are|be) gone\b": "say what destroyed, freed or ended it",
     r"\b(is|are|was|be) at it\b": "name what it does",
     r"\b(comes for|is to be had|of no account)\b": "use a plain verb",
+    r"(?:^[ /#*|-]*|[.:] )Who \w+ (?![^?]*\?)": "name the rank, the thread or the caller",
+    r"\bwhat comes of\b": "say what results",
+    r"\bsa(y|ys|id) it all\b": "say what it does",
     r"(?:^[ /#*|-]*|[.:] )Of (a|an|the|what|each|all|its|those|some|one|two) ": "begin with the subject",
 }
 SPOKEN = {".md", ".hpp", ".ipp", ".cpp", ".cu", ".py", ".sh", ".txt", ".cmake"}

@@ -275,8 +275,13 @@ MUTATIONS = [
     ),
     Mutation(
         "an-answer-that-is-there-is-waited-for", "join/detail/rounds.ipp",
-        "if (roll_call_.test()) {", "if (false) {",
-        "join/guard.test.cpp", "a result says*",
+        "bool const is_there = roll_call_.test();", "bool const is_there = false;",
+        "trace/trace.test.cpp", "a wait is shown*",
+    ),
+    Mutation(
+        "a-second-message-is-no-wait", "join/detail/rounds.ipp",
+        "(is_sent && roll_call_.said().arrived > 0)", "!is_sent",
+        "trace/trace.test.cpp", "a wait is shown*",
     ),
     Mutation(
         "throw-early-does-not-wait", "join/detail/session.ipp",

@@ -177,6 +177,8 @@ class Layers(Copy):
         self.add("tensor/shape.hpp", "// Of the ranks, whoever comes first.\n// Out of the way: of a kind.\n")
         self.fails(self.script, saying="'whoever': name the rank, the thread or the caller")
         self.fails(self.script, saying="'// Of the': begin with the subject")
+        self.add("tensor/shape.hpp", "// Ranks meet. Who comes last copies.\n// Who are they?\n")
+        self.fails(self.script, saying="'. Who comes': name the rank, the thread or the caller")
 
     def test_a_folder_more_at_the_top_level_fails(self):
         (self.root / "docs").mkdir()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: Action: the communicator comes first, as in Action log{comm, act, shadow}
+// EXPECT: Action: expected a communicator and two functions, as in Action log{comm, act, shadow}
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

@@ -38,9 +38,9 @@ concept notes_waits = requires(T& timeline, std::chrono::steady_clock::time_poin
 
 } // namespace detail
 
-/// Who is told when a rank's rounds and buckets begin and end: what a profiler shows. Each expression
-/// begins a range of time and returns an object with which it ends: also where a round fails, and in
-/// any order.
+/// A class that is told when a rank's rounds and buckets begin and end, to show them in a profiler. Each
+/// expression begins a range of time and returns an object. The destruction of the object ends the range.
+/// Ranges end in any order, and also if a round fails.
 ///
 /// `timeline` is an lvalue of `T`.
 /// | expression                      | begins                                                       |
@@ -50,15 +50,15 @@ concept notes_waits = requires(T& timeline, std::chrono::steady_clock::time_poin
 /// | `timeline.bucket(index, bytes)` | a collective of a bucket, or of a part of it: from its launch|
 /// |                                 | to its wait, as the host sees it                             |
 ///
-/// It may have these, too; where it has none of them nothing is done for them:
-/// | expression                      | begins, or says                                              |
+/// Optional; each may be missing without the others:
+/// | expression                      | begins, or reports                                           |
 /// |---------------------------------|--------------------------------------------------------------|
 /// | `timeline.forward()`            | a forward pass, in a round or of an evaluation               |
-/// | `timeline.backward()`           | a backward pass, up to where its last buckets are waited for |
+/// | `timeline.backward()`           | a backward pass, including the wait for its last buckets     |
 /// | `timeline.roll_call()`          | a roll call that the model opens: from announcing the round  |
 /// |                                 | to the verdict, so the forward pass is inside                |
 /// | `timeline.waited(begin, end)`   | when the host was blocked in the roll call of a round, by    |
-/// |                                 | std::chrono::steady_clock; told after it                     |
+/// |                                 | std::chrono::steady_clock; called afterwards                 |
 ///
 /// Local; called by the thread that runs the round. Models: NoTimeline, NvtxTimeline (nvtx.hpp),
 /// TraceTimeline (trace.hpp).
@@ -66,19 +66,27 @@ template <class T>
 concept Timeline =
     std::default_initializable<T> && detail::times_rounds<T> && detail::times_buckets<T>;
 
-/// Tells nobody, and costs nothing.
+/// Records nothing and costs nothing.
 struct NoTimeline {
     struct Range {};
     static constexpr Range round(bool /*is_shadow*/) noexcept { return {}; }
     static constexpr Range bucket(std::size_t /*index*/, std::size_t /*bytes*/) noexcept {
         return {};
     }
+    /// Explains that a model without a TraceTimeline has nothing to start.
+    template <class Capacity>
+    static void start(Capacity) {
+        static_assert(
+            sizeof(Capacity) == 0,
+            "start: this model records nothing; name a TraceTimeline in its type, as in "
+            "DistributedDataParallel<Comm, AllReduce, TraceTimeline> ddp{...}"
+        );
+    }
 };
 
 namespace detail {
 
-/// Those of a rank's ranges that a Timeline need not have. `T` is the timeline; members do nothing for
-/// what it lacks.
+/// The optional ranges of a Timeline `T`. A member does nothing if `T` lacks its expression.
 template <class T>
 class PassRanges {
     struct Nothing {};

@@ -14,11 +14,10 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Shows rounds and what is in them to NVIDIA's profilers, in a domain named "joinable": ranges "round",
-/// "shadow round", "roll call", "forward", "backward" and "bucket <index>", the last with the bytes as
-/// payload. They are ranges with a beginning
-/// and an end, not pushed ones: so they may overlap each other and the engine's own. Without a
-/// profiler a range is two calls of a null function.
+/// Shows rounds to NVIDIA's profilers, in a domain named "joinable". The ranges are "round", "shadow round",
+/// "roll call", "forward", "backward" and "bucket <index>"; the payload of a bucket is its size in bytes.
+/// Ranges are started and ended (nvtxDomainRangeStartEx), not pushed and popped, so they may overlap each
+/// other and those of the engine. Without a profiler a range costs two calls of a null function.
 ///
 /// @code
 /// joinable::DistributedDataParallel<
@@ -27,7 +26,7 @@ namespace joinable { inline namespace v0 {
 /// @endcode
 class NvtxTimeline {
 public:
-    /// Ends when it goes.
+    /// Its destruction ends the range.
     class [[nodiscard]] Range {
     public:
         Range(Range&& other) noexcept

@@ -31,15 +31,15 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Sums a contiguous tensor over all ranks, in place. Graphs keep it as long as they live.
+/// Sums a contiguous tensor over all ranks, in place. Graphs of autograd own it, too.
 struct TorchSum final : ::torch::CustomClassHolder {
     explicit TorchSum(std::function<void(at::Tensor const&)> sum) : run{std::move(sum)} {}
     std::function<void(at::Tensor const&)> run;
 };
 using TorchSumPointer = c10::intrusive_ptr<TorchSum>;
 
-/// Without weight and bias. Means and variances are sums in double precision; the rest is computed in the
-/// precision of the input, or in single precision where that is half.
+/// The normalisation without weight and bias. Means and variances are computed in double precision; the rest
+/// in the precision of the input, or in single precision if the input has 16 bits.
 struct TorchBatchNorm : ::torch::autograd::Function<TorchBatchNorm> {
     using Tensor = at::Tensor;
     using Context = ::torch::autograd::AutogradContext;
@@ -134,11 +134,12 @@ struct TorchBatchNorm : ::torch::autograd::Function<TorchBatchNorm> {
 
 namespace joinable { inline namespace v0 { namespace torch {
 
-/// The module behind SyncBatchNorm. Names and meaning of its tensors are those of torch::nn::BatchNorm2d.
+/// The module of the holder SyncBatchNorm. Its tensors have the names and the meaning of those of
+/// torch::nn::BatchNorm2d.
 class SyncBatchNormImpl : public ::torch::nn::Module {
 public:
-    /// Local. `comm` outlives it, and all graphs through it: what shadowed() returned, where the module is used
-    /// in a guard.
+    /// Local. `comm` must outlive the module and all graphs through it. In a guard it is the result of
+    /// shadowed().
     template <class Comm>
     SyncBatchNormImpl(Comm& comm, ::torch::nn::BatchNormOptions const& options)
         : options_{options},
@@ -158,17 +159,18 @@ public:
         }
     }
 
-    /// Normalises `input`, of extents N x channels x any others, where N may be 0 on some ranks. In training mode
-    /// two sums over all ranks here, and one in the backward pass where the input needs a gradient, so the
-    /// call is collective; else local. What goes to the weight and the bias are this rank's gradients.
-    /// @throws ContractViolation  the input has other extents; all ranks together have at most one value of
-    ///         each channel; or what the communicator throws.
+    /// Normalises `input`, of extents N x channels x any others; N may be 0 on some ranks. In training mode the
+    /// call is collective: it sums twice over all ranks, and the backward pass sums once if the input needs a
+    /// gradient. In evaluation mode it is local. Weight and bias get this rank's own gradients.
+    /// @throws ContractViolation  the input has other extents, or all ranks together have at most one value
+    ///         of each channel.
+    /// @throws what the communicator throws.
     at::Tensor forward(at::Tensor const& input) {
         if (input.dim() < 2 || input.size(1) != options_.num_features()) {
             throw ContractViolation{detail::concat(
                 "SyncBatchNorm of ",
                 options_.num_features(),
-                " channels needs an input whose second dimension they are"
+                " channels needs an input whose second dimension is the channels"
             )};
         }
         if (!is_training()) {
@@ -214,14 +216,14 @@ private:
     detail::TorchSumPointer sum_;
 };
 
-/// torch::nn::BatchNorm1d, 2d and 3d with the means and variances of all ranks' samples, as PyTorch's
-/// SyncBatchNorm has them: `SyncBatchNorm norm{hidden, torch::nn::BatchNormOptions{channels}}`. In rounds of a
-/// guard in which some ranks have joined they are of the samples of the others. The same on every rank.
+/// torch::nn::BatchNorm1d, 2d and 3d with the means and variances of the samples of all ranks, like PyTorch's
+/// SyncBatchNorm: `SyncBatchNorm norm{hidden, torch::nn::BatchNormOptions{channels}}`. Once ranks have joined,
+/// the samples are those of the active ranks. The same on every rank.
 ///
-/// Its backward pass sums over ranks what comes of their losses. So where ranks have batches of different sizes
-/// each rank's loss is the sum over its samples, and their weights divide it: DataParallelOptions with
-/// `.gradient_kind = GradientKind::sum`, notices with `.weight = samples`. Means of unequal batches would count
-/// each sample of a small one for more.
+/// Its backward pass sums gradients over ranks. If ranks have batches of different sizes, let each rank's loss
+/// be the sum over its samples, set `.gradient_kind = GradientKind::sum` in DataParallelOptions, and give
+/// notices with `.weight = samples`. With losses that are means, a sample of a small batch would count more than
+/// a sample of a large one.
 class SyncBatchNorm : public ::torch::nn::ModuleHolder<SyncBatchNormImpl> {
 public:
     using ::torch::nn::ModuleHolder<SyncBatchNormImpl>::ModuleHolder;

@@ -23,9 +23,6 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-template <class>
-inline constexpr bool never = false;
-
 /// Any participants(...). The conversion makes a guide a worse match than a constructor's.
 struct SomeParticipants {
     template <class... Js>

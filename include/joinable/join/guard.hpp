@@ -3,6 +3,7 @@
 
 #include <array>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <exception>
 #include <memory>
@@ -115,11 +116,32 @@ public:
     /// Calls next() for each element of a range:
     /// `for (auto& batch : guard.iterate(batches, announce))`. `announce(element)` returns the
     /// RoundNotice of the element's round. A rank that leaves the loop by break joins.
-    template <class Range, class Announce = detail::DefaultNotice>
+    template <detail::is_range Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
         return GuardedRange<Join, Range, Announce, false>{
             *this, std::forward<Range>(range), std::move(announce)
         };
+    }
+
+    /// Explains that a number of rounds is no range.
+    template <class Given, class... More>
+        requires(!detail::is_range<Given> && !std::same_as<Given, look_ahead_t const&>)
+    [[nodiscard]] auto iterate(Given&&, More&&...) {
+        static_assert(
+            detail::is_range<Given>,
+            "iterate: expected a range of inputs; for a number of rounds give std::views::iota(0, rounds)"
+        );
+        return std::array<int, 0>{};
+    }
+    /// Explains a notice in place of a function that returns one.
+    template <class Range>
+    [[nodiscard]] auto iterate(Range&&, RoundNotice const&) {
+        static_assert(
+            detail::never<Range>,
+            "iterate: after the range comes a function that returns the notice of an element, such as "
+            "[](auto const&) { return joinable::RoundNotice{.weight = 32}; }"
+        );
+        return std::array<int, 0>{};
     }
 
     /// The same for a forward range, one element early: each round's roll call is posted before the

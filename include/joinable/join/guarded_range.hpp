@@ -26,6 +26,12 @@ struct DefaultNotice {
     }
 };
 
+template <class Range>
+concept is_range = requires(std::remove_reference_t<Range>& range) {
+    std::begin(range);
+    std::end(range);
+};
+
 } // namespace detail
 
 /// The result of Join::iterate: an input range that opens a round before each element and calls
@@ -37,7 +43,8 @@ class GuardedRange {
     static_assert(
         std::is_invocable_r_v<RoundNotice, Announce&, decltype(*std::declval<Inner const&>())>,
         "iterate: what announces a round takes an element and returns a RoundNotice, such as "
-        "[](auto const& batch) { return joinable::RoundNotice{.weight = batch.size()}; }"
+        "[](auto const& batch) { return joinable::RoundNotice{.weight = batch.size()}; }; look_ahead comes "
+        "before the range"
     );
     static_assert(
         !LooksAhead || std::forward_iterator<Inner>,

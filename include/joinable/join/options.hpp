@@ -2,11 +2,13 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 
 namespace joinable { inline namespace v0 {
 
@@ -23,6 +25,33 @@ enum class Phase : std::uint8_t {
     evaluate, ///< no gradients, so the round never syncs
 };
 
+namespace detail {
+
+/// An optional weight. It refuses fractions, because std::optional converts 0.5 to 0 without a warning.
+class OptionalWeight : public std::optional<std::uint64_t> {
+    using Base = std::optional<std::uint64_t>;
+
+public:
+    constexpr OptionalWeight(Base const& weight = {}) noexcept : Base{weight} {} // NOLINT
+    constexpr OptionalWeight(std::nullopt_t) noexcept {}                         // NOLINT
+    template <class T>
+        requires std::is_arithmetic_v<T>
+    constexpr OptionalWeight(T weight) noexcept // NOLINT(google-explicit-constructor)
+        : Base{static_cast<std::uint64_t>(weight)} {
+        static_assert(
+            std::integral<T>,
+            "RoundNotice: a weight is a whole number of samples or tokens; give an integer"
+        );
+    }
+
+    template <std::same_as<OptionalWeight> T> // no conversions: those are std::optional's
+    friend constexpr bool operator==(T const& a, T const& b) noexcept {
+        return static_cast<Base const&>(a) == static_cast<Base const&>(b);
+    }
+};
+
+} // namespace detail
+
 /// A rank's announcement of the round that it opens. All active ranks must announce the same, apart
 /// from the value of `weight` and `skips`.
 struct RoundNotice {
@@ -31,7 +60,7 @@ struct RoundNotice {
     /// The number of samples or tokens in this rank's input; averages are then weighted. None =
     /// unweighted. Give it in all rounds that accumulate together or in none: a round without it
     /// adds gradients, but no weight.
-    std::optional<std::uint64_t> weight = {};
+    detail::OptionalWeight weight = {};
     /// This rank has no gradient of its own for this round (a batch that failed), so it counts with
     /// weight 0. In a guard it may omit `weight` where the others give one. Outside a guard, and in
     /// one that is not enabled, it gives `.weight = 0` there. With known lengths
@@ -56,7 +85,7 @@ struct JoinOptions {
     /// errors.
     std::optional<std::size_t> inputs = {};
     /// The weight of a default notice.
-    std::optional<std::uint64_t> weight_per_input = {};
+    detail::OptionalWeight weight_per_input = {};
     /// With default notices only every `sync_every`th round syncs.
     std::size_t sync_every = 1;
     /// A rank that runs out adds what it accumulated in rounds that did not sync to the next

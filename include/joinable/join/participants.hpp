@@ -21,6 +21,12 @@ namespace detail {
 /// A guard that is made of it does not repeat the error in worse words.
 struct RefusedParticipants {};
 
+template <class>
+inline constexpr bool never = false;
+
+template <class J>
+concept is_dereferenceable = requires(J& joinable) { *joinable; };
+
 template <class... Hooks>
 consteval void check_order() {
     static_assert(ordered_hooks<MainPhase, Hooks...>::is_solved);
@@ -56,6 +62,18 @@ template <class... Js>
     } else {
         return detail::RefusedParticipants{};
     }
+}
+
+/// Explains pointers in place of participants.
+template <class... Js>
+    requires(detail::is_dereferenceable<Js> || ...)
+[[nodiscard]] auto participants(Js&&...) {
+    static_assert(
+        !(detail::is_dereferenceable<Js> || ...),
+        "participants: give the participants themselves instead of pointers to them, as in "
+        "participants(*ddp, step)"
+    );
+    return detail::RefusedParticipants{};
 }
 
 /// The communicator that serves a guard's roll calls: made by control().

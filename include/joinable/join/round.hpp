@@ -70,8 +70,8 @@ public:
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
     /// Whether this rank has run out of inputs and only shadows.
     [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
-    /// When this rank was blocked until all ranks had opened this round: `begin == end` where the
-    /// answer was there when it was needed, and outside a guard.
+    /// When this rank was blocked until all ranks had opened this round. `begin == end` if the answer had
+    /// arrived before it was needed and no rank has run out in this round, and outside a guard.
     struct Wait {
         std::chrono::steady_clock::time_point begin;
         std::chrono::steady_clock::time_point end;

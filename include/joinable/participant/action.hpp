@@ -19,9 +19,13 @@ template <class Act, class Shadow, class Comm>
 class Action {
     static_assert(
         !std::is_same_v<Comm, detail::NoCommunicator>,
-        "Action: the communicator comes first, as in Action log{comm, act, shadow}"
+        "Action: expected a communicator and two functions, as in Action log{comm, act, shadow}"
     );
     static_assert(models_communicator<Comm>());
+    static_assert(
+        std::invocable<Shadow&> || std::invocable<Shadow&, Round const&>,
+        "Action: the shadow, which is the last argument, is a function that takes nothing or the Round"
+    );
 
 public:
     Action(Comm& comm, Act act, Shadow shadow)

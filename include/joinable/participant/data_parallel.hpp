@@ -57,6 +57,11 @@ ListedParameters listed(Parameters&& parameters) {
 template <class Comm, class Reduction, class Times>
 struct PassesOver {
     static_assert(models_communicator<Comm>());
+    static_assert(
+        !Timeline<Reduction>,
+        "DistributedDataParallel: a timeline is the third template argument, as in "
+        "DistributedDataParallel<Comm, AllReduce, TraceTimeline>"
+    );
     using type = Passes<Comm, Reducer<Comm, Reduction, Times>>;
 };
 

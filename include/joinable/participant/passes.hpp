@@ -60,20 +60,31 @@ public:
         module_->set_buffer_hook(std::move(hook));
     }
 
-    /// Local, the same on every rank, outside a guard. What shadowed() returned for this communicator: in
-    /// guards, ranks that have joined take part in the collectives that the model runs over it in its passes,
-    /// until one of the two is destroyed. From then on skip() is refused, and in a guard each forward pass of
-    /// a training round needs its backward pass. See ShadowedCommunicator.
-    /// @throws ContractViolation  in a guard or a round; it is of another communicator; there is one already,
-    ///         or it has a participant; with Sharding::parameters, whose passes gather values.
+    /// Attaches the result of shadowed() for this participant's communicator. In guards, joined ranks then
+    /// take part in the collectives that the model runs over it in its passes, until one of the two objects is
+    /// destroyed. As long as it is attached, skip() is refused, and in a guard each forward pass of a training
+    /// round needs its backward pass. See ShadowedCommunicator. Local, the same on every rank, outside a guard.
+    /// @throws ContractViolation  called in a guard or a round; `collectives` is of another communicator or
+    ///         attached already, or another one is; or Sharding::parameters, whose passes gather values.
     void attach_collectives(detail::HiddenCollectives& collectives) {
         require_outside("attach_collectives()");
         if (gathers_values()) {
             throw ContractViolation{
-                "with Sharding::parameters joined ranks follow only what passes gather; use another sharding"
+                "with Sharding::parameters joined ranks follow only the gathering of values, not the "
+                "collectives of a model; use another sharding"
             };
         }
         hidden_.attach(collectives, &comm_);
+    }
+    /// Explains a communicator that shadowed() has not made.
+    template <class Other>
+        requires(!std::derived_from<Other, detail::HiddenCollectives>)
+    void attach_collectives(Other const&) {
+        static_assert(
+            std::derived_from<Other, detail::HiddenCollectives>,
+            "attach_collectives: give it the result of joinable::shadowed(comm), which has a name and lives as "
+            "long as the model"
+        );
     }
 
     /// Announces a round and runs the forward pass, which overlaps with the roll call. Returns what

@@ -61,7 +61,7 @@ template <Element T>
     return T{};
 }
 
-/// What active ranks do next, as they tell joined ranks.
+/// The next step of the active ranks, which they announce to joined ranks.
 struct HiddenStep {
     enum class Kind : std::uint8_t { all_reduce, broadcast, barrier, section_end };
 
@@ -71,7 +71,7 @@ struct HiddenStep {
     ReduceOp op = ReduceOp::sum;
     int root = 0;
 
-    /// All but the count; below 2^36, as ranks have no more than 20 bits.
+    /// Everything but the count; below 2^36, because a rank takes at most 20 bits.
     [[nodiscard]] std::uint64_t word() const noexcept {
         return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 4U |
                static_cast<std::uint64_t>(op) << 8U | static_cast<std::uint64_t>(root) << 16U;
@@ -97,9 +97,10 @@ struct HiddenStep {
     }
 };
 
-/// The round in whose passes this rank issues a collective; none where there is no guard. `parent` is
-/// the communicator of the guard.
-/// @throws ContractViolation  joined ranks would not follow. Else what PendingRound::wait throws.
+/// Waits for the round in whose passes this rank issues a collective, and returns it. Returns none outside
+/// a guard. `parent` is the communicator of the guard.
+/// @throws ContractViolation  joined ranks would not follow.
+/// @throws what PendingRound::wait throws.
 [[nodiscard]] inline std::optional<Round> enter_round(HiddenRounds* rounds, void const* parent) {
     Session* const own = rounds == nullptr ? nullptr : rounds->session();
     Session* const session = own != nullptr ? own : Occupation::session_over(parent);
@@ -108,13 +109,13 @@ struct HiddenStep {
     }
     char const* const why =
         rounds == nullptr
-            ? "a shadowed() communicator is used in a guard, but no participant has it, so "
-              "joined ranks would not follow; call ddp.attach_collectives(it) before"
+            ? "a shadowed() communicator is used in a guard, but it is attached to no participant, so "
+              "joined ranks would not follow; call ddp.attach_collectives(it) before the guard"
         : own == nullptr
-            ? "a shadowed() communicator is used in a guard that does not list the participant "
-              "that has it, so joined ranks would not follow; add that to participants(...)"
+            ? "a shadowed() communicator is used in a guard that does not list its participant, so "
+              "joined ranks would not follow; add the participant to participants(...)"
         : !rounds->pending()
-            ? "a shadowed() communicator is used outside of the passes of its participant, where joined "
+            ? "a shadowed() communicator is used outside the passes of its participant, where joined "
               "ranks do not follow; use it between forward() and the end of the backward pass, or after "
               "finish()"
             : nullptr;
@@ -123,16 +124,16 @@ struct HiddenStep {
         throw ContractViolation{why};
     }
     Round round = rounds->pending()->wait();
-    round.hold(); // nobody else communicates until the passes are over
+    round.hold(); // no other participant communicates until the passes have ended
     return round;
 }
 
 } // namespace detail
 
-/// A communicator for collectives that a model issues within its passes, where no participant sees
-/// them: a normalisation layer that sums over the samples of all ranks, a metric. It has the ranks of
-/// another communicator and is split from it, so that its collectives are independent of those of
-/// gradients that are on their way. Made by shadowed().
+/// A communicator for collectives that a model issues within its passes, where no participant sees them:
+/// a normalisation layer that sums over the samples of all ranks, or a metric. It is split from another
+/// communicator and has the same ranks, so its collectives do not mix with gradients in flight. Made by
+/// shadowed().
 ///
 /// @code
 /// auto hidden = joinable::shadowed(comm);
@@ -142,36 +143,36 @@ struct HiddenStep {
 /// joinable::Join guard{joinable::participants(ddp, step)};
 /// @endcode
 ///
-/// In a guard that lists the participant, a rank that has joined takes part in every collective of the
-/// others with elements that change no result: zeros in a sum, ones in a product, infinities or limits in
-/// a minimum or maximum, all bits in a bit_and. It drops what it receives. So a sum of sample counts counts
-/// the samples of active ranks. It also holds for a rank that never had an input.
+/// In a guard that lists the participant, joined ranks take part in every collective of the active ranks,
+/// including ranks that never had an input. They contribute elements that change no result: zeros to a sum,
+/// ones to a product, infinities or limits to a minimum or maximum, all bits to a bit_and. They discard the
+/// results. A sum of sample counts is therefore the number of samples of the active ranks.
 ///
 /// | round                     | what is sent                                                           |
 /// |---------------------------|------------------------------------------------------------------------|
 /// | all ranks are active,     | the collectives, and nothing else                                      |
 /// | or there is no guard      |                                                                        |
-/// | some rank has joined      | before each collective a sum of eight words, by which active ranks say |
-/// |                           | which one comes, and one more when their passes are over; where        |
-/// |                           | buffers are sent after the forward pass, also when gradients begin     |
+/// | some rank has joined      | a sum of eight words before each collective, in which active ranks     |
+/// |                           | announce it, and one at the end of their passes; if buffers are sent   |
+/// |                           | after the forward pass, one more before them                           |
 ///
-/// In such rounds nothing is taken from rounds before: collectives may differ from round to round, a layer
-/// may be used twice, and a joined rank learns of each collective before an active rank waits in it. Ranks
-/// that issue different ones throw Mismatch, all of them, with both. In rounds in which all are active they
-/// find what the communicator finds: a Mismatch, or TimedOut where one rank issues more than another.
+/// Collectives may differ from round to round, and a layer may be used twice. Once some rank has joined, all
+/// ranks throw Mismatch if active ranks issue different collectives; the text has both. While all ranks are
+/// active, only the communicator detects such a difference: as Mismatch, or as TimedOut if one rank issues
+/// more collectives than another.
 ///
-/// The first collective of a round waits until all ranks have opened it. Rounds of all kinds are followed:
-/// training rounds that sync or accumulate, until the end of their backward pass; evaluations, until
-/// forward() returns. A collective at another place of a guard throws ContractViolation; so it does where no
-/// participant of the guard has the communicator. A broadcast comes from a rank that is active.
+/// The first collective of a round waits until all ranks have opened the round. Joined ranks follow training
+/// rounds, whether they sync or not, until the end of their backward pass, and evaluations until forward()
+/// returns. Elsewhere in a guard a collective throws ContractViolation, and so does any collective if the
+/// communicator is not attached to a participant of the guard. The root of a broadcast must be active.
 ///
-/// A throw between collectives has to leave the guard, which ends the waits of the others; skip() is refused. A
-/// rank without samples gives its model an empty batch. Joined ranks send their share of gradients when
-/// the passes of the others are over, so in these rounds gradients do not overlap with the backward pass,
-/// and with Sharding::gradients all buckets have memory until then.
+/// An exception between collectives must leave the guard, which ends the waits of the other ranks; skip() is
+/// refused. A rank without samples gives its model an empty batch. Joined ranks send their share of the
+/// gradients after the passes of the active ranks. In such rounds gradients therefore do not overlap with
+/// the backward pass, and with Sharding::gradients all buckets keep their memory until then.
 ///
-/// Neither copied nor moved. It refers to `comm`, whose abort reaches it; it inherits the deadline, but a
-/// guard's timeout does not change it. One thread at a time uses it.
+/// Neither copyable nor movable. It refers to `comm`, and aborting `comm` aborts it. It inherits the deadline,
+/// but the timeout of a guard does not change it. One thread at a time may use it.
 template <class Comm>
 class ShadowedCommunicator final : public detail::HiddenCollectives {
     static_assert(models_communicator<Comm>());
@@ -187,7 +188,7 @@ class ShadowedCommunicator final : public detail::HiddenCollectives {
         } else if constexpr (std::same_as<Comm, SelfCommunicator>) {
             return Comm{};
         } else {
-            return (comm); // the assertion has said it all
+            return (comm); // the assertion has explained the error
         }
     }
     using Own = decltype(split(std::declval<Comm&>()));
@@ -202,25 +203,28 @@ public:
     [[nodiscard]] int rank() const { return own_.rank(); }
     [[nodiscard]] int size() const { return own_.size(); }
 
-    /// Combines `buffer` over all ranks, in place. @throws what enters the round: PendingRound::wait;
-    /// Mismatch, ContractViolation  see above; what the communicator throws.
+    /// Combines `buffer` over all ranks, in place.
+    /// @throws Mismatch, ContractViolation  see above.
+    /// @throws what PendingRound::wait and the communicator throw.
     auto all_reduce(Buffer buffer, ReduceOp op) {
         announce({Step::Kind::all_reduce, buffer.count, buffer.dtype, op});
         return own_.all_reduce(buffer, op);
     }
-    /// The buffer of `root` is copied to all ranks. @throws ContractViolation  `root` has joined, so it has
-    /// nothing to send; else as all_reduce() does.
+    /// Copies the buffer of `root` to all ranks.
+    /// @throws ContractViolation  `root` has joined and has nothing to send.
+    /// @throws what all_reduce() throws.
     auto broadcast(Buffer buffer, int root) {
         announce({Step::Kind::broadcast, buffer.count, buffer.dtype, ReduceOp::sum, root});
         return own_.broadcast(buffer, root);
     }
-    /// Blocks until every rank has called it, or follows. Throws as all_reduce() does.
+    /// Blocks until every active rank has called it and every joined rank has followed. Throws what
+    /// all_reduce() throws.
     void barrier() {
         announce({Step::Kind::barrier});
         own_.barrier();
     }
 
-    /// Local. Ends the waits of this communicator alone.
+    /// Local. Aborts this communicator, not the one that it was split from.
     void abort(AbortReason reason)
         requires detail::has_abort<Own>
     {
@@ -268,7 +272,7 @@ private:
             return;
         }
         if (next.root < 0 || next.root >= own_.size()) {
-            return; // which the communicator refuses
+            return; // the communicator refuses it
         }
         if (next.kind == Step::Kind::broadcast && !round->is_active(next.root)) {
             throw ContractViolation{detail::concat(
@@ -286,7 +290,7 @@ private:
         }
     }
 
-    /// What all active ranks say. Joined ranks hear it.
+    /// Collective. Returns the step that all active ranks announce. Joined ranks announce none.
     Step exchange(Step const& said, Round const& round) {
         std::array<std::uint64_t, 2 + detail::HashAgreement::words> sum{};
         if (!round.is_shadow()) {
@@ -308,7 +312,7 @@ private:
     // -- joined ranks ----------------------------------------------------------------------------
 
     void follow(Round const& round) override {
-        std::deque<Replayed> under_way; // an active rank may wait for one after it started others
+        std::deque<Replayed> under_way; // active ranks may start several before they wait for one
         for (Step next = exchange({}, round); next.kind != Step::Kind::section_end;
              next = exchange({}, round)) {
             while (!under_way.empty() && under_way.front().work.test()) {
@@ -353,9 +357,9 @@ private:
     detail::ControlOver<Own&> control_;
 };
 
-/// Collective, blocks. A communicator of the same ranks for collectives within the passes of a model:
-/// see ShadowedCommunicator. Give it to attach_collectives() of the participant that has the passes, before
-/// a guard.
+/// Collective, blocks. Makes a communicator of the same ranks for collectives within the passes of a model:
+/// see ShadowedCommunicator. Give it to attach_collectives() of the participant that runs the passes, before
+/// the guard.
 template <class Comm>
 [[nodiscard]] ShadowedCommunicator<Comm> shadowed(Comm& comm) {
     return ShadowedCommunicator<Comm>{comm};

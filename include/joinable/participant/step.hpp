@@ -24,6 +24,11 @@ class Step {
         "Step: the communicator comes first, as in Step step{comm, [&] { optimizer.step(model); }}"
     );
     static_assert(models_communicator<Comm>());
+    static_assert(
+        std::invocable<Body&> || std::invocable<Body&, Round const&>,
+        "Step: the body is a function that takes nothing or the Round, as in Step step{comm, [&] { "
+        "optimizer.step(model); }}"
+    );
 
 public:
     Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}

@@ -126,6 +126,48 @@ concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
 template <class P>
 concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_handle; };
 
+template <class P>
+concept has_default_traits = std::derived_from<parameter_traits_of<P>, DefaultParameterTraits>;
+/// The class that declares requires_grad.
+template <class P>
+using declares_requires_grad =
+    std::conditional_t<has_default_traits<P>, std::remove_cvref_t<P>, parameter_traits_of<P>>;
+
+// An optional member that is not static, or without its partner, would be ignored.
+template <class P>
+concept has_other_requires_grad = requires {
+    requires std::is_member_function_pointer_v<decltype(&declares_requires_grad<P>::requires_grad)>;
+};
+template <class P>
+concept has_other_set_grad = requires {
+    requires std::is_member_function_pointer_v<decltype(&parameter_traits_of<P>::set_grad)>;
+};
+template <class P>
+concept has_half_of_set_value =
+    !has_set_value<P> && (requires(std::remove_cvref_t<P>& p, AnyView& view) {
+        parameter_traits_of<P>::set_value(p, view);
+    } || requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_value(p); });
+
+/// Explains why an optional member is unusable. Returns true if all are usable.
+template <class P>
+consteval bool has_usable_options() {
+    static_assert(
+        !has_other_requires_grad<P>,
+        "Parameter: requires_grad must be a data member that converts to bool, or 'static bool "
+        "requires_grad(P const&)' in parameter_traits; else frozen parameters would be trained"
+    );
+    static_assert(
+        !has_other_set_grad<P>,
+        "Parameter: parameter_traits::set_grad must be 'static void set_grad(P&, AnyView)'"
+    );
+    static_assert(
+        !has_half_of_set_value<P>,
+        "Parameter: parameter_traits needs both 'static void set_value(P&, AnyView)' and 'static void "
+        "release_value(P&)', or neither"
+    );
+    return true;
+}
+
 } // namespace detail
 
 /// A trainable tensor with its gradient, as `parameter_traits` describes it.
@@ -185,9 +227,12 @@ consteval bool models_parameter_pointer() {
 template <class P>
 consteval bool models_parameter() {
     using Traits = detail::parameter_traits_of<P>;
-    constexpr bool is_default = std::derived_from<Traits, detail::DefaultParameterTraits>;
+    constexpr bool is_default = detail::has_default_traits<P>;
     if constexpr (Parameter<P>) {
-        return true;
+        using Value = decltype(*Traits::value(std::declval<std::remove_cvref_t<P>&>()));
+        using Grad = decltype(*Traits::grad(std::declval<std::remove_cvref_t<P>&>()));
+        return detail::has_usable_options<P>() && models_tensor<std::remove_reference_t<Value>>() &&
+               models_tensor<std::remove_reference_t<Grad>>();
     } else if constexpr (is_default) {
         constexpr bool has_members = requires(P& p) {
             p.value;

@@ -25,6 +25,7 @@ public:
     explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
         : object_{const_cast<std::remove_const_t<P>*>(std::addressof(object))},
           functions_{&table<P>}, owner_{std::move(owner)} {
+        static_assert(models_parameter<std::remove_const_t<P>>());
         static_assert(
             !std::is_const_v<P> || detail::is_handle_parameter<P>,
             "parameters: const parameters cannot be trained, since values and gradients are "

@@ -54,6 +54,14 @@ concept has_device = requires(std::remove_cvref_t<T> const& t) {
     { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
 };
 
+// An optional member with another result would be ignored.
+template <class T>
+concept has_other_strides =
+    !has_strides<T> && requires(std::remove_cvref_t<T> const& t) { traits_of<T>::strides(t); };
+template <class T>
+concept has_other_device =
+    !has_device<T> && requires(std::remove_cvref_t<T> const& t) { traits_of<T>::device(t); };
+
 /// The traits of a view take a const tensor whatever its elements are. The traits of a container
 /// take it as it is. Passing the lvalue as given covers both.
 template <class T>
@@ -153,8 +161,10 @@ consteval bool models_tensor() {
         "Tensor: the elements have no DType; use float, double, Half, BFloat16 or an integer of 1, 4 or 8 "
         "bytes"
     );
+    constexpr bool is_number = std::is_arithmetic_v<std::remove_cvref_t<T>>;
+    static_assert(!is_number, "Tensor: a number is no tensor; give std::span{&number, 1}");
     static_assert(
-        detail::has_tensor_traits<T> || detail::has_other_elements<T>,
+        detail::has_tensor_traits<T> || detail::has_other_elements<T> || is_number,
         "Tensor: specialise joinable::tensor_traits for this very type (one for its base class does not "
         "count; see tensor/traits.hpp)"
     );
@@ -176,6 +186,15 @@ consteval bool models_tensor() {
             detail::has_extents<T>,
             "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; of one "
             "number n return std::array{n}"
+        );
+        static_assert(
+            !detail::has_other_strides<T>,
+            "Tensor: tensor_traits::strides must be 'static auto strides(T const&)' and return a range of "
+            "integers"
+        );
+        static_assert(
+            !detail::has_other_device<T>,
+            "Tensor: tensor_traits::device must be 'static DeviceId device(T const&)'"
         );
     }
     return Tensor<T>;

@@ -26,7 +26,9 @@ public:
     explicit AnyTensor(T& object, std::shared_ptr<void> owner = {})
         : object_{const_cast<std::remove_const_t<T>*>(std::addressof(object))},
           view_{[](void* tensor) { return detail::view_of(*static_cast<T*>(tensor)); }},
-          owner_{std::move(owner)} {}
+          owner_{std::move(owner)} {
+        static_assert(models_tensor<std::remove_const_t<T>>());
+    }
 
     /// The tensor as it is now; empty for a null pointer.
     [[nodiscard]] AnyView view() const { return view_ != nullptr ? view_(object_) : AnyView{}; }

@@ -14,12 +14,12 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What a model knows of how it trains, for a log of runs: what PyTorch calls DDP logging data.
+/// How a model trains, for a log of runs. PyTorch calls this DDP logging data.
 struct DataParallelReport {
     int rank = 0;
     int world_size = 0;
     std::string reduction;           ///< how buckets travel
-    std::size_t parameters = 0;      ///< that require a gradient
+    std::size_t parameters = 0;      ///< the number of those that require a gradient
     std::size_t parameter_bytes = 0; ///< of their gradients
     std::vector<std::size_t> bucket_bytes;
     bool buckets_are_final = false; ///< false: they will be cut anew
@@ -30,14 +30,15 @@ struct DataParallelReport {
     bool gradient_as_bucket_view = false;
     bool broadcast_buffers = false;
 
-    // The average of the training rounds that a TraceTimeline has recorded whole; zeros without one.
-    std::size_t timed_rounds = 0; ///< of this rank, without those that it shadowed
+    // Averages over the rounds in which this rank trained and that a TraceTimeline recorded completely;
+    // zeros without one.
+    std::size_t timed_rounds = 0; ///< the number of these rounds
     std::chrono::nanoseconds round{};
     std::chrono::nanoseconds forward{};
     std::chrono::nanoseconds backward{};
     std::chrono::nanoseconds buckets{
     }; ///< from the launch of the first one to the end of the last one
-    std::chrono::nanoseconds overlap{}; ///< of these, those of the backward pass
+    std::chrono::nanoseconds overlap{}; ///< the part of `buckets` during the backward pass
 };
 
 namespace detail {
@@ -72,7 +73,8 @@ template <class Ddp>
 /// As a table for people: a line for each member, with its unit.
 [[nodiscard]] std::string to_string(DataParallelReport const& report);
 
-/// As one line of JSON: an object with the members under their names, times with "_nanoseconds" behind.
+/// As one line of JSON: an object with the members under their names. "_nanoseconds" follows the name of a
+/// time.
 [[nodiscard]] std::string to_json(DataParallelReport const& report);
 
 }} // namespace joinable::v0

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,20 +17,32 @@
 
 namespace joinable { inline namespace v0 {
 
-/// How traces of ranks are put together. The same on every rank.
+/// How the traces of ranks are merged. The same on every rank.
 struct TraceOptions {
-    /// For ranks on several machines, whose clocks have nothing in common: times are moved so that all
-    /// clocks show the same after a collective that is run now. What is left is the time between the
-    /// first rank's and the last rank's return from it, and what the clocks drifted apart since an event.
-    /// Threads and processes of one machine have one clock, which is exact.
+    /// For ranks on several machines, whose clocks have different origins. gather_trace() then runs a
+    /// collective and shifts times as if all ranks had returned from it at one moment. Two errors
+    /// remain: the time between the first and the last return, and the drift of the clocks between an
+    /// event and the collective. Threads and processes of one machine share a clock and need no shift.
     bool align_clocks = false;
 };
 
 namespace detail {
 
+/// Explains a model, or a timeline that records nothing, in place of a TraceTimeline.
+template <class Given>
+consteval bool check_traced() {
+    static_assert(
+        std::same_as<Given, TraceTimeline>,
+        "trace: expected a TraceTimeline, as ddp.timeline() of DistributedDataParallel<Comm, AllReduce, "
+        "TraceTimeline> is one"
+    );
+    return std::same_as<Given, TraceTimeline>;
+}
+
 Trace gather_trace(ControlCommunicator& control, TraceTimeline const& mine, TraceOptions options);
 
-/// Collective. Rank 0 makes the file of what `write(sink)` says; it fails on all ranks or on none.
+/// Collective. Rank 0 writes to the file what `write(sink)` passes to the sink. Fails on all ranks or on
+/// none.
 void write_on_first_rank(
     ControlCommunicator& control,
     std::string const& path,
@@ -38,13 +51,15 @@ void write_on_first_rank(
 
 } // namespace detail
 
-/// What all ranks have recorded, on rank 0; on the others there are no ranks in it. Every rank keeps its
-/// own events, see TraceTimeline::events().
+/// Returns the events of all ranks on rank 0, and an empty Trace on the others. Every rank keeps its own
+/// events, see TraceTimeline::events().
 ///
 /// Collective, outside a guard. Ranks may have different numbers of events.
-/// @throws ContractViolation  `comm` is inside a guard. PeerFailed, bad_alloc: rank 0 has no memory for them.
-///         What else a collective throws. The events stay.
-/// Complexity: the events travel through sums of 64 KiB, so it is for after a training.
+/// @throws ContractViolation  `comm` is inside a guard.
+/// @throws std::bad_alloc  a rank has not enough memory; the others throw PeerFailed.
+/// @throws Mismatch  ranks have different options.
+/// @throws what the communicator throws.
+/// Complexity: events travel in sums of 64 KiB. Call it after the training.
 template <Communicator Comm>
 [[nodiscard]] Trace
 gather_trace(Comm& comm, TraceTimeline const& mine, TraceOptions const& options = {}) {
@@ -53,11 +68,10 @@ gather_trace(Comm& comm, TraceTimeline const& mine, TraceOptions const& options 
     return detail::gather_trace(control, mine, options);
 }
 
-/// Writes one file with the events of all ranks for ui.perfetto.dev, see write_json(). Rank 0 writes it.
-///
-/// Collective, outside a guard; `path` counts on rank 0.
-/// @throws CommunicationError  the file could not be written, on all ranks; what was written of it is left.
-///         What gather_trace() throws. The events stay.
+/// Writes one file with the events of all ranks for ui.perfetto.dev, see write_json(). Rank 0 writes it
+/// to its `path`; the other ranks ignore theirs. Collective, outside a guard.
+/// @throws CommunicationError  on all ranks: rank 0 cannot write the file, which may be incomplete.
+/// @throws what gather_trace() throws.
 template <Communicator Comm>
 void write_trace(
     Comm& comm, TraceTimeline const& mine, std::string const& path, TraceOptions const& options = {}
@@ -65,6 +79,13 @@ void write_trace(
     Trace const trace = gather_trace(comm, mine, options);
     detail::ControlOver<Comm&> control{comm};
     detail::write_on_first_rank(control, path, [&](auto const& sink) { write_json(trace, sink); });
+}
+
+/// Explains what is no TraceTimeline.
+template <Communicator Comm, class Other, class... More>
+    requires(!std::same_as<Other, TraceTimeline>)
+void write_trace(Comm&, Other const&, More const&...) {
+    static_assert(detail::check_traced<Other>());
 }
 
 /// Draws the events of all ranks into an SVG file, see to_svg(). Otherwise as write_trace().
@@ -75,6 +96,13 @@ void write_picture(
     Trace const trace = gather_trace(comm, mine, options);
     detail::ControlOver<Comm&> control{comm};
     detail::write_on_first_rank(control, path, [&](auto const& sink) { sink(to_svg(trace)); });
+}
+
+/// Explains what is no TraceTimeline.
+template <Communicator Comm, class Other, class... More>
+    requires(!std::same_as<Other, TraceTimeline>)
+void write_picture(Comm&, Other const&, More const&...) {
+    static_assert(detail::check_traced<Other>());
 }
 
 }} // namespace joinable::v0

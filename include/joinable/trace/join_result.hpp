@@ -8,8 +8,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The result as one line of JSON: an object with the members of JoinResult under their names, but
-/// `waited` is `waited_nanoseconds`.
+/// The result as one line of JSON: an object with the members of JoinResult under their names. Only
+/// `waited` is called `waited_nanoseconds`.
 [[nodiscard]] std::string to_json(JoinResult const& result);
 
 }} // namespace joinable::v0

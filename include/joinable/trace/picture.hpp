@@ -8,14 +8,14 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Draws a trace as an SVG picture: a lane for each rank, time to the right, and in each lane when this
-/// rank trained, was blocked in roll calls, and shadowed. Beside a lane are its numbers of rounds and the
-/// share of its time that it waited; above are those of all ranks. Local.
+/// Draws a trace as an SVG picture. Time runs to the right. Each rank has a lane that shows when the rank
+/// trained, waited in roll calls, and shadowed. The numbers beside a lane are the rank's rounds and the
+/// share of its time that it waited; the line above the lanes has the shares of all ranks together. Local.
 ///
-/// A column of a lane is filled in proportion to what its time went to, so a run of any length gives a
-/// picture of the same size: two colours in one column share its time. Waits
-/// for gradients of other ranks are a part of training and shadowing. Time outside rounds, as of the optimizer,
-/// is the colour of the empty lane. Browsers show it light or dark, as the reader's system is.
+/// A picture has the same width for a run of any length. A column of a lane is filled in proportion to how
+/// its time was spent: if it has two colours, both happened within it. Waits for gradients of other ranks
+/// are a part of training and shadowing. Time outside rounds, such as that of the optimizer, has the
+/// colour of the empty lane. Browsers draw the picture light or dark, by the setting of the reader's system.
 [[nodiscard]] std::string to_svg(Trace const& trace);
 
 }} // namespace joinable::v0

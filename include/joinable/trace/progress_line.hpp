@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdio>
 #include <functional>
@@ -20,30 +21,31 @@ namespace joinable { inline namespace v0 {
 
 /// How a ProgressLine writes.
 struct ProgressOptions {
-    /// How many rounds are expected, in all guards together: then the time that is left is said, too.
+    /// The expected number of rounds, in all guards together. If given, the text has the time that is left.
+    /// With EndPolicy::drain it is the number of inputs of the rank that has the most.
     std::optional<std::size_t> rounds = {};
-    /// Whether each text takes the place of the one before, as on a terminal; else each is a line. None:
-    /// so on a FILE* that is a terminal, lines elsewhere.
+    /// Whether each text overwrites the previous one, as on a terminal; else each text is a line. None: on
+    /// a FILE* that is a terminal it does, elsewhere not.
     std::optional<bool> rewrites = {};
-    /// From one text to the next at least. None: 5 seconds, or 100 milliseconds where it rewrites.
+    /// The shortest time between two texts. None: 5 seconds, or 100 milliseconds if texts are overwritten.
     std::optional<std::chrono::nanoseconds> every = {};
-    int rank = 0; ///< that writes
+    int rank = 0; ///< the rank that writes
     std::function<std::chrono::steady_clock::time_point()> clock = std::chrono::steady_clock::now;
 };
 
 namespace detail {
 
-/// Counts rounds, and says so now and then.
+/// Counts rounds and writes a text from time to time.
 class ProgressWriter {
 public:
     using Sink = std::function<void(std::string_view)>;
 
     ProgressWriter(Sink sink, ProgressOptions options);
-    /// A line that cannot be written there is lost: no training ends for it.
+    /// Ignores errors of the file: a text that cannot be written is lost, and the training goes on.
     ProgressWriter(std::FILE* file, ProgressOptions options);
 
     void count(Round const& round, int world_size);
-    /// Says the last state, if it was not, and ends the line.
+    /// Writes the last state, if it was not written yet, and ends the line.
     void end();
 
 private:
@@ -58,18 +60,18 @@ private:
     std::size_t rounds_ = 0;
     int joined_ = 0;
     int world_size_ = 0;
-    // The rate is that of some recent time: what is older counts less.
+    // The rate is an average over recent time, in which older rounds count less.
     double recent_rounds_ = 0;
     double recent_seconds_ = 0;
     std::size_t written_rounds_ = 0; ///< in the last text
     Time written_at_{};
-    std::size_t width_ = 0; ///< of the text that the next one takes the place of
+    std::size_t width_ = 0; ///< of the text that the next one overwrites
 };
 
 } // namespace detail
 
-/// A participant that says how far a training is: "round 120 of 400, 35.1 rounds/s, 8 s left, 2 of 4 ranks
-/// have joined". One rank writes, also in rounds that it shadows. Nothing is sent.
+/// A participant that shows the progress of a training: "round 120 of 400, 35.1 rounds/s, 8 s left, 2 of 4
+/// ranks have joined". One rank writes, also in rounds that it shadows. Nothing is sent.
 ///
 /// @code
 /// joinable::ProgressLine progress{comm, stderr, {.rounds = 400}};
@@ -77,9 +79,9 @@ private:
 /// for (...) { ddp.forward(...); ddp.backward(...); step.step(); progress.step(); }
 /// @endcode
 ///
-/// The sink is a FILE* that outlives this, or takes a std::string_view with each text. A terminal keeps one line that
-/// changes; anything else gets whole lines without control characters. When a guard ends, and when
-/// this is destroyed, the last state is said.
+/// The sink is a FILE*, which must outlive this object, or a function that takes each text as a
+/// std::string_view. On a terminal one line changes; any other sink gets whole lines without control
+/// characters. The last state is written when a guard ends and when this object is destroyed.
 template <class Comm>
 class ProgressLine {
     static_assert(models_communicator<Comm>());
@@ -96,13 +98,12 @@ public:
     ~ProgressLine() {
         try {
             end();
-        } catch (...
-        ) { // NOLINT(bugprone-empty-catch): the sink's, and nobody is left to hear of it
+        } catch (...) { // NOLINT(bugprone-empty-catch): a destructor cannot report it
         }
     }
 
-    /// Active ranks call it once in every round, after the other participants. Local. What the sink throws
-    /// leaves it, and the guard then.
+    /// Active ranks call it once in every round, after the other participants. Local, apart from the
+    /// notification. Throws what the sink throws; the exception then leaves the guard.
     void step() {
         Round const round = notify_join_context(*this);
         detail::run_part(*this, round, [&] { count(round); });
@@ -142,6 +143,22 @@ private:
     detail::ProgressWriter writer_;
     JoinState state_;
 };
+
+/// The class for arguments that fit no constructor. It holds only the explanation.
+template <std::same_as<detail::NoCommunicator> None>
+class ProgressLine<None> {
+    static_assert(
+        !std::same_as<None, detail::NoCommunicator>,
+        "ProgressLine: expected a communicator, then a FILE*, such as stderr, or a function that takes a "
+        "std::string_view, then options in braces with the names and the order of ProgressOptions; write "
+        "ProgressOptions{...} to be told which name is wrong"
+    );
+
+public:
+    explicit ProgressLine(...);
+};
+/// `...` takes missing arguments, too many, or braces with a wrong name.
+ProgressLine(detail::AnyArgument, ...) -> ProgressLine<detail::NoCommunicator>;
 
 }} // namespace joinable::v0
 

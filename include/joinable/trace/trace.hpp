@@ -12,13 +12,13 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What one rank has recorded.
+/// The events of one rank.
 struct RankTrace {
     std::vector<TraceEvent> events;
-    std::uint64_t dropped = 0; ///< events for which there was no room
+    std::uint64_t dropped = 0; ///< the number of events for which there was no room
 };
 
-/// What all ranks have recorded, by rank, on one clock: see gather_trace().
+/// The events of all ranks, by rank, on one clock: see gather_trace().
 struct Trace {
     std::vector<RankTrace> ranks;
 };
@@ -31,11 +31,10 @@ struct Trace {
 /// | complete ("X"), nested           | round, shadow round, roll call, forward, wait, backward     |
 /// | asynchronous ("b" and "e")       | buckets, as they overlap                                    |
 /// | metadata ("M")                   | the names of the tracks                                     |
-/// | instant ("i")                    | how many events were dropped, where any were                |
+/// | instant ("i")                    | how many events a rank dropped, if it dropped any           |
 ///
-/// Rank r has the process and the thread r + 1, because viewers take 0 for the idle thread. Times are
-/// microseconds from the first event of all ranks, with three decimals.
-/// What `sink` throws leaves this function.
+/// Rank r is the process and the thread r + 1, because viewers take 0 for the idle thread. Times are
+/// microseconds since the first event of all ranks, with three decimals. Throws what `sink` throws.
 void write_json(Trace const& trace, std::function<void(std::string_view)> const& sink);
 
 /// The same as one string.

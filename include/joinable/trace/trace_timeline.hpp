@@ -15,7 +15,7 @@ namespace joinable { inline namespace v0 {
 /// What a TraceEvent shows.
 enum class TraceKind : std::uint32_t {
     round,        ///< a training round with an input of this rank; `value` is its number
-    shadow_round, ///< one that this rank shadowed; `value` is its number
+    shadow_round, ///< a training round that this rank shadowed; `value` is its number
     forward,
     backward,
     roll_call, ///< from announcing a round to its verdict
@@ -35,8 +35,8 @@ struct TraceEvent {
     friend constexpr bool operator==(TraceEvent const&, TraceEvent const&) = default;
 };
 
-/// Records rounds, passes, buckets and roll calls of one rank in memory that is reserved before.
-/// write_trace() makes a file of the events of all ranks that Perfetto opens, write_picture() a drawing.
+/// Records rounds, passes, buckets and roll calls of one rank, in memory that start() reserves.
+/// write_trace() writes the events of all ranks to a file for Perfetto; write_picture() draws them.
 ///
 /// @code
 /// joinable::DistributedDataParallel<Comm, joinable::AllReduce, joinable::TraceTimeline> ddp{
@@ -46,11 +46,11 @@ struct TraceEvent {
 /// joinable::write_trace(comm, ddp.timeline(), "run.json");
 /// @endcode
 ///
-/// It records nothing before start(): a range costs a test then. With NoTimeline it costs nothing. A range
-/// that is recorded costs two looks at the clock and no allocation. One that begins when the memory is
-/// full is counted and not kept, so the beginning of a run is what a full trace shows. Rounds are numbered
-/// from 0 over the life of this object, shadowed ones with them: a round has the same number on all ranks.
-/// Local; one thread at a time. It has to outlive its ranges.
+/// Nothing is recorded before start(); a range then costs one test. A recorded range costs two readings of
+/// the clock and no allocation. (NoTimeline costs nothing.) A range that ends when the memory is full is
+/// counted but not kept, so a full trace shows the beginning of the run. Rounds, including shadowed ones,
+/// are numbered from 0 during the lifetime of this object, so a round has the same number on all ranks.
+/// Local; one thread at a time. It must outlive its ranges.
 class TraceTimeline {
     using Clock = std::chrono::steady_clock;
 
@@ -90,27 +90,27 @@ public:
     TraceTimeline(TraceTimeline const&) = delete;
     TraceTimeline& operator=(TraceTimeline const&) = delete;
 
-    /// Forgets what was recorded, and records up to `capacity` events from now on, of 32 bytes each. A
-    /// training round has four and one for each bucket and wait. Throws std::bad_alloc; then nothing has
-    /// changed.
+    /// Discards recorded events and records up to `capacity` new ones, of 32 bytes each. A training round
+    /// takes four, and one more for each bucket and each wait.
+    /// @throws std::bad_alloc  nothing has changed.
     void start(std::size_t capacity) {
-        std::vector<TraceEvent> events(capacity); // all of it is touched: no page is missing later
+        std::vector<TraceEvent> events(capacity); // writes to all pages, so none is mapped later
         events_.swap(events);
         count_ = 0;
         dropped_ = 0;
         is_recording_ = true;
     }
-    /// What was recorded stays.
+    /// Records nothing more. Recorded events stay.
     void stop() noexcept { is_recording_ = false; }
 
-    /// What was recorded, in the order in which it ended.
+    /// The recorded events, in the order in which they ended.
     [[nodiscard]] std::span<TraceEvent const> events() const noexcept {
         return {events_.data(), count_};
     }
     /// How many events ended after the memory was full.
     [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
 
-    // What makes it a Timeline.
+    // The members of a Timeline.
 
     Range round(bool is_shadow) noexcept {
         return {*this, is_shadow ? TraceKind::shadow_round : TraceKind::round, rounds_++};
@@ -139,8 +139,8 @@ private:
         }
     }
 
-    std::vector<TraceEvent> events_; ///< as many as there is room for
-    std::size_t count_ = 0;          ///< of them, those that are recorded
+    std::vector<TraceEvent> events_; ///< room for the capacity
+    std::size_t count_ = 0;          ///< recorded events, at the front
     std::uint64_t dropped_ = 0;
     std::uint64_t rounds_ = 0;
     bool is_recording_ = false;

@@ -155,7 +155,7 @@ TEST_CASE("SyncBatchNorm refuses what has no variance, no channels or a second d
         CHECK_THROWS_AS(norm->forward(single), ContractViolation);
         CHECK_THROWS_WITH(
             norm->forward(torch::ones({4, 2})),
-            "SyncBatchNorm of 3 channels needs an input whose second dimension they are"
+            "SyncBatchNorm of 3 channels needs an input whose second dimension is the channels"
         );
         Tensor const input = numbers({4, 3}, comm.rank()).to(torch::kFloat).requires_grad_();
         Tensor const loss = norm->forward(input).pow(2).sum();

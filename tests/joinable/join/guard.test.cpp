@@ -91,7 +91,7 @@ TEST_CASE("end hooks run once, after the post hooks of all participants") {
 }
 
 TEST_CASE(
-    "a result says how long this rank waited for roll calls: not at all where answers are there"
+    "a result says how long this rank waited for roll calls, and for ranks that tell who has arrived"
 ) {
     for (bool const is_late : {false, true}) {
         over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& inner) {
@@ -110,7 +110,7 @@ TEST_CASE(
                     (result.rounds + 1) * DelayedCommunicator<RankCommunicator>::delay
                 );
             } else {
-                CHECK(result.waited == std::chrono::nanoseconds::zero());
+                CHECK(result.waited > std::chrono::nanoseconds::zero()); // who arrived last
             }
         });
     }

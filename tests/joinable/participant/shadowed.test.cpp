@@ -766,13 +766,13 @@ void check_refused(std::initializer_list<int> sizes, std::string const& why, Bod
 }
 
 TEST_CASE("a communicator that no participant of the guard has is refused, before any rank joins") {
-    check_refused({1, 2, 3, 4, 8}, "no participant has it", [](RankCommunicator& comm) {
+    check_refused({1, 2, 3, 4, 8}, "attached to no participant", [](RankCommunicator& comm) {
         Model model{comm, false};
         Join guard{participants(model.ddp)};
         model.round([&] { model.sum(1.0); });
         guard.finish();
     });
-    check_refused({1, 2, 3, 4, 8}, "no participant has it", [](RankCommunicator& comm) {
+    check_refused({1, 2, 3, 4, 8}, "attached to no participant", [](RankCommunicator& comm) {
         Model model{comm, false};
         Join guard{participants(model.ddp)};
         while (guard.next(true)) { // the part of the participant is open, then
@@ -780,7 +780,7 @@ TEST_CASE("a communicator that no participant of the guard has is refused, befor
         }
         guard.finish();
     });
-    check_refused({1, 2, 3, 4, 8}, "does not list the participant", [](RankCommunicator& comm) {
+    check_refused({1, 2, 3, 4, 8}, "does not list its participant", [](RankCommunicator& comm) {
         Model model{comm};
         joinable::Action other{comm, [] {}, [] {}};
         Join guard{participants(other)};
@@ -790,15 +790,15 @@ TEST_CASE("a communicator that no participant of the guard has is refused, befor
     });
 }
 
-TEST_CASE("a collective outside of the passes is refused") {
-    check_refused({1, 2, 3, 4, 8}, "outside of the passes", [](RankCommunicator& comm) {
+TEST_CASE("a collective outside the passes is refused") {
+    check_refused({1, 2, 3, 4, 8}, "outside the passes", [](RankCommunicator& comm) {
         Model model{comm};
         Join guard{participants(model.ddp)};
         model.round([&] { model.sum(1.0); });
         model.sum(1.0);
         guard.finish();
     });
-    check_refused({1, 2, 3, 4, 8}, "outside of the passes", [](RankCommunicator& comm) {
+    check_refused({1, 2, 3, 4, 8}, "outside the passes", [](RankCommunicator& comm) {
         Model model{comm};
         joinable::Step step{comm, [&] { model.sum(1.0); }};
         Join guard{participants(model.ddp, step)};

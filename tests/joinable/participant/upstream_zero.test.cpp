@@ -268,7 +268,7 @@ Sharding sharding_of(Way way) {
                                            : Sharding::parameters;
 }
 
-/// Trains on ranks; `look(optimizer, parameters)` sees what comes of it.
+/// Trains on ranks; `look(optimizer, parameters)` sees the result.
 template <class Comm, class Rule, class Look>
 void train(
     Comm& comm,

@@ -52,7 +52,7 @@ struct RoundPlan {
     std::vector<Batch> batches; ///< per rank
 };
 
-/// Who says when rounds open and what they are.
+/// The caller that opens rounds and announces what they are.
 enum class Guard {
     none,          ///< there is none
     disabled,      ///< JoinOptions::enable is false

@@ -84,6 +84,16 @@ void run_processes(int world_size, F body) {
     detail::run_processes_of(world_size, std::ref(body));
 }
 
+/// Explains arguments in another order.
+template <class F>
+    requires(!std::convertible_to<F, int>)
+void run_processes(F const&, int) {
+    static_assert(
+        std::convertible_to<F, int>,
+        "run_processes: the number of ranks comes first, as in run_processes(4, body)"
+    );
+}
+
 }} // namespace joinable::v0
 
 #endif

@@ -40,6 +40,16 @@ void run_threads(int world_size, F body) {
     detail::run_threads_of(world_size, std::ref(body));
 }
 
+/// Explains arguments in another order.
+template <class F>
+    requires(!std::convertible_to<F, int>)
+void run_threads(F const&, int) {
+    static_assert(
+        std::convertible_to<F, int>,
+        "run_threads: the number of ranks comes first, as in run_threads(4, body)"
+    );
+}
+
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS

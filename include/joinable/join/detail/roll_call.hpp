@@ -20,21 +20,21 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Tracks which ranks are active, and runs the exchanges that tell. All ranks of `control` make the
-/// same calls.
+/// Runs roll calls, and keeps track of which ranks are active. All ranks of `control` make the same
+/// calls.
 class RollCall {
 public:
     RollCall(ControlCommunicator& control, EndPolicy policy);
 
     /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this
     /// rank accumulated, if it arrives.
-    /// @throws ContractViolation  it differs from the schedule, if there is one.
+    /// @throws ContractViolation  it differs from the schedule, see follow().
     void post(RollCallLanes const& mine, Carry const& carry = {});
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
 
-    /// From now on the schedule answers, and nothing is sent, until it gives a verdict other than
-    /// `go_on`.
+    /// For guards with known lengths. The schedule now answers instead of a sum, and nothing is sent,
+    /// until it gives a verdict other than `go_on`.
     void follow(Schedule schedule) { schedule_ = std::move(schedule); }
     [[nodiscard]] bool is_scheduled() const noexcept { return schedule_.has_value(); }
 
@@ -67,9 +67,9 @@ private:
 
     void note_arrivals(std::vector<int> const& ranks);
 
-    /// Sums a bitmap of the arriving ranks and their carry. Roll calls do not repeat the carry:
-    /// ranks send them before they know whether the round syncs, and one that does not sync sums
-    /// the weights of its active ranks only.
+    /// Sums a bitmap of the arriving ranks and their carry. Roll calls do not contain the carry, because
+    /// ranks post them before they know whether the round syncs, and a round that does not sync sums
+    /// only the weights of its active ranks.
     void exchange_arrivals();
 
     /// Compares the active ranks. If only weights differ, it compares the ranks that say whether

@@ -28,8 +28,9 @@ struct Announcement {
     }
 };
 
-/// The rounds of a guard as one rank announces, hears and counts them. It is independent of the
-/// turns inside a round and of how a guard ends.
+/// The rounds of a guard on one rank. Announcing a round posts its roll call, hear() waits for the verdict,
+/// and adopt() makes the Round that all ranks agreed on. It knows neither the turns inside a round nor how a
+/// guard ends.
 class Rounds {
 public:
     Rounds(ControlCommunicator& control, JoinOptions const& options)
@@ -38,15 +39,16 @@ public:
     /// Collective. Ranks exchange their numbers of inputs and need no roll calls from now on.
     void exchange_lengths();
 
-    // -- saying ----------------------------------------------------------------------------------
+    // -- announcing ------------------------------------------------------------------------------
 
-    /// Completes a notice for the next round.
+    /// The notice of the next round, with the options' weight and sync period where it has none.
     /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
     [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const;
 
-    /// The next round, as far as this rank alone knows it.
+    /// The next round as this rank announces it, before the others have answered.
     [[nodiscard]] Round preview(Announcement const& said) const noexcept;
 
+    /// Posts the roll call of a round that this rank opens.
     void announce(Announcement const& said);
     /// Announces that this rank has run out of inputs, and what it holds.
     void announce_arrival();
@@ -75,6 +77,7 @@ public:
     [[nodiscard]] bool is_scheduled() const noexcept { return roll_call_.is_scheduled(); }
     [[nodiscard]] RollCall const& roll_call() const noexcept { return roll_call_; }
 
+    /// Waits for the roll call that was posted, and returns its verdict.
     Verdict hear();
 
     /// After the verdict to go on: the round as all ranks agreed on it. `own` is this rank's

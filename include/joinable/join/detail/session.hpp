@@ -73,7 +73,8 @@ public:
     }
     void done() { turns_.done(); }
 
-    /// Whether rounds go on, in which joined ranks run what participants run and nothing else. Local.
+    /// Whether rounds continue. Joined ranks then run the collectives of participants and no others.
+    /// Local.
     [[nodiscard]] bool runs_rounds() const noexcept {
         return !outcome_.is_over() && !stopped_ && !has_ended_;
     }
@@ -176,7 +177,7 @@ private:
 
     Round round_;
     std::optional<Announcement> opened_; ///< the last round that this rank opened
-    bool is_ahead_ = false;              ///< the posted roll call is of the next round
+    bool is_ahead_ = false;              ///< the posted roll call is that of the next round
     std::optional<Announcement> ahead_;  ///< its notice; none when it announces the end
     bool is_shadowing_ = false;
     bool stopped_ = false;   ///< by agreement, before every rank ran out

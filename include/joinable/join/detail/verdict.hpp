@@ -17,7 +17,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
 
-/// The seven words of a roll call: one rank's contribution, or the sum over all ranks.
+/// The contents of a roll call: one rank's contribution, or the sum over all ranks. encode() packs them
+/// into seven words: three counts of 20 bits share a word, and so do `code` and `silent`; `code` and
+/// `digest` each have a second word for their squares.
 struct RollCallLanes {
     std::uint32_t active = 0;
     std::uint32_t arrived = 0;      ///< ran out of inputs since the previous roll call
@@ -27,8 +29,8 @@ struct RollCallLanes {
     std::uint32_t contributors = 0; ///< has a gradient for this round or from before
     std::uint64_t weight = 0;       ///< in a round that syncs, with the weight held before
     Agreement code;                 ///< readable: see RoundCode
-    Agreement digest;               ///< of the rank's next action
-    std::uint32_t silent = 0;       ///< skips without a weight: cannot tell whether others give one
+    Agreement digest;               ///< the number of the round that the rank opens
+    std::uint32_t silent = 0; ///< skips without a weight, so it agrees with weights and without
 
     using Words = std::array<std::uint64_t, 7>;
 
@@ -49,7 +51,8 @@ private:
     static Fields unpacked(std::uint64_t word) noexcept;
 };
 
-/// What ranks that ran out of inputs since the last round that synced had accumulated.
+/// What ranks that ran out of inputs since the last round that synced had accumulated before, in rounds
+/// that did not sync. It belongs to the next round that does.
 struct Carry {
     std::uint64_t ranks = 0; ///< the ranks that accumulated anything
     std::uint64_t weight = 0;
@@ -71,12 +74,19 @@ struct RoundCode {
 
     [[nodiscard]] std::uint32_t encode() const noexcept;
     static RoundCode decode(std::uint32_t code) noexcept;
-    /// Lists a round for ranks that disagree about it. `is_weighted` is given if all ranks that are
-    /// asked tell.
+    /// Lists a round for ranks that disagree about it. `is_weighted` is none if some rank that is compared
+    /// is silent about it.
     void agree_on(AgreementList& list, std::optional<bool> is_weighted) const;
 };
 
-enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
+enum class Verdict : std::uint8_t {
+    go_on,     ///< the round is open
+    failed,    ///< a rank leaves by an exception: the others throw PeerFailed
+    mismatch,  ///< active ranks announced different rounds: all throw Mismatch
+    stop,      ///< a vote, or a rank has arrived under EndPolicy::stop_at_first
+    early_end, ///< a rank has arrived under EndPolicy::throw_early
+    end,       ///< no rank is active any more
+};
 
 /// Judges the sum in an order that gives every rank the same verdict. A failure hides a mismatch,
 /// because a leaving rank cannot say what it would have done. Both hide an end.

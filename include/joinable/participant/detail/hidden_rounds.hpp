@@ -15,8 +15,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 class HiddenRounds;
 
-/// The communicator of collectives that a model issues within its passes, as the participant sees it
-/// that has the passes.
+/// The communicator of collectives that a model issues within its passes, as seen by the participant that
+/// runs the passes.
 class HiddenCollectives {
 public:
     HiddenCollectives(HiddenCollectives const&) = delete;
@@ -26,7 +26,7 @@ protected:
     HiddenCollectives() = default;
     inline ~HiddenCollectives();
 
-    /// Those of the participant that has these collectives, if one has them.
+    /// The rounds of the participant that it is attached to; null if there is none.
     [[nodiscard]] HiddenRounds* rounds() const noexcept { return rounds_; }
 
 private:
@@ -34,9 +34,10 @@ private:
 
     /// The communicator that it was split from.
     [[nodiscard]] virtual void const* parent() const noexcept = 0;
-    /// Collective over active ranks and ranks that follow. A section of the passes is over.
+    /// Collective over all ranks: joined ranks are in follow(). Ends a section of the passes.
     virtual void end_section(Round const& round) = 0;
-    /// Collective. What a joined rank runs until a section of the others' passes is over.
+    /// Collective. Called on a joined rank. Runs the collectives of the active ranks until a section of
+    /// their passes ends.
     virtual void follow(Round const& round) = 0;
 
     HiddenRounds* rounds_ = nullptr;
@@ -76,13 +77,13 @@ public:
 
     [[nodiscard]] Session* session() const noexcept { return session_of(state_); }
     void agree_on(AgreementList& list) const {
-        if (attached_ != nullptr) { // an item that others do not have
+        if (attached_ != nullptr) { // ranks that have not called it lack this item
             list.add("attach_collectives()", "called");
         }
     }
     /// The round of the pass that this rank runs, if it runs one.
     [[nodiscard]] std::optional<PendingRound>& pending() noexcept { return pending_; }
-    /// Whether joined ranks follow: then a round goes on until its passes are over.
+    /// Whether joined ranks follow. A round then lasts until its passes have ended.
     [[nodiscard]] bool are_followed() const noexcept {
         return attached_ != nullptr && session() != nullptr;
     }
@@ -92,14 +93,14 @@ public:
             throw ContractViolation{concat(
                 verb,
                 " cannot follow the collectives that other ranks run in their passes over a shadowed() "
-                "communicator: let the exception leave the guard, or give the model an empty batch"
+                "communicator; let the exception leave the guard, or give the model an empty batch"
             )};
         }
     }
 
     // -- active ranks ----------------------------------------------------------------------------
 
-    /// A pass begins, in which collectives may come.
+    /// A pass begins; it may issue collectives.
     void begin(PendingRound const& pending) { pending_ = pending; }
     void end_section(Round const& round) {
         if (are_followed()) {
@@ -111,7 +112,7 @@ public:
         pending_.reset();
         end_section(round);
     }
-    /// Whatever has failed.
+    /// Forgets the pass of a round that failed.
     void reset() noexcept { pending_.reset(); }
 
     // -- joined ranks ----------------------------------------------------------------------------

@@ -569,7 +569,7 @@ TEST_CASE("however a group ends, no descriptor and no thread is left") {
         run();
     }
     CHECK(entries("/proc/self/fd") == files);
-    // Who has waited for a thread's end does so until it runs nothing more; it goes a moment later.
+    // A wait for a thread's end ends when the thread runs nothing more. The system removes it a moment later.
     auto const end = std::chrono::steady_clock::now() + 30s;
     wait_until([&] {
         return entries("/proc/self/task") == threads || std::chrono::steady_clock::now() > end;

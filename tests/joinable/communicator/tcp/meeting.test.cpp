@@ -375,7 +375,7 @@ TEST_CASE("another program at the port is not taken for rank 0") {
     }
 }
 
-/// Who has not come, as the connection of a rank is told.
+/// The ranks that have not come, as the connection of a rank learns of them.
 std::vector<int> missing_at_meeting(Socket const& socket) {
     joinable::detail::FrameHeader header;
     header.kind = joinable::detail::FrameKind::question;

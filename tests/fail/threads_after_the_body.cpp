@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: run_threads: the number of ranks comes first, as in run_threads(4, body)
+#include <joinable/join.hpp>
+
+int main() {
+    joinable::run_threads([](joinable::ThreadCommunicator&) {}, 4);
+}

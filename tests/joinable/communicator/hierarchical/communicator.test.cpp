@@ -391,6 +391,23 @@ TEST_CASE("a rank that does not come is TimedOut with its number on all others")
     }
 }
 
+TEST_CASE("what happens on a level that a collective has left does not end it") {
+    std::atomic<bool> is_over{false};
+    on_machines({1, 2}, [&](OnMachine place) {
+        HierarchicalCommunicator comm{place.local, place.across};
+        if (comm.rank() == 2) {
+            wait_until([&] { return is_over.load(); }); // its leader waits for it on their machine
+        }
+        std::int32_t value = comm.rank() == 0 ? 7 : -1;
+        comm.broadcast({&value, 1, DType::i32}, 0).wait();
+        CHECK(value == 7);
+        if (comm.rank() == 0) {
+            place.across->abort({joinable::FailureKind::peer_failed, {0}, "rank 0 has left"});
+            is_over = true;
+        }
+    });
+}
+
 TEST_CASE("a slow rank that says that it works makes no rank of any machine time out") {
     for (int const slow : {0, 3}) {
         run_machines({2, 2}, [&](ThreadMachines& comm) {

@@ -124,7 +124,7 @@ public:
     }
     [[nodiscard]] bool is_done(std::uint64_t number) const noexcept { return number < done_; }
     void wait(std::uint64_t number) {
-        if (is_leader()) {
+        if (has_two_levels()) {
             for (PollPause pause{std::chrono::microseconds{20}};
                  !advance(number, Waiting::tests);
                  pause()) {
@@ -202,6 +202,10 @@ private:
     };
 
     [[nodiscard]] bool is_leader() const { return local_.rank() == 0; }
+    /// Whether this rank waits for others on both levels. If not, it may block.
+    [[nodiscard]] bool has_two_levels() const {
+        return local_.size() > 1 && across_ != nullptr && across_->size() > 1;
+    }
 
     // -- meeting ----------------------------------------------------------------------------------
 
@@ -326,7 +330,7 @@ private:
                 end();
             }
             if (!advance_first(waiting)) {
-                if (is_leader()) {
+                if (has_two_levels()) {
                     listen();
                 }
                 return false;

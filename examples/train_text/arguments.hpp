@@ -23,7 +23,11 @@ inline constexpr std::size_t default_limit_bytes = 200'000;
 
 inline std::map<std::string, Kind> kinds() {
     return {
-        {"thread", Kind::thread}, {"process", Kind::process}, {"tcp", Kind::tcp}, {"mpi", Kind::mpi}
+        {"thread", Kind::thread},
+        {"process", Kind::process},
+        {"tcp", Kind::tcp},
+        {"mpi", Kind::mpi},
+        {"machines", Kind::machines}
     };
 }
 inline std::string name_of(Kind kind) {
@@ -123,7 +127,9 @@ inline void add_rank_options(CLI::App& app, Options& options) {
             "thread, process: this program starts --ranks of them.\n"
             "tcp: a process that a launcher started, on any machine. Rank 0 sums all\n"
             "gradients. These three give the same numbers, bit for bit.\n"
-            "mpi: a process that mpirun started, on any machine. MPI orders the sums."
+            "mpi: a process that mpirun started, on any machine. MPI orders the sums.\n"
+            "machines: a launcher starts this program once on each machine, and it starts\n"
+            "--ranks processes there. Each machine sums first; TCP connects the machines."
         )
         .transform(one_of(kinds()));
     group
@@ -262,7 +268,8 @@ inline Options parse(CLI::App& app, int argc, char** argv, std::string const& re
     add_save_options(app, options);
     add_picture_options(app, options);
     app.parse(argc, argv);
-    if (options.is_launched() && app.count("--ranks") != 0) {
+    bool const is_told = options.communicator == Kind::tcp || options.communicator == Kind::mpi;
+    if (is_told && app.count("--ranks") != 0) {
         throw CLI::ValidationError{
             "--ranks", "the launcher says how many there are: leave it out with tcp or mpi"
         };

@@ -28,6 +28,8 @@ using Program = std::function<int(Options const& options, TrainRanks const& trai
 /// @throws InputError  the program was built without this transport, or the launcher says nothing.
 int run_over_mpi(Options const& options, Program const& program);
 int run_over_tcp(Options const& options, Program const& program);
+/// Runs the program on the ranks of one machine, which are processes. TCP connects the machines.
+int run_over_machines(Options const& options, Program const& program);
 
 /// Trains this rank, together with those of the other processes. Collective.
 template <class Comm>

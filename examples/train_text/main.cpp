@@ -64,7 +64,7 @@ int train_and_report(Options const& options, TrainRanks const& train, int rank) 
             corpus.training_bytes(),
             corpus.held_out().size(),
             options.ranks,
-            name_of(options.communicator).c_str(),
+            options.communicator == Kind::machines ? "process" : name_of(options.communicator).c_str(),
             options.device == Where::cuda ? " on GPUs" : ""
         );
     }
@@ -102,6 +102,7 @@ int run(Options const& options) {
     switch (options.communicator) {
     case Kind::mpi: return run_over_mpi(options, train_and_report);
     case Kind::tcp: return run_over_tcp(options, train_and_report);
+    case Kind::machines: return run_over_machines(options, train_and_report);
     default:
         return train_and_report(
             options, options.device == Where::cuda ? train_on_cuda : train_ranks, -1

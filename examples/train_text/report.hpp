@@ -47,6 +47,17 @@ inline void print_ranks(std::vector<Text> const& texts, std::vector<Findings> co
     });
 }
 
+/// Why the digest need not be that of thread ranks.
+[[nodiscard]] inline char const* note_on_sums(Options const& options) {
+    if (options.ranks > 2 && options.communicator == Kind::mpi) {
+        return " (MPI orders the sums, so other communicators may give another one)";
+    }
+    if (options.ranks > 2 && options.communicator == Kind::machines) {
+        return " (machines sum first, so other communicators may give another one)";
+    }
+    return "";
+}
+
 inline void report(
     Options const& options,
     Corpus const& corpus,
@@ -88,9 +99,7 @@ inline void report(
     std::printf(
         "digest of parameters     %016llx%s\n",
         static_cast<unsigned long long>(first.digest),
-        options.communicator == Kind::mpi && options.ranks > 2
-            ? " (MPI orders the sums, so other communicators may give another one)"
-            : ""
+        note_on_sums(options)
     );
 }
 

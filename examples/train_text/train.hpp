@@ -27,7 +27,8 @@
 namespace train_text {
 
 enum class Mode { join, drop, even };
-enum class Kind { thread, process, tcp, mpi }; ///< what ranks are, or what connects their processes
+/// What ranks are, or what connects their processes.
+enum class Kind { thread, process, tcp, mpi, machines };
 enum class Where { host, cuda };     ///< what ranks compute on
 enum class Rule { sgd, adam, adamw };
 enum class Sharding { none, optimizer, gradients, parameters }; ///< what is divided among the ranks
@@ -53,9 +54,9 @@ struct Options {
     std::string picture = {}; ///< of who did what when; empty: none
     std::string trace = {};   ///< the same for ui.perfetto.dev
 
-    /// Whether a launcher starts the ranks, each in its own process.
+    /// Whether a launcher starts the ranks, each in its own process, or a process on each machine.
     [[nodiscard]] bool is_launched() const {
-        return communicator == Kind::tcp || communicator == Kind::mpi;
+        return communicator != Kind::thread && communicator != Kind::process;
     }
     [[nodiscard]] std::chrono::nanoseconds deadline() const {
         return std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -45,6 +45,7 @@ ROOMS = {
     f"{MEMORY}/process": f"base device communicator {MEMORY}/board {MEMORY}/group",
     MEMORY: f"base device communicator {MEMORY}/board {MEMORY}/engine {MEMORY}/group {MEMORY}/process",
     "communicator/algorithms": "base tensor reduction communicator",
+    "communicator/hierarchical": "base tensor device communicator",
     "communicator/tcp": "base reduction communicator",
     "communicator/mpi": "base tensor reduction device communicator",
     "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY} agreement",
@@ -71,10 +72,11 @@ OWNED = {
 # Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network; or would make
 # a file that does without them slower to compile.
 OPT_IN = re.compile(
-    r"interop/|device/cuda/|communicator/(algorithms|mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
+    r"interop/|device/cuda/|communicator/(algorithms|hierarchical|mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
+    r"communicator/detail/(engine_work|poll_pause|settle)\.hpp|"
     r"optimizer/|participant/(shadowed|zero_|sharded_|detail/(shard_|sharded_|bucket_(arenas|values)))|checkpoint/|"
     r"trace/|agreement/(on_all_ranks|staged_collectives)\.hpp|"
-    r"(algorithms|checkpoint|cuda|mpi|nccl|nccl_graphs|nvtx|shadowed|src|tcp|trace|zero)\.hpp"
+    r"(algorithms|checkpoint|cuda|hierarchical|mpi|nccl|nccl_graphs|nvtx|shadowed|src|tcp|trace|zero)\.hpp"
 )
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand
 # What lies beside the folders: documents lie in the room that they describe.

@@ -727,6 +727,27 @@ MUTATIONS = [
         "comm_.abort(blamed_on(comm_.rank(), reason_of(error)));", "",
         "communicator/algorithms/communicator.test.cpp", "a rank that fails tells*",
     ),
+    # -- several machines -----------------------------------------------------------------------------
+    Mutation(
+        "ranks-keep-the-numbers-of-their-level", "communicator/hierarchical/detail/machines.hpp",
+        "        rank = number;\n", "",
+        "communicator/hierarchical/communicator.test.cpp", "ranks that run different*",
+    ),
+    Mutation(
+        "leaders-hear-nothing-of-their-machines", "communicator/hierarchical/detail/engine.hpp",
+        "listen_to(local_, Level::local);", "",
+        "communicator/hierarchical/communicator.test.cpp", "a rank that aborts*",
+    ),
+    Mutation(
+        "levels-that-are-left-end-a-collective", "communicator/hierarchical/detail/engine.hpp",
+        "std::size_t next = first.started;", "std::size_t next = 0;",
+        "communicator/hierarchical/communicator.test.cpp", "what happens on a level*",
+    ),
+    Mutation(
+        "a-waiting-leader-gives-no-sign-of-life", "communicator/hierarchical/detail/engine.hpp",
+        "            last_sign_ = now;\n            keep_alive();", "            last_sign_ = now;",
+        "communicator/hierarchical/communicator.test.cpp", "a slow rank that says*",
+    ),
 ]
 
 

@@ -42,6 +42,7 @@ install ca-certificates cmake ninja-build g++ python3 doctest-dev librapidcheck-
 install_optional /usr/include/eigen3/Eigen/Core libeigen3-dev || true # engines whose types have adapters
 install_optional /usr/include/armadillo libarmadillo-dev || true
 install_optional /usr/include/xtensor/xtensor.hpp libxtensor-dev || true
+install_optional /usr/sbin/ip iproute2 || true # a link between two network namespaces
 if $all; then # large, and a minute of compiling
     install_optional /usr/include/torch/csrc/api/include/torch/torch.h libtorch-dev || true
 fi

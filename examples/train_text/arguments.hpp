@@ -3,6 +3,7 @@
 
 // The command line.
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -19,6 +20,22 @@ namespace train_text {
 /// Without files the program reads this much of the repository's text. Four ranks train on it in
 /// some seconds, however large the repository is.
 inline constexpr std::size_t default_limit_bytes = 200'000;
+
+inline std::map<std::string, Kind> kinds() {
+    return {
+        {"thread", Kind::thread},
+        {"process", Kind::process},
+        {"tcp", Kind::tcp},
+        {"mpi", Kind::mpi},
+        {"machines", Kind::machines}
+    };
+}
+inline std::string name_of(Kind kind) {
+    auto const all = kinds();
+    return std::find_if(all.begin(), all.end(), [=](auto const& one) {
+               return one.second == kind;
+           })->first;
+}
 
 /// Accepts one of these words.
 template <class Choice>
@@ -101,16 +118,25 @@ inline void add_rank_options(CLI::App& app, Options& options) {
     OptionGroup const group{app, "Ranks"};
     group.add("--ranks", options.ranks, "N", "How many there are, 1 to 256.")
         .check(CLI::Range(1, 256));
-    std::map<std::string, Kind> const kinds{{"thread", Kind::thread}, {"process", Kind::process}};
     group
         .add(
             "--communicator",
             options.communicator,
             "WORD",
-            "What a rank is: a thread or a process. Both give the same numbers, bit for\n"
-            "bit. Default: thread."
+            "What a rank is. Default: thread.\n"
+            "thread, process: this program starts --ranks of them.\n"
+            "tcp: a process that a launcher started, on any machine. Rank 0 sums all\n"
+            "gradients. These three give the same numbers, bit for bit.\n"
+            "mpi: a process that mpirun started, on any machine. MPI orders the sums.\n"
+            "machines: a launcher starts this program once on each machine, and it starts\n"
+            "--ranks processes there. Each machine sums first; TCP connects the machines."
         )
-        .transform(one_of(kinds));
+        .transform(one_of(kinds()));
+    group
+        .add(
+            "--deadline", options.patience, "X", "Seconds that a rank waits for the others."
+        )
+        .check(CLI::PositiveNumber);
     std::map<std::string, Where> const devices{{"host", Where::host}, {"cuda", Where::cuda}};
     group
         .add(
@@ -242,6 +268,12 @@ inline Options parse(CLI::App& app, int argc, char** argv, std::string const& re
     add_save_options(app, options);
     add_picture_options(app, options);
     app.parse(argc, argv);
+    bool const is_told = options.communicator == Kind::tcp || options.communicator == Kind::mpi;
+    if (is_told && app.count("--ranks") != 0) {
+        throw CLI::ValidationError{
+            "--ranks", "the launcher says how many there are: leave it out with tcp or mpi"
+        };
+    }
     if (options.paths.empty()) {
         options.paths = {repository};
         if (app.count("--limit-bytes") == 0) {

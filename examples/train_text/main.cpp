@@ -6,12 +6,14 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
+#include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "arguments.hpp"
 #include "data.hpp"
+#include "launched.hpp"
 #include "on_cuda.hpp"
 #include "report.hpp"
 #include "train.hpp"
@@ -49,37 +51,63 @@ std::vector<Text> deal(Corpus const& corpus, Options const& options) {
     return texts;
 }
 
-int run(Options const& options) {
+/// Reads, trains and reports. If a launcher started the ranks, only rank 0's process prints.
+int train_and_report(Options const& options, TrainRanks const& train, int rank) {
     require_savable(options.save, options.sharding != Sharding::none);
+    bool const prints = rank <= 0;
     Corpus const corpus{options.paths, options.limit_bytes};
     std::vector<Text> const texts = deal(corpus, options);
-    std::printf(
-        "%zu files with %zu bytes to train on, %zu bytes held out, %d %s ranks%s\n",
-        corpus.files().size(),
-        corpus.training_bytes(),
-        corpus.held_out().size(),
-        options.ranks,
-        options.communicator == Kind::process ? "process" : "thread",
-        options.device == Where::cuda ? " on GPUs" : ""
-    );
+    if (prints) {
+        std::printf(
+            "%zu files with %zu bytes to train on, %zu bytes held out, %d %s ranks%s\n",
+            corpus.files().size(),
+            corpus.training_bytes(),
+            corpus.held_out().size(),
+            options.ranks,
+            options.communicator == Kind::machines ? "process" : name_of(options.communicator).c_str(),
+            options.device == Where::cuda ? " on GPUs" : ""
+        );
+    }
     std::vector<Findings> findings;
     try {
-        auto const& run_on = options.device == Where::cuda ? train_on_cuda : train_ranks;
-        findings = run_on(options, texts, corpus.held_out());
-    } catch (joinable::PeerFailed const& error) {
+        findings = train(options, texts, corpus.held_out());
+    } catch (joinable::Error const& error) {
+        auto const* const peer = dynamic_cast<joinable::PeerFailed const*>(&error);
+        if (!prints && peer != nullptr) { // that rank and rank 0 say why
+            return failed;
+        }
         std::fflush(stdout);
-        std::fprintf(stderr, "\ntrain_text: %s\n", error.what());
-        if (options.without_join) {
+        std::string const where = prints ? "" : "rank " + std::to_string(rank) + ": ";
+        std::fprintf(stderr, "\ntrain_text: %s%s\n", where.c_str(), error.what());
+        if (options.without_join && prints) {
             std::fprintf(
                 stderr,
-                "Rank %d ran out of batches, and nobody shadows its collectives without a guard.\n"
+                "%s ran out of batches, and nobody shadows its collectives without a guard.\n"
                 "Here that is an error at once; with most other libraries it is a hang.\n",
-                error.rank()
+                peer == nullptr ? "A rank" : ("Rank " + std::to_string(peer->rank())).c_str()
             );
         }
         return failed;
     }
-    return report(options, corpus, texts, findings) ? 0 : failed;
+    if (prints) {
+        report(options, corpus, texts, findings);
+    }
+    return have_same_bits(findings) ? 0 : failed;
+}
+
+int run(Options const& options) {
+    if (options.is_launched() && options.device == Where::cuda) {
+        throw InputError{"--device cuda needs --communicator thread or process"};
+    }
+    switch (options.communicator) {
+    case Kind::mpi: return run_over_mpi(options, train_and_report);
+    case Kind::tcp: return run_over_tcp(options, train_and_report);
+    case Kind::machines: return run_over_machines(options, train_and_report);
+    default:
+        return train_and_report(
+            options, options.device == Where::cuda ? train_on_cuda : train_ranks, -1
+        );
+    }
 }
 
 } // namespace

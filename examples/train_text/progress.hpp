@@ -25,15 +25,17 @@ namespace train_text {
 class Progress {
 public:
     /// Make it before the ranks. `totals` are the numbers of batches of each rank over all epochs.
-    explicit Progress(std::vector<std::size_t> totals)
-        : totals_{std::move(totals)}, ranks_{joinable::shared_buffer<Rank>(totals_.size())} {}
+    /// The first `shown` ranks run where rank 0 can see them.
+    Progress(std::vector<std::size_t> totals, std::size_t shown)
+        : totals_{std::move(totals)}, ranks_{joinable::shared_buffer<Rank>(totals_.size())},
+          shown_{static_cast<int>(shown)} {}
 
     void advance(int rank) const { std::atomic_ref{of(rank).done}.fetch_add(1); }
     void set_shadowing(int rank, bool is_shadowing) const {
         std::atomic_ref{of(rank).is_shadowing}.store(is_shadowing ? 1 : 0);
     }
 
-    [[nodiscard]] int ranks() const { return static_cast<int>(totals_.size()); }
+    [[nodiscard]] int shown() const { return shown_; }
     [[nodiscard]] std::size_t total(int rank) const {
         return totals_[static_cast<std::size_t>(rank)];
     }
@@ -51,6 +53,7 @@ private:
 
     std::vector<std::size_t> totals_;
     joinable::SharedBuffer<Rank> ranks_;
+    int shown_;
 };
 
 /// Shows the progress of all ranks during its lifetime. Rank 0 owns it, because a thread started
@@ -89,7 +92,7 @@ private:
     [[nodiscard]] std::size_t overall() const {
         std::size_t done = 0;
         std::size_t total = 0;
-        for (int rank = 0; rank < progress_.ranks(); ++rank) {
+        for (int rank = 0; rank < progress_.shown(); ++rank) {
             done += progress_.done(rank);
             total += progress_.total(rank);
         }
@@ -98,7 +101,7 @@ private:
 
     void print_line(std::size_t percent) const {
         std::string line = "trained " + std::to_string(percent) + " % of the batches, per rank";
-        for (int rank = 0; rank < progress_.ranks(); ++rank) {
+        for (int rank = 0; rank < progress_.shown(); ++rank) {
             line += " " + std::to_string(progress_.done(rank)) + "/" +
                     std::to_string(progress_.total(rank));
         }
@@ -109,9 +112,9 @@ private:
     void draw(bool is_first) const {
         constexpr std::size_t width = 40;
         if (!is_first) {
-            std::printf("\x1b[%dA", progress_.ranks());
+            std::printf("\x1b[%dA", progress_.shown());
         }
-        for (int rank = 0; rank < progress_.ranks(); ++rank) {
+        for (int rank = 0; rank < progress_.shown(); ++rank) {
             std::size_t const done = progress_.done(rank);
             std::size_t const total = progress_.total(rank);
             std::size_t const filled =

@@ -40,8 +40,25 @@ inline void print_ranks(std::vector<Text> const& texts, std::vector<Findings> co
     }
 }
 
-/// Prints the report. Returns whether all ranks have the same bits.
-inline bool report(
+[[nodiscard]] inline bool have_same_bits(std::vector<Findings> const& findings) {
+    Findings const& first = findings.front();
+    return std::all_of(findings.begin(), findings.end(), [&](Findings const& other) {
+        return other.digest == first.digest && other.state_digest == first.state_digest;
+    });
+}
+
+/// Why the digest need not be that of thread ranks.
+[[nodiscard]] inline char const* note_on_sums(Options const& options) {
+    if (options.ranks > 2 && options.communicator == Kind::mpi) {
+        return " (MPI orders the sums, so other communicators may give another one)";
+    }
+    if (options.ranks > 2 && options.communicator == Kind::machines) {
+        return " (machines sum first, so other communicators may give another one)";
+    }
+    return "";
+}
+
+inline void report(
     Options const& options,
     Corpus const& corpus,
     std::vector<Text> const& texts,
@@ -52,9 +69,6 @@ inline bool report(
     auto const percent = [&](std::size_t bytes) {
         return 100.0 * static_cast<double>(bytes) / static_cast<double>(corpus.training_bytes());
     };
-    bool const same = std::all_of(findings.begin(), findings.end(), [&](Findings const& other) {
-        return other.digest == first.digest && other.state_digest == first.state_digest;
-    });
 
     print_ranks(texts, findings);
     std::printf("\nrounds                   %zu in %d epochs\n", first.rounds, options.epochs);
@@ -80,12 +94,13 @@ inline bool report(
     std::printf(
         "%s  %s\n",
         options.sharding == Sharding::none ? "parameters and state   " : "parameters             ",
-        same ? "the same bit for bit on all ranks, without any final sync" : "DIFFER between ranks"
+        have_same_bits(findings) ? "the same bit for bit on all ranks, without any final sync" : "DIFFER between ranks"
     );
     std::printf(
-        "digest of parameters     %016llx\n", static_cast<unsigned long long>(first.digest)
+        "digest of parameters     %016llx%s\n",
+        static_cast<unsigned long long>(first.digest),
+        note_on_sums(options)
     );
-    return same;
 }
 
 } // namespace train_text

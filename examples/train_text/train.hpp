@@ -27,7 +27,8 @@
 namespace train_text {
 
 enum class Mode { join, drop, even };
-enum class Kind { thread, process }; ///< what ranks are
+/// What ranks are, or what connects their processes.
+enum class Kind { thread, process, tcp, mpi, machines };
 enum class Where { host, cuda };     ///< what ranks compute on
 enum class Rule { sgd, adam, adamw };
 enum class Sharding { none, optimizer, gradients, parameters }; ///< what is divided among the ranks
@@ -39,6 +40,7 @@ struct Options {
     Kind communicator = Kind::thread;
     Where device = Where::host;
     int ranks = 4;
+    double patience = 300; ///< how many seconds a rank waits for the others
     int epochs = 3;
     std::size_t batch_size = 64;
     std::size_t bucket_bytes = std::size_t{1} << 20U;
@@ -51,6 +53,16 @@ struct Options {
     SaveOptions save = {};
     std::string picture = {}; ///< of who did what when; empty: none
     std::string trace = {};   ///< the same for ui.perfetto.dev
+
+    /// Whether a launcher starts the ranks, each in its own process, or a process on each machine.
+    [[nodiscard]] bool is_launched() const {
+        return communicator != Kind::thread && communicator != Kind::process;
+    }
+    [[nodiscard]] std::chrono::nanoseconds deadline() const {
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(
+            std::chrono::duration<double>{patience}
+        );
+    }
 
     /// The learning rate at the start.
     [[nodiscard]] float rate() const {
@@ -272,6 +284,32 @@ Findings train(
     return findings;
 }
 
+/// What all ranks have to do together. `shown` of them show their progress.
+class Workload {
+public:
+    Workload(Options const& options, std::vector<Text> const& texts, std::size_t shown)
+        : batches_{batches_of(options, texts)}, progress_{batches_, shown} {}
+
+    /// A rank's part. Refers to all arguments and to this.
+    [[nodiscard]] Job job(Options const& options, Text const& text, Text const& held_out) const {
+        std::size_t const longest = *std::max_element(batches_.begin(), batches_.end());
+        return {options, text, held_out, longest, progress_};
+    }
+
+private:
+    static std::vector<std::size_t>
+    batches_of(Options const& options, std::vector<Text> const& texts) {
+        std::vector<std::size_t> batches;
+        for (Text const& text : texts) {
+            batches.push_back(options.batches_of(text));
+        }
+        return batches;
+    }
+
+    std::vector<std::size_t> batches_;
+    Progress progress_;
+};
+
 /// Runs `rank(hosts, job)`, which returns Findings, on as many ranks as there are texts. Ranks are
 /// threads or processes; memory shared with this process returns their findings.
 /// @throws joinable::PeerFailed  a rank failed or left the others.
@@ -279,16 +317,12 @@ template <class Rank>
 std::vector<Findings> run_ranks(
     Options const& options, std::vector<Text> const& texts, Text const& held_out, Rank const& rank
 ) {
-    std::vector<std::size_t> batches;
-    for (Text const& text : texts) {
-        batches.push_back(options.batches_of(text));
-    }
-    std::size_t const longest = *std::max_element(batches.begin(), batches.end());
-    Progress const progress{batches};
+    Workload const workload{options, texts, texts.size()};
     auto const findings = joinable::shared_buffer<Findings>(texts.size());
     auto const body = [&](auto& hosts) {
+        hosts.set_deadline(options.deadline());
         auto const r = static_cast<std::size_t>(hosts.rank());
-        findings[r] = rank(hosts, Job{options, texts[r], held_out, longest, progress});
+        findings[r] = rank(hosts, workload.job(options, texts[r], held_out));
     };
     if (options.communicator == Kind::process) {
         joinable::run_processes(options.ranks, body);
@@ -370,25 +404,37 @@ Findings train_by_rule(Comm& comm, Model& model, ChosenRule const& rule, Job con
     );
 }
 
-/// Trains on the host.
+/// Trains a rank on the host. Collective.
+/// @throws InputError  this communicator has no sharded optimizers.
+template <class Comm>
+Findings train_on_host(Comm& comm, Job const& job) {
+    Options const& o = job.options;
+    // Ranks start with different values, and ddp takes rank 0's.
+    Model model{o.seed + static_cast<std::uint64_t>(comm.rank())};
+    ChosenRule const rule{
+        o.rule == Rule::adam    ? ChosenRule::Choice{joinable::Adam{}}
+        : o.rule == Rule::adamw ? ChosenRule::Choice{joinable::AdamW{}}
+                                : ChosenRule::Choice{joinable::Sgd{.momentum = o.momentum}}
+    };
+    if (o.sharding != Sharding::none) {
+        if constexpr (joinable::AllGathers<Comm> && joinable::ReduceScatters<Comm>) {
+            return train_sharded(comm, model, rule, job);
+        } else {
+            throw InputError{"--sharding needs --communicator thread, process or mpi"};
+        }
+    }
+    if (o.rule != Rule::sgd) {
+        return train_by_rule(comm, model, rule, job);
+    }
+    Sgd optimizer{model.parameters(), {o.rate(), job.longest}, o.momentum};
+    return train_by_engine(comm, comm, model, optimizer, job);
+}
+
+/// Trains threads or processes on the host.
 inline std::vector<Findings>
 train_ranks(Options const& options, std::vector<Text> const& texts, Text const& held_out) {
     return run_ranks(options, texts, held_out, [](auto& hosts, Job const& job) {
-        Options const& o = job.options;
-        // Ranks start with different values, and ddp takes rank 0's.
-        Model model{o.seed + static_cast<std::uint64_t>(hosts.rank())};
-        bool const is_sharded = o.sharding != Sharding::none;
-        if (o.rule != Rule::sgd || is_sharded) {
-            ChosenRule const rule{
-                o.rule == Rule::adam    ? ChosenRule::Choice{joinable::Adam{}}
-                : o.rule == Rule::adamw ? ChosenRule::Choice{joinable::AdamW{}}
-                                        : ChosenRule::Choice{joinable::Sgd{.momentum = o.momentum}}
-            };
-            return is_sharded ? train_sharded(hosts, model, rule, job)
-                              : train_by_rule(hosts, model, rule, job);
-        }
-        Sgd optimizer{model.parameters(), {o.rate(), job.longest}, o.momentum};
-        return train_by_engine(hosts, hosts, model, optimizer, job);
+        return train_on_host(hosts, job);
     });
 }
 

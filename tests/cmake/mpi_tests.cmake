@@ -2,6 +2,8 @@
 # Tests over every MPI that is here: the one that CMake finds, and on Debian, where several can be installed
 # side by side, each of them by its own compiler wrapper and mpirun.
 
+include(cmake/mpirun.cmake)
+
 # The target of an MPI by its wrapper mpicxx.NAME; not defined where there is none.
 function(joinable_find_mpi name)
     find_program(JOINABLE_MPICXX_${name} mpicxx.${name})
@@ -43,15 +45,10 @@ function(joinable_test_mpi program target mpirun numbers) # sources...
         target_link_libraries(${program} PRIVATE nlohmann_json::nlohmann_json)
     endif()
     target_compile_options(${program} PRIVATE ${JOINABLE_TEST_OPTIONS})
-    set(options)
-    execute_process(COMMAND ${mpirun} --version OUTPUT_VARIABLE version ERROR_QUIET)
-    if(version MATCHES "Open MPI|OpenRTE")
-        set(options --oversubscribe --allow-run-as-root --bind-to none --mca btl self,vader)
-    endif()
     foreach(number ${numbers})
+        joinable_mpirun(start ${mpirun} ${number})
         add_test(
-            NAME ${program}/${number}
-            COMMAND ${mpirun} ${options} -n ${number} $<TARGET_FILE:${program}> --no-colors
+            NAME ${program}/${number} COMMAND ${start} $<TARGET_FILE:${program}> --no-colors
         )
         set_tests_properties(${program}/${number} PROPERTIES TIMEOUT 600 RUN_SERIAL TRUE) # they keep all cores busy
     endforeach()

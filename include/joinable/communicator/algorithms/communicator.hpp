@@ -4,8 +4,6 @@
 #include <chrono>
 #include <climits>
 #include <cstddef>
-#include <cstdint>
-#include <utility>
 #include <vector>
 
 #include <joinable/communicator/algorithms/detail/message_engine.hpp>
@@ -15,6 +13,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/engine_work.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
@@ -57,53 +56,10 @@ consteval bool models_exchanges_messages() {
     return ExchangesMessages<C>;
 }
 
+/// A collective of one rank, made of messages. Its wait() throws the errors of these messages
+/// unchanged, or Mismatch: see MessageOptions::check.
 template <class Comm>
-class MessageCommunicator;
-
-/// A collective of one rank, made of messages. The destructor of unfinished work waits; during
-/// unwinding it aborts, if the underlying communicator can. The communicator must outlive it.
-template <class Comm>
-class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] MessageWork {
-public:
-    MessageWork(MessageWork&& other) noexcept
-        : engine_{std::exchange(other.engine_, nullptr)}, number_{other.number_},
-          unwinding_{other.unwinding_} {}
-    MessageWork& operator=(MessageWork&&) = delete;
-
-    ~MessageWork() {
-        if (engine_ == nullptr || engine_->is_done(number_)) {
-            return;
-        }
-        try {
-            if (unwinding_.has_begun()) {
-                engine_->abort_for_exception("a collective");
-            }
-            engine_->wait(number_);
-        } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
-        }
-    }
-
-    /// Blocks until this rank's part is done and its buffer is final. It first does this rank's
-    /// part in the collectives that were posted earlier. Waiting again returns at once, or throws
-    /// again.
-    /// @throws errors of the underlying communicator's messages, unchanged; Mismatch, see
-    ///         MessageOptions::check.
-    void wait() { engine_->wait(number_); }
-    /// Makes progress; true once wait() would return at once.
-    /// @throws as wait() does; TimedOut if test() of a message does.
-    [[nodiscard]] bool test() { return engine_->test(number_); }
-    /// test() without that deadline, for a rank that finally waits.
-    [[nodiscard]] bool progress() { return engine_->progress(number_); }
-
-private:
-    friend class MessageCommunicator<Comm>;
-    MessageWork(detail::MessageEngine<Comm>& engine, std::uint64_t number) noexcept
-        : engine_{&engine}, number_{number} {}
-
-    detail::MessageEngine<Comm>* engine_;
-    std::uint64_t number_;
-    detail::Unwinding unwinding_;
-};
+using MessageWork = detail::EngineWork<detail::MessageEngine<Comm>>;
 
 /// All-reduces, broadcasts and barriers, made of the messages of another communicator.
 /// AllReduceAlgorithm lists the messages and the order in which elements are combined. All ranks

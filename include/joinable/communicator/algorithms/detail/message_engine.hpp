@@ -20,6 +20,7 @@
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/detail/settle.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>

@@ -3,26 +3,18 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include <joinable/communicator/algorithms/message_schedule.hpp>
 #include <joinable/communicator/algorithms/message_step.hpp>
-#include <joinable/communicator/work.hpp>
+#include <joinable/communicator/detail/settle.hpp>
 #include <joinable/reduction/reduce.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-/// How a caller proceeds with messages in flight.
-enum class Waiting : std::uint8_t {
-    blocks,
-    tests, ///< ends by the deadline
-    polls, ///< like tests, without a deadline
-};
 
 /// Runs one rank's steps of a schedule over messages of `Comm`.
 template <class Comm>
@@ -81,20 +73,6 @@ private:
             combine(step.combine);
         }
     }
-    template <class Work>
-    [[nodiscard]] static bool is_settled(std::optional<Work>& work, Waiting waiting) {
-        if (!work) {
-            return true;
-        }
-        if (waiting == Waiting::blocks) {
-            work->wait();
-        } else if (waiting == Waiting::tests ? !work->test() : !make_progress(*work)) {
-            return false;
-        }
-        work.reset();
-        return true;
-    }
-
     [[nodiscard]] std::byte* address_of(ElementRange range) const noexcept {
         return static_cast<std::byte*>(buffer_.data) + range.begin * size_of(buffer_.dtype);
     }

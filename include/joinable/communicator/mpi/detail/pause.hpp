@@ -2,7 +2,8 @@
 #pragma once
 
 #include <chrono>
-#include <thread>
+
+#include <joinable/communicator/detail/poll_pause.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -10,25 +11,10 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// complete its collectives.
 inline constexpr std::chrono::seconds mpi_patience{2};
 
-/// A pause between two polls of a wait. In the first millisecond there is none: each poll moves
-/// data, and MPI itself yields if it knows that ranks share cores. Then the wait yields, because
-/// others may need this core. After 10 ms it sleeps.
-class MpiPause {
-public:
-    void operator()() {
-        auto const now = std::chrono::steady_clock::now();
-        if (began_at_ == std::chrono::steady_clock::time_point{}) {
-            began_at_ = now;
-        }
-        if (now - began_at_ >= std::chrono::milliseconds{10}) {
-            std::this_thread::sleep_for(std::chrono::microseconds{50});
-        } else if (now - began_at_ >= std::chrono::milliseconds{1}) {
-            std::this_thread::yield();
-        }
-    }
-
-private:
-    std::chrono::steady_clock::time_point began_at_{};
+/// In the first millisecond there is no pause: each poll moves data, and MPI itself yields if it
+/// knows that ranks share cores.
+struct MpiPause : PollPause {
+    MpiPause() noexcept : PollPause{std::chrono::milliseconds{1}} {}
 };
 
 /// Polls until `is_so()`, for the time `moment`. Returns whether it came true.

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// Ranks that a launcher started, each in its own process, on any machines. Another transport needs
+// a word in arguments.hpp and a file like over_tcp.cpp.
+
+#include <joinable/join.hpp>
+
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "data.hpp"
+#include "train.hpp"
+
+namespace train_text {
+
+/// Trains all ranks, or this rank with the others, and returns the findings of all.
+using TrainRanks = std::function<
+    std::vector<Findings>(Options const&, std::vector<Text> const& texts, Text const& held_out)>;
+
+/// The program between command line and exit code. `rank` is this process's, -1 if it runs all.
+using Program = std::function<int(Options const& options, TrainRanks const& train, int rank)>;
+
+/// Runs the program on a rank of MPI, or of TCP.
+/// @throws InputError  the program was built without this transport, or the launcher says nothing.
+int run_over_mpi(Options const& options, Program const& program);
+int run_over_tcp(Options const& options, Program const& program);
+/// Runs the program on the ranks of one machine, which are processes. TCP connects the machines.
+int run_over_machines(Options const& options, Program const& program);
+
+/// Trains this rank, together with those of the other processes. Collective.
+template <class Comm>
+std::vector<Findings> train_launched(
+    Comm& comm, Options const& options, std::vector<Text> const& texts, Text const& held_out
+) {
+    auto const rank = static_cast<std::size_t>(comm.rank());
+    // Rank 0 sees the progress of its own process only.
+    Workload const workload{options, texts, 1};
+    std::vector<Findings> findings(texts.size());
+    findings[rank] = train_on_host(comm, workload.job(options, texts[rank], held_out));
+    int root = 0;
+    for (Findings& one : findings) {
+        joinable::Buffer const bytes{&one, sizeof one, joinable::DType::u8};
+        comm.broadcast(bytes, root++).wait();
+    }
+    return findings;
+}
+
+/// Runs the program on a rank. If it fails, it tells the other ranks why.
+template <class Comm>
+int run_as_rank(Comm& comm, Options options, Program const& program) {
+    options.ranks = comm.size();
+    auto const train = [&comm](auto const&... arguments) {
+        return train_launched(comm, arguments...);
+    };
+    try {
+        return program(options, train, comm.rank());
+    } catch (std::exception const& error) {
+        std::string const text = "rank " + std::to_string(comm.rank()) + ": " + error.what();
+        comm.abort({joinable::FailureKind::peer_failed, {comm.rank()}, text});
+        throw;
+    }
+}
+
+} // namespace train_text

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/engine_work.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/hierarchical/detail/engine.hpp>
+#include <joinable/detail/unwinding.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// A collective over all machines. Its wait() throws as HierarchicalCommunicator says.
+template <class Local, class Across>
+using HierarchicalWork = detail::EngineWork<detail::HierarchicalEngine<Local, Across>>;
+
+namespace detail {
+/// A std::optional, a smart pointer or a plain one.
+template <class P>
+concept points_to_communicator = requires(P& pointer) {
+    static_cast<bool>(pointer);
+    requires Communicator<std::remove_reference_t<decltype(*pointer)>>;
+};
+} // namespace detail
+
+/// The ranks of several machines. `local` connects the ranks of a machine, for example through
+/// shared memory. Its rank 0 leads the machine, and `across` connects the leaders, by any transport.
+/// Each buffer crosses the network once per machine, and not once per rank.
+///
+/// @code
+/// std::optional<joinable::MpiCommunicator> across; // empty on ranks that lead no machine
+/// if (local.rank() == 0) {
+///     across.emplace(leaders);
+/// }
+/// joinable::HierarchicalCommunicator comm{local, across};
+/// @endcode
+///
+/// Ranks are numbered machine by machine, in the order of the leaders' ranks in `across`, and by
+/// local rank on each machine. Machines may have different numbers of ranks.
+///
+/// An all-reduce combines the buffers of a machine, as `local.reduce()` or else `all_reduce()` does,
+/// and then those of the machines, as `across.all_reduce()` does; the result is broadcast on each
+/// machine. If both combine in rank order, the sum is that of the machines' sums, in order of
+/// machines, each in order of local ranks; 16-bit numbers are rounded once per level. All ranks get
+/// the same bits.
+///
+/// Collectives run one after another in the order in which they were posted. A leader makes
+/// progress inside wait(), test() and posts; the other ranks post at once what they do on their
+/// machine. Each takes up to two places of those that `local` has in flight.
+///
+/// An error on one rank becomes the same error on all, which names ranks by their number here. If
+/// the text comes from `local` or `across`, it says how that one numbers them. It travels by aborts
+/// of `local` and `across`, so both should model Aborts; a busy leader carries it on at its next
+/// wait or test. While a leader waits, it calls keep_alive() on both levels. A rank that is late is
+/// therefore missed by the ranks of its machine only, if both model RenewsDeadline. If they do not,
+/// ranks of other machines may miss their leaders at the same time, with other errors. A rank that
+/// is told of an abort throws it from collectives that it has not seen complete.
+///
+/// What ranks are about to do is compared as far as `local` and `across` compare it, level by level.
+/// A rank whose machine has done its part may have the result before another machine's ranks find
+/// that they differ; its next collective throws then. A barrier is to both levels an all-reduce of
+/// one byte. Machines other than the root's compare the machine of a broadcast's root, not the root.
+///
+/// `local` and `across` must outlive this object, and nothing else uses them meanwhile. One thread
+/// at a time may use an object. All members that take buffers throw ContractViolation before any
+/// data moves if the root is not a rank, memory is missing, or the operation is bitwise on
+/// floating-point numbers.
+template <class Local, class Across>
+class HierarchicalCommunicator : public detail::BasicCollectives<
+                                     HierarchicalCommunicator<Local, Across>,
+                                     HierarchicalWork<Local, Across>> {
+    static_assert(models_communicator<Local>());
+    static_assert(models_communicator<Across>());
+    static_assert(
+        detail::reduces_host_memory<Local> && detail::reduces_host_memory<Across>,
+        "HierarchicalCommunicator: expected communicators of host memory for both levels"
+    );
+
+public:
+    /// Collective over all machines; blocks. Both levels run some small collectives, each within
+    /// its deadline. `across` is null on ranks other than local rank 0.
+    /// @throws ContractViolation  on all ranks that can be reached: a local rank 0 has no `across`,
+    ///                            or another rank has one.
+    /// @throws TimedOut, ...      what a collective of a level throws, on all ranks; without
+    ///                            culprits, because the numbers of ranks are not known.
+    [[nodiscard]] HierarchicalCommunicator(Local& local, Across* across)
+        : engine_{local, across} {}
+    /// The same for a std::optional, which is empty there, or a smart pointer.
+    template <detail::points_to_communicator Pointer>
+    [[nodiscard]] HierarchicalCommunicator(Local& local, Pointer& across)
+        : HierarchicalCommunicator{local, across ? &*across : nullptr} {}
+    HierarchicalCommunicator(HierarchicalCommunicator const&) = delete;
+    HierarchicalCommunicator& operator=(HierarchicalCommunicator const&) = delete;
+    /// Leaves `local` and `across` as they are. During unwinding it aborts them.
+    ~HierarchicalCommunicator() {
+        if (unwinding_.has_begun()) {
+            engine_.abort_for_exception("the scope of its communicator");
+        }
+    }
+
+    [[nodiscard]] int rank() const { return engine_.rank(); }
+    [[nodiscard]] int size() const { return engine_.machines().ranks(); }
+    /// The number of this machine, which is its leader's rank in `across`.
+    [[nodiscard]] int machine() const { return engine_.machines().own(); }
+    /// The machine of a rank.
+    [[nodiscard]] int machine_of(int rank) const { return engine_.machines().machine_of(rank); }
+
+    /// Local. Aborts both levels. The first reason that reaches a rank wins.
+    void abort(AbortReason const& reason)
+        requires detail::has_abort<Local> && detail::has_abort<Across>
+    {
+        engine_.abort(reason);
+    }
+    [[nodiscard]] bool is_aborted() const
+        requires detail::has_abort<Local> && detail::has_abort<Across>
+    {
+        return engine_.is_aborted();
+    }
+    /// Local; of both levels, for waits that start later. Returns the deadline that was in force,
+    /// the shorter one if they had two.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)
+        requires detail::has_set_deadline<Local> && detail::has_set_deadline<Across>
+    {
+        return engine_.set_deadline(deadline);
+    }
+    /// Local. Ranks that wait for this one now wait for one more deadline from this call.
+    void keep_alive()
+        requires detail::has_keep_alive<Local> && detail::has_keep_alive<Across>
+    {
+        engine_.keep_alive();
+    }
+    /// Local. The ranks that have not arrived in the oldest collective of this rank on its machine,
+    /// and on a leader also the leaders that have not arrived in that across machines.
+    [[nodiscard]] std::vector<int> missing_ranks() const
+        requires detail::has_missing_ranks<Local> && detail::has_missing_ranks<Across>
+    {
+        return engine_.missing_ranks();
+    }
+    /// Local. Memory that the ranks of this machine need not copy: see AllocatesArena.
+    [[nodiscard]] Arena
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment)
+        requires detail::has_allocate<Local>
+    {
+        return engine_.local().allocate(bytes, alignment);
+    }
+
+private:
+    friend class detail::BasicCollectives<HierarchicalCommunicator, HierarchicalWork<Local, Across>>;
+    HierarchicalWork<Local, Across> post(detail::Request const& request) {
+        return {engine_, engine_.post(request)};
+    }
+
+    detail::HierarchicalEngine<Local, Across> engine_;
+    detail::Unwinding unwinding_;
+};
+
+template <class Local, detail::points_to_communicator Pointer>
+HierarchicalCommunicator(Local&, Pointer&) -> HierarchicalCommunicator<
+    Local,
+    std::remove_reference_t<decltype(*std::declval<Pointer&>())>>;
+
+/// The class for arguments that fit no constructor. It holds only the explanation.
+template <class Across>
+class HierarchicalCommunicator<detail::NoCommunicator, Across> {
+    static_assert(
+        !std::is_same_v<Across, detail::NoCommunicator>,
+        "HierarchicalCommunicator: expected the communicator of a machine's ranks, then a std::optional or a "
+        "pointer with the communicator of the machines' leaders, which is empty on all other ranks"
+    );
+
+public:
+    explicit HierarchicalCommunicator(...);
+};
+HierarchicalCommunicator(detail::AnyArgument, ...)
+    -> HierarchicalCommunicator<detail::NoCommunicator, detail::NoCommunicator>;
+
+}} // namespace joinable::v0

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include <support/folder.hpp>
+#include <support/named_ranks.hpp>
 #include <support/ranks.hpp>
 
 #include <joinable/gloo.hpp>
@@ -63,6 +63,24 @@ inline void run_gloo_ranks(
             std::rethrow_exception(error);
         }
     }
+}
+
+/// Runs `body(comm)` in a process for each rank. Returns how each ended: 0, a signal, or -1.
+template <class Body>
+std::vector<int> run_gloo_processes(int size, Body const& body) {
+    Folder const folder;
+    Processes processes;
+    for (int rank = 0; rank < size; ++rank) {
+        processes.start([&] {
+            joinable::GlooCommunicator comm{gloo_options(rank, size, folder.file("ranks"))};
+            body(comm);
+        });
+    }
+    std::vector<int> ends;
+    for (int rank = 0; rank < size; ++rank) {
+        ends.push_back(processes.wait());
+    }
+    return ends;
 }
 
 } // namespace joinable_tests

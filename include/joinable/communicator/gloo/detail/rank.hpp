@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/gloo/detail/collectives.hpp>
@@ -85,9 +86,7 @@ public:
             Operation& operation =
                 *open_.emplace_back(std::make_unique<Operation>(request, posted_, rank(), size()));
             try {
-                operation.arriving.emplace(
-                    control_.all_reduce(operation.arrival.buffer(), ReduceOp::sum)
-                );
+                operation.arriving.emplace(arrive(operation.arrival, request.signature));
             } catch (...) {
                 open_.pop_back();
                 throw;
@@ -147,7 +146,7 @@ public:
         return ended_by_failure([&] {
             take_over_from_parent();
             GlooArrival arrival{{GlooSignature::split}, rank(), size()};
-            control_.all_reduce(arrival.buffer(), ReduceOp::sum).wait();
+            arrive(arrival, {}).wait();
             compare_arrivals();
             if (auto const reason = arrival.difference()) {
                 fail(*reason);
@@ -310,6 +309,11 @@ private:
             std::unique_lock lock{mutex_};
             has_progress_.wait(lock, [this] { return queue_.empty(); });
         }
+    }
+
+    [[nodiscard]] TcpWork arrive(GlooArrival& arrival, Descriptor const& shown) {
+        RequestsOf const requests{rank(), size()};
+        return post_beside(control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown);
     }
 
     // -- small exchanges by TCP -------------------------------------------------------------------

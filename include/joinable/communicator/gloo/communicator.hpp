@@ -32,12 +32,12 @@ namespace joinable { inline namespace v0 {
 /// all-reduce sends each element twice, whatever the number of ranks.
 ///
 /// A TcpCommunicator stands beside Gloo, with its hub in rank 0's process. In each collective every
-/// rank sends two words for each rank there. So ranks compare what they run, the hub knows which
-/// ranks have not arrived, and all ranks get the same reason when one fails: a rank that aborts
-/// tells the hub first, and then closes its connections of Gloo, which ends the waits of all. The
-/// data does not pass through the hub and does not wait for it. Only collectives that move nothing
-/// do, and those with counts. Up to 64 collectives may be in flight; a further one waits for the
-/// oldest.
+/// rank sends two words for each rank there, and eight more. So ranks compare what they run, the hub
+/// knows which ranks have not arrived, and all ranks get the same reason when one fails: a rank that
+/// aborts tells the hub first, and then closes its connections of Gloo, which ends the waits of all.
+/// Data does not pass through the hub, and most collectives do not wait for it; those with counts
+/// or without elements do. Barriers and sums of at most eight u64, such as roll calls, go with these
+/// words alone. Up to 64 collectives may be in flight; a further one waits for the oldest.
 ///
 /// The death of a process reaches all others at once. An unreachable machine is noticed after 30 s,
 /// or at the deadline. If rank 0 dies, a collective may have completed on some ranks only. Each

@@ -234,6 +234,22 @@ TEST_CASE("the reason that comes first is thrown by all over Gloo, and by groups
     }
 }
 
+TEST_CASE("an abort of ranks over Gloo ends those that wait in a group split off already") {
+    run_gloo_ranks({2, 4}, [](GlooCommunicator& comm) {
+        auto group = comm.split(0, 0);
+        auto pair = group.split(comm.rank() % 2, 0);
+        std::vector<float> values(3, 1);
+        auto work = joinable::all_reduce(group, values);
+        if (comm.rank() == 1) { // and does not come to the others
+            comm.abort({FailureKind::contract, {}, "enough"});
+        } else {
+            CHECK_THROWS_AS(group.barrier(), joinable::ContractViolation);
+            CHECK_THROWS_AS(pair.barrier(), joinable::ContractViolation);
+        }
+        CHECK(group.is_aborted());
+    });
+}
+
 TEST_CASE("an abort of a group over Gloo does not reach the one that it was split from") {
     run_gloo_ranks({2, 3}, [](GlooCommunicator& comm) {
         {
@@ -344,7 +360,8 @@ TEST_CASE("a deadline over Gloo names the rank that did not arrive, on all, in w
             auto work = joinable::all_reduce(comm, values);
             ++posted;
             wait_until(posted, world - 1);
-            CHECK(comm.missing_ranks() == std::vector{1});
+            wait_until([&] { return comm.missing_ranks() == std::vector{1}; }
+            ); // others are on their way
             comm.set_deadline(comm.rank() == 0 ? 100ms : 60s);
             try {
                 work.wait();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,14 +43,28 @@ struct GlooSignature {
     friend bool operator==(GlooSignature, GlooSignature) = default;
 };
 
-/// The words that ranks sum when they arrive in a collective: a signature from each rank, and for
-/// each rank what others send to it less what it expects from them, by hashes. The latter is 0
-/// unless tables of counts differ.
+/// The words that ranks sum when they arrive in a collective: a signature from each rank, then for
+/// each rank what others send to it less what it expects from them, by hashes, and then a few words
+/// of data. The hashes add up to 0 unless tables of counts differ.
 class GlooArrival {
 public:
+    static constexpr std::size_t most_data = 8; ///< a roll call has seven
+
     GlooArrival(GlooSignature own, int rank, int size)
-        : words_(2 * static_cast<std::size_t>(size)), size_{size} {
+        : words_(2 * static_cast<std::size_t>(size) + most_data), size_{size} {
         at(rank) = own.word;
+    }
+
+    /// @pre of at most `most_data` words
+    void take_data(ConstBuffer data) noexcept {
+        if (data.count != 0) {
+            std::memcpy(&at(2 * size_), data.data, data.bytes());
+        }
+    }
+    void give_data(Buffer data) noexcept {
+        if (data.count != 0) {
+            std::memcpy(data.data, &at(2 * size_), data.bytes());
+        }
     }
 
     void add_counts(int rank, PartSizes const& sends, PartSizes const& expects) {
@@ -115,6 +130,9 @@ struct GlooOperation {
     GlooOperation(Request const& asked, std::uint64_t its_number, int rank, int size)
         : request{asked}, number{its_number},
           arrival{GlooSignature::of(asked.signature), rank, size} {
+        if (goes_with_arrival()) {
+            arrival.take_data(asked.in);
+        }
         if (asked.signature.has_counts) {
             arrival.add_counts(rank, asked.sends, asked.expects);
             keep(request.sends, send_sizes_, size); // the caller's tables may end
@@ -124,10 +142,18 @@ struct GlooOperation {
     GlooOperation(GlooOperation const&) = delete;
     GlooOperation& operator=(GlooOperation const&) = delete;
 
-    /// Without any data Gloo does not wait for another rank, but the collective does.
-    [[nodiscard]] bool moves_data() const noexcept {
+    /// Whether the words of the arrival are all that it needs.
+    [[nodiscard]] bool goes_with_arrival() const noexcept {
         auto const& said = request.signature;
-        return said.collective == Collective::barrier || (said.count != 0 && !said.has_counts);
+        return said.collective == Collective::barrier ||
+               (said.collective == Collective::all_reduce && said.dtype == DType::u64 &&
+                said.op == ReduceOp::sum && said.count <= GlooArrival::most_data);
+    }
+    /// Whether it is over only when all ranks have arrived. Gloo moves nothing for those without
+    /// elements, so it waits for nobody.
+    [[nodiscard]] bool needs_arrivals() const noexcept {
+        auto const& said = request.signature;
+        return goes_with_arrival() || said.has_counts || said.count == 0;
     }
 
     Request request;

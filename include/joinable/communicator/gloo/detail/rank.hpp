@@ -92,6 +92,10 @@ public:
                 throw;
             }
             ++posted_;
+            if (operation.goes_with_arrival()) {
+                operation.state = State::complete; // once all ranks have arrived
+                return operation;
+            }
             {
                 std::lock_guard const lock{mutex_};
                 queue_.push_back(&operation);
@@ -102,13 +106,14 @@ public:
     }
     void finish(Operation& operation) {
         while (!is_over(operation, true)) {
-            if (state_of(operation) == State::complete) { // only others' arrivals are missing
+            bool const is_done = state_of(operation) == State::complete; // but others are missing
+            if (is_done && parent_ == nullptr) {
                 ended_by_failure([&] { operation.arriving->wait(); });
                 continue;
             }
-            std::unique_lock lock{mutex_};
-            has_progress_.wait_for(lock, std::chrono::milliseconds{2}, [&] {
-                return operation.state == State::complete;
+            std::unique_lock lock{mutex_}; // an abort of the parent is heard between these waits
+            has_progress_.wait_for(lock, is_done ? short_time : long_time, [&] {
+                return !is_done && operation.state == State::complete;
             });
         }
     }
@@ -116,7 +121,7 @@ public:
     [[nodiscard]] bool progress(Operation& operation) { return is_over(operation, false); }
     [[nodiscard]] bool is_complete(Operation const& operation) const {
         return state_of(operation) == State::complete &&
-               (operation.is_compared || operation.moves_data());
+               (operation.is_compared || !operation.needs_arrivals());
     }
     void release(Operation& operation) noexcept { operation.is_released = true; }
 
@@ -176,6 +181,9 @@ public:
 private:
     using State = Operation::State;
 
+    static constexpr std::chrono::microseconds short_time{100};
+    static constexpr std::chrono::milliseconds long_time{2};
+
     [[nodiscard]] State state_of(Operation const& operation) const {
         std::lock_guard const lock{mutex_};
         return operation.state;
@@ -232,6 +240,9 @@ private:
             static_cast<void>(operation.arriving->test());
         }
         compare_arrivals();
+        if (is_complete(operation)) {
+            return;
+        }
         if (control_.is_aborted()) {
             throw_reason();
         }
@@ -269,9 +280,12 @@ private:
             if (!one->arriving->progress()) {
                 return;
             }
-            one->is_compared = true;
             if (auto const reason = one->arrival.difference()) {
                 fail(*reason);
+            }
+            one->is_compared = true;
+            if (one->goes_with_arrival() && !one->is_released) { // else its buffer may be freed
+                one->arrival.give_data(one->request.out);
             }
         }
     }

@@ -10,7 +10,8 @@ A room is a folder; X/detail/ belongs to X. The rules:
   R1  A room includes what its row of ROOMS names, and the table has no circle.
   R2  X/detail/ is included by X and the rooms inside X alone.
   R3  A header for users declares in namespace v0, one in detail/ or in an inner room in v0::detail.
-  R4  No transport includes another one, but NCCL the one whose from_environment() it uses.
+  R4  No transport includes another one, but NCCL the one whose from_environment() it uses, and Gloo TCP's,
+      by which its ranks meet and fail together.
   R5  System headers of one room are included by no other one: see OWNED.
   R6  No #if but where systems differ: see SYSTEMS_DIFFER. Macros are defined in config.hpp.
   R7  Nothing at namespace scope is initialised when a program starts.
@@ -48,6 +49,7 @@ ROOMS = {
     "communicator/hierarchical": "base tensor device communicator",
     "communicator/tcp": "base reduction communicator",
     "communicator/mpi": "base tensor reduction device communicator",
+    "communicator/gloo": "base tensor reduction communicator communicator/tcp",
     "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY} agreement",
     "agreement": "base tensor device communicator",
     "optimizer": "base tensor reduction device",
@@ -60,23 +62,27 @@ ROOMS = {
     "interop": "base tensor bucket join participant data",
 }
 INNER = {"reduction", *(room for room in ROOMS if room.startswith(f"{MEMORY}/"))}
-TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/mpi", "communicator/nccl"}
+TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/mpi", "communicator/gloo", "communicator/nccl"}
+BELOW = {("communicator/nccl", MEMORY), ("communicator/gloo", "communicator/tcp")}
 OWNED = {
-    r"sys/.*|linux/.*|pthread\.h": {f"{MEMORY}/board", f"{MEMORY}/process", MEMORY, "communicator/tcp"},
+    r"sys/.*|linux/.*|pthread\.h": {
+        f"{MEMORY}/board", f"{MEMORY}/process", MEMORY, "communicator/tcp", "communicator/gloo"
+    },
     r"cuda.*": {"device/cuda", "communicator/nccl"},
     r"nccl\.h": {"communicator/nccl"},
     r"mpi\.h": {"communicator/mpi"},
+    r"gloo/.*": {"communicator/gloo"},
     r"nvtx3/.*|range/v3/.*|Eigen/.*|armadillo|xtensor/.*|mdspan|(ATen|c10|torch)/.*": {"interop"},
     r"nlohmann/.*": {"checkpoint"},
 }
 # Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network; or would make
 # a file that does without them slower to compile.
 OPT_IN = re.compile(
-    r"interop/|device/cuda/|communicator/(algorithms|hierarchical|mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
+    r"interop/|device/cuda/|communicator/(algorithms|gloo|hierarchical|mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
     r"communicator/detail/(engine_work|poll_pause|settle)\.hpp|"
     r"optimizer/|participant/(shadowed|zero_|sharded_|detail/(shard_|sharded_|bucket_(arenas|values)))|checkpoint/|"
     r"trace/|agreement/(on_all_ranks|staged_collectives)\.hpp|"
-    r"(algorithms|checkpoint|cuda|hierarchical|mpi|nccl|nccl_graphs|nvtx|shadowed|src|tcp|trace|zero)\.hpp"
+    r"(algorithms|checkpoint|cuda|gloo|hierarchical|mpi|nccl|nccl_graphs|nvtx|shadowed|src|tcp|trace|zero)\.hpp"
 )
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand
 # What lies beside the folders: documents lie in the room that they describe.
@@ -180,7 +186,7 @@ for name in headers:
         owner = re.match(r"(.*?)/?detail/", included)
         if owner and owner.group(1) and not inside(name, owner.group(1)):
             errors.append(f"R2 {name}: includes {included}, which is for {owner.group(1)}/ alone")
-        if {room, other} <= TRANSPORTS and room != other and (room, other) != ("communicator/nccl", MEMORY):
+        if {room, other} <= TRANSPORTS and room != other and (room, other) not in BELOW:
             errors.append(f"R4 {name}: a transport includes another one, {included}")
 for room, rooms in allowed.items():
     for other in rooms:

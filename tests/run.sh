@@ -50,6 +50,7 @@ if $all; then
     install doxygen build-essential debhelper lintian python3-venv
     install_optional mpirun.openmpi openmpi-bin libopenmpi-dev || true
     install_optional mpirun.mpich mpich libmpich-dev || true
+    install_optional /usr/include/gloo/context.h libgloo-dev || true
     step "layers and their picture"
     python3 tests/layers.py
     step "links of the pages"
@@ -84,6 +85,10 @@ if $all; then
         if ! echo '#include <mpi.h>' | nvcc -x cu -E - >/dev/null 2>&1; then # mostly in a folder of its own
             echo "skipped: nvcc does not find MPI's header, so its communicator is not compiled"
             left_out+=(! -name 'mpi.hpp' ! -path '*/mpi/*')
+        fi
+        if ! [ -e /usr/include/gloo/context.h ]; then
+            echo "skipped: Gloo's headers are not installed, so its communicator is not compiled"
+            left_out+=(! -name 'gloo.hpp' ! -path '*/gloo/*')
         fi
         find include -name '*.hpp' "${left_out[@]}" -printf '#include <%P>
 ' | sort >build/nvcc/all.cu

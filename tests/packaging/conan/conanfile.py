@@ -20,7 +20,7 @@ class Joinable(ConanFile):
 
     def generate(self):
         toolchain = CMakeToolchain(self)
-        for option in ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_BENCHMARKS", "NCCL", "MPI"):
+        for option in ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_BENCHMARKS", "NCCL", "MPI", "GLOO"):
             toolchain.cache_variables[f"JOINABLE_{option}"] = False
         toolchain.generate()
 

@@ -10,6 +10,7 @@ vcpkg_cmake_configure(
         -DJOINABLE_BUILD_BENCHMARKS=OFF
         -DJOINABLE_NCCL=OFF
         -DJOINABLE_MPI=OFF
+        -DJOINABLE_GLOO=OFF
 )
 vcpkg_cmake_install()
 vcpkg_cmake_config_fixup(CONFIG_PATH share/cmake/joinable)

@@ -67,13 +67,13 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
 }
 
 /// Why ranks cannot run their collectives together, if these differ. `said_by(rank)` is that rank's
-/// Descriptor. Ranks that have the same descriptors find the same reason.
+/// Descriptor, or what has a text as it. Ranks that have the same ones find the same reason.
 template <class SaidBy>
 [[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
-    Descriptor const first = said_by(0);
+    auto const first = said_by(0);
     AbortReason reason{FailureKind::mismatch, {}, {}};
     for (int rank = 1; rank < size; ++rank) {
-        if (Descriptor const other = said_by(rank); !(other == first)) {
+        if (auto const other = said_by(rank); !(other == first)) {
             reason.ranks.push_back(rank);
             reason.message += concat(", rank ", rank, " ", other.text());
         }

@@ -6,6 +6,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/tcp/listener.hpp>
 #include <joinable/communicator/tcp/options.hpp>
@@ -19,6 +20,14 @@
 #include <joinable/communicator/tcp/detail/rank.hpp>
 
 namespace joinable { inline namespace v0 {
+
+class TcpCommunicator;
+class TcpWork;
+namespace detail {
+/// Posts a request that stands for a collective of another communicator of the same ranks. Errors
+/// show that one.
+TcpWork post_beside(TcpCommunicator& comm, Request const& request, Descriptor const& shown);
+} // namespace detail
 
 /// A collective of ranks that TCP connects. The destructor of unfinished work waits up to the
 /// deadline; during unwinding it aborts. After that nothing writes to this rank's buffer.
@@ -142,7 +151,10 @@ private:
     static Ends connected();
 
     friend class detail::BasicCollectives<TcpCommunicator, TcpWork>;
-    TcpWork post(detail::Request const& request);
+    friend TcpWork
+    detail::post_beside(TcpCommunicator&, detail::Request const&, detail::Descriptor const&);
+    TcpWork post(detail::Request const& request) { return post(request, request.signature); }
+    TcpWork post(detail::Request const& request, detail::Descriptor const& shown);
 
     detail::HubThread hub_;        // on rank 0
     mutable detail::TcpRank rank_; // asking reads incoming messages

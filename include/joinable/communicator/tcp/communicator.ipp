@@ -123,7 +123,13 @@ JOINABLE_DEFINITION TcpCommunicator::Ends TcpCommunicator::connected() {
     return {detail::Socket{handles[0]}, detail::Socket{handles[1]}};
 }
 
-JOINABLE_DEFINITION TcpWork TcpCommunicator::post(detail::Request const& request) {
+JOINABLE_DEFINITION TcpWork
+detail::post_beside(TcpCommunicator& comm, Request const& request, Descriptor const& shown) {
+    return comm.post(request, shown);
+}
+
+JOINABLE_DEFINITION TcpWork
+TcpCommunicator::post(detail::Request const& request, detail::Descriptor const& shown) {
     detail::Descriptor const& said = request.signature;
     if (said.count > detail::most_frame_bytes / size_of(said.dtype)) {
         throw ContractViolation{detail::concat(
@@ -136,7 +142,7 @@ JOINABLE_DEFINITION TcpWork TcpCommunicator::post(detail::Request const& request
             ": it is for small messages"
         )};
     }
-    return {rank_, rank_.post(request)};
+    return {rank_, rank_.post(request, shown)};
 }
 
 }} // namespace joinable::v0

@@ -41,7 +41,9 @@ public:
     void meet(std::string const& meanwhile);
 
     /// Arrives in the next collective and returns its number.
-    std::uint64_t post(Request const& request);
+    std::uint64_t post(Request const& request) { return post(request, request.signature); }
+    /// The same for a collective that stands for another one, which errors show.
+    std::uint64_t post(Request const& request, Descriptor const& shown);
     [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
         return sequence < finished_;
     }
@@ -90,6 +92,7 @@ private:
     };
     struct Pending {
         Descriptor said;
+        Descriptor shown;
         Buffer out;
         Overdue overdue = {};
     };

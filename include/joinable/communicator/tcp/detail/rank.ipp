@@ -16,7 +16,7 @@ JOINABLE_DEFINITION void TcpRank::meet(std::string const& meanwhile) {
     throw_if_over(has_started_);
 }
 
-JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request) {
+JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descriptor const& shown) {
     Descriptor const& said = request.signature;
     while (pending_.size() == most_in_flight) {
         finish(finished_);
@@ -31,7 +31,7 @@ JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request) {
     header.count = said.count;
     header.sequence = next();
     std::uint64_t const sequence = next();
-    pending_.push_back({said, request.out});
+    pending_.push_back({said, shown, request.out});
     ConstBuffer const& in = request.in;
     send(header, std::span{static_cast<std::byte const*>(in.data), in.bytes()});
     return sequence;
@@ -141,7 +141,7 @@ JOINABLE_DEFINITION void TcpRank::count_poll(std::uint64_t sequence) {
 }
 
 JOINABLE_DEFINITION std::string TcpRank::waiting_text(std::uint64_t sequence) const {
-    return "waits in " + pending_[sequence - finished_].said.text();
+    return "waits in " + pending_[sequence - finished_].shown.text();
 }
 
 JOINABLE_DEFINITION void
@@ -239,10 +239,10 @@ TcpRank::place_for(FrameHeader const& header, std::uint64_t done) {
 }
 
 JOINABLE_DEFINITION std::size_t TcpRank::bytes_of_result() const noexcept {
-    auto const& [said, out, overdue] = pending_.front();
+    Descriptor const& said = pending_.front().said;
     bool const gets_some = said.collective == Collective::all_reduce ||
                            (said.collective == Collective::broadcast && said.root != rank_);
-    return gets_some ? out.bytes() : 0;
+    return gets_some ? pending_.front().out.bytes() : 0;
 }
 
 JOINABLE_DEFINITION void TcpRank::require_expected(FrameHeader const& header) {

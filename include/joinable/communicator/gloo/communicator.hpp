@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/gloo/detail/rank.hpp>
+#include <joinable/communicator/gloo/detail/rendezvous.hpp>
+#include <joinable/communicator/gloo/options.hpp>
+#include <joinable/communicator/gloo/work.hpp>
+#include <joinable/communicator/tcp/options.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/detail/unwinding.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// Ranks are processes or threads on any machines, where there is no MPI. There is one object in
+/// each. Gloo's TCP transport moves data directly between each two of them.
+///
+/// Collectives are asynchronous. A thread of each rank runs them in the order of posts, so data
+/// moves while the rank computes. They combine in rank order by the library's own arithmetic: the
+/// results are bitwise identical to those of ThreadCommunicator. 16-bit numbers are computed in f32
+/// and rounded once. A rank combines its part of a buffer and sends it to the others, so a large
+/// all-reduce sends each element twice, whatever the number of ranks.
+///
+/// A TcpCommunicator stands beside Gloo, with its hub in rank 0's process. In each collective every
+/// rank sends two words for each rank there, and eight more. So ranks compare what they run, the hub
+/// knows which ranks have not arrived, and all ranks get the same reason when one fails: a rank that
+/// aborts tells the hub first, and then closes its connections of Gloo, which ends the waits of all.
+/// Data does not pass through the hub, and most collectives do not wait for it; those with counts
+/// or without elements do. Barriers and sums of at most eight u64, such as roll calls, go with these
+/// words alone. Up to 64 collectives may be in flight; a further one waits for the oldest.
+///
+/// The death of a process reaches all others at once. An unreachable machine is noticed after 30 s,
+/// or at the deadline. If rank 0 dies, a collective may have completed on some ranks only. Each
+/// rank connects to every other one, which suits up to some tens of ranks.
+///
+/// Nothing is encrypted. The secret of the job keeps strangers from its hub, but a stranger that
+/// connects to a port of Gloo while ranks meet can make them fail. Use it in a network that you
+/// trust. All machines must have the same byte order. Ranks must not fork while one of these
+/// objects lives.
+///
+/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
+/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
+/// on floating-point numbers. The caller must keep buffers until the work has been waited for;
+/// spans of counts are copied.
+///
+/// One thread at a time may use an object and all groups split from it or from one of its groups,
+/// because a group receives aborts through its parents.
+class GlooCommunicator : public detail::Collectives<GlooCommunicator, GlooWork> {
+public:
+    /// Collective; blocks until all ranks are connected.
+    /// @throws ContractViolation   the rank is out of range or already taken; the path is empty;
+    ///                             rank 0 has another job, secret or world size.
+    /// @throws TimedOut            some ranks had not arrived in time.
+    /// @throws PeerFailed          a rank died meanwhile.
+    /// @throws CommunicationError  rank 0 cannot listen or write the file; ranks cannot reach each
+    ///                             other; another program answers.
+    explicit GlooCommunicator(GlooOptions const& options)
+        : GlooCommunicator{detail::GlooMeeting{checked(options)}, nullptr} {}
+
+    /// Collective; blocks. For a rank that mpirun, mpiexec, torchrun or srun started; the ranks meet
+    /// at the port that tcp_environment() finds.
+    /// @throws as the constructor; ContractViolation if tcp_environment() fails.
+    [[nodiscard]] static GlooCommunicator
+    from_environment(std::chrono::nanoseconds deadline = default_deadline) {
+        TcpOptions const found = tcp_environment();
+        return GlooCommunicator{GlooOptions{
+            found.rank,
+            found.size,
+            GlooHub{found.job, found.address, found.port, found.secret},
+            {},
+            deadline,
+            deadline
+        }};
+    }
+
+    GlooCommunicator(GlooCommunicator const&) = delete;
+    GlooCommunicator& operator=(GlooCommunicator const&) = delete;
+    /// The rank leaves: ranks that wait for it throw PeerFailed. Waits up to the deadline for ranks
+    /// that have not arrived in a collective of this rank. During unwinding it aborts without
+    /// waiting.
+    ~GlooCommunicator() { rank_->close(unwinding_.has_begun()); }
+
+    [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
+    [[nodiscard]] int size() const noexcept { return rank_->size(); }
+
+    /// Local. The first reason that reaches rank 0 wins; every wait that is not complete throws it.
+    void abort(AbortReason const& reason) { rank_->abort(reason); }
+    [[nodiscard]] bool is_aborted() const { return rank_->is_aborted(); }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return rank_->set_deadline(deadline);
+    }
+    /// Local. Ranks that wait for this one now wait for one more deadline from this call.
+    void keep_alive() { rank_->keep_alive(); }
+    /// Local, but asks rank 0. The ranks that have not arrived in this rank's oldest collective in
+    /// which some have not.
+    [[nodiscard]] std::vector<int> missing_ranks() const { return rank_->missing_ranks(); }
+
+    /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
+    /// then by their rank here. The group has connections, a hub and a thread of its own, and
+    /// inherits the deadline. Aborting this communicator aborts the group, but not the reverse.
+    /// Errors name ranks by their numbers in the group where they occur.
+    /// @throws Mismatch  some ranks run something else.
+    [[nodiscard]] GlooCommunicator split(int color, int key) {
+        if (color < 0) {
+            throw ContractViolation{
+                detail::concat("split needs a color of at least 0, but was given ", color)
+            };
+        }
+        return GlooCommunicator{rank_->split(color, key), rank_};
+    }
+
+private:
+    GlooCommunicator(detail::GlooMeeting door, std::shared_ptr<detail::GlooRank> parent)
+        : rank_{std::make_shared<detail::GlooRank>(std::move(door), std::move(parent))} {}
+
+    /// Before the rank waits for the others.
+    static GlooOptions const& checked(GlooOptions const& options) {
+        if (options.rank < 0 || options.rank >= options.size || options.size > detail::max_ranks) {
+            throw ContractViolation{detail::concat(
+                "expected a rank from 0 to below the world size, which is at most ",
+                detail::max_ranks,
+                ", but was given rank ",
+                options.rank,
+                " of ",
+                options.size
+            )};
+        }
+        auto const* const file = std::get_if<GlooFile>(&options.store);
+        if (file != nullptr && file->path.empty()) {
+            throw ContractViolation{
+                "expected where the ranks meet, a GlooFile with a path or a GlooHub, but "
+                "GlooOptions::store was given neither"
+            };
+        }
+        return options;
+    }
+
+    friend class detail::BasicCollectives<GlooCommunicator, GlooWork>;
+    GlooWork post(detail::Request const& request) { return {*rank_, rank_->post(request)}; }
+
+    std::shared_ptr<detail::GlooRank> rank_;
+    detail::Unwinding unwinding_;
+};
+
+}} // namespace joinable::v0

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/gloo/detail/mesh.hpp>
+#include <joinable/detail/hash.hpp>
+#include <joinable/reduction/reduce.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Runs one collective of one rank from its beginning to its end, which blocks. Its messages are
+/// Gloo's. Each rank combines one part of all inputs by the library's own arithmetic, in rank
+/// order, so results have the same bits as those of other transports.
+class GlooCollective {
+public:
+    /// Reductions and broadcasts of at most so many bytes take one step, in which each rank sends
+    /// everything. Larger ones take two.
+    static constexpr std::size_t most_in_one_step = 16 * 1024;
+    /// So many bytes of each rank's part are combined while the next ones arrive.
+    static constexpr std::size_t piece_bytes = 512 * 1024;
+
+    /// `request` must outlive this object. `number` is the collective's, the same on all ranks.
+    GlooCollective(GlooMesh& mesh, Request const& request, std::uint64_t number)
+        : mesh_{mesh}, request_{request}, said_{request.signature}, number_{number},
+          rank_{mesh.rank()}, size_{mesh.size()}, element_{size_of(said_.dtype)},
+          in_{static_cast<std::byte const*>(request.in.data)},
+          out_{static_cast<std::byte*>(request.out.data)} {}
+
+    void run() {
+        switch (said_.collective) {
+        case Collective::barrier: meet(); break;
+        case Collective::broadcast: broadcast(); break;
+        case Collective::all_reduce:
+        case Collective::scaled_all_reduce:
+        case Collective::reduce:
+            if (said_.count * element_ <= most_in_one_step) {
+                reduce_in_one_step();
+            } else {
+                reduce_by_parts(equal_parts(said_.count));
+            }
+            break;
+        case Collective::reduce_scatter:
+        case Collective::scaled_reduce_scatter: reduce_by_parts(parts_of(request_.sends)); break;
+        default: exchange();
+        }
+    }
+
+private:
+    /// One rank's part of a buffer, in elements.
+    struct Part {
+        std::size_t begin = 0;
+        std::size_t count = 0;
+    };
+    using Parts = std::vector<Part>;
+
+    // -- small tools ------------------------------------------------------------------------------
+
+    [[nodiscard]] static std::size_t index(int rank) noexcept {
+        return static_cast<std::size_t>(rank);
+    }
+    /// Calls f(rank) for the other ranks, beginning with the next one, so that not all ranks send
+    /// to the same one first.
+    template <class F>
+    void for_others(F const& f) const {
+        for (int i = 1; i < size_; ++i) {
+            f((rank_ + i) % size_);
+        }
+    }
+    /// The name of the messages of one step. All that ranks could say differently is in it.
+    [[nodiscard]] std::uint64_t name_of(std::uint64_t step) const noexcept {
+        Hash name;
+        name.add(number_)
+            .add(said_.word())
+            .add(said_.has_counts ? 1 : 0)
+            .add(said_.count)
+            .add(step);
+        return name.value();
+    }
+    [[nodiscard]] std::span<std::byte const> of_in(std::size_t begin, std::size_t count) const {
+        return {in_ + begin * element_, count * element_};
+    }
+    [[nodiscard]] std::span<std::byte> of_out(std::size_t begin, std::size_t count) const {
+        return {out_ + begin * element_, count * element_};
+    }
+    [[nodiscard]] Parts equal_parts(std::size_t count) const {
+        Parts parts;
+        std::size_t const ranks = index(size_);
+        for (std::size_t rank = 0; rank < ranks; ++rank) {
+            std::size_t const more = (std::min)(rank, count % ranks);
+            std::size_t const own = count / ranks + (rank < count % ranks ? 1 : 0);
+            parts.push_back({rank * (count / ranks) + more, own});
+        }
+        return parts;
+    }
+    [[nodiscard]] Parts parts_of(PartSizes const& sizes) const {
+        Parts parts;
+        std::size_t begin = 0;
+        for (int rank = 0; rank < size_; ++rank) {
+            parts.push_back({begin, sizes[rank]});
+            begin += sizes[rank];
+        }
+        return parts;
+    }
+
+    // -- what combines nothing --------------------------------------------------------------------
+
+    void meet() {
+        GlooTransfers transfers{mesh_, name_of(0)};
+        std::vector<std::byte> words(index(size_) + 1);
+        std::span<std::byte> const all{words};
+        for_others([&](int other) { transfers.receive(other, all.subspan(index(other), 1)); });
+        for_others([&](int other) { transfers.send(other, all.last(1)); });
+        transfers.wait();
+    }
+
+    void broadcast() {
+        bool const is_root = rank_ == said_.root;
+        if (said_.count * element_ <= most_in_one_step || size_ == 2) {
+            GlooTransfers transfers{mesh_, name_of(0)};
+            if (is_root) {
+                for_others([&](int other) { transfers.send(other, of_in(0, said_.count)); });
+            } else {
+                transfers.receive(said_.root, of_out(0, said_.count));
+            }
+            transfers.wait();
+            return;
+        }
+        // The root sends each rank its part, and all ranks its own part. Ranks pass their parts on.
+        Parts const parts = equal_parts(said_.count);
+        auto const part = [&](int rank) {
+            return of_out(parts[index(rank)].begin, parts[index(rank)].count);
+        };
+        GlooTransfers from_root{mesh_, name_of(0)};
+        GlooTransfers of_root{mesh_, name_of(1)};
+        GlooTransfers among_others{mesh_, name_of(2)};
+        if (is_root) {
+            for_others([&](int other) { from_root.send(other, part(other)); });
+            for_others([&](int other) { of_root.send(other, part(rank_)); });
+        } else {
+            from_root.receive(said_.root, part(rank_));
+            of_root.receive(said_.root, part(said_.root));
+            for_others([&](int other) {
+                if (other != said_.root) {
+                    among_others.receive(other, part(other));
+                }
+            });
+            from_root.wait();
+            for_others([&](int other) {
+                if (other != said_.root) {
+                    among_others.send(other, part(rank_));
+                }
+            });
+        }
+        from_root.wait();
+        of_root.wait();
+        among_others.wait();
+    }
+
+    /// all_gather, gather, scatter and all_to_all.
+    void exchange() {
+        bool const sends_one_part =
+            said_.collective == Collective::all_gather || said_.collective == Collective::gather;
+        Parts const sent = parts_of(request_.sends);
+        Parts const expected = parts_of(request_.expects);
+        auto const outgoing = [&](int to) {
+            auto const [begin, count] = sent[index(to)];
+            return of_in(sends_one_part ? 0 : begin, count);
+        };
+        auto const incoming = [&](int from) {
+            auto const [begin, count] = expected[index(from)];
+            return of_out(begin, count);
+        };
+        GlooTransfers transfers{mesh_, name_of(0)};
+        for_others([&](int other) { transfers.receive(other, incoming(other)); });
+        for_others([&](int other) { transfers.send(other, outgoing(other)); });
+        auto const own = outgoing(rank_);
+        if (!own.empty() && incoming(rank_).data() != own.data()) {
+            std::memmove(incoming(rank_).data(), own.data(), own.size());
+        }
+        transfers.wait();
+    }
+
+    // -- reductions -------------------------------------------------------------------------------
+
+    [[nodiscard]] bool has_result(int rank) const noexcept {
+        return said_.collective != Collective::reduce || rank == said_.root;
+    }
+    /// All ranks that get the result tell each other their factors.
+    void gather_factors() {
+        if (is_scaled(said_.collective)) {
+            factors_.assign(index(size_), said_.factor);
+            std::span<double> const all{factors_};
+            GlooTransfers transfers{mesh_, name_of(~std::uint64_t{0})};
+            for_others([&](int other) {
+                transfers.receive(other, std::as_writable_bytes(all.subspan(index(other), 1)));
+            });
+            auto const own = std::as_bytes(std::span{&said_.factor, 1});
+            for_others([&](int other) { transfers.send(other, own); });
+            transfers.wait();
+        }
+    }
+    /// Combines this rank's elements `own` and those of the others, which lie `stride` bytes apart.
+    void combine(
+        std::byte const* own,
+        std::byte* others,
+        std::size_t stride,
+        std::byte* to,
+        std::size_t count
+    ) const {
+        auto const input = [&](std::size_t rank) {
+            return rank == index(rank_) ? const_cast<std::byte*>(own) : others + rank * stride;
+        };
+        auto const output = [&](std::size_t) { return to; };
+        auto const factor = [&](std::size_t rank) { return factors_[rank]; };
+        reduce_to(
+            said_.dtype,
+            said_.op,
+            {index(size_), input},
+            {1, output},
+            count,
+            factors_.empty() ? Factors{} : Factors{index(size_), factor}
+        );
+    }
+
+    void reduce_in_one_step() {
+        gather_factors();
+        std::size_t const bytes = said_.count * element_;
+        std::vector<std::byte> others(has_result(rank_) ? index(size_) * bytes : 0);
+        GlooTransfers transfers{mesh_, name_of(0)};
+        for_others([&](int other) {
+            if (has_result(rank_)) {
+                transfers.receive(other, std::span{others}.subspan(index(other) * bytes, bytes));
+            }
+        });
+        for_others([&](int other) {
+            if (has_result(other)) {
+                transfers.send(other, of_in(0, said_.count));
+            }
+        });
+        transfers.wait();
+        if (has_result(rank_) && said_.count != 0) {
+            combine(in_, others.data(), bytes, out_, said_.count);
+        }
+    }
+
+    /// Two pieces are under way at a time: while one is combined, the next one arrives.
+    struct Piece {
+        std::unique_ptr<std::byte[]> memory; ///< the others' inputs, and this rank's result
+        std::optional<GlooTransfers> inputs;
+        std::optional<GlooTransfers> results;
+    };
+
+    /// Each rank combines its part. Then the ranks that get all parts receive them.
+    void reduce_by_parts(Parts const& parts) {
+        gather_factors();
+        std::size_t const most = (std::max)(piece_bytes / element_, std::size_t{1});
+        Part const& own = parts[index(rank_)];
+        std::size_t longest = 0;
+        for (Part const& part : parts) {
+            longest = (std::max)(longest, part.count);
+        }
+        std::size_t const pieces = (longest + most - 1) / most;
+        std::size_t const stride = (std::min)(most, own.count) * element_;
+        auto const piece_of = [&](Part const& part, std::size_t number) -> Part {
+            std::size_t const at = (std::min)(number * most, part.count);
+            return {part.begin + at, (std::min)(most, part.count - at)};
+        };
+        std::array<Piece, 2> two;
+        auto const start = [&](std::size_t number) {
+            Piece& piece = two[number % 2];
+            if (piece.memory == nullptr) {
+                piece.memory.reset(new std::byte[index(size_) * stride]);
+            }
+            std::size_t const bytes = piece_of(own, number).count * element_;
+            piece.inputs.emplace(mesh_, name_of(2 * number));
+            for_others([&](int other) {
+                piece.inputs->receive(other, {piece.memory.get() + index(other) * stride, bytes});
+            });
+            for_others([&](int other) {
+                auto const [begin, count] = piece_of(parts[index(other)], number);
+                piece.inputs->send(other, of_in(begin, count));
+            });
+        };
+        auto const finish = [&](std::size_t number) {
+            Piece& piece = two[number % 2];
+            piece.inputs->wait();
+            Part const mine = piece_of(own, number);
+            std::byte* const result = place_of_result(
+                piece.memory.get() + index(rank_) * stride, mine.begin, mine.begin - own.begin
+            );
+            if (mine.count != 0) {
+                combine(
+                    in_ + mine.begin * element_, piece.memory.get(), stride, result, mine.count
+                );
+            }
+            if (is_scattered()) {
+                return;
+            }
+            piece.results.emplace(mesh_, name_of(2 * number + 1));
+            for_others([&](int other) {
+                auto const [at, elements] = piece_of(parts[index(other)], number);
+                if (has_result(rank_)) {
+                    piece.results->receive(other, of_out(at, elements));
+                }
+                if (has_result(other)) {
+                    piece.results->send(other, {result, mine.count * element_});
+                }
+            });
+        };
+        auto const wait_for_results = [&](std::size_t number) {
+            if (auto& results = two[number % 2].results) {
+                results->wait();
+                results.reset();
+            }
+        };
+        for (std::size_t number = 0; number < pieces; ++number) {
+            if (number == 0) {
+                start(0);
+            }
+            if (number + 1 < pieces) {
+                start(number + 1);
+            }
+            finish(number);
+            if (number > 0) {
+                wait_for_results(number - 1);
+            }
+        }
+        if (pieces > 0) {
+            wait_for_results(pieces - 1);
+        }
+    }
+    [[nodiscard]] bool is_scattered() const noexcept {
+        return said_.collective == Collective::reduce_scatter ||
+               said_.collective == Collective::scaled_reduce_scatter;
+    }
+    /// Where this rank writes its elements from `begin` on, which are `at` after its part's first.
+    /// A rank that gets no result has it in `memory`.
+    [[nodiscard]] std::byte*
+    place_of_result(std::byte* memory, std::size_t begin, std::size_t at) const noexcept {
+        if (is_scattered()) {
+            return out_ + at * element_;
+        }
+        return has_result(rank_) ? out_ + begin * element_ : memory;
+    }
+
+    GlooMesh& mesh_;
+    Request const& request_;
+    Descriptor const& said_;
+    std::uint64_t number_;
+    int rank_;
+    int size_;
+    std::size_t element_;
+    std::byte const* in_;
+    std::byte* out_;
+    std::vector<double> factors_;
+};
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <signal.h>
+
+#include <gloo/context.h>
+#include <gloo/transport/device.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <joinable/detail/hash.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// While it lives, writing to a connection that the other side has closed raises no SIGPIPE in this
+/// thread, nor in threads that this thread starts. Gloo writes without asking for that.
+class WithoutSigpipe {
+public:
+    WithoutSigpipe() noexcept {
+        sigset_t pipe{};
+        sigemptyset(&pipe);
+        sigaddset(&pipe, SIGPIPE);
+        pthread_sigmask(SIG_BLOCK, &pipe, &before_);
+    }
+    WithoutSigpipe(WithoutSigpipe const&) = delete;
+    WithoutSigpipe& operator=(WithoutSigpipe const&) = delete;
+    ~WithoutSigpipe() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+private:
+    sigset_t before_{};
+};
+
+class GlooTransfers;
+
+/// Gloo's connections between each two ranks. Its own thread moves data.
+class GlooMesh {
+public:
+    /// Collective; blocks. `address` is this machine's. `share(own)` returns what all ranks gave,
+    /// by rank; all give the same number of bytes.
+    template <class Share>
+    GlooMesh(
+        int rank,
+        int size,
+        std::string const& address,
+        std::chrono::nanoseconds timeout,
+        Share const& share
+    )
+        : context_{std::make_shared<Context>(rank, size)} {
+        WithoutSigpipe const at_device_thread;
+        auto device = ::gloo::transport::tcp::CreateDevice(address.c_str());
+        auto const left = std::chrono::ceil<std::chrono::milliseconds>(timeout);
+        context_->setTimeout((std::max)(left, std::chrono::milliseconds{1})
+        ); // 0 means none to Gloo
+        context_->connect(device, share);
+    }
+    GlooMesh(GlooMesh const&) = delete;
+    GlooMesh& operator=(GlooMesh const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return context_->rank; }
+    [[nodiscard]] int size() const noexcept { return context_->size; }
+
+    /// From any thread. Ends every transfer, here and on the ranks that take part in it. When it
+    /// returns, Gloo neither reads nor writes the caller's memory.
+    void close() noexcept;
+
+private:
+    friend class GlooTransfers;
+
+    /// Gloo's own factory of contexts needs a store in which a rank waits for another one; here all
+    /// ranks share their addresses at once.
+    class Context : public ::gloo::Context {
+    public:
+        using ::gloo::Context::Context;
+
+        template <class Share>
+        void connect(std::shared_ptr<::gloo::transport::Device>& device, Share const& share) {
+            auto transport = device->createContext(rank, size);
+            transport->setTimeout(getTimeout());
+            // A rank has an address for each other one, which connects to it or is connected to.
+            constexpr std::size_t most = ::gloo::transport::Address::kMaxByteSize;
+            auto const ranks = static_cast<std::size_t>(size);
+            std::vector<char> own(ranks * most);
+            std::size_t bytes = 0;
+            for (int other = 0; other < size; ++other) {
+                if (other != rank) {
+                    auto const address = transport->createPair(other)->address().bytes();
+                    bytes = address.size();
+                    std::copy(address.begin(), address.end(), &own[most * as_index(other)]);
+                }
+            }
+            std::vector<char> const all = share(own);
+            for (int other = 0; other < size; ++other) {
+                if (other != rank) {
+                    auto const* const address =
+                        &all[most * (ranks * as_index(other) + as_index(rank))];
+                    transport->getPair(other)->connect({address, address + bytes});
+                }
+            }
+            device_ = device;
+            transportContext_ = std::move(transport);
+        }
+
+    private:
+        static std::size_t as_index(int number) noexcept {
+            return static_cast<std::size_t>(number);
+        }
+    };
+
+    std::shared_ptr<Context> context_;
+    std::mutex mutex_;
+    bool is_closed_ = false;
+    std::vector<GlooTransfers*> open_; ///< those that are under way
+};
+
+/// Messages of this rank that are under way together. Two ranks name a message by the number of the
+/// collective and by its size, so messages of different collectives never match: their ranks wait,
+/// and nothing is overwritten.
+class GlooTransfers {
+public:
+    GlooTransfers(GlooMesh& mesh, std::uint64_t name) : mesh_{mesh}, name_{name} {
+        std::lock_guard const lock{mesh_.mutex_};
+        mesh_.open_.push_back(this);
+    }
+    GlooTransfers(GlooTransfers const&) = delete;
+    GlooTransfers& operator=(GlooTransfers const&) = delete;
+    ~GlooTransfers() {
+        std::lock_guard const lock{mesh_.mutex_};
+        mesh_.open_.erase(std::find(mesh_.open_.begin(), mesh_.open_.end(), this));
+    }
+
+    /// Starts to send. An empty message is none.
+    void send(int to, std::span<std::byte const> bytes) {
+        if (!bytes.empty()) {
+            add(true, const_cast<std::byte*>(bytes.data()), bytes.size())
+                .send(to, name_of(bytes.size()));
+        }
+    }
+    void receive(int from, std::span<std::byte> bytes) {
+        if (!bytes.empty()) {
+            add(false, bytes.data(), bytes.size()).recv(from, name_of(bytes.size()));
+        }
+    }
+    /// Blocks until all of them are complete. No deadline ends that, but GlooMesh::close() does.
+    void wait() {
+        constexpr std::chrono::milliseconds year = std::chrono::hours{24 * 365};
+        for (auto& [buffer, is_send] : transfers_) {
+            if (!(is_send ? buffer->waitSend(year) : buffer->waitRecv(year))) {
+                throw std::runtime_error{closed};
+            }
+        }
+        std::lock_guard const lock{mesh_.mutex_};
+        transfers_.clear(); // waiting again returns at once
+    }
+
+private:
+    friend class GlooMesh;
+    static constexpr char const* closed = "this rank has closed its connections";
+
+    struct Transfer {
+        std::unique_ptr<::gloo::transport::UnboundBuffer> buffer;
+        bool is_send;
+    };
+
+    [[nodiscard]] std::uint64_t name_of(std::size_t bytes) const noexcept {
+        return Hash{}.add(name_).add(bytes).value();
+    }
+    [[nodiscard]] ::gloo::transport::UnboundBuffer&
+    add(bool is_send, void* data, std::size_t bytes) {
+        std::lock_guard const lock{mesh_.mutex_};
+        if (mesh_.is_closed_) {
+            throw std::runtime_error{closed};
+        }
+        transfers_.push_back({mesh_.context_->createUnboundBuffer(data, bytes), is_send});
+        return *transfers_.back().buffer;
+    }
+    /// From another thread.
+    void stop_waiting() {
+        for (auto const& [buffer, is_send] : transfers_) {
+            is_send ? buffer->abortWaitSend() : buffer->abortWaitRecv();
+        }
+    }
+
+    GlooMesh& mesh_;
+    std::uint64_t name_;
+    std::vector<Transfer> transfers_;
+};
+
+inline void GlooMesh::close() noexcept {
+    std::lock_guard const lock{mutex_};
+    if (is_closed_) {
+        return;
+    }
+    is_closed_ = true;
+    if (context_->size > 1) {
+        context_->closeConnections();
+    }
+    for (GlooTransfers* const transfers : open_) {
+        transfers->stop_waiting();
+    }
+}
+
+}}} // namespace joinable::v0::detail

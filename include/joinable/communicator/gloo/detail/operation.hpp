@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/tcp/communicator.hpp>
+#include <joinable/detail/hash.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What a rank is about to do, in one word that ranks compare.
+struct GlooSignature {
+    std::uint64_t word = 0;
+
+    /// A word that no collective has: its dtype does not exist.
+    static constexpr std::uint64_t split = 0xffU;
+
+    [[nodiscard]] static GlooSignature of(Descriptor const& said) noexcept {
+        return {
+            said.word() | (said.has_counts ? 1ULL << 24U : 0U) | std::uint64_t{said.count} << 25U
+        };
+    }
+    [[nodiscard]] std::string text() const {
+        return word == split
+                   ? "split"
+                   : Descriptor::of_word(word & 0xff'ffffU, word >> 25U, (word >> 24U & 1U) != 0)
+                         .text();
+    }
+    friend bool operator==(GlooSignature, GlooSignature) = default;
+};
+
+/// The words that ranks sum when they arrive in a collective: a signature from each rank, then for
+/// each rank what others send to it less what it expects from them, by hashes, and then a few words
+/// of data. The hashes add up to 0 unless tables of counts differ.
+class GlooArrival {
+public:
+    static constexpr std::size_t most_data = 8; ///< a roll call has seven
+
+    GlooArrival(GlooSignature own, int rank, int size)
+        : words_(2 * static_cast<std::size_t>(size) + most_data), size_{size} {
+        at(rank) = own.word;
+    }
+
+    /// @pre of at most `most_data` words
+    void take_data(ConstBuffer data) noexcept {
+        if (data.count != 0) {
+            std::memcpy(&at(2 * size_), data.data, data.bytes());
+        }
+    }
+    void give_data(Buffer data) noexcept {
+        if (data.count != 0) {
+            std::memcpy(data.data, &at(2 * size_), data.bytes());
+        }
+    }
+
+    void add_counts(int rank, PartSizes const& sends, PartSizes const& expects) {
+        for (int other = 0; other < size_; ++other) {
+            at(size_ + other) += hash_of(rank, other, sends[other]);
+            at(size_ + rank) -= hash_of(other, rank, expects[other]);
+        }
+    }
+    [[nodiscard]] Buffer buffer() noexcept { return {words_.data(), words_.size(), DType::u64}; }
+
+    /// @pre the words have been summed over all ranks
+    [[nodiscard]] std::optional<AbortReason> difference() const {
+        auto const said_by = [&](int rank) { return GlooSignature{at(rank)}; };
+        if (auto const reason = find_difference(size_, said_by)) {
+            return reason;
+        }
+        AbortReason reason{FailureKind::mismatch, {}, {}};
+        for (int rank = 0; rank < size_; ++rank) {
+            if (at(size_ + rank) != 0) {
+                reason.ranks.push_back(rank);
+            }
+        }
+        if (reason.ranks.empty()) {
+            return std::nullopt;
+        }
+        reason.message = concat(
+            "counts differ in ",
+            said_by(0).text(),
+            ": other ranks do not have for ",
+            ranks_text(reason.ranks),
+            " what is expected there"
+        );
+        return reason;
+    }
+
+private:
+    [[nodiscard]] std::uint64_t& at(int place) noexcept {
+        return words_[static_cast<std::size_t>(place)];
+    }
+    [[nodiscard]] std::uint64_t at(int place) const noexcept {
+        return words_[static_cast<std::size_t>(place)];
+    }
+    [[nodiscard]] static std::uint64_t hash_of(int from, int to, std::size_t count) noexcept {
+        return Hash{}
+            .add(static_cast<std::uint64_t>(from))
+            .add(static_cast<std::uint64_t>(to))
+            .add(count)
+            .value();
+    }
+
+    std::vector<std::uint64_t> words_;
+    int size_;
+};
+
+/// One collective of this rank, from its post until the user and all ranks have done with it.
+struct GlooOperation {
+    enum class State {
+        posted,
+        complete,
+        broken, ///< Gloo refused it, or this rank has closed its connections
+    };
+
+    GlooOperation(Request const& asked, std::uint64_t its_number, int rank, int size)
+        : request{asked}, number{its_number},
+          arrival{GlooSignature::of(asked.signature), rank, size} {
+        if (goes_with_arrival()) {
+            arrival.take_data(asked.in);
+        }
+        if (asked.signature.has_counts) {
+            arrival.add_counts(rank, asked.sends, asked.expects);
+            keep(request.sends, send_sizes_, size); // the caller's tables may end
+            keep(request.expects, expected_sizes_, size);
+        }
+    }
+    GlooOperation(GlooOperation const&) = delete;
+    GlooOperation& operator=(GlooOperation const&) = delete;
+
+    /// Whether the words of the arrival are all that it needs.
+    [[nodiscard]] bool goes_with_arrival() const noexcept {
+        auto const& said = request.signature;
+        return said.collective == Collective::barrier ||
+               (said.collective == Collective::all_reduce && said.dtype == DType::u64 &&
+                said.op == ReduceOp::sum && said.count <= GlooArrival::most_data);
+    }
+    /// Whether it is over only when all ranks have arrived. Gloo moves nothing for those without
+    /// elements, so it waits for nobody.
+    [[nodiscard]] bool needs_arrivals() const noexcept {
+        auto const& said = request.signature;
+        return goes_with_arrival() || said.has_counts || said.count == 0;
+    }
+
+    Request request;
+    std::uint64_t number;
+    GlooArrival arrival;
+    std::optional<TcpWork> arriving; ///< the sum of `arrival`
+    bool is_compared = false;        ///< all ranks have arrived, and in the same collective
+    bool is_released = false;        ///< by the user
+    PolledTime stalled;              ///< since all ranks have arrived, or Gloo has refused it
+    std::uint64_t progress = 0;      ///< of this rank, when that time began
+    State state = State::posted;     ///< guarded by the rank's mutex, as is the text
+    std::string error;
+
+private:
+    static void keep(PartSizes& sizes, std::vector<std::size_t>& table, int size) {
+        table.resize(static_cast<std::size_t>(size));
+        sizes.copy_to(std::span{table});
+        sizes = PartSizes::of(table);
+    }
+
+    std::vector<std::size_t> send_sizes_;
+    std::vector<std::size_t> expected_sizes_;
+};
+
+}}} // namespace joinable::v0::detail

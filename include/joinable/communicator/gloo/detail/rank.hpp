@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/gloo/detail/collectives.hpp>
+#include <joinable/communicator/gloo/detail/mesh.hpp>
+#include <joinable/communicator/gloo/detail/operation.hpp>
+#include <joinable/communicator/gloo/detail/rendezvous.hpp>
+#include <joinable/communicator/tcp/communicator.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// How long a rank whose connection broke waits for the reason.
+inline constexpr std::chrono::seconds gloo_patience{5};
+
+/// One rank. A thread of its own runs its collectives in the order of posts, because Gloo blocks.
+/// The user's thread has the TCP communicator by which all ranks say that they have arrived, and
+/// why they fail: see look().
+class GlooRank {
+public:
+    using Operation = GlooOperation;
+
+    GlooRank(GlooMeeting door, std::shared_ptr<GlooRank> parent)
+        : options_{door.options}, own_address_{door.own_address}, parent_{std::move(parent)},
+          control_{door.attach()} {
+        try {
+            mesh_.emplace(
+                rank(),
+                size(),
+                own_address_,
+                options_.connect_timeout,
+                [&](std::vector<char> const& own) { return share(own); }
+            );
+        } catch (Error const&) {
+            throw;
+        } catch (std::exception const& error) {
+            fail({FailureKind::communication, {}, blame(error.what())});
+        }
+        control_.barrier();
+        WithoutSigpipe const at_worker;
+        worker_ = std::thread{[this] { work(); }};
+    }
+    GlooRank(GlooRank const&) = delete;
+    GlooRank& operator=(GlooRank const&) = delete;
+    ~GlooRank() = default; // see close()
+
+    [[nodiscard]] int rank() const noexcept { return options_.rank; }
+    [[nodiscard]] int size() const noexcept { return options_.size; }
+
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        options_.deadline = deadline;
+        return control_.set_deadline(deadline);
+    }
+    void keep_alive() { control_.keep_alive(); }
+    [[nodiscard]] std::vector<int> missing_ranks() const { return control_.missing_ranks(); }
+
+    [[nodiscard]] Operation& post(Request const& request) {
+        return ended_by_failure([&]() -> Operation& {
+            take_over_from_parent();
+            compare_arrivals();
+            std::erase_if(open_, [&](auto const& one) {
+                return one->is_released && one->is_compared && state_of(*one) != State::posted;
+            });
+            Operation& operation =
+                *open_.emplace_back(std::make_unique<Operation>(request, posted_, rank(), size()));
+            try {
+                operation.arriving.emplace(arrive(operation.arrival, request.signature));
+            } catch (...) {
+                open_.pop_back();
+                throw;
+            }
+            ++posted_;
+            if (operation.goes_with_arrival()) {
+                operation.state = State::complete; // once all ranks have arrived
+                return operation;
+            }
+            {
+                std::lock_guard const lock{mutex_};
+                queue_.push_back(&operation);
+            }
+            has_work_.notify_one();
+            return operation;
+        });
+    }
+    void finish(Operation& operation) {
+        while (!is_over(operation, true)) {
+            bool const is_done = state_of(operation) == State::complete; // but others are missing
+            if (is_done && parent_ == nullptr) {
+                ended_by_failure([&] { operation.arriving->wait(); });
+                continue;
+            }
+            std::unique_lock lock{mutex_}; // an abort of the parent is heard between these waits
+            has_progress_.wait_for(lock, is_done ? short_time : long_time, [&] {
+                return !is_done && operation.state == State::complete;
+            });
+        }
+    }
+    [[nodiscard]] bool test(Operation& operation) { return is_over(operation, true); }
+    [[nodiscard]] bool progress(Operation& operation) { return is_over(operation, false); }
+    [[nodiscard]] bool is_complete(Operation const& operation) const {
+        return state_of(operation) == State::complete &&
+               (operation.is_compared || !operation.needs_arrivals());
+    }
+    void release(Operation& operation) noexcept { operation.is_released = true; }
+
+    /// The reason reaches the others before the connections close.
+    void abort(AbortReason const& reason) {
+        control_.abort(reason);
+        end();
+    }
+    void abort_for_exception(std::string const& what) {
+        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
+    }
+    [[nodiscard]] bool is_aborted() {
+        try {
+            take_over_from_parent();
+        } catch (std::exception const&) {
+            return true;
+        }
+        if (!control_.is_aborted()) {
+            return false;
+        }
+        end();
+        return true;
+    }
+
+    /// Where the ranks of one color meet. Collective; blocks.
+    [[nodiscard]] GlooMeeting split(int color, int key) {
+        return ended_by_failure([&] {
+            take_over_from_parent();
+            GlooArrival arrival{{GlooSignature::split}, rank(), size()};
+            arrive(arrival, {}).wait();
+            compare_arrivals();
+            if (auto const reason = arrival.difference()) {
+                fail(*reason);
+            }
+            return meeting_of_group(color, key);
+        });
+    }
+
+    /// The rank's last act.
+    void close(bool is_unwinding) noexcept {
+        try {
+            if (is_unwinding) {
+                abort_for_exception("the scope of its communicator");
+            }
+        } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves
+        }
+        {
+            std::lock_guard const lock{mutex_};
+            is_closing_ = true;
+        }
+        has_work_.notify_one();
+        worker_.join();
+        open_.clear(); // waits for arrivals of other ranks
+        mesh_.reset();
+    }
+
+private:
+    using State = Operation::State;
+
+    static constexpr std::chrono::microseconds short_time{100};
+    static constexpr std::chrono::milliseconds long_time{2};
+
+    [[nodiscard]] State state_of(Operation const& operation) const {
+        std::lock_guard const lock{mutex_};
+        return operation.state;
+    }
+    [[nodiscard]] std::string blame(std::string const& error) const {
+        return concat("rank ", rank(), " cannot go on by Gloo: ", error);
+    }
+
+    // -- the thread -------------------------------------------------------------------------------
+
+    void work() {
+        std::unique_lock lock{mutex_};
+        for (;;) {
+            has_work_.wait(lock, [this] { return is_closing_ || !queue_.empty(); });
+            if (queue_.empty()) {
+                return;
+            }
+            Operation& operation = *queue_.front();
+            lock.unlock();
+            std::string error;
+            State const state = run(operation, error);
+            lock.lock();
+            operation.state = state;
+            operation.error = std::move(error);
+            queue_.pop_front();
+            ++finished_;
+            has_progress_.notify_all();
+        }
+    }
+    [[nodiscard]] State run(Operation const& operation, std::string& error) {
+        try {
+            GlooCollective{*mesh_, operation.request, operation.number}.run();
+            return State::complete;
+        } catch (std::exception const& failure) {
+            error = failure.what();
+        } catch (...) {
+            error = "an unknown exception";
+        }
+        return State::broken;
+    }
+
+    // -- how collectives end ----------------------------------------------------------------------
+
+    [[nodiscard]] bool is_over(Operation& operation, bool has_deadline) {
+        if (!is_complete(operation)) {
+            ended_by_failure([&] { look(operation, has_deadline); });
+        }
+        return is_complete(operation);
+    }
+    /// Learns from the others. @throws what ends all ranks
+    void look(Operation& operation, bool has_deadline) {
+        take_over_from_parent();
+        if (!operation.is_compared && has_deadline) {
+            static_cast<void>(operation.arriving->test());
+        }
+        compare_arrivals();
+        if (is_complete(operation)) {
+            return;
+        }
+        if (control_.is_aborted()) {
+            throw_reason();
+        }
+        std::unique_lock lock{mutex_};
+        bool const is_broken = operation.state == State::broken;
+        std::string const error = operation.error;
+        if (std::exchange(operation.progress, finished_) != finished_) {
+            operation.stalled = {};
+        }
+        lock.unlock();
+        if (is_broken) { // because another rank has closed its connections, which says why, or died
+            if (operation.stalled.reaches(gloo_patience)) {
+                fail({FailureKind::communication, {}, blame(error)});
+            }
+        } else if (has_deadline && operation.is_compared &&
+                   operation.stalled.reaches(options_.deadline)) {
+            fail(
+                {FailureKind::communication,
+                 {},
+                 concat(
+                     "all ranks have posted a collective, but Gloo does not complete it; rank ",
+                     rank(),
+                     " waits in ",
+                     operation.request.signature.text()
+                 )}
+            );
+        }
+    }
+    /// Arrivals complete in the order of posts.
+    void compare_arrivals() {
+        for (auto const& one : open_) {
+            if (one->is_compared) {
+                continue;
+            }
+            if (!one->arriving->progress()) {
+                return;
+            }
+            if (auto const reason = one->arrival.difference()) {
+                fail(*reason);
+            }
+            one->is_compared = true;
+            if (one->goes_with_arrival() && !one->is_released) { // else its buffer may be freed
+                one->arrival.give_data(one->request.out);
+            }
+        }
+    }
+    void take_over_from_parent() {
+        if (parent_ != nullptr && parent_->is_aborted()) {
+            try {
+                parent_->throw_reason();
+            } catch (...) {
+                fail(reason_of(std::current_exception()));
+            }
+        }
+    }
+    [[noreturn]] void fail(AbortReason const& reason) {
+        control_.abort(reason);
+        throw_reason();
+    }
+    /// The first reason that reached rank 0. @pre control_.is_aborted()
+    [[noreturn]] void throw_reason() {
+        control_.barrier();
+        throw CommunicationError{"all ranks have ended"}; // not reached: the barrier throws
+    }
+    /// After any failure no collective can complete, and nothing may write to the caller's memory.
+    template <class F>
+    std::invoke_result_t<F const&> ended_by_failure(F const& f) {
+        try {
+            return f();
+        } catch (...) {
+            end();
+            throw;
+        }
+    }
+    void end() noexcept {
+        if (mesh_) {
+            mesh_->close();
+            std::unique_lock lock{mutex_};
+            has_progress_.wait(lock, [this] { return queue_.empty(); });
+        }
+    }
+
+    [[nodiscard]] TcpWork arrive(GlooArrival& arrival, Descriptor const& shown) {
+        RequestsOf const requests{rank(), size()};
+        return post_beside(control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown);
+    }
+
+    // -- small exchanges by TCP -------------------------------------------------------------------
+
+    /// The same number of bytes from each rank.
+    [[nodiscard]] std::vector<char> share(std::vector<char> const& own) {
+        std::vector<char> all(own.size() * static_cast<std::size_t>(size()));
+        std::copy(
+            own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(own.size()) * rank()
+        );
+        control_.all_reduce({all.data(), all.size(), DType::u8}, ReduceOp::bit_or).wait();
+        return all;
+    }
+    template <class T>
+    [[nodiscard]] std::vector<T> share_value(T const& own) {
+        std::vector<char> bytes(sizeof(T));
+        std::memcpy(bytes.data(), &own, sizeof(T));
+        bytes = share(bytes);
+        std::vector<T> all(static_cast<std::size_t>(size()));
+        std::memcpy(all.data(), bytes.data(), bytes.size());
+        return all;
+    }
+
+    [[nodiscard]] GlooMeeting meeting_of_group(int color, int key) {
+        struct Place {
+            int color;
+            int key;
+        };
+        auto const places = share_value(Place{color, key});
+        auto const place_of = [&](int one) { return places[static_cast<std::size_t>(one)]; };
+        std::vector<int> members;
+        for (int other = 0; other < size(); ++other) {
+            if (place_of(other).color == color) {
+                members.push_back(other);
+            }
+        }
+        std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+            return place_of(a).key < place_of(b).key;
+        });
+        GlooMeeting door;
+        door.options = options_;
+        door.options.job = concat(options_.job.substr(0, 900), "/", splits_++, "/", color);
+        door.options.rank =
+            static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
+        door.options.size = static_cast<int>(members.size());
+        door.own_address = own_address_;
+        struct Address {
+            std::uint16_t port;
+            char text[256];
+        };
+        Address own{};
+        if (members.front() == rank()) {
+            door.listener.emplace(own_address_);
+            own.port = door.listener->port();
+            std::memcpy(
+                own.text, own_address_.data(), (std::min)(own_address_.size(), std::size_t{255})
+            );
+        }
+        Address const found = share_value(own)[static_cast<std::size_t>(members.front())];
+        door.options.port = found.port;
+        door.options.address = found.text;
+        return door;
+    }
+
+    TcpOptions options_;
+    std::string own_address_;
+    std::shared_ptr<GlooRank> parent_;
+    TcpCommunicator control_;
+    std::optional<GlooMesh> mesh_;
+    std::deque<std::unique_ptr<Operation>> open_; ///< in the order of posts
+    std::uint64_t posted_ = 0;
+    std::uint64_t splits_ = 0;
+
+    mutable std::mutex mutex_; ///< for what follows
+    std::condition_variable has_work_;
+    std::condition_variable has_progress_;
+    std::deque<Operation*> queue_; ///< the first one is under way
+    std::uint64_t finished_ = 0;
+    bool is_closing_ = false;
+    std::thread worker_;
+};
+
+}}} // namespace joinable::v0::detail

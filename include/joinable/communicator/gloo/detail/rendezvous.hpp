@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <random>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <variant>
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/gloo/options.hpp>
+#include <joinable/communicator/tcp/communicator.hpp>
+#include <joinable/communicator/tcp/listener.hpp>
+#include <joinable/communicator/tcp/options.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+/// @file
+/// How the ranks of a job find each other: they attach to the hub of a TcpCommunicator, at an
+/// address that they know or read in a file.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+[[nodiscard]] inline std::string host_name() {
+    char name[256]{};
+    return ::gethostname(name, sizeof name - 1) == 0 ? name : "localhost";
+}
+
+/// This machine's address in packets to `address`, in numbers. Sends nothing.
+/// @throws CommunicationError  `address` is no address, or no network leads there.
+[[nodiscard]] inline std::string own_address_towards(std::string const& address) {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_DGRAM;
+    addrinfo* found = nullptr;
+    std::string own;
+    if (::getaddrinfo(address.c_str(), "9", &hints, &found) == 0) {
+        for (addrinfo const* one = found; one != nullptr && own.empty(); one = one->ai_next) {
+            int const handle = ::socket(one->ai_family, one->ai_socktype, one->ai_protocol);
+            sockaddr_storage at{};
+            socklen_t size = sizeof at;
+            char text[256]{};
+            if (::connect(handle, one->ai_addr, one->ai_addrlen) == 0 &&
+                ::getsockname(handle, reinterpret_cast<sockaddr*>(&at), &size) == 0 &&
+                ::getnameinfo(
+                    reinterpret_cast<sockaddr*>(&at),
+                    size,
+                    text,
+                    sizeof text,
+                    nullptr,
+                    0,
+                    NI_NUMERICHOST
+                ) == 0) {
+                own = text;
+            }
+            ::close(handle);
+        }
+        ::freeaddrinfo(found);
+    }
+    if (own.empty()) {
+        throw CommunicationError{
+            concat("found no way from this machine to rank 0 at \"", address, "\"")
+        };
+    }
+    return own;
+}
+
+/// The file by which ranks meet, as rank 0 writes it and the others read it.
+class MeetingFile {
+public:
+    explicit MeetingFile(std::string path) : path_{std::move(path)} {}
+
+    /// The others see the whole file at once, or none.
+    void write(TcpOptions const& options) const {
+        std::string const unfinished = path_ + ".unfinished";
+        std::ofstream file{unfinished, std::ios::trunc};
+        std::error_code error;
+        using std::filesystem::perms;
+        std::filesystem::permissions(unfinished, perms::owner_read | perms::owner_write, error);
+        file << mark << '\n'
+             << options.address << '\n'
+             << options.port << '\n'
+             << options.secret << '\n'
+             << mark << '\n';
+        file.close();
+        if (file && !error) {
+            std::filesystem::rename(unfinished, path_, error);
+        }
+        if (!file || error) {
+            throw CommunicationError{concat(
+                "rank 0 cannot write the file \"",
+                path_,
+                "\", by which the ranks are to meet",
+                error ? ": " + error.message() : std::string{}
+            )};
+        }
+    }
+    void remove() const noexcept {
+        std::error_code ignored;
+        std::filesystem::remove(path_, ignored);
+    }
+    /// Waits for the file.
+    /// @throws TimedOut
+    void read(TcpOptions& options) const {
+        auto const end = end_of_wait(options.connect_timeout);
+        while (!has_read(options)) {
+            if (std::chrono::steady_clock::now() >= end) {
+                throw TimedOut{
+                    {0},
+                    concat(
+                        "rank 0 did not write the file \"",
+                        path_,
+                        "\", by which the ranks are to meet, within ",
+                        std::chrono::duration<double>(options.connect_timeout).count(),
+                        " s: start all ranks of a job, with the same path"
+                    )
+                };
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds{5});
+        }
+    }
+
+private:
+    static constexpr std::string_view mark = "ranks of joinable meet here";
+
+    [[nodiscard]] bool has_read(TcpOptions& options) const {
+        std::ifstream file{path_};
+        std::string first;
+        std::string last;
+        std::string port;
+        return std::getline(file, first) && first == mark && std::getline(file, options.address) &&
+               std::getline(file, port) && std::getline(file, options.secret) &&
+               std::getline(file, last) && last == mark &&
+               (options.port = static_cast<std::uint16_t>(std::strtoul(port.c_str(), nullptr, 10)),
+                options.port != 0);
+    }
+
+    std::string path_;
+};
+
+[[nodiscard]] inline std::string new_secret() {
+    std::random_device random;
+    return concat(random(), "-", random(), "-", random(), "-", random());
+}
+
+/// How a rank attaches to the others. The hub lives in rank 0's process.
+struct GlooMeeting {
+    TcpOptions options = {};
+    std::string own_address = {};             ///< of this rank's machine
+    std::optional<TcpListener> listener = {}; ///< of rank 0, if it has one already
+    std::optional<MeetingFile> file = {};     ///< to remove when all ranks have come
+
+    /// Blocks until this rank knows where to attach.
+    explicit GlooMeeting(GlooOptions const& given) : own_address{given.address} {
+        options.rank = given.rank;
+        options.size = given.size;
+        options.connect_timeout = given.connect_timeout;
+        options.deadline = given.deadline;
+        if (auto const* const hub = std::get_if<GlooHub>(&given.store)) {
+            options.job = hub->job;
+            options.address = hub->address;
+            options.port = hub->port;
+            options.secret = hub->secret;
+        } else {
+            find_by_file(std::get<GlooFile>(given.store).path);
+        }
+        if (own_address.empty()) {
+            own_address = own_address_towards(options.address);
+        }
+    }
+    GlooMeeting() = default;
+
+    /// Collective; blocks.
+    [[nodiscard]] TcpCommunicator attach() {
+        struct Removal { // also when some ranks did not come
+            std::optional<MeetingFile> const& file;
+            ~Removal() {
+                if (file) {
+                    file->remove();
+                }
+            }
+        } const removal{file};
+        return listener ? TcpCommunicator::attach(std::move(*listener), options)
+                        : TcpCommunicator::attach(options);
+    }
+
+private:
+    void find_by_file(std::string const& path) {
+        MeetingFile const found{path};
+        if (options.rank != 0) {
+            found.read(options);
+            return;
+        }
+        options.address = own_address.empty() ? host_name() : own_address;
+        options.secret = new_secret();
+        listener.emplace(options.address);
+        options.port = listener->port();
+        found.write(options);
+        file = found;
+    }
+};
+
+}}} // namespace joinable::v0::detail

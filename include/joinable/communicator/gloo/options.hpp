@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include <joinable/communicator/communicator.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// The ranks of a job meet through a file that all of them can reach. Rank 0 writes it and removes
+/// it when all ranks have come; it may replace what an earlier job left. The other ranks wait for
+/// the file. A path is used by one job at a time. The file has the secret of the job, so only its
+/// owner can read it.
+struct GlooFile {
+    std::string path;
+};
+
+/// The ranks of a job meet at a port of rank 0's machine. See TcpOptions, which has the same
+/// members and says what the secret keeps out.
+struct GlooHub {
+    std::string job;
+    std::string address; ///< of rank 0's machine
+    std::uint16_t port = 0;
+    std::string secret;
+};
+
+/// One rank of a group, for GlooCommunicator. Everything but the rank and its address is the same
+/// on all ranks.
+struct GlooOptions {
+    int rank = 0;
+    int size = 1;
+    std::variant<GlooFile, GlooHub> store = {};
+    /// An address or name of this rank's machine by which the others reach it. If empty, it is the
+    /// address from which this rank reaches rank 0. Rank 0 that writes a file then takes the name
+    /// of its host.
+    std::string address = {};
+    std::chrono::nanoseconds connect_timeout = default_deadline; ///< for construction
+    /// Applies to all waits after that. Data that all ranks have posted in time gets one more
+    /// deadline after the last sign of progress; then it ends in CommunicationError.
+    std::chrono::nanoseconds deadline = default_deadline;
+};
+
+}} // namespace joinable::v0

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: BSL-1.0
+// What ends ranks over Gloo: a throw, a death, a rank that leaves or does not come, and ranks that do
+// different things.
+#include <joinable/gloo.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/gloo_ranks.hpp>
+#include <support/keep_alive.hpp>
+#include <support/polling.hpp>
+#include <support/shared.hpp>
+#include <support/time_of_death.hpp>
+#include <support/wait_until.hpp>
+
+#include <joinable/communicator/collectives.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using namespace std::chrono_literals;
+using joinable::AbortReason;
+using joinable::DType;
+using joinable::FailureKind;
+using joinable::GlooCommunicator;
+using joinable::GlooWork;
+using joinable::ReduceOp;
+
+/// Two rounds of collectives of several sizes and kinds, some in flight together. Calls `step()` before
+/// each and between waits.
+void run_rounds(GlooCommunicator& comm, std::function<void()> const& step) {
+    std::vector<float> small(3, 1);
+    std::vector<float> large(50'000, 1);
+    std::vector<float> all(3 * static_cast<std::size_t>(comm.size()));
+    for (int round = 0; round < 2; ++round) {
+        step();
+        auto first = joinable::all_reduce(comm, small);
+        step();
+        auto second = joinable::all_reduce(comm, large);
+        step();
+        auto third = joinable::all_gather(comm, std::vector<float>(3, 1), all);
+        step();
+        second.wait();
+        step();
+        first.wait();
+        third.wait();
+        step();
+        comm.barrier();
+    }
+}
+constexpr int steps = 12;
+
+TEST_CASE("a throw at any point of a rank is PeerFailed that names it on all others over Gloo") {
+    for (int const world : {2, 3, 4}) {
+        for (int culprit = 0; culprit < world; ++culprit) {
+            for (int point = 0; point < steps; point += world == 4 ? 5 : 1) {
+                CAPTURE(world);
+                CAPTURE(culprit);
+                CAPTURE(point);
+                std::atomic<int> named{0};
+                auto const body = [&](GlooCommunicator& comm) {
+                    int step = 0;
+                    try {
+                        run_rounds(comm, [&] {
+                            if (step++ == point && comm.rank() == culprit) {
+                                throw std::out_of_range{"here"};
+                            }
+                        });
+                        comm.barrier();
+                    } catch (joinable::PeerFailed const& error) {
+                        bool const is_right =
+                            error.ranks() == std::vector{culprit} && comm.rank() != culprit;
+                        named += is_right ? 1 : 100;
+                        throw;
+                    }
+                };
+                CHECK_THROWS_AS(run_gloo_ranks({world}, body), std::out_of_range);
+                CHECK(named == world - 1);
+            }
+        }
+    }
+}
+
+TEST_CASE("a process over Gloo that is killed at any step is PeerFailed on all others at once") {
+    std::vector<TimeOfDeath::Clock::duration> delays;
+    for (int const world : {2, 3, 4}) {
+        for (int victim = 0; victim < world; ++victim) {
+            for (int point = victim % 3; point < steps; point += 3) {
+                CAPTURE(world);
+                CAPTURE(victim);
+                CAPTURE(point);
+                Shared<TimeOfDeath> time;
+                auto const ends = run_gloo_processes(world, [&](GlooCommunicator& comm) {
+                    int step = 0;
+                    try {
+                        run_rounds(comm, [&] {
+                            if (step++ == point && comm.rank() == victim) {
+                                time->happens();
+                                std::raise(SIGKILL);
+                            }
+                        });
+                        comm.barrier();
+                        FAIL_CHECK("no exception");
+                    } catch (joinable::PeerFailed const& error) {
+                        time->is_heard();
+                        CHECK(error.ranks() == std::vector{victim});
+                    }
+                    CHECK(comm.is_aborted());
+                    CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+                });
+                for (int rank = 0; rank < world; ++rank) {
+                    CHECK(ends[static_cast<std::size_t>(rank)] == (rank == victim ? SIGKILL : 0));
+                }
+                delays.push_back(time->delay());
+            }
+        }
+    }
+    CHECK(most_of(delays) < 2s);                                  // mostly some milliseconds
+    CHECK(*std::max_element(delays.begin(), delays.end()) < 40s); // of a deadline of 60
+}
+
+TEST_CASE("a process that is killed while data moves ends the others, in the middle of a message") {
+    for (int const victim : {0, 1, 2}) {
+        Shared<std::atomic<int>> posted;
+        auto const ends = run_gloo_processes(3, [&](GlooCommunicator& comm) {
+            std::vector<float> large(20'000'000, 1);
+            try {
+                for (int i = 0; i < 50; ++i) {
+                    auto work = joinable::all_reduce(comm, large);
+                    ++*posted;
+                    if (comm.rank() == victim) {
+                        wait_until([&] { return *posted >= 3; });
+                        std::raise(SIGKILL);
+                    }
+                    work.wait();
+                }
+                FAIL_CHECK("no exception");
+            } catch (joinable::PeerFailed const& error) {
+                CHECK(error.ranks() == std::vector{victim});
+            }
+        });
+        for (int rank = 0; rank < 3; ++rank) {
+            CHECK(ends[static_cast<std::size_t>(rank)] == (rank == victim ? SIGKILL : 0));
+        }
+    }
+}
+
+TEST_CASE("what an exception leaves is named over Gloo: a collective, or the communicator") {
+    for (bool const has_work : {false, true}) {
+        auto const body = [&](GlooCommunicator& comm) {
+            std::vector<std::int32_t> values{1};
+            if (comm.rank() == 1) {
+                if (has_work) {
+                    auto const work = joinable::all_reduce(comm, values);
+                    throw std::out_of_range{"here"};
+                }
+                throw std::out_of_range{"here"};
+            }
+            std::string const what = has_work ? "a collective" : "the scope of its communicator";
+            try {
+                if (comm.rank() == 2) { // never posts the collective, or it might be complete
+                    wait_until([&] { return comm.is_aborted(); });
+                }
+                joinable::all_reduce(comm, values).wait();
+                FAIL_CHECK("no exception");
+            } catch (joinable::PeerFailed const& error) {
+                CHECK(error.ranks() == std::vector{1});
+                CHECK(error.what() == "rank 1 failed: an exception left " + what);
+            }
+        };
+        CHECK_THROWS_AS(run_gloo_ranks({3}, body), std::out_of_range);
+    }
+}
+
+TEST_CASE("a rank over Gloo that returns while others wait for it is named") {
+    for (int const world : {2, 3}) {
+        for (int leaver = 0; leaver < world; ++leaver) {
+            run_gloo_ranks({world}, [&](GlooCommunicator& comm) {
+                comm.barrier();
+                if (comm.rank() == leaver) {
+                    return;
+                }
+                std::vector<float> values(3, 1);
+                CHECK_THROWS_WITH_AS(
+                    joinable::all_reduce(comm, values).wait(),
+                    ("rank " + std::to_string(leaver) + " left while others wait for it").c_str(),
+                    joinable::PeerFailed
+                );
+            });
+        }
+    }
+}
+
+TEST_CASE("the reason that comes first is thrown by all over Gloo, and by groups split off") {
+    for (int const world : {2, 3, 4}) {
+        std::mutex mutex;
+        std::multiset<std::string> texts;
+        run_gloo_ranks({world}, [&](GlooCommunicator& comm) {
+            auto group = comm.split(0, -comm.rank());
+            std::vector<int> one{1};
+            auto complete = joinable::all_reduce(comm, one);
+            complete.wait();
+            comm.barrier();
+            if (comm.rank() != 0) { // all of them at the same time
+                comm.abort({FailureKind::contract, {}, "by " + std::to_string(comm.rank())});
+                CHECK(comm.is_aborted());
+            }
+            complete.wait(); // what was complete stays so
+            for (GlooCommunicator* const over : {&comm, &group}) {
+                try {
+                    over->barrier();
+                    FAIL_CHECK("no exception");
+                } catch (joinable::ContractViolation const& error) {
+                    std::lock_guard const lock{mutex};
+                    texts.insert(error.what());
+                }
+            }
+        });
+        CHECK(texts.size() == 2 * static_cast<std::size_t>(world));
+        CHECK(texts.count(*texts.begin()) == texts.size());
+    }
+}
+
+TEST_CASE("an abort of ranks over Gloo ends those that wait in a group split off already") {
+    run_gloo_ranks({2, 4}, [](GlooCommunicator& comm) {
+        auto group = comm.split(0, 0);
+        auto pair = group.split(comm.rank() % 2, 0);
+        std::vector<float> values(3, 1);
+        auto work = joinable::all_reduce(group, values);
+        if (comm.rank() == 1) { // and does not come to the others
+            comm.abort({FailureKind::contract, {}, "enough"});
+        } else {
+            CHECK_THROWS_AS(group.barrier(), joinable::ContractViolation);
+            CHECK_THROWS_AS(pair.barrier(), joinable::ContractViolation);
+        }
+        CHECK(group.is_aborted());
+    });
+}
+
+TEST_CASE("an abort of a group over Gloo does not reach the one that it was split from") {
+    run_gloo_ranks({2, 3}, [](GlooCommunicator& comm) {
+        {
+            auto group = comm.split(0, 0);
+            if (group.rank() == 0) {
+                group.abort({FailureKind::communication, {}, "over"});
+            }
+            CHECK_THROWS_AS(group.barrier(), joinable::CommunicationError);
+        }
+        std::vector<int> ones{1};
+        joinable::all_reduce(comm, ones).wait();
+        CHECK(ones[0] == comm.size());
+    });
+}
+
+/// What a rank throws when the last one says something else than the others.
+std::string text_of_mismatch(GlooCommunicator& comm, int kind) {
+    std::vector<float> const before(8, 1.0F);
+    std::vector<float> values = before;
+    joinable::Buffer const buffer{values.data(), values.size(), DType::f32};
+    bool const is_other = comm.rank() == comm.size() - 1;
+    try {
+        switch (is_other ? kind : 0) {
+        case 0: comm.all_reduce(buffer, ReduceOp::sum).wait(); break;
+        case 1: comm.all_reduce(buffer, ReduceOp::max).wait(); break;
+        case 2: comm.all_reduce({values.data(), 7, DType::f32}, ReduceOp::sum).wait(); break;
+        case 3: comm.all_reduce({values.data(), 8, DType::u32}, ReduceOp::sum).wait(); break;
+        case 4: comm.broadcast(buffer, 0).wait(); break;
+        case 5: comm.all_reduce({values.data(), 0, DType::f32}, ReduceOp::sum).wait(); break;
+        case 6: static_cast<void>(comm.split(0, 0)); break;
+        default: comm.barrier(); break;
+        }
+        return "nothing";
+    } catch (joinable::Mismatch const& error) {
+        CHECK(error.ranks() == std::vector{comm.size() - 1});
+        CHECK(values == before); // no data moved
+        CHECK(comm.is_aborted());
+        return error.what();
+    }
+}
+
+TEST_CASE("ranks that run different collectives over Gloo all throw the same Mismatch") {
+    for (int const world : {2, 3}) {
+        char const* const said[] = {
+            "all_reduce of 8 f32 with max",
+            "all_reduce of 7 f32 with sum",
+            "all_reduce of 8 u32 with sum",
+            "broadcast of 8 f32 from rank 0",
+            "all_reduce of 0 f32 with sum",
+            "split",
+            "barrier",
+        };
+        for (int kind = 1; kind <= 7; ++kind) {
+            run_gloo_ranks({world}, [&](GlooCommunicator& comm) {
+                std::string expected =
+                    "ranks run different collectives: rank 0 all_reduce of 8 f32 with sum, rank ";
+                expected += std::to_string(world - 1) + " " + said[kind - 1];
+                CHECK(text_of_mismatch(comm, kind) == expected);
+            });
+        }
+    }
+}
+
+TEST_CASE("tables of counts that differ are a Mismatch over Gloo that names where they do") {
+    run_gloo_ranks({3}, [](GlooCommunicator& comm) {
+        // Rank 1 expects one element more from rank 2 than that one sends.
+        std::vector<std::size_t> const sent(3, 2);
+        std::vector<std::size_t> const expected{2, 2, comm.rank() == 1 ? 3U : 2U};
+        std::vector<float> in(6, 1);
+        std::vector<float> out(comm.rank() == 1 ? 7 : 6);
+        try {
+            comm.all_to_all(
+                    {in.data(), in.size(), DType::f32},
+                    {out.data(), out.size(), DType::f32},
+                    sent,
+                    expected
+            )
+                .wait();
+            FAIL_CHECK("no exception");
+        } catch (joinable::Mismatch const& error) {
+            CHECK(error.ranks() == std::vector{1});
+            CHECK(
+                std::string{error.what()} ==
+                "counts differ in all_to_all by counts of f32: other ranks do not "
+                "have for rank 1 what is expected there"
+            );
+        }
+    });
+}
+
+TEST_CASE("a deadline over Gloo names the rank that did not arrive, on all, in waits and in tests"
+) {
+    for (int const world : {2, 3}) {
+        PollCounts counts;
+        run_gloo_ranks({world}, [&](GlooCommunicator& comm) { poll_until_deadline(comm, counts); });
+        PollCounts seldom;
+        run_gloo_ranks({world}, [&](GlooCommunicator& comm) { poll_now_and_then(comm, seldom); });
+        std::atomic<int> posted{0};
+        std::atomic<int> over{0};
+        run_gloo_ranks({world}, [&](GlooCommunicator& comm) {
+            comm.barrier();
+            if (comm.rank() == 1) {
+                wait_until(over, world - 1);
+                CHECK_THROWS_AS(comm.barrier(), joinable::TimedOut);
+                return;
+            }
+            std::vector<float> values(30'000, 3.0F);
+            auto work = joinable::all_reduce(comm, values);
+            ++posted;
+            wait_until(posted, world - 1);
+            wait_until([&] { return comm.missing_ranks() == std::vector{1}; }
+            ); // others are on their way
+            comm.set_deadline(comm.rank() == 0 ? 100ms : 60s);
+            try {
+                work.wait();
+                FAIL_CHECK("no exception");
+            } catch (joinable::TimedOut const& error) {
+                CHECK(error.missing() == std::vector{1});
+                CHECK(
+                    std::string{error.what()} ==
+                    "rank 1 did not arrive within 0.1 s, while rank 0 waits in "
+                    "all_reduce of 30000 f32 with sum"
+                );
+            }
+            CHECK_THROWS_AS(work.wait(), joinable::TimedOut); // again
+            ++over;
+        });
+    }
+}
+
+TEST_CASE("a rank over Gloo that keeps itself alive is waited for, in tests, too") {
+    run_gloo_ranks({3}, [](GlooCommunicator& comm) {
+        poll_for_rank_at_work(comm);
+        comm.set_deadline(long_deadline);
+        if (comm.rank() == 0) {
+            stay_away_alive(comm);
+        }
+        comm.barrier();
+        CHECK(comm.missing_ranks().empty());
+    });
+}
+
+} // namespace

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: BSL-1.0
+// How ranks over Gloo meet: by a file, at a port, by the variables of a launcher; and when some do not.
+#include <joinable/gloo.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/gloo_ranks.hpp>
+#include <support/named_ranks.hpp>
+
+#include <joinable/communicator/collectives.hpp>
+#include <joinable/tcp.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using namespace std::chrono_literals;
+using joinable::GlooCommunicator;
+using joinable::GlooFile;
+using joinable::GlooHub;
+using joinable::GlooOptions;
+
+/// A port that nobody has now.
+std::uint16_t free_port() {
+    return joinable::TcpListener{"127.0.0.1"}.port();
+}
+
+TEST_CASE("ranks meet by a file, in any order, and leave none behind") {
+    Folder const folder;
+    std::string const path = folder.file("ranks");
+    for (int const size : {1, 3}) {
+        Processes processes;
+        for (int rank = size - 1; rank >= 0; --rank) {
+            processes.start([&] {
+                GlooCommunicator comm{gloo_options(rank, size, path)};
+                std::vector<int> ones{1};
+                joinable::all_reduce(comm, ones).wait();
+                CHECK(ones[0] == size);
+            });
+        }
+        for (int rank = 0; rank < size; ++rank) {
+            CHECK(processes.wait() == 0);
+        }
+        CHECK(folder.names().empty());
+    }
+}
+
+TEST_CASE("the file by which ranks meet can be read by its owner alone, as it has the secret") {
+    Folder const folder;
+    std::string const path = folder.file("ranks");
+    {
+        Processes processes;
+        processes.start([&] { GlooCommunicator const comm{gloo_options(0, 2, path)}; });
+        while (!std::filesystem::exists(path)) {
+            std::this_thread::sleep_for(1ms);
+        }
+        using std::filesystem::perms;
+        perms const found = std::filesystem::status(path).permissions();
+        CHECK((found & ~(perms::owner_read | perms::owner_write)) == perms::none);
+        processes.start([&] { GlooCommunicator const comm{gloo_options(1, 2, path)}; });
+        CHECK(processes.wait() == 0);
+        CHECK(processes.wait() == 0);
+    }
+}
+
+TEST_CASE("ranks meet at a port of rank 0, and by what a launcher says") {
+    std::uint16_t const port = free_port();
+    Processes processes;
+    for (int rank = 0; rank < 3; ++rank) {
+        processes.start([&] {
+            GlooCommunicator comm{GlooOptions{
+                .rank = rank,
+                .size = 3,
+                .store =
+                    GlooHub{.job = "a test", .address = "127.0.0.1", .port = port, .secret = "s"}
+            }};
+            comm.barrier();
+        });
+    }
+    for (int rank = 0; rank < 3; ++rank) {
+        CHECK(processes.wait() == 0);
+    }
+    std::string const next = std::to_string(free_port());
+    for (int rank = 0; rank < 2; ++rank) {
+        processes.start([&] {
+            ::setenv("JOINABLE_RANK", std::to_string(rank).c_str(), 1);
+            ::setenv("JOINABLE_WORLD_SIZE", "2", 1);
+            ::setenv("JOINABLE_JOB", "a test", 1);
+            ::setenv("JOINABLE_ADDR", "127.0.0.1", 1);
+            ::setenv("JOINABLE_PORT", next.c_str(), 1);
+            ::setenv("JOINABLE_SECRET", "of the test", 1);
+            GlooCommunicator comm = GlooCommunicator::from_environment(60s);
+            CHECK(comm.size() == 2);
+            comm.barrier();
+        });
+    }
+    CHECK(processes.wait() == 0);
+    CHECK(processes.wait() == 0);
+}
+
+TEST_CASE("options that cannot be are refused before a rank waits for others") {
+    auto const construct = [](GlooOptions const& options) { GlooCommunicator const comm{options}; };
+    CHECK_THROWS_WITH_AS(
+        construct({.rank = 2, .size = 2, .store = GlooFile{"/nowhere"}}),
+        "expected a rank from 0 to below the world size, which is at most 8192, but was given rank 2 "
+        "of 2",
+        joinable::ContractViolation
+    );
+    CHECK_THROWS_WITH_AS(
+        construct({.rank = 0, .size = 1}),
+        "expected where the ranks meet, a GlooFile with a path or a GlooHub, but GlooOptions::store "
+        "was given neither",
+        joinable::ContractViolation
+    );
+    CHECK_THROWS_AS(
+        construct(
+            {.rank = 0,
+             .size = 1,
+             .store = GlooFile{"/no such folder/ranks"},
+             .address = "127.0.0.1"}
+        ),
+        joinable::CommunicationError
+    );
+}
+
+TEST_CASE("ranks that do not come are named by those that wait, and the file is removed") {
+    Folder const folder;
+    GlooOptions options = gloo_options(0, 3, folder.file("ranks"));
+    options.connect_timeout = 100ms;
+    try {
+        GlooCommunicator const comm{options};
+        FAIL_CHECK("no exception");
+    } catch (joinable::TimedOut const& error) {
+        CHECK(error.missing() == std::vector{1, 2});
+    }
+    CHECK(folder.names().empty());
+    options.rank = 2;
+    CHECK_THROWS_AS(GlooCommunicator{options}, joinable::TimedOut); // there is no rank 0
+}
+
+TEST_CASE("a process that is killed while ranks meet is named by the others") {
+    Folder const folder;
+    Processes processes;
+    for (int rank = 0; rank < 2; ++rank) {
+        processes.start([&] {
+            CHECK_THROWS_AS(
+                GlooCommunicator{gloo_options(rank, 3, folder.file("ranks"))}, joinable::PeerFailed
+            );
+        });
+    }
+    processes.start([&] { // knows the hub, and dies before it knows Gloo
+        joinable::detail::GlooMeeting door{gloo_options(2, 3, folder.file("ranks"))};
+        auto const hub = door.attach();
+        std::raise(SIGKILL);
+    });
+    CHECK(processes.wait() == 0);
+    CHECK(processes.wait() == 0);
+    CHECK(processes.wait() == SIGKILL);
+}
+
+} // namespace

@@ -82,7 +82,11 @@ if $all; then
             echo "skipped: NCCL's header is not installed, so its communicators are not compiled"
             left_out+=(! -name 'nccl*.hpp' ! -path '*/nccl/*' ! -name 'captured_step.hpp')
         fi
-        if ! echo '#include <mpi.h>' | nvcc -x cu -E - >/dev/null 2>&1; then # mostly in a folder of its own
+        mpi=(-DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX)
+        for word in $(mpicxx.openmpi -show 2>/dev/null); do # Debian has its headers in a folder of their own
+            [[ $word != -I* ]] || mpi+=(-isystem "${word#-I}")
+        done
+        if ! echo '#include <mpi.h>' | nvcc "${mpi[@]}" -x cu -E - >/dev/null 2>&1; then
             echo "skipped: nvcc does not find MPI's header, so its communicator is not compiled"
             left_out+=(! -name 'mpi.hpp' ! -path '*/mpi/*')
         fi
@@ -92,7 +96,7 @@ if $all; then
         fi
         find include -name '*.hpp' "${left_out[@]}" -printf '#include <%P>
 ' | sort >build/nvcc/all.cu
-        nvcc -std=c++20 -Iinclude -Werror all-warnings -c build/nvcc/all.cu -o build/nvcc/all.o
+        nvcc -std=c++20 -Iinclude "${mpi[@]}" -Werror all-warnings -c build/nvcc/all.cu -o build/nvcc/all.o
         build_and_test cuda
     else
         echo "skipped: nvcc is not installed"

@@ -164,7 +164,7 @@ private:
 }
 /// The kind, the number of bytes that have the bits of ranks, these bytes, and the text. A group
 /// may receive the reason of its parent, with ranks that the group does not have.
-[[nodiscard]] inline std::vector<std::byte> packed(AbortReason const& reason) {
+[[nodiscard]] inline std::vector<std::byte> body_of_abort(AbortReason const& reason) {
     std::vector<std::byte> bytes(3);
     for (int const rank : reason.ranks) {
         auto const bit = static_cast<std::size_t>(rank);
@@ -178,7 +178,7 @@ private:
     bytes.insert(bytes.end(), text.begin(), text.end());
     return bytes;
 }
-[[nodiscard]] inline AbortReason unpacked_reason(std::span<std::byte const> bytes) {
+[[nodiscard]] inline AbortReason reason_of_abort(std::span<std::byte const> bytes) {
     AbortReason reason;
     reason.kind = static_cast<FailureKind>(bytes[0]);
     std::uint16_t mask = 0;

@@ -56,7 +56,7 @@ public:
         alarm_.poll([&](MpiWord word, int from, std::span<std::byte const> body) {
             Other& other = others_[index(from)];
             switch (word) {
-            case MpiWord::abort: end(unpacked_reason(body)); break;
+            case MpiWord::abort: end(reason_of_abort(body)); break;
             case MpiWord::leave: take_leave(other, MpiLeave::unpacked(body)); break;
             case MpiWord::gone: take_leave(other, MpiLeave{0, 0, 0, {}, true}); break;
             case MpiWord::keep_alive: other.alive_at = Clock::now(); break;

@@ -47,7 +47,6 @@ public:
     MpiAlarm(MpiAlarm const&) = delete;
     MpiAlarm& operator=(MpiAlarm const&) = delete;
 
-    [[nodiscard]] MPI_Comm comm() const noexcept { return comm_; }
 
     void tell(int to, MpiWord word, std::span<std::byte const> body = {}) {
         Sent& sent = sent_.emplace_back();

@@ -27,7 +27,6 @@ public:
     MpiPeers(MPI_Comm comm, int rank, int size)
         : rank_{rank}, others_(static_cast<std::size_t>(size)), alarm_{comm, rank, size} {}
 
-    [[nodiscard]] MPI_Comm comm() const noexcept { return alarm_.comm(); }
     [[nodiscard]] int size() const noexcept { return static_cast<int>(others_.size()); }
 
     void tell_all(MpiWord word, std::span<std::byte const> body = {}) {

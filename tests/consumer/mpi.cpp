@@ -7,6 +7,7 @@
 
 #include <joinable/join.hpp>
 #include <joinable/mpi.hpp>
+#include <joinable/tcp.hpp> // beside another transport
 
 int main(int count, char** arguments) {
     MPI_Init(&count, &arguments);

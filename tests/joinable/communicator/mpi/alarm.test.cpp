@@ -13,6 +13,8 @@
 #include <support/mpi_ranks.hpp>
 #include <support/thrown_by.hpp>
 
+#include <joinable/tcp.hpp> // a program may use several transports
+
 namespace {
 
 using namespace joinable_tests;
@@ -70,7 +72,7 @@ TEST_CASE("ranks throw the reason of an abort also where they hear first that a 
         int const last = wires.size - 1;
         AbortReason const reason{FailureKind::mismatch, {last}, "rank 0 hears it alone"};
         if (wires.rank == last) {
-            wires.tell(0, MpiWord::abort, joinable::detail::packed(reason));
+            wires.tell(0, MpiWord::abort, joinable::detail::body_of_abort(reason));
             return;
         }
         auto const rank = wires.make_rank();
@@ -93,7 +95,7 @@ TEST_CASE("and where a rank leaves a group because the communicator around that 
         MPI_Comm_split(group, wires.rank == last ? MPI_UNDEFINED : 0, wires.rank, &inner);
         if (wires.rank == last) { // no rank of the inner group
             AbortReason const reason{FailureKind::peer_failed, {last}, "rank 0 hears it alone"};
-            wires.tell(0, MpiWord::abort, joinable::detail::packed(reason));
+            wires.tell(0, MpiWord::abort, joinable::detail::body_of_abort(reason));
             return;
         }
         auto const outer = wires.make_rank();

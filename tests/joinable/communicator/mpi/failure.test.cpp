@@ -433,6 +433,7 @@ TEST_CASE("ranks that wait for different broadcasts end, where nothing compares 
         MpiCommunicator comm{group, {.deadline = std::chrono::milliseconds{300}}};
         std::vector<float> x(3);
         auto const start = Clock::now();
+        MPI_Barrier(group); // no rank begins to wait before each has looked at its clock
         auto const failure = thrown_by<joinable::CommunicationError>([&] {
             // No rank is the root that it names.
             joinable::broadcast(comm, x, (comm.rank() + 1) % comm.size()).wait();

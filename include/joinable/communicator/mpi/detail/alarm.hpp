@@ -47,7 +47,6 @@ public:
     MpiAlarm(MpiAlarm const&) = delete;
     MpiAlarm& operator=(MpiAlarm const&) = delete;
 
-    [[nodiscard]] MPI_Comm comm() const noexcept { return comm_; }
 
     void tell(int to, MpiWord word, std::span<std::byte const> body = {}) {
         Sent& sent = sent_.emplace_back();
@@ -164,7 +163,7 @@ private:
 }
 /// The kind, the number of bytes that have the bits of ranks, these bytes, and the text. A group
 /// may receive the reason of its parent, with ranks that the group does not have.
-[[nodiscard]] inline std::vector<std::byte> alarm_body(AbortReason const& reason) {
+[[nodiscard]] inline std::vector<std::byte> body_of_abort(AbortReason const& reason) {
     std::vector<std::byte> bytes(3);
     for (int const rank : reason.ranks) {
         auto const bit = static_cast<std::size_t>(rank);
@@ -178,7 +177,7 @@ private:
     bytes.insert(bytes.end(), text.begin(), text.end());
     return bytes;
 }
-[[nodiscard]] inline AbortReason reason_of_alarm(std::span<std::byte const> bytes) {
+[[nodiscard]] inline AbortReason reason_of_abort(std::span<std::byte const> bytes) {
     AbortReason reason;
     reason.kind = static_cast<FailureKind>(bytes[0]);
     std::uint16_t mask = 0;

@@ -27,7 +27,6 @@ public:
     MpiPeers(MPI_Comm comm, int rank, int size)
         : rank_{rank}, others_(static_cast<std::size_t>(size)), alarm_{comm, rank, size} {}
 
-    [[nodiscard]] MPI_Comm comm() const noexcept { return alarm_.comm(); }
     [[nodiscard]] int size() const noexcept { return static_cast<int>(others_.size()); }
 
     void tell_all(MpiWord word, std::span<std::byte const> body = {}) {
@@ -56,7 +55,7 @@ public:
         alarm_.poll([&](MpiWord word, int from, std::span<std::byte const> body) {
             Other& other = others_[index(from)];
             switch (word) {
-            case MpiWord::abort: end(reason_of_alarm(body)); break;
+            case MpiWord::abort: end(reason_of_abort(body)); break;
             case MpiWord::leave: take_leave(other, MpiLeave::unpacked(body)); break;
             case MpiWord::gone: take_leave(other, MpiLeave{0, 0, 0, {}, true}); break;
             case MpiWord::keep_alive: other.alive_at = Clock::now(); break;

@@ -3,14 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,14 +18,12 @@
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/mpi/detail/alarm.hpp>
-#include <joinable/communicator/mpi/detail/calls.hpp>
-#include <joinable/communicator/mpi/detail/check.hpp>
+#include <joinable/communicator/mpi/detail/in_flight.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
 #include <joinable/communicator/mpi/detail/messages.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
 #include <joinable/communicator/mpi/detail/pause.hpp>
 #include <joinable/communicator/mpi/detail/peers.hpp>
-#include <joinable/communicator/mpi/detail/shadow.hpp>
 #include <joinable/communicator/mpi/options.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
@@ -36,8 +31,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One rank of an MPI communicator: its operations, its control messages, and its end. If MPI may
-/// still use its memory, it is kept until the process ends: keep().
+/// One rank of an MPI communicator: its operations (MpiInFlight), its control messages (MpiPeers),
+/// and its end. If MPI may still use its memory, it is kept until the process ends: keep().
 class MpiRank : public std::enable_shared_from_this<MpiRank> {
 public:
     /// Owns both MPI communicators. An abort of `parent` aborts this rank.
@@ -51,7 +46,10 @@ public:
         std::shared_ptr<MpiRank> parent
     )
         : data_{data}, rank_{rank}, size_{size}, options_{options}, limits_{limits},
-          calls_{data, rank, size, limits}, parent_{std::move(parent)}, peers_{alarm, rank, size} {}
+          parent_{std::move(parent)},
+          in_flight_{data, alarm, rank, size, limits,
+                     [this](AbortReason const& reason) { fail(reason); }},
+          peers_{alarm, rank, size} {}
     MpiRank(MpiRank const&) = delete;
     MpiRank& operator=(MpiRank const&) = delete;
 
@@ -60,7 +58,9 @@ public:
     [[nodiscard]] MPI_Comm data() const noexcept { return data_; }
     [[nodiscard]] MpiOptions const& options() const noexcept { return options_; }
     [[nodiscard]] MpiLimits limits() const noexcept { return limits_; }
-    [[nodiscard]] std::shared_ptr<MpiMemory> const& memory() const noexcept { return memory_; }
+    [[nodiscard]] std::shared_ptr<MpiMemory> const& memory() const noexcept {
+        return in_flight_.memory();
+    }
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return std::exchange(options_.deadline, deadline);
     }
@@ -69,32 +69,12 @@ public:
 
     [[nodiscard]] MpiOperation& post(Request const& request) {
         throw_if_aborted();
-        MpiOperation& operation = operations_.next();
-        operation.prepare(request, *memory_, options_.wide);
-        operation.number = posted_++;
-        open_.push_back(&operation);
-        if (options_.check) {
-            operation.state = MpiOperation::State::checking;
-            ++unchecked_;
-            require_for(operation, [&] { gather_said(operation, size_, peers_.comm()); });
-        } else {
-            operation.state = MpiOperation::State::under_way;
-            require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
-        }
-        return operation;
+        return in_flight_.post(request, options_);
     }
     [[nodiscard]] MpiOperation& post_message(bool is_send, int peer, int tag, Buffer buffer) {
         throw_if_aborted();
-        MpiOperation& operation = operations_.next();
-        operation.is_send = is_send;
-        operation.peer = peer;
-        operation.tag = tag;
-        operation.number = peers_.count_message(peer, is_send);
-        operation.prepare_message(buffer, *memory_);
-        operation.state = MpiOperation::State::under_way;
-        open_.push_back(&operation);
-        require_for(operation, [&] { start_message(operation, limits_, data_); });
-        return operation;
+        std::uint64_t const number = peers_.count_message(peer, is_send);
+        return in_flight_.post_message(is_send, peer, tag, buffer, number);
     }
     void finish(MpiOperation& operation) {
         auto end = end_of_wait(options_.deadline);
@@ -119,7 +99,7 @@ public:
             if (!is_met) {
                 throw;
             }
-            complete(operation);
+            in_flight_.complete(operation);
         }
     }
     [[nodiscard]] bool test(MpiOperation& operation) {
@@ -140,7 +120,7 @@ public:
             return true;
         }
         if (operation.state != MpiOperation::State::lost) {
-            if (advance(operation)) {
+            if (in_flight_.advance(operation)) {
                 return true;
             }
             poll();
@@ -155,31 +135,23 @@ public:
         return false;
     }
     /// The caller no longer waits for it.
-    void release(MpiOperation& operation) {
-        if (operation.state == MpiOperation::State::complete) {
-            operations_.give_back(operation);
-        } else { // its buffer belongs to the caller again
-            operation.state = MpiOperation::State::lost;
-        }
-    }
+    void release(MpiOperation& operation) { in_flight_.release(operation); }
 
     /// The ranks that have not posted this rank's oldest unfinished collective, as far as ranks
     /// answer. Ranks answer while they wait or test.
     [[nodiscard]] std::vector<int> missing_ranks() {
         poll();
-        auto const oldest = std::find_if(open_.begin(), open_.end(), [](MpiOperation const* one) {
-            return !one->is_message();
-        });
-        if (oldest == open_.end() || failure_) {
+        MpiOperation* const oldest = in_flight_.oldest_collective();
+        if (oldest == nullptr || failure_) {
             return {};
         }
-        MpiOperation& operation = **oldest;
+        MpiOperation& operation = *oldest;
         require([&] { peers_.ask(operation); });
         for (MpiPause pause; !peers_.has_answers(operation) && !failure_; pause()) {
             poll();
         }
         std::vector<int> missing = peers_.missing(operation);
-        return failure_ || advance(operation) ? std::vector<int>{} : missing;
+        return failure_ || in_flight_.advance(operation) ? std::vector<int>{} : missing;
     }
 
     // -- the end ----------------------------------------------------------------------------------
@@ -221,7 +193,7 @@ public:
         try {
             f();
         } catch (CommunicationError const& error) {
-            fail(reason_of(error));
+            fail(reason_of_mpi_error(rank_, error));
         }
     }
 
@@ -241,7 +213,7 @@ public:
             if (failure_ && !has_told_) { // else others may first learn that this rank has left
                 tell_reason();
             }
-            bool const is_staying = !is_unwinding && can_leave();
+            bool const is_staying = !is_unwinding && in_flight_.can_be_left(options_.check);
             say_last_word(is_staying);
             bool const is_over = is_staying && hear_last_words() && drain() && drop_messages();
             bool const has_sent = wait_for_a_moment([&] { return peers_.has_sent(); });
@@ -250,7 +222,7 @@ public:
                 peers_.stop_listening();
                 return;
             }
-            memory_->let_go();
+            memory()->let_go();
             peers_.close();
             check_mpi(MPI_Comm_free(&data_), "MPI_Comm_free");
         } catch (...) {
@@ -259,69 +231,6 @@ public:
     }
 
 private:
-    // -- moving -----------------------------------------------------------------------------------
-
-    /// Runs f(). An MPI error in it ends all ranks, and MPI keeps the operation's memory.
-    template <class F>
-    void require_for(MpiOperation& operation, F const& f) {
-        operation.is_refused = true;
-        require(f);
-        operation.is_refused = false;
-    }
-    [[nodiscard]] bool have_requests_ended(MpiOperation& operation) {
-        bool is_done = false;
-        require_for(operation, [&] {
-            auto const end = [&](AbortReason const& reason) { fail(reason); };
-            is_done = operation.is_receive() ? has_received(operation, rank_, end)
-                                             : has_ended(operation.tables);
-        });
-        return is_done;
-    }
-    /// Whether it is complete now.
-    [[nodiscard]] bool advance(MpiOperation& operation) {
-        if (unchecked_ != 0) { // else a rank that waits for another one would delay this one
-            for (MpiOperation* const open : open_) { // in the order of posts
-                if (!start_when_checked(*open)) {
-                    break;
-                }
-            }
-        }
-        if (operation.state != MpiOperation::State::under_way || !have_requests_ended(operation)) {
-            return false;
-        }
-        complete(operation);
-        return true;
-    }
-    void complete(MpiOperation& operation) {
-        operation.deliver(*memory_);
-        open_.erase(std::find(open_.begin(), open_.end(), &operation));
-    }
-    /// Whether its data has started to move.
-    [[nodiscard]] bool start_when_checked(MpiOperation& operation) {
-        if (operation.state >= MpiOperation::State::under_way) {
-            return true;
-        }
-        if (!have_requests_ended(operation)) {
-            return false;
-        }
-        operation.tables.requests.clear();
-        bool const has_tables = operation.state == MpiOperation::State::checking_counts;
-        if (auto const reason = has_tables ? difference_of_tables(operation, size_)
-                                           : difference_of_said(operation, size_)) {
-            fail(*reason);
-        }
-        if (operation.transfer.said.has_counts && !has_tables) {
-            operation.state = MpiOperation::State::checking_counts;
-            require_for(operation, [&] { gather_tables(operation, size_, data_); });
-            return false;
-        }
-        operation.words.clear();
-        operation.state = MpiOperation::State::under_way;
-        --unchecked_;
-        require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
-        return true;
-    }
-
     // -- what the others say ----------------------------------------------------------------------
 
     /// Receives messages, here and in the parent groups. An MPI error there ends this rank.
@@ -331,25 +240,22 @@ private:
             take_over_from_parents();
         }
         try {
-            peers_.poll(posted_, !failure_, [this](AbortReason const& reason) {
+            peers_.poll(in_flight_.posted(), !failure_, [this](AbortReason const& reason) {
                 take_over(reason);
             });
         } catch (CommunicationError const& error) {
             if (!failure_) {
-                take_over(sendable(reason_of(error), size_));
+                take_over(sendable(reason_of_mpi_error(rank_, error), size_));
                 tell_reason();
             }
         }
-    }
-    [[nodiscard]] AbortReason reason_of(CommunicationError const& error) const {
-        return {FailureKind::communication, {}, concat("rank ", rank_, ": ", error.what())};
     }
     /// Tells the others why this rank has failed, as far as MPI can. Ranks that do not receive this
     /// learn later that this rank has left.
     void tell_reason() noexcept {
         has_told_ = true;
         try {
-            peers_.tell_all(MpiWord::abort, alarm_body(*failure_));
+            peers_.tell_all(MpiWord::abort, body_of_abort(*failure_));
             static_cast<void>(peers_.has_sent());
         } catch (...) { // NOLINT(bugprone-empty-catch): this rank has failed already
         }
@@ -364,36 +270,7 @@ private:
     void take_over(AbortReason const& reason) {
         if (!failure_) {
             failure_ = reason;
-            lose();
-        }
-    }
-    /// Finishes the operations that MPI has completed. Open ones stay with MPI, except receives.
-    void lose() {
-        memory_->hold();
-        unchecked_ = 0;
-        for (MpiOperation* const operation : open_) {
-            if (has_just_ended(*operation)) {
-                operation->deliver(*memory_);
-                continue;
-            }
-            operation->state = MpiOperation::State::lost;
-            auto& requests = operation->tables.requests;
-            if (operation->is_receive() && !operation->is_refused && !requests.empty() &&
-                requests.front() != MPI_REQUEST_NULL) {
-                static_cast<void>(MPI_Cancel(&requests.front()));
-            }
-        }
-        std::erase_if(open_, [](MpiOperation const* operation) {
-            return operation->state == MpiOperation::State::complete;
-        });
-    }
-    /// The same after this rank has failed: it cannot fail again.
-    [[nodiscard]] bool has_just_ended(MpiOperation& operation) {
-        try {
-            return operation.state == MpiOperation::State::under_way && !operation.is_refused &&
-                   have_requests_ended(operation);
-        } catch (...) {
-            return false;
+            in_flight_.lose();
         }
     }
     /// At the deadline: how much longer to wait. Nothing if that is not known yet.
@@ -421,23 +298,10 @@ private:
 
     // -- closing ----------------------------------------------------------------------------------
 
-    /// Whether the others can complete this rank's open collectives.
-    [[nodiscard]] bool can_leave() const {
-        return open_.size() <= MpiLeave::most_open && (open_.empty() || !options_.check) &&
-               std::none_of(open_.begin(), open_.end(), [](MpiOperation* operation) {
-                   return operation->is_refused || (operation->is_message() && operation->is_send &&
-                                                    !has_ended(operation->tables));
-               });
-    }
     void say_last_word(bool is_staying) {
-        MpiLeave leave{posted_, 0, 0, {}, !is_staying};
-        for (MpiOperation const* const operation : open_) {
-            auto const& said = operation->transfer.said;
-            if (is_staying && !operation->is_message()) {
-                leave.open.push_back(
-                    {operation->number, said.word(), said.count, said.has_counts ? 1U : 0U}
-                );
-            }
+        MpiLeave leave{in_flight_.posted(), 0, 0, {}, !is_staying};
+        if (is_staying) {
+            leave.open = in_flight_.open_collectives();
         }
         peers_.say_last_word(std::move(leave));
     }
@@ -457,40 +321,11 @@ private:
         }
         return !peers_.is_any_gone();
     }
-    /// Completes the collectives that are open on any rank. Ranks that have not posted them take
-    /// part with zeros. All ranks have received the same messages, so all decide alike.
+    /// Completes the collectives that are open on any rank. All ranks have received the same
+    /// messages, so all decide alike.
     [[nodiscard]] bool drain() {
         auto const open = peers_.open();
-        if (!open) {
-            return false;
-        }
-        for (MpiLeave::Open const& one : *open) {
-            if (one.number >= posted_) {
-                shadow(Descriptor::of_word(one.word, one.count, false));
-            }
-        }
-        bool const is_over = wait_for_a_moment([&] {
-            return std::all_of(open_.begin(), open_.end(), [&](MpiOperation* const operation) {
-                return has_stopped(*operation);
-            });
-        });
-        for (MpiOperation* const operation : open_) {
-            if (is_over) {
-                operation->give_back(*memory_);
-            }
-        }
-        return is_over;
-    }
-    /// Whether MPI has finished with an operation that an abort interrupted.
-    [[nodiscard]] bool has_stopped(MpiOperation& operation) {
-        if (!operation.is_receive()) {
-            return has_ended(operation.tables);
-        }
-        auto const is_so = is_cancelled(operation);
-        if (is_so.value_or(false)) {
-            peers_.discount_receive(operation.peer);
-        }
-        return is_so.has_value();
+        return open && in_flight_.drain(*open, [&](int peer) { peers_.discount_receive(peer); });
     }
     /// Discards messages that no rank has received. MPI may give this communicator's number to the
     /// next one, which would then receive them. Returns whether all have come.
@@ -507,16 +342,6 @@ private:
             return true;
         });
     }
-    /// Takes part in a collective that the others have posted.
-    void shadow(Descriptor const& said) {
-        MpiOperation& operation = operations_.next();
-        operation.transfer = shadow_of(said, rank_, size_, zeros_);
-        operation.number = posted_++;
-        operation.state = MpiOperation::State::lost;
-        open_.push_back(&operation);
-        calls_.start(operation.transfer, operation.tables);
-    }
-
     void keep() noexcept;
 
     MPI_Comm data_;
@@ -524,16 +349,10 @@ private:
     int size_;
     MpiOptions options_;
     MpiLimits limits_;
-    MpiCalls calls_;
     std::shared_ptr<MpiRank> parent_;
-    std::shared_ptr<MpiMemory> memory_ = std::make_shared<MpiMemory>();
-    MpiOperations operations_{size_};
-    std::deque<MpiOperation*> open_; ///< in the order of posts
-    std::uint64_t posted_ = 0;       ///< collectives
-    std::size_t unchecked_ = 0;      ///< those that are not compared yet
     std::optional<AbortReason> failure_;
-    bool has_told_ = false;                    ///< the reason to the others
-    std::deque<std::vector<std::byte>> zeros_; ///< for collectives of other ranks
+    bool has_told_ = false; ///< the reason to the others
+    MpiInFlight in_flight_;
     MpiPeers peers_; ///< last, because it starts to receive, and others may throw
 };
 
@@ -545,7 +364,7 @@ inline std::vector<std::shared_ptr<MpiRank>>& kept_mpi_ranks() {
 
 inline void MpiRank::keep() noexcept {
     static auto& mutex = *new std::mutex; // several threads may end communicators
-    memory_->hold();
+    memory()->hold();
     try {
         std::scoped_lock const lock{mutex};
         kept_mpi_ranks().push_back(shared_from_this());

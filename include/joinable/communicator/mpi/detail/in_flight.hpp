@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <mpi.h>
+
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/mpi/detail/alarm.hpp>
+#include <joinable/communicator/mpi/detail/calls.hpp>
+#include <joinable/communicator/mpi/detail/check.hpp>
+#include <joinable/communicator/mpi/detail/memory.hpp>
+#include <joinable/communicator/mpi/detail/messages.hpp>
+#include <joinable/communicator/mpi/detail/operation.hpp>
+#include <joinable/communicator/mpi/detail/pause.hpp>
+#include <joinable/communicator/mpi/detail/shadow.hpp>
+#include <joinable/communicator/mpi/options.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/buffer.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Why an MPI error on this rank ends all ranks.
+[[nodiscard]] inline AbortReason reason_of_mpi_error(int rank, CommunicationError const& error) {
+    return {FailureKind::communication, {}, concat("rank ", rank, ": ", error.what())};
+}
+
+/// A rank's operations that MPI has not completed: starts them, compares them, and ends them. It
+/// knows nothing of the rank's failure but that it has lost() them.
+class MpiInFlight {
+public:
+    /// Ends the rank for a reason, and throws.
+    using Fail = std::function<void(AbortReason const&)>;
+
+    /// `beside` is a communicator of the same ranks, on which they compare collectives.
+    MpiInFlight(MPI_Comm data, MPI_Comm beside, int rank, int size, MpiLimits limits, Fail fail)
+        : data_{data}, beside_{beside}, rank_{rank}, size_{size}, limits_{limits},
+          calls_{data, rank, size, limits}, fail_{std::move(fail)} {}
+    MpiInFlight(MpiInFlight const&) = delete;
+    MpiInFlight& operator=(MpiInFlight const&) = delete;
+
+    [[nodiscard]] std::shared_ptr<MpiMemory> const& memory() const noexcept { return memory_; }
+    /// How many collectives the rank has posted.
+    [[nodiscard]] std::uint64_t posted() const noexcept { return posted_; }
+
+    [[nodiscard]] MpiOperation& post(Request const& request, MpiOptions const& options) {
+        MpiOperation& operation = operations_.next();
+        operation.prepare(request, *memory_, options.wide);
+        operation.number = posted_++;
+        open_.push_back(&operation);
+        if (options.check) {
+            operation.state = MpiOperation::State::checking;
+            ++unchecked_;
+            require_for(operation, [&] { gather_said(operation, size_, beside_); });
+        } else {
+            operation.state = MpiOperation::State::under_way;
+            require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
+        }
+        return operation;
+    }
+    /// `number` counts the messages with this peer in this direction.
+    [[nodiscard]] MpiOperation&
+    post_message(bool is_send, int peer, int tag, Buffer buffer, std::uint64_t number) {
+        MpiOperation& operation = operations_.next();
+        operation.is_send = is_send;
+        operation.peer = peer;
+        operation.tag = tag;
+        operation.number = number;
+        operation.prepare_message(buffer, *memory_);
+        operation.state = MpiOperation::State::under_way;
+        open_.push_back(&operation);
+        require_for(operation, [&] { start_message(operation, limits_, data_); });
+        return operation;
+    }
+    /// Whether it is complete now.
+    [[nodiscard]] bool advance(MpiOperation& operation) {
+        if (unchecked_ != 0) { // else a rank that waits for another one would delay this one
+            for (MpiOperation* const open : open_) { // in the order of posts
+                if (!start_when_checked(*open)) {
+                    break;
+                }
+            }
+        }
+        if (operation.state != MpiOperation::State::under_way || !have_requests_ended(operation)) {
+            return false;
+        }
+        complete(operation);
+        return true;
+    }
+    /// @pre MPI has finished it
+    void complete(MpiOperation& operation) {
+        operation.deliver(*memory_);
+        open_.erase(std::find(open_.begin(), open_.end(), &operation));
+    }
+    /// The caller no longer waits for it.
+    void release(MpiOperation& operation) {
+        if (operation.state == MpiOperation::State::complete) {
+            operations_.give_back(operation);
+        } else { // its buffer belongs to the caller again
+            operation.state = MpiOperation::State::lost;
+        }
+    }
+    /// The oldest collective that is not complete; null if there is none.
+    [[nodiscard]] MpiOperation* oldest_collective() const {
+        auto const oldest = std::find_if(open_.begin(), open_.end(), [](MpiOperation const* one) {
+            return !one->is_message();
+        });
+        return oldest == open_.end() ? nullptr : *oldest;
+    }
+
+    // -- the end ----------------------------------------------------------------------------------
+
+    /// The rank has failed. Finishes the operations that MPI has completed. Open ones stay with
+    /// MPI, except receives.
+    void lose() {
+        memory_->hold();
+        unchecked_ = 0;
+        for (MpiOperation* const operation : open_) {
+            if (has_just_ended(*operation)) {
+                operation->deliver(*memory_);
+                continue;
+            }
+            operation->state = MpiOperation::State::lost;
+            auto& requests = operation->tables.requests;
+            if (operation->is_receive() && !operation->is_refused && !requests.empty() &&
+                requests.front() != MPI_REQUEST_NULL) {
+                static_cast<void>(MPI_Cancel(&requests.front()));
+            }
+        }
+        std::erase_if(open_, [](MpiOperation const* operation) {
+            return operation->state == MpiOperation::State::complete;
+        });
+    }
+    /// Whether the other ranks can complete the collectives that are open here. `compares`: ranks
+    /// compare collectives before they start them.
+    [[nodiscard]] bool can_be_left(bool compares) const {
+        return open_.size() <= MpiLeave::most_open && (open_.empty() || !compares) &&
+               std::none_of(open_.begin(), open_.end(), [](MpiOperation* operation) {
+                   return operation->is_refused || (operation->is_message() && operation->is_send &&
+                                                    !has_ended(operation->tables));
+               });
+    }
+    [[nodiscard]] std::vector<MpiLeave::Open> open_collectives() const {
+        std::vector<MpiLeave::Open> open;
+        for (MpiOperation const* const operation : open_) {
+            auto const& said = operation->transfer.said;
+            if (!operation->is_message()) {
+                open.push_back(
+                    {operation->number, said.word(), said.count, said.has_counts ? 1U : 0U}
+                );
+            }
+        }
+        return open;
+    }
+    /// Completes the collectives that are open on any rank. A rank that has not posted one takes
+    /// part with zeros. `is_cancelled(peer)` hears of a receive that MPI will not complete. Returns
+    /// whether MPI has finished with all operations.
+    template <class IsCancelled>
+    [[nodiscard]] bool
+    drain(std::vector<MpiLeave::Open> const& open_anywhere, IsCancelled const& is_cancelled) {
+        for (MpiLeave::Open const& one : open_anywhere) {
+            if (one.number >= posted_) {
+                shadow(Descriptor::of_word(one.word, one.count, false));
+            }
+        }
+        bool const is_over = wait_for_a_moment([&] {
+            return std::all_of(open_.begin(), open_.end(), [&](MpiOperation* const operation) {
+                return has_stopped(*operation, is_cancelled);
+            });
+        });
+        for (MpiOperation* const operation : open_) {
+            if (is_over) {
+                operation->give_back(*memory_);
+            }
+        }
+        return is_over;
+    }
+
+private:
+    /// Runs f(). An MPI error in it ends all ranks, and MPI keeps the operation's memory.
+    template <class F>
+    void require_for(MpiOperation& operation, F const& f) {
+        operation.is_refused = true;
+        try {
+            f();
+        } catch (CommunicationError const& error) {
+            fail_(reason_of_mpi_error(rank_, error));
+        }
+        operation.is_refused = false;
+    }
+    [[nodiscard]] bool have_requests_ended(MpiOperation& operation) {
+        bool is_done = false;
+        require_for(operation, [&] {
+            is_done = operation.is_receive() ? has_received(operation, rank_, fail_)
+                                             : has_ended(operation.tables);
+        });
+        return is_done;
+    }
+    /// Whether its data has started to move.
+    [[nodiscard]] bool start_when_checked(MpiOperation& operation) {
+        if (operation.state >= MpiOperation::State::under_way) {
+            return true;
+        }
+        if (!have_requests_ended(operation)) {
+            return false;
+        }
+        operation.tables.requests.clear();
+        bool const has_tables = operation.state == MpiOperation::State::checking_counts;
+        if (auto const reason = has_tables ? difference_of_tables(operation, size_)
+                                           : difference_of_said(operation, size_)) {
+            fail_(*reason);
+        }
+        if (operation.transfer.said.has_counts && !has_tables) {
+            operation.state = MpiOperation::State::checking_counts;
+            require_for(operation, [&] { gather_tables(operation, size_, data_); });
+            return false;
+        }
+        operation.words.clear();
+        operation.state = MpiOperation::State::under_way;
+        --unchecked_;
+        require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
+        return true;
+    }
+    /// The same after the rank has failed: it cannot fail again.
+    [[nodiscard]] bool has_just_ended(MpiOperation& operation) {
+        try {
+            return operation.state == MpiOperation::State::under_way && !operation.is_refused &&
+                   have_requests_ended(operation);
+        } catch (...) {
+            return false;
+        }
+    }
+    /// Whether MPI has finished with an operation that an abort interrupted.
+    template <class IsCancelled>
+    [[nodiscard]] bool has_stopped(MpiOperation& operation, IsCancelled const& is_cancelled) {
+        if (!operation.is_receive()) {
+            return has_ended(operation.tables);
+        }
+        auto const is_so = detail::is_cancelled(operation);
+        if (is_so.value_or(false)) {
+            is_cancelled(operation.peer);
+        }
+        return is_so.has_value();
+    }
+    /// Takes part in a collective that the others have posted.
+    void shadow(Descriptor const& said) {
+        MpiOperation& operation = operations_.next();
+        operation.transfer = shadow_of(said, rank_, size_, zeros_);
+        operation.number = posted_++;
+        operation.state = MpiOperation::State::lost;
+        open_.push_back(&operation);
+        calls_.start(operation.transfer, operation.tables);
+    }
+
+    MPI_Comm data_;
+    MPI_Comm beside_;
+    int rank_;
+    int size_;
+    MpiLimits limits_;
+    MpiCalls calls_;
+    Fail fail_;
+    std::shared_ptr<MpiMemory> memory_ = std::make_shared<MpiMemory>();
+    MpiOperations operations_{size_};
+    std::deque<MpiOperation*> open_;           ///< in the order of posts
+    std::uint64_t posted_ = 0;                 ///< collectives
+    std::size_t unchecked_ = 0;                ///< those that are not compared yet
+    std::deque<std::vector<std::byte>> zeros_; ///< for collectives of other ranks
+};
+
+}}} // namespace joinable::v0::detail

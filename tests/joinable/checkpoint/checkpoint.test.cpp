@@ -303,22 +303,31 @@ TEST_CASE("values that are sharded are written and read, whatever their layout")
 TEST_CASE("what ranks wrote with one sharding they read with any other") {
     Folder const folder;
     std::string const name = folder.file("any");
-    Sharding const all[] = {
-        Sharding::none, Sharding::optimizer, Sharding::gradients, Sharding::parameters
+    Model const model{.dtype = DType::bf16, .is_permuted = true};
+    ShardedOptions const all[] = {
+        {.sharding = Sharding::none},
+        {.sharding = Sharding::optimizer},
+        {.sharding = Sharding::gradients},
+        {.sharding = Sharding::parameters},
+        {.sharding = Sharding::parameters, .units = std::vector(make(model).size(), std::size_t{1})
+        },
+        {.sharding = Sharding::optimizer, .parameters_as_bucket_view = true},
+        {.sharding = Sharding::gradients,
+         .partition = Partition::flat,
+         .parameters_as_bucket_view = true},
     };
     over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {
         AdamW const rule{.learning_rate = 0.02};
-        Model const model{.dtype = DType::bf16, .is_permuted = true};
-        for (Sharding const from : all) {
+        for (ShardedOptions const& from : all) {
             auto params = gathered(make(model));
-            ShardedDataParallel sharded{comm, params, rule, ShardedOptions{.sharding = from}};
+            ShardedDataParallel sharded{comm, params, rule, from};
             train_round(sharded, params, comm.rank());
             Checkpoint{sharded, name}.write();
             train_round(sharded, params, comm.rank());
             auto const values = all_values(sharded, params);
-            for (Sharding const to : all) {
+            for (ShardedOptions const& to : all) {
                 auto others = gathered(make(model, 1.5));
-                ShardedDataParallel other{comm, others, rule, ShardedOptions{.sharding = to}};
+                ShardedDataParallel other{comm, others, rule, to};
                 Checkpoint{other, name}.read();
                 train_round(other, others, comm.rank());
                 CHECK(all_values(other, others) == values);

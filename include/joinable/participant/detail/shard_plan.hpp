@@ -65,7 +65,8 @@ void check_group(
     if (device != DeviceId{}) {
         throw ContractViolation{concat(
             "sharded optimizers step parameters on the host, but this communicator's are on ",
-            to_text(device)
+            to_text(device),
+            "; average gradients by DistributedDataParallel, and step on every rank by a Step"
         )};
     }
     check_parameters(list, {});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: flat_parameters: values and gradients are contiguous ranges, such as std::vector or std::span; of a
-// EXPECT: pointer and a count make std::span{pointer, count}
+// EXPECT: flat_parameters: values and gradients are contiguous ranges, such as std::vector or std::span; for a
+// EXPECT: pointer and a count give std::span{pointer, count}
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; of one number
+// EXPECT: Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; for one number
 // EXPECT: n return std::array{n}
 #include <joinable/join.hpp>
 

@@ -48,7 +48,7 @@ inline constexpr std::array<Launcher, 6> launchers{{
      {"", ""},
      "",
      "",
-     "set it to a text that all ranks of this job have, and no other job"},
+     "set it to a text that is the same on all ranks of this job and differs between jobs"},
     {"torchrun",
      "RANK",
      "WORLD_SIZE",
@@ -172,7 +172,7 @@ private:
         for (char const* const name : launcher.job) {
             if (*name != '\0' && !is_set(name)) {
                 throw ContractViolation{concat(
-                    "expected what tells this job from others in ",
+                    "expected a value that identifies this job in ",
                     name,
                     ", but it is not set; ",
                     launcher.without_job

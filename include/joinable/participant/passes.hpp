@@ -345,7 +345,7 @@ protected:
     void require_stepped() const {
         if (stage_ == Stage::reduced) {
             throw ContractViolation{
-                "the round before has not been stepped; call step() after each backward pass that syncs, and "
+                "the previous round has not been stepped; call step() after each backward pass that syncs, and "
                 "after skip()"
             };
         }
@@ -367,21 +367,21 @@ protected:
             bool const has_failed = stage_ == Stage::failed;
             if (gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
                 throw ContractViolation{
-                    "the passes of the round before have not ended, in which all ranks gather values; call "
-                    "backward(), or skip() after a failure"
+                    "the passes of the previous round have not ended, and all ranks gather values in them; "
+                    "call backward(), or skip() after a failure"
                 };
             }
             if (hidden_.are_followed() && (stage_ == Stage::unsynced || has_failed)) {
                 throw ContractViolation{
-                    "the passes of the round before have not ended, in which joined ranks follow collectives; "
-                    "call backward(), or announce a forward pass without one with {.phase = Phase::evaluate}"
+                    "the passes of the previous round have not ended, and joined ranks follow collectives in "
+                    "them; call backward(), or announce a forward pass that has no backward pass with {.phase = "
+                    "Phase::evaluate}"
                 };
             }
             if (is_open || stage_ == Stage::backward) {
                 throw ContractViolation{
-                    "a forward pass follows one without a backward pass; announce a round without "
-                    "one with {.will_sync = false} or {.phase = Phase::evaluate}, and one that "
-                    "failed with skip()"
+                    "the previous forward pass had no backward pass; announce such a round with {.will_sync "
+                    "= false} or {.phase = Phase::evaluate}, and call skip() after a pass that failed"
                 };
             }
             open_round(notice);

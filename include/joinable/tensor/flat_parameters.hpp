@@ -35,7 +35,7 @@ template <class Range>
     static_assert(
         is_contiguous,
         "flat_parameters: values and gradients are contiguous ranges, such as std::vector or std::span; "
-        "of a pointer and a count make std::span{pointer, count}"
+        "for a pointer and a count give std::span{pointer, count}"
     );
     static_assert(
         std::is_lvalue_reference_v<Range> ||

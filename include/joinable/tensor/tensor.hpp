@@ -184,7 +184,7 @@ consteval bool models_tensor() {
         );
         static_assert(
             detail::has_extents<T>,
-            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; of one "
+            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; for one "
             "number n return std::array{n}"
         );
         static_assert(

@@ -177,17 +177,17 @@ TEST_CASE("what is missing, no number or no rank is named") {
         {with(open_mpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "all"}}),
          "expected a number in OMPI_COMM_WORLD_LOCAL_SIZE, but it is \"all\""},
         {mpich,
-         "expected what tells this job from others in PMI_JOBID, but it is not set; MPICH's "
+         "expected a value that identifies this job in PMI_JOBID, but it is not set; MPICH's "
          "mpiexec "
          "names no job: start the ranks by mpiexec -genv JOINABLE_JOB $$"},
         {without(srun, "SLURM_STEP_ID"),
-         "expected what tells this job from others in SLURM_STEP_ID, but it is not set; start the "
+         "expected a value that identifies this job in SLURM_STEP_ID, but it is not set; start the "
          "ranks by srun, not by sbatch alone, or set JOINABLE_JOB"},
         {{{"JOINABLE_RANK", "0"}, {"JOINABLE_WORLD_SIZE", "2"}},
-         "expected what tells this job from others in JOINABLE_JOB, but it is not set; set it to a "
-         "text that all ranks of this job have, and no other job"},
+         "expected a value that identifies this job in JOINABLE_JOB, but it is not set; set it to a "
+         "text that is the same on all ranks of this job and differs between jobs"},
         {with(torchrun, {{"MASTER_PORT", ""}}),
-         "expected what tells this job from others in MASTER_PORT, but it is not set; start the "
+         "expected a value that identifies this job in MASTER_PORT, but it is not set; start the "
          "ranks by torchrun, or set JOINABLE_JOB"},
     };
     for (Case const& expected : cases) {

@@ -674,7 +674,7 @@ TEST_CASE("verbs out of order are refused in a sentence") {
             "step() follows a backward pass that syncs, once; call it after backward() or skip(), and not "
             "in rounds that accumulate";
         std::string const not_stepped =
-            "the round before has not been stepped; call step() after each backward pass that syncs, and "
+            "the previous round has not been stepped; call step() after each backward pass that syncs, and "
             "after skip()";
         auto const pass = [&](auto ready) {
             add_gradient(params[1], 1.0);

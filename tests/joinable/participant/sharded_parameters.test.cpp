@@ -942,8 +942,8 @@ TEST_CASE("what a pass does wrong with values is said in a sentence") {
                 sharded.forward([](auto) {}, {.will_sync = false});
                 sharded.forward([](auto) {});
             }) ==
-            "the passes of the round before have not ended, in which all ranks gather values; call backward(), "
-            "or skip() after a failure"
+            "the passes of the previous round have not ended, and all ranks gather values in them; call "
+            "backward(), or skip() after a failure"
         );
     });
     over_ranks({1, 2}, [](RankCommunicator& comm) {

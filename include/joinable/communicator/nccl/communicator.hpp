@@ -148,8 +148,8 @@ private:
             detail::prepare_together(rank_, [&] {
                 detail::require_non_blocking(
                     rank_,
-                    "NCCL_COMM_BLOCKING, which the environment or nccl.conf sets, wins over what "
-                    "this library asks for; leave it out"
+                    "the environment or nccl.conf sets NCCL_COMM_BLOCKING, which overrides the options of "
+                    "this library; unset it"
                 );
             });
         } catch (...) {

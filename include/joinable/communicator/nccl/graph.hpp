@@ -152,20 +152,19 @@ private:
         refuse(
             cudaStreamEndCapture(origin_, &same),
             "cudaStreamEndCapture",
-            "the passes launch, and wait for nothing; streams that they use beside the caller's "
-            "begin "
-            "behind it and end before it"
+            "the passes must not wait for the device, and other streams that they use must begin after "
+            "the caller's stream and end before it"
         );
         for (cudaGraphNode_t const node : engine_) {
             cudaGraphNodeType type{};
             rank_.check(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
             if (type != cudaGraphNodeTypeKernel && type != cudaGraphNodeTypeMemcpy &&
                 type != cudaGraphNodeTypeMemset) {
-                throw ContractViolation{"the passes of a captured step launch kernels, copies and "
-                                        "memsets, which a rank "
-                                        "that shadows switches off, but they hold something else, "
-                                        "such as a function of "
-                                        "the host; do that outside the passes"};
+                throw ContractViolation{
+                    "the passes of a captured step may launch only kernels, copies and memsets, which a "
+                    "shadowing rank can disable, but they launch something else, such as a host function; "
+                    "do that outside the passes"
+                };
             }
         }
         rank_.check(

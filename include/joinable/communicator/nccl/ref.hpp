@@ -54,7 +54,7 @@ public:
                 check_members(comm);
                 detail::require_non_blocking(
                     rank_,
-                    "make the one that is lent by ncclCommInitRankConfig with config.blocking = 0, "
+                    "make the lent one by ncclCommInitRankConfig with config.blocking = 0, "
                     "and do not set NCCL_COMM_BLOCKING"
                 );
             });

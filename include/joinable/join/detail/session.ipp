@@ -86,7 +86,7 @@ Session::next(bool have_input, RoundNotice const& notice, Opening opening) {
         return false;
     }
     if (is_ahead_ && (opening != Opening::look_ahead || !ahead_)) {
-        throw_violation("a loop with look-ahead has said already what this rank does next; run "
+        throw_violation("a loop with look-ahead has already announced this rank's next round; run "
                         "one such loop in a guard, and no next() beside it");
     }
     opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);

@@ -86,8 +86,8 @@ public:
     void begin_forward() {
         require(
             Pass::none,
-            "a forward pass follows one without a backward pass; announce a round without one with "
-            "{.phase = Phase::evaluate}, and one that failed with skip()"
+            "the previous forward pass had no backward pass; announce such a round with {.phase = "
+            "Phase::evaluate}, and call skip() after a pass that failed"
         );
         require_let_go();
         begin(Pass::forward, false);

@@ -126,8 +126,7 @@ TEST_CASE("a blocking communicator is refused on all ranks, and stays the engine
     run_engines({1, 3}, true, [](joinable::ThreadCommunicator& hosts, Engine& engine) {
         CHECK_THROWS_WITH_AS(
             (NcclCommunicatorRef{hosts, engine.comm, engine.stream}),
-            Contains("make the one that is lent by ncclCommInitRankConfig with config.blocking = 0"
-            ),
+            Contains("make the lent one by ncclCommInitRankConfig with config.blocking = 0"),
             joinable::ContractViolation
         );
         CHECK_FALSE(hosts.is_aborted());

@@ -20,6 +20,30 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// Memory for what a rank receives and combines. It is kept, because new pages cost more than what
+/// arrives in them.
+class GlooScratch {
+public:
+    /// At least so many bytes, until the next call with this index.
+    [[nodiscard]] std::byte* take(std::size_t index, std::size_t bytes) {
+        Block& block = blocks_[index];
+        if (block.bytes < bytes) {
+            block.memory.reset(); // not both at a time
+            block.bytes = 0;
+            block.memory.reset(new std::byte[bytes]);
+            block.bytes = bytes;
+        }
+        return block.memory.get();
+    }
+
+private:
+    struct Block {
+        std::unique_ptr<std::byte[]> memory;
+        std::size_t bytes = 0;
+    };
+    std::array<Block, 2> blocks_;
+};
+
 /// Runs one collective of one rank from its beginning to its end, which blocks. Its messages are
 /// Gloo's. Each rank combines one part of all inputs by the library's own arithmetic, in rank
 /// order, so results have the same bits as those of other transports.
@@ -29,12 +53,14 @@ public:
     /// everything. Larger ones take two.
     static constexpr std::size_t most_in_one_step = 16 * 1024;
     /// So many bytes of each rank's part are combined while the next ones arrive.
-    static constexpr std::size_t piece_bytes = 512 * 1024;
+    static constexpr std::size_t piece_bytes = 1024 * 1024;
 
     /// `request` must outlive this object. `number` is the collective's, the same on all ranks.
-    GlooCollective(GlooMesh& mesh, Request const& request, std::uint64_t number)
-        : mesh_{mesh}, request_{request}, said_{request.signature}, number_{number},
-          rank_{mesh.rank()}, size_{mesh.size()}, element_{size_of(said_.dtype)},
+    GlooCollective(
+        GlooMesh& mesh, GlooScratch& scratch, Request const& request, std::uint64_t number
+    )
+        : mesh_{mesh}, scratch_{scratch}, request_{request}, said_{request.signature},
+          number_{number}, rank_{mesh.rank()}, size_{mesh.size()}, element_{size_of(said_.dtype)},
           in_{static_cast<std::byte const*>(request.in.data)},
           out_{static_cast<std::byte*>(request.out.data)} {}
 
@@ -237,11 +263,11 @@ private:
     void reduce_in_one_step() {
         gather_factors();
         std::size_t const bytes = said_.count * element_;
-        std::vector<std::byte> others(has_result(rank_) ? index(size_) * bytes : 0);
+        std::byte* const others = scratch_.take(0, has_result(rank_) ? index(size_) * bytes : 0);
         GlooTransfers transfers{mesh_, name_of(0)};
         for_others([&](int other) {
             if (has_result(rank_)) {
-                transfers.receive(other, std::span{others}.subspan(index(other) * bytes, bytes));
+                transfers.receive(other, {others + index(other) * bytes, bytes});
             }
         });
         for_others([&](int other) {
@@ -251,13 +277,13 @@ private:
         });
         transfers.wait();
         if (has_result(rank_) && said_.count != 0) {
-            combine(in_, others.data(), bytes, out_, said_.count);
+            combine(in_, others, bytes, out_, said_.count);
         }
     }
 
     /// Two pieces are under way at a time: while one is combined, the next one arrives.
     struct Piece {
-        std::unique_ptr<std::byte[]> memory; ///< the others' inputs, and this rank's result
+        std::byte* memory = nullptr; ///< the others' inputs, and this rank's result
         std::optional<GlooTransfers> inputs;
         std::optional<GlooTransfers> results;
     };
@@ -280,13 +306,11 @@ private:
         std::array<Piece, 2> two;
         auto const start = [&](std::size_t number) {
             Piece& piece = two[number % 2];
-            if (piece.memory == nullptr) {
-                piece.memory.reset(new std::byte[index(size_) * stride]);
-            }
+            piece.memory = scratch_.take(number % 2, index(size_) * stride);
             std::size_t const bytes = piece_of(own, number).count * element_;
             piece.inputs.emplace(mesh_, name_of(2 * number));
             for_others([&](int other) {
-                piece.inputs->receive(other, {piece.memory.get() + index(other) * stride, bytes});
+                piece.inputs->receive(other, {piece.memory + index(other) * stride, bytes});
             });
             for_others([&](int other) {
                 auto const [begin, count] = piece_of(parts[index(other)], number);
@@ -298,12 +322,10 @@ private:
             piece.inputs->wait();
             Part const mine = piece_of(own, number);
             std::byte* const result = place_of_result(
-                piece.memory.get() + index(rank_) * stride, mine.begin, mine.begin - own.begin
+                piece.memory + index(rank_) * stride, mine.begin, mine.begin - own.begin
             );
             if (mine.count != 0) {
-                combine(
-                    in_ + mine.begin * element_, piece.memory.get(), stride, result, mine.count
-                );
+                combine(in_ + mine.begin * element_, piece.memory, stride, result, mine.count);
             }
             if (is_scattered()) {
                 return;
@@ -356,6 +378,7 @@ private:
     }
 
     GlooMesh& mesh_;
+    GlooScratch& scratch_;
     Request const& request_;
     Descriptor const& said_;
     std::uint64_t number_;

@@ -163,6 +163,7 @@ public:
     /// The rank's last act.
     void close(bool is_unwinding) noexcept {
         try {
+            take_over_from_parent(); // before the others hear that this rank leaves
             if (is_unwinding) {
                 abort_for_exception("the scope of its communicator");
             }
@@ -215,13 +216,14 @@ private:
     }
     [[nodiscard]] State run(Operation const& operation, std::string& error) {
         try {
-            GlooCollective{*mesh_, operation.request, operation.number}.run();
+            GlooCollective{*mesh_, scratch_, operation.request, operation.number}.run();
             return State::complete;
         } catch (std::exception const& failure) {
             error = failure.what();
         } catch (...) {
             error = "an unknown exception";
         }
+        mesh_->close(); // the others wait for what this rank no longer sends
         return State::broken;
     }
 
@@ -397,6 +399,7 @@ private:
     std::shared_ptr<GlooRank> parent_;
     TcpCommunicator control_;
     std::optional<GlooMesh> mesh_;
+    GlooScratch scratch_;                         ///< of the thread
     std::deque<std::unique_ptr<Operation>> open_; ///< in the order of posts
     std::uint64_t posted_ = 0;
     std::uint64_t splits_ = 0;

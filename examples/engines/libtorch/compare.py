@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Trains the network of train.cpp by PyTorch's own DistributedDataParallel and Join over Gloo, in Python.
+"""Trains the network of train.cpp by PyTorch's own DistributedDataParallel and Join over Gloo, in Python, and prints
+its losses beside those of train.cpp.
 
-  train_libtorch --save FILE; python3 compare.py FILE
+  bash run.sh --unweighted --save FILE; python3 compare.py FILE
 """
 import os
 import sys
@@ -51,14 +52,15 @@ def train(rank, world, path):
         losses = [None] * world
         dist.all_gather_object(losses, loss)
         if rank == 0:
-            print(f"{epoch + 1:5} {min(losses):17.5f} to {max(losses):.5f}", flush=True)
+            here = float(saved["losses"][epoch])
+            print(f"{epoch + 1:5} {min(losses):10.5f} to {max(losses):.5f} {here:16.5f}", flush=True)
     dist.destroy_process_group()
 
 
 def main():
     path = os.path.abspath(sys.argv[1])
     world = 1 + max(int(k.split(".")[1]) for k in load(path) if k.startswith("images."))
-    print(f"PyTorch {torch.__version__}, {world} processes over Gloo\nepoch  losses of the ranks", flush=True)
+    print(f"PyTorch {torch.__version__}, {world} processes over Gloo\nepoch  losses of PyTorch  loss of joinable", flush=True)
     if os.path.exists(path + ".store"):
         os.remove(path + ".store")
     multiprocessing.spawn(train, (world, path), nprocs=world)

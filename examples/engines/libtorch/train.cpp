@@ -173,20 +173,21 @@ std::vector<double> train_alone(
     return losses;
 }
 
-/// Writes the data from which compare.py trains the same network on the same batches.
-void save(
-    std::string const& path,
+using Tensors = c10::Dict<std::string, torch::Tensor>;
+
+/// What compare.py needs to train the same network on the same batches.
+Tensors inputs_of(
     Options const& options,
     std::vector<std::vector<Batch>> const& shards,
     Batch const& test,
     Network const& network
 ) {
-    c10::Dict<std::string, torch::Tensor> tensors;
+    Tensors tensors;
     tensors.insert("epochs", torch::tensor(options.epochs));
     tensors.insert("test.images", test.images);
     tensors.insert("test.digits", test.digits);
     for (auto const& parameter : network->named_parameters()) {
-        tensors.insert("value." + parameter.key(), parameter.value().detach());
+        tensors.insert("value." + parameter.key(), parameter.value().detach().clone());
     }
     for (std::size_t rank = 0; rank < shards.size(); ++rank) {
         for (std::size_t i = 0; i < shards[rank].size(); ++i) {
@@ -195,6 +196,9 @@ void save(
             tensors.insert("digits." + name, shards[rank][i].digits.clone());
         }
     }
+    return tensors;
+}
+void save(std::string const& path, Tensors const& tensors) {
     std::vector<char> const bytes = torch::pickle_save(tensors);
     std::ofstream file{path, std::ios::binary};
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
@@ -231,7 +235,7 @@ int main(int argc, char** argv) {
     app.add_option(
            "--save",
            options.save,
-           "Write samples and first values here, for compare.py. Default: none."
+           "Write samples, first values and losses here, for compare.py. Default: none."
     )
         ->option_text("FILE");
     CLI11_PARSE(app, argc, argv);
@@ -256,14 +260,16 @@ int main(int argc, char** argv) {
                 single->parameters()[i].copy_(networks[0]->parameters()[i]);
             }
         }
-        if (!options.save.empty()) {
-            save(options.save, options, shards, test, single);
-        }
+        Tensors saved = inputs_of(options, shards, test, single);
         joinable::run_threads(options.ranks, [&](joinable::ThreadCommunicator& comm) {
             auto const rank = static_cast<std::size_t>(comm.rank());
             losses[rank] = train_together(comm, shards[rank], test, options, networks[rank]);
         });
         std::vector<double> const alone = train_alone(shards, test, options.epochs, single);
+        if (!options.save.empty()) {
+            saved.insert("losses", torch::tensor(losses[0]));
+            save(options.save, saved);
+        }
         std::printf("held out: %lld images\n", static_cast<long long>(held_out));
         std::printf("epoch  loss of %2d ranks  loss alone\n", options.ranks);
         for (std::size_t epoch = 0; epoch < alone.size(); ++epoch) {

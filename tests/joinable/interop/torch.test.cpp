@@ -10,6 +10,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -288,6 +289,47 @@ TEST_CASE("Adam of joinable, sharded, steps libtorch's parameters as libtorch's 
         for (std::size_t i = 0; i < numbers.size(); ++i) {
             CHECK(std::abs(numbers[i] - expected[i]) < 1e-9);
         }
+    });
+}
+
+TEST_CASE("a training goes on from what one rank has written by torch::save") {
+    auto const train = [](ThreadCommunicator& comm, Net& model, torch::optim::SGD& optimizer) {
+        joinable::torch::DistributedDataParallel ddp{comm, model, {.find_unused = true}};
+        joinable::torch::Step step{comm, optimizer};
+        joinable::Join guard{joinable::participants(ddp, step)};
+        for (auto const& samples : batches_of(comm.rank(), comm.size())) {
+            Batch const batch{samples};
+            optimizer.zero_grad();
+            loss_of(ddp.forward({.weight = batch.size()}, batch.inputs), batch).backward();
+            step.step();
+        }
+        guard.finish();
+    };
+    std::string saved_model;
+    std::string saved_optimizer;
+    run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+        Net model;
+        torch::optim::SGD optimizer{model->parameters(), sgd};
+        train(comm, model, optimizer);
+        if (comm.rank() == comm.size() - 1) { // one that may have run out before others
+            std::ostringstream of_model;
+            std::ostringstream of_optimizer;
+            torch::save(model, of_model);
+            torch::save(optimizer, of_optimizer);
+            saved_model = of_model.str();
+            saved_optimizer = of_optimizer.str();
+        }
+        comm.barrier();
+        Net resumed;
+        torch::optim::SGD resumed_optimizer{resumed->parameters(), sgd};
+        std::istringstream of_model{saved_model};
+        std::istringstream of_optimizer{saved_optimizer};
+        torch::load(resumed, of_model);
+        torch::load(resumed_optimizer, of_optimizer);
+        check_close(numbers_of(*resumed), numbers_of(*model));
+        train(comm, model, optimizer);
+        train(comm, resumed, resumed_optimizer);
+        CHECK(numbers_of(*resumed) == numbers_of(*model));
     });
 }
 

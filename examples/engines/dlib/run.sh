@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSL-1.0
+# Installs what this example needs, builds it, and runs it with the arguments given.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+source "$root/tests/cmake/install.sh"
+install cmake ninja-build g++ libcli11-dev libdlib-dev
+
+echo "compiling, which takes about a minute"
+cmake -S "$root" -B "$root/build/release" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+    -DJOINABLE_BUILD_TESTS=OFF -DJOINABLE_BUILD_BENCHMARKS=OFF >/dev/null
+cmake --build "$root/build/release" --target train_dlib
+exec "$root/build/release/examples/train_dlib" "$@"

@@ -275,12 +275,12 @@ MUTATIONS = [
     ),
     Mutation(
         "an-answer-that-is-there-is-waited-for", "join/detail/rounds.ipp",
-        "bool const is_there = roll_call_.test();", "bool const is_there = false;",
+        "if (roll_call_.test() && ", "if (false && ",
         "trace/trace.test.cpp", "a wait is shown*",
     ),
     Mutation(
         "a-second-message-is-no-wait", "join/detail/rounds.ipp",
-        "(is_sent && roll_call_.said().arrived > 0)", "!is_sent",
+        " && !roll_call_.needs_another_message()", "",
         "trace/trace.test.cpp", "a wait is shown*",
     ),
     Mutation(

@@ -32,6 +32,12 @@ public:
     void post(RollCallLanes const& mine, Carry const& carry = {});
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
+    /// Whether answer() waits once more for all ranks, because some arrived or failed.
+    /// @pre test()
+    [[nodiscard]] bool needs_another_message() const noexcept {
+        RollCallLanes const said = RollCallLanes::decode(words_);
+        return !schedule_ && said.arrived + said.failed > 0;
+    }
 
     /// For guards with known lengths. The schedule now answers instead of a sum, and nothing is sent,
     /// until it gives a verdict other than `go_on`.

@@ -60,15 +60,14 @@ JOINABLE_DEFINITION void Rounds::announce_arrival() {
 }
 
 JOINABLE_DEFINITION Verdict Rounds::hear() {
-    bool const is_sent = !roll_call_.is_scheduled();
-    bool const is_there = roll_call_.test();
+    waited_ = {};
+    if (roll_call_.test() && !roll_call_.needs_another_message()) {
+        return roll_call_.answer();
+    }
     auto const begin = std::chrono::steady_clock::now();
     Verdict const verdict = roll_call_.answer();
-    waited_ = {};
-    if (!is_there || (is_sent && roll_call_.said().arrived > 0)) { // arrivals take a second message
-        waited_ = {begin, std::chrono::steady_clock::now()};
-        result_.waited += waited_.end - begin;
-    }
+    waited_ = {begin, std::chrono::steady_clock::now()};
+    result_.waited += waited_.end - begin;
     return verdict;
 }
 

@@ -139,11 +139,7 @@ public:
         } catch (std::exception const&) {
             return true;
         }
-        if (!control_.is_aborted()) {
-            return false;
-        }
-        end();
-        return true;
+        return control_.is_aborted();
     }
 
     /// Where the ranks of one color meet. Collective; blocks.
@@ -235,18 +231,19 @@ private:
         }
         return is_complete(operation);
     }
-    /// Learns from the others. @throws what ends all ranks
+    /// Learns from the others. When all ranks have arrived, a rank that leaves or fails does not end
+    /// this at once: the data may be complete without it, or its closed connections tell.
+    /// @throws what ends all ranks
     void look(Operation& operation, bool has_deadline) {
-        take_over_from_parent();
-        if (!operation.is_compared && has_deadline) {
-            static_cast<void>(operation.arriving->test());
+        compare_arrivals(&operation);
+        if (!operation.is_compared) {
+            take_over_from_parent();
+            if (has_deadline && operation.arriving->test()) {
+                compare_arrivals(&operation);
+            }
         }
-        compare_arrivals();
         if (is_complete(operation)) {
             return;
-        }
-        if (control_.is_aborted()) {
-            throw_reason();
         }
         std::unique_lock lock{mutex_};
         bool const is_broken = operation.state == State::broken;
@@ -255,9 +252,17 @@ private:
             operation.stalled = {};
         }
         lock.unlock();
+        bool const is_over = control_.is_aborted();
+        if (is_over && (is_broken || !operation.is_compared)) {
+            throw_reason();
+        }
         if (is_broken) { // because another rank has closed its connections, which says why, or died
             if (operation.stalled.reaches(gloo_patience)) {
                 fail({FailureKind::communication, {}, blame(error)});
+            }
+        } else if (is_over) {
+            if (operation.stalled.reaches(gloo_patience)) {
+                throw_reason();
             }
         } else if (has_deadline && operation.is_compared &&
                    operation.stalled.reaches(options_.deadline)) {
@@ -273,23 +278,31 @@ private:
             );
         }
     }
-    /// Arrivals complete in the order of posts.
-    void compare_arrivals() {
+    /// Arrivals complete in the order of posts. Stops behind `last`.
+    void compare_arrivals(Operation const* last = nullptr) {
         for (auto const& one : open_) {
-            if (one->is_compared) {
-                continue;
-            }
-            if (!one->arriving->progress()) {
+            if (!one->is_compared && !compare(*one)) {
                 return;
             }
-            if (auto const reason = one->arrival.difference()) {
-                fail(*reason);
-            }
-            one->is_compared = true;
-            if (one->goes_with_arrival() && !one->is_released) { // else its buffer may be freed
-                one->arrival.give_data(one->request.out);
+            if (one.get() == last) {
+                return;
             }
         }
+    }
+    /// Whether all ranks have arrived. @throws Mismatch; what ends all ranks, if some did not arrive
+    [[nodiscard]] bool compare(Operation& operation) {
+        if (!operation.arriving->progress()) {
+            return false;
+        }
+        if (auto const reason = operation.arrival.difference()) {
+            fail(*reason);
+        }
+        operation.is_compared = true;
+        if (operation.goes_with_arrival() &&
+            !operation.is_released) { // else its buffer may be freed
+            operation.arrival.give_data(operation.request.out);
+        }
+        return true;
     }
     void take_over_from_parent() {
         if (parent_ != nullptr && parent_->is_aborted()) {

@@ -736,7 +736,7 @@ MUTATIONS = [
     Mutation(
         "leaders-hear-nothing-of-their-machines", "communicator/hierarchical/detail/engine.hpp",
         "listen_to(local_, Level::local);", "",
-        "communicator/hierarchical/communicator.test.cpp", "a rank that aborts*",
+        "communicator/hierarchical/communicator.test.cpp", "a leader that waits*",
     ),
     Mutation(
         "levels-that-are-left-end-a-collective", "communicator/hierarchical/detail/engine.hpp",

@@ -24,6 +24,7 @@
 
 #include <doctest/doctest.h>
 #include <support/all_reducer.hpp>
+#include <support/linear_model.hpp>
 #include <support/machines.hpp>
 #include <support/tcp_ranks.hpp>
 #include <support/wait_until.hpp>
@@ -34,6 +35,8 @@
 #include <joinable/error.hpp>
 #include <joinable/hierarchical.hpp>
 #include <joinable/join/guard.hpp>
+#include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/step.hpp>
 
 namespace {
 
@@ -269,6 +272,9 @@ struct Failures {
                 auto const again = [&] { comm.all_reduce({&byte, 1, DType::u8}, ReduceOp::max).wait(); };
                 CHECK_THROWS_AS(again(), Failure); // and for ever
                 CHECK(comm.is_aborted());
+            } catch (...) {
+                ++ended_;
+                throw;
             }
             wait_until_all_have_ended();
         });
@@ -393,19 +399,54 @@ TEST_CASE("a rank that does not come is TimedOut with its number on all others")
 
 TEST_CASE("what happens on a level that a collective has left does not end it") {
     std::atomic<bool> is_over{false};
+    std::atomic<bool> has_tested{false};
     on_machines({1, 2}, [&](OnMachine place) {
         HierarchicalCommunicator comm{place.local, place.across};
         if (comm.rank() == 2) {
-            wait_until([&] { return is_over.load(); }); // its leader waits for it on their machine
+            // Its leader waits for it on their machine.
+            wait_until([&] { return has_tested || comm.is_aborted(); });
         }
         std::int32_t value = comm.rank() == 0 ? 7 : -1;
-        comm.broadcast({&value, 1, DType::i32}, 0).wait();
+        auto work = comm.broadcast({&value, 1, DType::i32}, 0);
+        if (comm.rank() == 1) {
+            wait_until([&] { return work.test() || is_over; });
+            CHECK(!work.test());
+            has_tested = true;
+        }
+        work.wait();
         CHECK(value == 7);
         if (comm.rank() == 0) {
             place.across->abort({joinable::FailureKind::peer_failed, {0}, "rank 0 has left"});
             is_over = true;
         }
     });
+}
+
+TEST_CASE("a leader that waits for other machines hears of an abort on its own") {
+    std::atomic<bool> waits{false};
+    std::atomic<int> failed{0};
+    Failures<joinable::PeerFailed> const failures{{1, 3}, [&](ThreadMachines& comm) {
+        comm.set_deadline(std::chrono::seconds{20});
+        if (comm.rank() == 0) {
+            wait_until(failed, 3);
+        }
+        std::uint64_t one = 1;
+        auto work = comm.all_reduce({&one, 1, DType::u64}, ReduceOp::sum);
+        try {
+            if (comm.rank() == 1) {
+                wait_until([&] { return work.test() || comm.missing_ranks() == std::vector{0}; });
+                waits = true;
+            } else if (comm.rank() == 3) {
+                wait_until([&] { return waits || comm.is_aborted(); });
+                comm.abort({joinable::FailureKind::peer_failed, {3}, "out of memory"});
+            }
+            work.wait();
+        } catch (...) {
+            ++failed;
+            throw;
+        }
+    }};
+    failures.check({3}, "1+3");
 }
 
 TEST_CASE("a slow rank that says that it works makes no rank of any machine time out") {
@@ -538,6 +579,52 @@ TEST_CASE("joined ranks of all machines shadow the others, as in the tests of up
             joinable::JoinResult const result = guard.finish();
             CHECK(total == upstream_total(comm.rank(), comm.size()));
             CHECK(result.authoritative_rank == comm.size() - 1);
+        });
+    }
+}
+
+TEST_CASE("ranks of all machines average the gradients of a model, whatever rank runs out") {
+    for (Sizes const& sizes : {Sizes{1, 3}, Sizes{2, 2}, Sizes{3, 1}, Sizes{1, 1, 1, 1}}) {
+        run_machines(sizes, [](ThreadMachines& comm) {
+            auto params = make_params<float>({3, 5});
+            joinable::DistributedDataParallel ddp{comm, params};
+            joinable::Step step{comm, [&] {
+                                    for (auto& param : params) {
+                                        for (std::size_t i = 0; i < param.value.size(); ++i) {
+                                            param.value[i] -= param.g(i);
+                                        }
+                                    }
+                                }};
+            int const inputs_of_last = 2 + comm.size() - 1;
+            auto const average = [&](int round) { // exact: of powers of two, by four ranks
+                int sum = 0;
+                for (int rank = 0; rank < comm.size(); ++rank) {
+                    sum += round < 2 + rank ? 1 << rank : 0;
+                }
+                return static_cast<float>(sum) / static_cast<float>(comm.size());
+            };
+            joinable::Join guard{joinable::participants(ddp, step)};
+            for (int round = 0; round < 2 + comm.rank(); ++round) {
+                ddp.forward([] {});
+                ddp.backward([&](auto const& ready) {
+                    for (std::size_t p = params.size(); p-- != 0;) {
+                        for (std::size_t i = 0; i < params[p].value.size(); ++i) {
+                            params[p].g(i) = static_cast<float>((1 << comm.rank()) << p);
+                        }
+                        ready(p);
+                    }
+                });
+                CHECK(params[0].g(2) == average(round));
+                CHECK(params[1].g(4) == 2 * average(round));
+                step.step();
+            }
+            guard.finish();
+            float total = 0;
+            for (int round = 0; round < inputs_of_last; ++round) {
+                total += average(round);
+            }
+            CHECK(params[0].value == std::vector<float>(3, -total));
+            CHECK(params[1].value == std::vector<float>(5, -2 * total));
         });
     }
 }

@@ -44,6 +44,7 @@ install_optional /usr/include/armadillo libarmadillo-dev || true
 install_optional /usr/include/xtensor/xtensor.hpp libxtensor-dev || true
 if $all; then # large, and a minute of compiling
     install_optional /usr/include/torch/csrc/api/include/torch/torch.h libtorch-dev || true
+    install_optional /usr/include/dlib/dnn.h libdlib-dev || true
 fi
 if $all; then
     install doxygen build-essential debhelper lintian python3-venv

@@ -45,6 +45,7 @@ install_optional /usr/include/xtensor/xtensor.hpp libxtensor-dev || true
 install_optional /usr/sbin/ip iproute2 || true # a link between two network namespaces
 if $all; then # large, and a minute of compiling
     install_optional /usr/include/torch/csrc/api/include/torch/torch.h libtorch-dev || true
+    install_optional /usr/include/dlib/dnn.h libdlib-dev || true
 fi
 if $all; then
     install doxygen build-essential debhelper lintian python3-venv

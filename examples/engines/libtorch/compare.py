@@ -37,7 +37,7 @@ def train(rank, world, path):
     dist.init_process_group("gloo", init_method="file://" + path + ".store", rank=rank, world_size=world)
     network = Network()
     network.load_state_dict({k[6:]: v for k, v in saved.items() if k.startswith("value.")})
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=float(saved["momentum"]))
     ddp = DistributedDataParallel(network)
     count = sum(k.startswith(f"images.{rank}.") for k in saved)
     for epoch in range(int(saved["epochs"])):
@@ -53,14 +53,16 @@ def train(rank, world, path):
         dist.all_gather_object(losses, loss)
         if rank == 0:
             here = float(saved["losses"][epoch])
-            print(f"{epoch + 1:5} {min(losses):10.5f} to {max(losses):.5f} {here:16.5f}", flush=True)
+            off = abs(here - losses[0])
+            print(f"{epoch + 1:5} {min(losses):10.5f} to {max(losses):.5f} {here:16.5f} {off:11.0e}", flush=True)
     dist.destroy_process_group()
 
 
 def main():
     path = os.path.abspath(sys.argv[1])
     world = 1 + max(int(k.split(".")[1]) for k in load(path) if k.startswith("images."))
-    print(f"PyTorch {torch.__version__}, {world} processes over Gloo\nepoch  losses of PyTorch  loss of joinable", flush=True)
+    print(f"PyTorch {torch.__version__}, {world} processes over Gloo")
+    print("epoch  losses of PyTorch  loss of joinable  difference", flush=True)
     if os.path.exists(path + ".store"):
         os.remove(path + ".store")
     multiprocessing.spawn(train, (world, path), nprocs=world)

@@ -25,6 +25,7 @@ namespace {
 struct Options {
     int ranks = 4;
     int epochs = 5;
+    double momentum = 0.9;
     bool is_unweighted = false;
     std::string save;
 };
@@ -116,7 +117,9 @@ double accuracy_on(Network& network, Batch const& data) {
            network(data.images).argmax(1).eq(data.digits).to(torch::kDouble).mean().item<double>();
 }
 
-auto const settings = torch::optim::SGDOptions{0.02}.momentum(0.9);
+torch::optim::SGDOptions settings(Options const& options) {
+    return torch::optim::SGDOptions{0.02}.momentum(options.momentum);
+}
 
 /// The work of a rank. `ddp`, `step` and `join` are what distributed training adds.
 template <class Comm>
@@ -127,7 +130,7 @@ std::vector<double> train_together(
     Options const& options,
     Network& network
 ) {
-    torch::optim::SGD optimizer{network->parameters(), settings};
+    torch::optim::SGD optimizer{network->parameters(), settings(options)};
     joinable::torch::DistributedDataParallel ddp{comm, network}; // all get rank 0's values
     joinable::torch::Step step{comm, optimizer};
     std::vector<double> losses;
@@ -149,11 +152,14 @@ std::vector<double> train_together(
 
 /// Trains a network on all batches of a round at once.
 std::vector<double> train_alone(
-    std::vector<std::vector<Batch>> const& shards, Batch const& test, int epochs, Network& network
+    std::vector<std::vector<Batch>> const& shards,
+    Batch const& test,
+    Options const& options,
+    Network& network
 ) {
-    torch::optim::SGD optimizer{network->parameters(), settings};
+    torch::optim::SGD optimizer{network->parameters(), settings(options)};
     std::vector<double> losses;
-    for (int epoch = 0; epoch < epochs; ++epoch) {
+    for (int epoch = 0; epoch < options.epochs; ++epoch) {
         for (std::size_t round = 0; round < shards.back().size(); ++round) {
             std::vector<torch::Tensor> images;
             std::vector<torch::Tensor> digits;
@@ -184,6 +190,7 @@ Tensors inputs_of(
 ) {
     Tensors tensors;
     tensors.insert("epochs", torch::tensor(options.epochs));
+    tensors.insert("momentum", torch::tensor(options.momentum));
     tensors.insert("test.images", test.images);
     tensors.insert("test.digits", test.digits);
     for (auto const& parameter : network->named_parameters()) {
@@ -227,15 +234,16 @@ int main(int argc, char** argv) {
     app.add_option("--epochs", options.epochs, "Passes over the samples. Default: 5.")
         ->check(CLI::Range(1, 1000))
         ->option_text("N");
+    app.add_option("--momentum", options.momentum, "Momentum of the optimizer. Default: 0.9.")
+        ->check(CLI::Range(0.0, 1.0))
+        ->option_text("N");
     app.add_flag(
         "--unweighted",
         options.is_unweighted,
         "A short batch counts as much as others, as in PyTorch."
     );
     app.add_option(
-           "--save",
-           options.save,
-           "Write samples, first values and losses here, for compare.py. Default: none."
+           "--save", options.save, "Write what compare.py needs to this file. Default: none."
     )
         ->option_text("FILE");
     CLI11_PARSE(app, argc, argv);
@@ -265,7 +273,7 @@ int main(int argc, char** argv) {
             auto const rank = static_cast<std::size_t>(comm.rank());
             losses[rank] = train_together(comm, shards[rank], test, options, networks[rank]);
         });
-        std::vector<double> const alone = train_alone(shards, test, options.epochs, single);
+        std::vector<double> const alone = train_alone(shards, test, options, single);
         if (!options.save.empty()) {
             saved.insert("losses", torch::tensor(losses[0]));
             save(options.save, saved);

@@ -32,9 +32,9 @@ inline std::map<std::string, Kind> kinds() {
 }
 inline std::string name_of(Kind kind) {
     auto const all = kinds();
-    return std::find_if(all.begin(), all.end(), [=](auto const& one) {
-               return one.second == kind;
-           })->first;
+    return std::find_if(
+               all.begin(), all.end(), [=](auto const& one) { return one.second == kind; }
+    )->first;
 }
 
 /// Accepts one of these words.
@@ -132,10 +132,7 @@ inline void add_rank_options(CLI::App& app, Options& options) {
             "--ranks processes there. Each machine sums first; TCP connects the machines."
         )
         .transform(one_of(kinds()));
-    group
-        .add(
-            "--deadline", options.patience, "X", "Seconds that a rank waits for the others."
-        )
+    group.add("--deadline", options.patience, "X", "Seconds that a rank waits for the others.")
         .check(CLI::PositiveNumber);
     std::map<std::string, Where> const devices{{"host", Where::host}, {"cuda", Where::cuda}};
     group

@@ -64,7 +64,8 @@ int train_and_report(Options const& options, TrainRanks const& train, int rank) 
             corpus.training_bytes(),
             corpus.held_out().size(),
             options.ranks,
-            options.communicator == Kind::machines ? "process" : name_of(options.communicator).c_str(),
+            options.communicator == Kind::machines ? "process"
+                                                   : name_of(options.communicator).c_str(),
             options.device == Where::cuda ? " on GPUs" : ""
         );
     }

@@ -94,7 +94,8 @@ inline void report(
     std::printf(
         "%s  %s\n",
         options.sharding == Sharding::none ? "parameters and state   " : "parameters             ",
-        have_same_bits(findings) ? "the same bit for bit on all ranks, without any final sync" : "DIFFER between ranks"
+        have_same_bits(findings) ? "the same bit for bit on all ranks, without any final sync"
+                                 : "DIFFER between ranks"
     );
     std::printf(
         "digest of parameters     %016llx%s\n",

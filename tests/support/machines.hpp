@@ -33,7 +33,8 @@ inline void on_machines(std::vector<int> const& sizes, std::function<void(OnMach
         int const ranks = sizes[static_cast<std::size_t>(machine)];
         joinable::run_threads(ranks, [&](joinable::ThreadCommunicator& local) {
             local.set_deadline(std::chrono::seconds{60});
-            body({machine, local, local.rank() == 0 ? &across : nullptr}); // nobody else uses it now
+            body({machine, local, local.rank() == 0 ? &across : nullptr}
+            ); // nobody else uses it now
         });
     });
 }

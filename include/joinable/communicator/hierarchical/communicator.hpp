@@ -92,8 +92,7 @@ public:
     ///                            or another rank has one.
     /// @throws TimedOut, ...      what a collective of a level throws, on all ranks; without
     ///                            culprits, because the numbers of ranks are not known.
-    [[nodiscard]] HierarchicalCommunicator(Local& local, Across* across)
-        : engine_{local, across} {}
+    [[nodiscard]] HierarchicalCommunicator(Local& local, Across* across) : engine_{local, across} {}
     /// The same for a std::optional, which is empty there, or a smart pointer.
     template <detail::points_to_communicator Pointer>
     [[nodiscard]] HierarchicalCommunicator(Local& local, Pointer& across)
@@ -154,7 +153,8 @@ public:
     }
 
 private:
-    friend class detail::BasicCollectives<HierarchicalCommunicator, HierarchicalWork<Local, Across>>;
+    friend class detail::
+        BasicCollectives<HierarchicalCommunicator, HierarchicalWork<Local, Across>>;
     HierarchicalWork<Local, Across> post(detail::Request const& request) {
         return {engine_, engine_.post(request)};
     }

@@ -56,8 +56,10 @@ static_assert(joinable::AllocatesArena<
 static_assert(!joinable::AllGathers<ThreadMachines>);
 using OverTcp = HierarchicalCommunicator<ThreadCommunicator, joinable::TcpCommunicator>;
 static_assert(joinable::RenewsDeadline<OverTcp>);
-static_assert(!joinable::AllocatesArena<HierarchicalCommunicator<joinable::TcpCommunicator, ThreadCommunicator>>);
-static_assert(!joinable::HasDeadline<HierarchicalCommunicator<joinable::SelfCommunicator, ThreadCommunicator>>);
+static_assert(!joinable::AllocatesArena<
+              HierarchicalCommunicator<joinable::TcpCommunicator, ThreadCommunicator>>);
+static_assert(!joinable::HasDeadline<
+              HierarchicalCommunicator<joinable::SelfCommunicator, ThreadCommunicator>>);
 
 std::vector<Sizes> const layouts{
     {1}, {3}, {1, 1}, {1, 3}, {3, 1}, {2, 2}, {1, 1, 1, 1}, {2, 1, 3}, {4, 4}
@@ -80,8 +82,7 @@ TEST_CASE("ranks are numbered machine by machine, by local rank on each") {
         on_machines(sizes, [&](OnMachine place) {
             HierarchicalCommunicator comm{place.local, place.across};
             CHECK(comm.size() == sum_of(sizes));
-            int const before =
-                std::accumulate(sizes.begin(), sizes.begin() + place.machine, 0);
+            int const before = std::accumulate(sizes.begin(), sizes.begin() + place.machine, 0);
             CHECK(comm.rank() == before + place.local.rank());
             CHECK(comm.machine() == place.machine);
             CHECK(comm.machine_of(comm.rank()) == place.machine);
@@ -131,7 +132,9 @@ TEST_CASE("every dtype and operation is combined over all ranks") {
                                 case ReduceOp::bit_or: result |= other; break;
                                 }
                             }
-                            wrong += static_cast<float>(values[i]) == static_cast<float>(result) ? 0U : 1U;
+                            wrong += static_cast<float>(values[i]) == static_cast<float>(result)
+                                         ? 0U
+                                         : 1U;
                         }
                         CHECK_MESSAGE(
                             wrong == 0,
@@ -212,7 +215,10 @@ TEST_CASE("every rank broadcasts, and works end in any order") {
                     comm.barrier();
                     CHECK(small == std::vector<double>(3, comm.size()));
                     CHECK(sent == std::vector<std::int32_t>(700, 100 + root));
-                    CHECK(large == std::vector<std::uint64_t>(20'000, static_cast<std::uint64_t>(comm.size())));
+                    CHECK(
+                        large ==
+                        std::vector<std::uint64_t>(20'000, static_cast<std::uint64_t>(comm.size()))
+                    );
                 }
             }
         });
@@ -230,13 +236,16 @@ TEST_CASE("no rank leaves a barrier before all have come, and fifty collectives 
             }
             std::vector<std::uint64_t> values(50, 1);
             {
-                std::vector<joinable::HierarchicalWork<ThreadCommunicator, ThreadCommunicator>> works;
+                std::vector<joinable::HierarchicalWork<ThreadCommunicator, ThreadCommunicator>>
+                    works;
                 works.reserve(values.size());
                 for (std::uint64_t& value : values) {
                     works.push_back(comm.all_reduce({&value, 1, DType::u64}, ReduceOp::sum));
                 }
             } // each waits
-            CHECK(values == std::vector<std::uint64_t>(50, static_cast<std::uint64_t>(comm.size())));
+            CHECK(
+                values == std::vector<std::uint64_t>(50, static_cast<std::uint64_t>(comm.size()))
+            );
         });
     }
 }
@@ -269,7 +278,9 @@ struct Failures {
             } catch (Failure const& failure) {
                 mine = failure;
                 std::uint8_t byte = 0;
-                auto const again = [&] { comm.all_reduce({&byte, 1, DType::u8}, ReduceOp::max).wait(); };
+                auto const again = [&] {
+                    comm.all_reduce({&byte, 1, DType::u8}, ReduceOp::max).wait();
+                };
                 CHECK_THROWS_AS(again(), Failure); // and for ever
                 CHECK(comm.is_aborted());
             } catch (...) {
@@ -285,7 +296,9 @@ struct Failures {
             if (static_cast<int>(rank) != but) {
                 CHECK_MESSAGE(of_rank[rank].has_value(), where, ": rank ", rank, " throws nothing");
                 if (of_rank[rank]) {
-                    CHECK_MESSAGE(of_rank[rank]->ranks() == culprits, where, ": ", of_rank[rank]->what());
+                    CHECK_MESSAGE(
+                        of_rank[rank]->ranks() == culprits, where, ": ", of_rank[rank]->what()
+                    );
                 }
             }
         }
@@ -310,17 +323,21 @@ void sum_for_ever(ThreadMachines& comm) {
 TEST_CASE("a rank that aborts is the same error with the same text on all ranks of all machines") {
     for (Sizes const& sizes : layouts) {
         for (int culprit = 0; culprit < sum_of(sizes); ++culprit) {
-            Failures<joinable::PeerFailed> const failures{sizes, [&](ThreadMachines& comm) {
-                if (comm.rank() == culprit) {
-                    std::uint64_t one = 1;
-                    comm.all_reduce({&one, 1, DType::u64}, ReduceOp::sum).wait();
-                    comm.abort({joinable::FailureKind::peer_failed, {culprit}, "out of memory"});
-                } else {
-                    std::uint64_t one = 1;
-                    comm.all_reduce({&one, 1, DType::u64}, ReduceOp::sum).wait();
+            Failures<joinable::PeerFailed> const failures{
+                sizes,
+                [&](ThreadMachines& comm) {
+                    if (comm.rank() == culprit) {
+                        std::uint64_t one = 1;
+                        comm.all_reduce({&one, 1, DType::u64}, ReduceOp::sum).wait();
+                        comm.abort({joinable::FailureKind::peer_failed, {culprit}, "out of memory"}
+                        );
+                    } else {
+                        std::uint64_t one = 1;
+                        comm.all_reduce({&one, 1, DType::u64}, ReduceOp::sum).wait();
+                    }
+                    sum_for_ever(comm);
                 }
-                sum_for_ever(comm);
-            }};
+            };
             failures.check({culprit}, text_of(sizes));
             for (auto const& failure : failures.of_rank) {
                 CHECK(failure->what() == std::string{"out of memory"});
@@ -342,7 +359,9 @@ TEST_CASE("an exception that leaves a rank's scope, or a work, is PeerFailed on 
                                 std::vector<float> values(700, 1.0F);
                                 std::optional<joinable::work_of<ThreadMachines>> work;
                                 if (has_work) {
-                                    work.emplace(comm.all_reduce({values.data(), 700, DType::f32}, ReduceOp::max));
+                                    work.emplace(comm.all_reduce(
+                                        {values.data(), 700, DType::f32}, ReduceOp::max
+                                    ));
                                 }
                                 throw std::runtime_error{"the original"};
                             }
@@ -370,25 +389,32 @@ TEST_CASE("a rank that does not come is TimedOut with its number on all others")
         int late;
     };
     std::vector<std::future<void>> running; // they mostly wait
-    for (Case const& one : {
-             Case{{2, 2}, 0}, Case{{2, 2}, 1}, Case{{2, 2}, 2}, Case{{2, 2}, 3}, Case{{1, 3}, 2}, Case{{1, 1, 1}, 2}
-         }) {
+    for (Case const& one :
+         {Case{{2, 2}, 0},
+          Case{{2, 2}, 1},
+          Case{{2, 2}, 2},
+          Case{{2, 2}, 3},
+          Case{{1, 3}, 2},
+          Case{{1, 1, 1}, 2}}) {
         running.push_back(std::async(std::launch::async, [one] {
             std::atomic<int> failed{0};
-            Failures<joinable::TimedOut> const failures{one.sizes, [&](ThreadMachines& comm) {
-                comm.barrier();
-                comm.set_deadline(std::chrono::seconds{3});
-                if (comm.rank() == one.late) {
-                    wait_until([&] { return failed == comm.size() - 1; });
-                    return;
+            Failures<joinable::TimedOut> const failures{
+                one.sizes,
+                [&](ThreadMachines& comm) {
+                    comm.barrier();
+                    comm.set_deadline(std::chrono::seconds{3});
+                    if (comm.rank() == one.late) {
+                        wait_until([&] { return failed == comm.size() - 1; });
+                        return;
+                    }
+                    try {
+                        sum_for_ever(comm);
+                    } catch (...) {
+                        ++failed;
+                        throw;
+                    }
                 }
-                try {
-                    sum_for_ever(comm);
-                } catch (...) {
-                    ++failed;
-                    throw;
-                }
-            }};
+            };
             failures.check({one.late}, text_of(one.sizes), one.late);
         }));
     }
@@ -425,27 +451,31 @@ TEST_CASE("what happens on a level that a collective has left does not end it") 
 TEST_CASE("a leader that waits for other machines hears of an abort on its own") {
     std::atomic<bool> waits{false};
     std::atomic<int> failed{0};
-    Failures<joinable::PeerFailed> const failures{{1, 3}, [&](ThreadMachines& comm) {
-        comm.set_deadline(std::chrono::seconds{20});
-        if (comm.rank() == 0) {
-            wait_until(failed, 3);
-        }
-        std::uint64_t one = 1;
-        auto work = comm.all_reduce({&one, 1, DType::u64}, ReduceOp::sum);
-        try {
-            if (comm.rank() == 1) {
-                wait_until([&] { return work.test() || comm.missing_ranks() == std::vector{0}; });
-                waits = true;
-            } else if (comm.rank() == 3) {
-                wait_until([&] { return waits || comm.is_aborted(); });
-                comm.abort({joinable::FailureKind::peer_failed, {3}, "out of memory"});
+    Failures<joinable::PeerFailed> const failures{
+        {1, 3},
+        [&](ThreadMachines& comm) {
+            comm.set_deadline(std::chrono::seconds{20});
+            if (comm.rank() == 0) {
+                wait_until(failed, 3);
             }
-            work.wait();
-        } catch (...) {
-            ++failed;
-            throw;
+            std::uint64_t one = 1;
+            auto work = comm.all_reduce({&one, 1, DType::u64}, ReduceOp::sum);
+            try {
+                if (comm.rank() == 1) {
+                    wait_until([&] { return work.test() || comm.missing_ranks() == std::vector{0}; }
+                    );
+                    waits = true;
+                } else if (comm.rank() == 3) {
+                    wait_until([&] { return waits || comm.is_aborted(); });
+                    comm.abort({joinable::FailureKind::peer_failed, {3}, "out of memory"});
+                }
+                work.wait();
+            } catch (...) {
+                ++failed;
+                throw;
+            }
         }
-    }};
+    };
     failures.check({3}, "1+3");
 }
 
@@ -470,28 +500,38 @@ TEST_CASE("ranks that run different collectives throw Mismatch with their number
     for (bool const is_polled : {false, true}) {
         for (int const different : {1, 3}) {
             Failures<joinable::Mismatch> const failures{{2, 2}, [&](ThreadMachines& comm) {
-                std::vector<float> values(8, 1.0F);
-                auto work = comm.all_reduce(
-                    {values.data(), comm.rank() == different ? 7U : 8U, DType::f32}, ReduceOp::sum
-                );
-                while (is_polled && !work.test()) {
-                }
-                work.wait();
-            }};
+                                                            std::vector<float> values(8, 1.0F);
+                                                            auto work = comm.all_reduce(
+                                                                {values.data(),
+                                                                 comm.rank() == different ? 7U : 8U,
+                                                                 DType::f32},
+                                                                ReduceOp::sum
+                                                            );
+                                                            while (is_polled && !work.test()) {
+                                                            }
+                                                            work.wait();
+                                                        }};
             failures.check({different}, "within a machine");
         }
     }
-    Failures<joinable::Mismatch> const across{{2, 2, 1}, [](ThreadMachines& comm) {
-        std::vector<float> values(8, 1.0F);
-        bool const is_different = comm.machine() == 1;
-        comm.all_reduce({values.data(), is_different ? 7U : 8U, DType::f32}, ReduceOp::sum).wait();
-    }};
+    Failures<joinable::Mismatch> const across{
+        {2, 2, 1},
+        [](ThreadMachines& comm) {
+            std::vector<float> values(8, 1.0F);
+            bool const is_different = comm.machine() == 1;
+            comm.all_reduce({values.data(), is_different ? 7U : 8U, DType::f32}, ReduceOp::sum)
+                .wait();
+        }
+    };
     across.check({2}, "of whole machines"); // its leader
     CHECK(std::string{across.of_rank[0]->what()}.find("rank 2 leads a machine") == 0);
-    Failures<joinable::Mismatch> const roots{{2, 2}, [](ThreadMachines& comm) {
-        std::vector<float> values(8, 1.0F);
-        comm.broadcast({values.data(), 8, DType::f32}, comm.rank() == 3 ? 3 : 2).wait();
-    }};
+    Failures<joinable::Mismatch> const roots{
+        {2, 2},
+        [](ThreadMachines& comm) {
+            std::vector<float> values(8, 1.0F);
+            comm.broadcast({values.data(), 8, DType::f32}, comm.rank() == 3 ? 3 : 2).wait();
+        }
+    };
     roots.check({3}, "of roots");
 }
 
@@ -502,7 +542,9 @@ TEST_CASE("a communicator is refused on all ranks if the wrong ones have the lea
         auto const make = [&] { HierarchicalCommunicator const comm{place.local, across}; };
         if (place.machine == 1) {
             CHECK_THROWS_WITH_AS(
-                make(), doctest::Contains("on local rank 0, which leads its machine, but it has none"), joinable::ContractViolation
+                make(),
+                doctest::Contains("on local rank 0, which leads its machine, but it has none"),
+                joinable::ContractViolation
             );
             if (place.across != nullptr) { // as a program does that gives up
                 place.across->abort({joinable::FailureKind::contract, {}, "machine 1 has none"});
@@ -518,7 +560,11 @@ TEST_CASE("a communicator is refused on all ranks if the wrong ones have the lea
         bool const is_wrong = place.machine == 1 && place.local.rank() == 2;
         ThreadCommunicator* const across = is_wrong ? &place.local : place.across; // any one
         auto const make = [&] { HierarchicalCommunicator const comm{place.local, across}; };
-        CHECK_THROWS_WITH_AS(make(), doctest::Contains("1 other ranks of its machine have one"), joinable::ContractViolation);
+        CHECK_THROWS_WITH_AS(
+            make(),
+            doctest::Contains("1 other ranks of its machine have one"),
+            joinable::ContractViolation
+        );
         ++refused;
         wait_until([&] { return refused == 4; });
     });
@@ -526,10 +572,17 @@ TEST_CASE("a communicator is refused on all ranks if the wrong ones have the lea
 
 // -- guards --------------------------------------------------------------------------------------------------
 
-TEST_CASE("an exception at any point of a round is PeerFailed with the rank's number on all others") {
+TEST_CASE("an exception at any point of a round is PeerFailed with the rank's number on all others"
+) {
     using Place = std::function<void(AllReducer<ThreadMachines>&, std::function<void()>)>;
     std::vector<Place> const places{
-        [](auto& reducer, auto fail) { reducer.before_reduction = [=](auto const& round) { if (round.number() == 1) { fail(); } }; },
+        [](auto& reducer, auto fail) {
+            reducer.before_reduction = [=](auto const& round) {
+                if (round.number() == 1) {
+                    fail();
+                }
+            };
+        },
         [](auto& reducer, auto fail) { reducer.before_shadow = [=](auto const&) { fail(); }; },
         [](auto& reducer, auto fail) { reducer.before_post = [=](auto const&) { fail(); }; },
     };
@@ -543,7 +596,9 @@ TEST_CASE("an exception at any point of a round is PeerFailed with the rank's nu
                         try {
                             AllReducer reducer{comm};
                             if (is_culprit && place < places.size()) {
-                                places[place](reducer, [] { throw std::runtime_error{"the original"}; });
+                                places[place](reducer, [] {
+                                    throw std::runtime_error{"the original"};
+                                });
                             }
                             joinable::Join guard{joinable::participants(reducer)};
                             for (int i = 0; i < upstream_inputs(comm.rank()); ++i) {

@@ -125,8 +125,7 @@ public:
     [[nodiscard]] bool is_done(std::uint64_t number) const noexcept { return number < done_; }
     void wait(std::uint64_t number) {
         if (has_two_levels()) {
-            for (PollPause pause{std::chrono::microseconds{20}};
-                 !advance(number, Waiting::tests);
+            for (PollPause pause{std::chrono::microseconds{20}}; !advance(number, Waiting::tests);
                  pause()) {
             }
         } else {
@@ -152,9 +151,8 @@ public:
     }
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(char const* what) {
-        abort(blamed_on(
-            rank(), {FailureKind::peer_failed, {}, concat("an exception left ", what)}
-        ));
+        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, concat("an exception left ", what)})
+        );
     }
     [[nodiscard]] bool is_aborted() const {
         return failure_ || local_.is_aborted() || (across_ != nullptr && across_->is_aborted());
@@ -211,27 +209,28 @@ private:
 
     void meet() {
         std::array<std::uint64_t, 2> wrong{
-            is_leader() && across_ == nullptr ? 1U : 0U, !is_leader() && across_ != nullptr ? 1U : 0U
+            is_leader() && across_ == nullptr ? 1U : 0U,
+            !is_leader() && across_ != nullptr ? 1U : 0U
         };
         run({{Level::local, Collective::all_reduce, words(wrong)}});
         if (wrong[0] != 0) {
-            fail({
-                FailureKind::contract,
-                {},
-                "expected a communicator of the machines' leaders on local rank 0, which leads its "
-                "machine, but it has none"
-            });
+            fail(
+                {FailureKind::contract,
+                 {},
+                 "expected a communicator of the machines' leaders on local rank 0, which leads its "
+                 "machine, but it has none"}
+            );
         }
         if (wrong[1] != 0) {
-            fail({
-                FailureKind::contract,
-                {},
-                concat(
-                    "expected a communicator of the machines' leaders on local rank 0 alone, but ",
-                    wrong[1],
-                    " other ranks of its machine have one: leave the optional empty there"
-                )
-            });
+            fail(
+                {FailureKind::contract,
+                 {},
+                 concat(
+                     "expected a communicator of the machines' leaders on local rank 0 alone, but ",
+                     wrong[1],
+                     " other ranks of its machine have one: leave the optional empty there"
+                 )}
+            );
         }
         std::array<std::uint64_t, 2> place{};
         if (across_ != nullptr) {
@@ -268,8 +267,9 @@ private:
 
     /// Keeps a step that this rank takes part in.
     void take(std::vector<LevelStep>& steps, LevelStep const& step) const {
-        bool const is_alone = step.level == Level::local ? local_.size() == 1
-                                                         : across_ == nullptr || across_->size() == 1;
+        bool const is_alone = step.level == Level::local
+                                  ? local_.size() == 1
+                                  : across_ == nullptr || across_->size() == 1;
         if (!is_alone) {
             steps.push_back(step);
         }
@@ -412,9 +412,9 @@ private:
     Machines machines_;
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::chrono::steady_clock::time_point last_sign_{}; ///< of life, from a leader that waits
-    std::deque<Operation> operations_; ///< posted and not done
-    std::uint64_t done_ = 0;           ///< number of finished collectives
-    std::uint8_t met_ = 0;             ///< of barriers
+    std::deque<Operation> operations_;                  ///< posted and not done
+    std::uint64_t done_ = 0;                            ///< number of finished collectives
+    std::uint8_t met_ = 0;                              ///< of barriers
     std::optional<AbortReason> failure_;
 };
 

@@ -79,8 +79,7 @@ sealed(AbortReason const& reason, Level level, Machines const& machines) {
             continue;
         }
         int const machine = machines.machine_of(rank);
-        if (level == Level::across &&
-            (result.ranks.empty() || result.ranks.back() != machine)) {
+        if (level == Level::across && (result.ranks.empty() || result.ranks.back() != machine)) {
             result.ranks.push_back(machine);
         } else if (level == Level::local && machine == machines.own()) {
             result.ranks.push_back(rank - machines.first_of(machine));
@@ -123,7 +122,7 @@ globalised(AbortReason reason, Level level, Machines const& machines) {
     }
     int const own = machines.own();
     int const first = machines.first_of(own);
-    int const numbers = !machines.are_known()   ? 0
+    int const numbers = !machines.are_known()    ? 0
                         : level == Level::across ? machines.count()
                                                  : machines.first_of(own + 1) - first;
     // A group around this level may number its ranks differently.
@@ -145,13 +144,12 @@ globalised(AbortReason reason, Level level, Machines const& machines) {
         );
         reason.message = where + reason.message;
     } else if (!is_same) {
-        reason.message =
-            ranks_text(reason.ranks) +
-            concat(
-                reason.ranks.size() == 1 ? " leads a machine" : " lead machines",
-                ", and machines are counted here: ",
-                reason.message
-            );
+        reason.message = ranks_text(reason.ranks) +
+                         concat(
+                             reason.ranks.size() == 1 ? " leads a machine" : " lead machines",
+                             ", and machines are counted here: ",
+                             reason.message
+                         );
     }
     return cut(std::move(reason));
 }

@@ -986,6 +986,14 @@ concept has_device = requires(std::remove_cvref_t<T> const& t) {
     { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
 };
 
+// An optional member with another result would be ignored.
+template <class T>
+concept has_other_strides =
+    !has_strides<T> && requires(std::remove_cvref_t<T> const& t) { traits_of<T>::strides(t); };
+template <class T>
+concept has_other_device =
+    !has_device<T> && requires(std::remove_cvref_t<T> const& t) { traits_of<T>::device(t); };
+
 /// The traits of a view take a const tensor whatever its elements are. The traits of a container
 /// take it as it is. Passing the lvalue as given covers both.
 template <class T>
@@ -1085,8 +1093,10 @@ consteval bool models_tensor() {
         "Tensor: the elements have no DType; use float, double, Half, BFloat16 or an integer of 1, 4 or 8 "
         "bytes"
     );
+    constexpr bool is_number = std::is_arithmetic_v<std::remove_cvref_t<T>>;
+    static_assert(!is_number, "Tensor: a number is no tensor; give std::span{&number, 1}");
     static_assert(
-        detail::has_tensor_traits<T> || detail::has_other_elements<T>,
+        detail::has_tensor_traits<T> || detail::has_other_elements<T> || is_number,
         "Tensor: specialise joinable::tensor_traits for this very type (one for its base class does not "
         "count; see tensor/traits.hpp)"
     );
@@ -1106,8 +1116,17 @@ consteval bool models_tensor() {
         );
         static_assert(
             detail::has_extents<T>,
-            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; of one "
+            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; for one "
             "number n return std::array{n}"
+        );
+        static_assert(
+            !detail::has_other_strides<T>,
+            "Tensor: tensor_traits::strides must be 'static auto strides(T const&)' and return a range of "
+            "integers"
+        );
+        static_assert(
+            !detail::has_other_device<T>,
+            "Tensor: tensor_traits::device must be 'static DeviceId device(T const&)'"
         );
     }
     return Tensor<T>;
@@ -3000,6 +3019,48 @@ concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
 template <class P>
 concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_handle; };
 
+template <class P>
+concept has_default_traits = std::derived_from<parameter_traits_of<P>, DefaultParameterTraits>;
+/// The class that declares requires_grad.
+template <class P>
+using declares_requires_grad =
+    std::conditional_t<has_default_traits<P>, std::remove_cvref_t<P>, parameter_traits_of<P>>;
+
+// An optional member that is not static, or without its partner, would be ignored.
+template <class P>
+concept has_other_requires_grad = requires {
+    requires std::is_member_function_pointer_v<decltype(&declares_requires_grad<P>::requires_grad)>;
+};
+template <class P>
+concept has_other_set_grad = requires {
+    requires std::is_member_function_pointer_v<decltype(&parameter_traits_of<P>::set_grad)>;
+};
+template <class P>
+concept has_half_of_set_value =
+    !has_set_value<P> && (requires(std::remove_cvref_t<P>& p, AnyView& view) {
+        parameter_traits_of<P>::set_value(p, view);
+    } || requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_value(p); });
+
+/// Explains why an optional member is unusable. Returns true if all are usable.
+template <class P>
+consteval bool has_usable_options() {
+    static_assert(
+        !has_other_requires_grad<P>,
+        "Parameter: requires_grad must be a data member that converts to bool, or 'static bool "
+        "requires_grad(P const&)' in parameter_traits; else frozen parameters would be trained"
+    );
+    static_assert(
+        !has_other_set_grad<P>,
+        "Parameter: parameter_traits::set_grad must be 'static void set_grad(P&, AnyView)'"
+    );
+    static_assert(
+        !has_half_of_set_value<P>,
+        "Parameter: parameter_traits needs both 'static void set_value(P&, AnyView)' and 'static void "
+        "release_value(P&)', or neither"
+    );
+    return true;
+}
+
 } // namespace detail
 
 /// A trainable tensor with its gradient, as `parameter_traits` describes it.
@@ -3059,9 +3120,12 @@ consteval bool models_parameter_pointer() {
 template <class P>
 consteval bool models_parameter() {
     using Traits = detail::parameter_traits_of<P>;
-    constexpr bool is_default = std::derived_from<Traits, detail::DefaultParameterTraits>;
+    constexpr bool is_default = detail::has_default_traits<P>;
     if constexpr (Parameter<P>) {
-        return true;
+        using Value = decltype(*Traits::value(std::declval<std::remove_cvref_t<P>&>()));
+        using Grad = decltype(*Traits::grad(std::declval<std::remove_cvref_t<P>&>()));
+        return detail::has_usable_options<P>() && models_tensor<std::remove_reference_t<Value>>() &&
+               models_tensor<std::remove_reference_t<Grad>>();
     } else if constexpr (is_default) {
         constexpr bool has_members = requires(P& p) {
             p.value;
@@ -3218,6 +3282,7 @@ public:
     explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
         : object_{const_cast<std::remove_const_t<P>*>(std::addressof(object))},
           functions_{&table<P>}, owner_{std::move(owner)} {
+        static_assert(models_parameter<std::remove_const_t<P>>());
         static_assert(
             !std::is_const_v<P> || detail::is_handle_parameter<P>,
             "parameters: const parameters cannot be trained, since values and gradients are "
@@ -3415,7 +3480,9 @@ public:
     explicit AnyTensor(T& object, std::shared_ptr<void> owner = {})
         : object_{const_cast<std::remove_const_t<T>*>(std::addressof(object))},
           view_{[](void* tensor) { return detail::view_of(*static_cast<T*>(tensor)); }},
-          owner_{std::move(owner)} {}
+          owner_{std::move(owner)} {
+        static_assert(models_tensor<std::remove_const_t<T>>());
+    }
 
     /// The tensor as it is now; empty for a null pointer.
     [[nodiscard]] AnyView view() const { return view_ != nullptr ? view_(object_) : AnyView{}; }
@@ -5864,9 +5931,9 @@ concept notes_waits = requires(T& timeline, std::chrono::steady_clock::time_poin
 
 } // namespace detail
 
-/// Who is told when a rank's rounds and buckets begin and end: what a profiler shows. Each expression
-/// begins a range of time and returns an object with which it ends: also where a round fails, and in
-/// any order.
+/// A class that is told when a rank's rounds and buckets begin and end, to show them in a profiler. Each
+/// expression begins a range of time and returns an object. The destruction of the object ends the range.
+/// Ranges end in any order, and also if a round fails.
 ///
 /// `timeline` is an lvalue of `T`.
 /// | expression                      | begins                                                       |
@@ -5876,15 +5943,15 @@ concept notes_waits = requires(T& timeline, std::chrono::steady_clock::time_poin
 /// | `timeline.bucket(index, bytes)` | a collective of a bucket, or of a part of it: from its launch|
 /// |                                 | to its wait, as the host sees it                             |
 ///
-/// It may have these, too; where it has none of them nothing is done for them:
-/// | expression                      | begins, or says                                              |
+/// Optional; each may be missing without the others:
+/// | expression                      | begins, or reports                                           |
 /// |---------------------------------|--------------------------------------------------------------|
 /// | `timeline.forward()`            | a forward pass, in a round or of an evaluation               |
-/// | `timeline.backward()`           | a backward pass, up to where its last buckets are waited for |
+/// | `timeline.backward()`           | a backward pass, including the wait for its last buckets     |
 /// | `timeline.roll_call()`          | a roll call that the model opens: from announcing the round  |
 /// |                                 | to the verdict, so the forward pass is inside                |
 /// | `timeline.waited(begin, end)`   | when the host was blocked in the roll call of a round, by    |
-/// |                                 | std::chrono::steady_clock; told after it                     |
+/// |                                 | std::chrono::steady_clock; called afterwards                 |
 ///
 /// Local; called by the thread that runs the round. Models: NoTimeline, NvtxTimeline (nvtx.hpp),
 /// TraceTimeline (trace.hpp).
@@ -5892,19 +5959,27 @@ template <class T>
 concept Timeline =
     std::default_initializable<T> && detail::times_rounds<T> && detail::times_buckets<T>;
 
-/// Tells nobody, and costs nothing.
+/// Records nothing and costs nothing.
 struct NoTimeline {
     struct Range {};
     static constexpr Range round(bool /*is_shadow*/) noexcept { return {}; }
     static constexpr Range bucket(std::size_t /*index*/, std::size_t /*bytes*/) noexcept {
         return {};
     }
+    /// Explains that a model without a TraceTimeline has nothing to start.
+    template <class Capacity>
+    static void start(Capacity) {
+        static_assert(
+            sizeof(Capacity) == 0,
+            "start: this model records nothing; name a TraceTimeline in its type, as in "
+            "DistributedDataParallel<Comm, AllReduce, TraceTimeline> ddp{...}"
+        );
+    }
 };
 
 namespace detail {
 
-/// Those of a rank's ranges that a Timeline need not have. `T` is the timeline; members do nothing for
-/// what it lacks.
+/// The optional ranges of a Timeline `T`. A member does nothing if `T` lacks its expression.
 template <class T>
 class PassRanges {
     struct Nothing {};
@@ -7351,6 +7426,33 @@ enum class Phase : std::uint8_t {
     evaluate, ///< no gradients, so the round never syncs
 };
 
+namespace detail {
+
+/// An optional weight. It refuses fractions, because std::optional converts 0.5 to 0 without a warning.
+class OptionalWeight : public std::optional<std::uint64_t> {
+    using Base = std::optional<std::uint64_t>;
+
+public:
+    constexpr OptionalWeight(Base const& weight = {}) noexcept : Base{weight} {} // NOLINT
+    constexpr OptionalWeight(std::nullopt_t) noexcept {}                         // NOLINT
+    template <class T>
+        requires std::is_arithmetic_v<T>
+    constexpr OptionalWeight(T weight) noexcept // NOLINT(google-explicit-constructor)
+        : Base{static_cast<std::uint64_t>(weight)} {
+        static_assert(
+            std::integral<T>,
+            "RoundNotice: a weight is a whole number of samples or tokens; give an integer"
+        );
+    }
+
+    template <std::same_as<OptionalWeight> T> // no conversions: those are std::optional's
+    friend constexpr bool operator==(T const& a, T const& b) noexcept {
+        return static_cast<Base const&>(a) == static_cast<Base const&>(b);
+    }
+};
+
+} // namespace detail
+
 /// A rank's announcement of the round that it opens. All active ranks must announce the same, apart
 /// from the value of `weight` and `skips`.
 struct RoundNotice {
@@ -7359,7 +7461,7 @@ struct RoundNotice {
     /// The number of samples or tokens in this rank's input; averages are then weighted. None =
     /// unweighted. Give it in all rounds that accumulate together or in none: a round without it
     /// adds gradients, but no weight.
-    std::optional<std::uint64_t> weight = {};
+    detail::OptionalWeight weight = {};
     /// This rank has no gradient of its own for this round (a batch that failed), so it counts with
     /// weight 0. In a guard it may omit `weight` where the others give one. Outside a guard, and in
     /// one that is not enabled, it gives `.weight = 0` there. With known lengths
@@ -7384,7 +7486,7 @@ struct JoinOptions {
     /// errors.
     std::optional<std::size_t> inputs = {};
     /// The weight of a default notice.
-    std::optional<std::uint64_t> weight_per_input = {};
+    detail::OptionalWeight weight_per_input = {};
     /// With default notices only every `sync_every`th round syncs.
     std::size_t sync_every = 1;
     /// A rank that runs out adds what it accumulated in rounds that did not sync to the next
@@ -7940,7 +8042,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
 
-/// The seven words of a roll call: one rank's contribution, or the sum over all ranks.
+/// The contents of a roll call: one rank's contribution, or the sum over all ranks. encode() packs them
+/// into seven words: three counts of 20 bits share a word, and so do `code` and `silent`; `code` and
+/// `digest` each have a second word for their squares.
 struct RollCallLanes {
     std::uint32_t active = 0;
     std::uint32_t arrived = 0;      ///< ran out of inputs since the previous roll call
@@ -7950,8 +8054,8 @@ struct RollCallLanes {
     std::uint32_t contributors = 0; ///< has a gradient for this round or from before
     std::uint64_t weight = 0;       ///< in a round that syncs, with the weight held before
     Agreement code;                 ///< readable: see RoundCode
-    Agreement digest;               ///< of the rank's next action
-    std::uint32_t silent = 0;       ///< skips without a weight: cannot tell whether others give one
+    Agreement digest;               ///< the number of the round that the rank opens
+    std::uint32_t silent = 0; ///< skips without a weight, so it agrees with weights and without
 
     using Words = std::array<std::uint64_t, 7>;
 
@@ -7972,7 +8076,8 @@ private:
     static Fields unpacked(std::uint64_t word) noexcept;
 };
 
-/// What ranks that ran out of inputs since the last round that synced had accumulated.
+/// What ranks that ran out of inputs since the last round that synced had accumulated before, in rounds
+/// that did not sync. It belongs to the next round that does.
 struct Carry {
     std::uint64_t ranks = 0; ///< the ranks that accumulated anything
     std::uint64_t weight = 0;
@@ -7994,12 +8099,19 @@ struct RoundCode {
 
     [[nodiscard]] std::uint32_t encode() const noexcept;
     static RoundCode decode(std::uint32_t code) noexcept;
-    /// Lists a round for ranks that disagree about it. `is_weighted` is given if all ranks that are
-    /// asked tell.
+    /// Lists a round for ranks that disagree about it. `is_weighted` is none if some rank that is compared
+    /// is silent about it.
     void agree_on(AgreementList& list, std::optional<bool> is_weighted) const;
 };
 
-enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
+enum class Verdict : std::uint8_t {
+    go_on,     ///< the round is open
+    failed,    ///< a rank leaves by an exception: the others throw PeerFailed
+    mismatch,  ///< active ranks announced different rounds: all throw Mismatch
+    stop,      ///< a vote, or a rank has arrived under EndPolicy::stop_at_first
+    early_end, ///< a rank has arrived under EndPolicy::throw_early
+    end,       ///< no rank is active any more
+};
 
 /// Judges the sum in an order that gives every rank the same verdict. A failure hides a mismatch,
 /// because a leaving rank cannot say what it would have done. Both hide an end.
@@ -8214,8 +8326,8 @@ public:
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
     /// Whether this rank has run out of inputs and only shadows.
     [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
-    /// When this rank was blocked until all ranks had opened this round: `begin == end` where the
-    /// answer was there when it was needed, and outside a guard.
+    /// When this rank was blocked until all ranks had opened this round. `begin == end` if the answer had
+    /// arrived before it was needed and no rank has run out in this round, and outside a guard.
     struct Wait {
         std::chrono::steady_clock::time_point begin;
         std::chrono::steady_clock::time_point end;
@@ -8476,21 +8588,27 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Tracks which ranks are active, and runs the exchanges that tell. All ranks of `control` make the
-/// same calls.
+/// Runs roll calls, and keeps track of which ranks are active. All ranks of `control` make the same
+/// calls.
 class RollCall {
 public:
     RollCall(ControlCommunicator& control, EndPolicy policy);
 
     /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this
     /// rank accumulated, if it arrives.
-    /// @throws ContractViolation  it differs from the schedule, if there is one.
+    /// @throws ContractViolation  it differs from the schedule, see follow().
     void post(RollCallLanes const& mine, Carry const& carry = {});
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
+    /// Whether answer() waits once more for all ranks, because some arrived or failed.
+    /// @pre test()
+    [[nodiscard]] bool needs_another_message() const noexcept {
+        RollCallLanes const said = RollCallLanes::decode(words_);
+        return !schedule_ && said.arrived + said.failed > 0;
+    }
 
-    /// From now on the schedule answers, and nothing is sent, until it gives a verdict other than
-    /// `go_on`.
+    /// For guards with known lengths. The schedule now answers instead of a sum, and nothing is sent,
+    /// until it gives a verdict other than `go_on`.
     void follow(Schedule schedule) { schedule_ = std::move(schedule); }
     [[nodiscard]] bool is_scheduled() const noexcept { return schedule_.has_value(); }
 
@@ -8523,9 +8641,9 @@ private:
 
     void note_arrivals(std::vector<int> const& ranks);
 
-    /// Sums a bitmap of the arriving ranks and their carry. Roll calls do not repeat the carry:
-    /// ranks send them before they know whether the round syncs, and one that does not sync sums
-    /// the weights of its active ranks only.
+    /// Sums a bitmap of the arriving ranks and their carry. Roll calls do not contain the carry, because
+    /// ranks post them before they know whether the round syncs, and a round that does not sync sums
+    /// only the weights of its active ranks.
     void exchange_arrivals();
 
     /// Compares the active ranks. If only weights differ, it compares the ranks that say whether
@@ -8848,8 +8966,9 @@ struct Announcement {
     }
 };
 
-/// The rounds of a guard as one rank announces, hears and counts them. It is independent of the
-/// turns inside a round and of how a guard ends.
+/// The rounds of a guard on one rank. Announcing a round posts its roll call, hear() waits for the verdict,
+/// and adopt() makes the Round that all ranks agreed on. It knows neither the turns inside a round nor how a
+/// guard ends.
 class Rounds {
 public:
     Rounds(ControlCommunicator& control, JoinOptions const& options)
@@ -8858,15 +8977,16 @@ public:
     /// Collective. Ranks exchange their numbers of inputs and need no roll calls from now on.
     void exchange_lengths();
 
-    // -- saying ----------------------------------------------------------------------------------
+    // -- announcing ------------------------------------------------------------------------------
 
-    /// Completes a notice for the next round.
+    /// The notice of the next round, with the options' weight and sync period where it has none.
     /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
     [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const;
 
-    /// The next round, as far as this rank alone knows it.
+    /// The next round as this rank announces it, before the others have answered.
     [[nodiscard]] Round preview(Announcement const& said) const noexcept;
 
+    /// Posts the roll call of a round that this rank opens.
     void announce(Announcement const& said);
     /// Announces that this rank has run out of inputs, and what it holds.
     void announce_arrival();
@@ -8895,6 +9015,7 @@ public:
     [[nodiscard]] bool is_scheduled() const noexcept { return roll_call_.is_scheduled(); }
     [[nodiscard]] RollCall const& roll_call() const noexcept { return roll_call_; }
 
+    /// Waits for the roll call that was posted, and returns its verdict.
     Verdict hear();
 
     /// After the verdict to go on: the round as all ranks agreed on it. `own` is this rank's
@@ -9001,7 +9122,7 @@ JOINABLE_DEFINITION void Rounds::announce_arrival() {
 
 JOINABLE_DEFINITION Verdict Rounds::hear() {
     waited_ = {};
-    if (roll_call_.test()) {
+    if (roll_call_.test() && !roll_call_.needs_another_message()) {
         return roll_call_.answer();
     }
     auto const begin = std::chrono::steady_clock::now();
@@ -9360,7 +9481,8 @@ public:
     }
     void done() { turns_.done(); }
 
-    /// Whether rounds go on, in which joined ranks run what participants run and nothing else. Local.
+    /// Whether rounds continue. Joined ranks then run the collectives of participants and no others.
+    /// Local.
     [[nodiscard]] bool runs_rounds() const noexcept {
         return !outcome_.is_over() && !stopped_ && !has_ended_;
     }
@@ -9463,7 +9585,7 @@ private:
 
     Round round_;
     std::optional<Announcement> opened_; ///< the last round that this rank opened
-    bool is_ahead_ = false;              ///< the posted roll call is of the next round
+    bool is_ahead_ = false;              ///< the posted roll call is that of the next round
     std::optional<Announcement> ahead_;  ///< its notice; none when it announces the end
     bool is_shadowing_ = false;
     bool stopped_ = false;   ///< by agreement, before every rank ran out
@@ -9609,7 +9731,7 @@ Session::next(bool have_input, RoundNotice const& notice, Opening opening) {
         return false;
     }
     if (is_ahead_ && (opening != Opening::look_ahead || !ahead_)) {
-        throw_violation("a loop with look-ahead has said already what this rank does next; run "
+        throw_violation("a loop with look-ahead has already announced this rank's next round; run "
                         "one such loop in a guard, and no next() beside it");
     }
     opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);
@@ -10315,6 +10437,12 @@ namespace detail {
 /// A guard that is made of it does not repeat the error in worse words.
 struct RefusedParticipants {};
 
+template <class>
+inline constexpr bool never = false;
+
+template <class J>
+concept is_dereferenceable = requires(J& joinable) { *joinable; };
+
 template <class... Hooks>
 consteval void check_order() {
     static_assert(ordered_hooks<MainPhase, Hooks...>::is_solved);
@@ -10350,6 +10478,18 @@ template <class... Js>
     } else {
         return detail::RefusedParticipants{};
     }
+}
+
+/// Explains pointers in place of participants.
+template <class... Js>
+    requires(detail::is_dereferenceable<Js> || ...)
+[[nodiscard]] auto participants(Js&&...) {
+    static_assert(
+        !(detail::is_dereferenceable<Js> || ...),
+        "participants: give the participants themselves instead of pointers to them, as in "
+        "participants(*ddp, step)"
+    );
+    return detail::RefusedParticipants{};
 }
 
 /// The communicator that serves a guard's roll calls: made by control().
@@ -10795,6 +10935,12 @@ struct DefaultNotice {
     }
 };
 
+template <class Range>
+concept is_range = requires(std::remove_reference_t<Range>& range) {
+    std::begin(range);
+    std::end(range);
+};
+
 } // namespace detail
 
 /// The result of Join::iterate: an input range that opens a round before each element and calls
@@ -10806,7 +10952,8 @@ class GuardedRange {
     static_assert(
         std::is_invocable_r_v<RoundNotice, Announce&, decltype(*std::declval<Inner const&>())>,
         "iterate: what announces a round takes an element and returns a RoundNotice, such as "
-        "[](auto const& batch) { return joinable::RoundNotice{.weight = batch.size()}; }"
+        "[](auto const& batch) { return joinable::RoundNotice{.weight = batch.size()}; }; look_ahead comes "
+        "before the range"
     );
     static_assert(
         !LooksAhead || std::forward_iterator<Inner>,
@@ -10968,11 +11115,32 @@ public:
     /// Calls next() for each element of a range:
     /// `for (auto& batch : guard.iterate(batches, announce))`. `announce(element)` returns the
     /// RoundNotice of the element's round. A rank that leaves the loop by break joins.
-    template <class Range, class Announce = detail::DefaultNotice>
+    template <detail::is_range Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
         return GuardedRange<Join, Range, Announce, false>{
             *this, std::forward<Range>(range), std::move(announce)
         };
+    }
+
+    /// Explains that a number of rounds is no range.
+    template <class Given, class... More>
+        requires(!detail::is_range<Given> && !std::same_as<Given, look_ahead_t const&>)
+    [[nodiscard]] auto iterate(Given&&, More&&...) {
+        static_assert(
+            detail::is_range<Given>,
+            "iterate: expected a range of inputs; for a number of rounds give std::views::iota(0, rounds)"
+        );
+        return std::array<int, 0>{};
+    }
+    /// Explains a notice in place of a function that returns one.
+    template <class Range>
+    [[nodiscard]] auto iterate(Range&&, RoundNotice const&) {
+        static_assert(
+            detail::never<Range>,
+            "iterate: after the range comes a function that returns the notice of an element, such as "
+            "[](auto const&) { return joinable::RoundNotice{.weight = 32}; }"
+        );
+        return std::array<int, 0>{};
     }
 
     /// The same for a forward range, one element early: each round's roll call is posted before the
@@ -11220,9 +11388,6 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-template <class>
-inline constexpr bool never = false;
-
 /// Any participants(...). The conversion makes a guide a worse match than a constructor's.
 struct SomeParticipants {
     template <class... Js>
@@ -11306,9 +11471,13 @@ template <class Act, class Shadow, class Comm>
 class Action {
     static_assert(
         !std::is_same_v<Comm, detail::NoCommunicator>,
-        "Action: the communicator comes first, as in Action log{comm, act, shadow}"
+        "Action: expected a communicator and two functions, as in Action log{comm, act, shadow}"
     );
     static_assert(models_communicator<Comm>());
+    static_assert(
+        std::invocable<Shadow&> || std::invocable<Shadow&, Round const&>,
+        "Action: the shadow, which is the last argument, is a function that takes nothing or the Round"
+    );
 
 public:
     Action(Comm& comm, Act act, Shadow shadow)
@@ -11669,8 +11838,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 class HiddenRounds;
 
-/// The communicator of collectives that a model issues within its passes, as the participant sees it
-/// that has the passes.
+/// The communicator of collectives that a model issues within its passes, as seen by the participant that
+/// runs the passes.
 class HiddenCollectives {
 public:
     HiddenCollectives(HiddenCollectives const&) = delete;
@@ -11680,7 +11849,7 @@ protected:
     HiddenCollectives() = default;
     inline ~HiddenCollectives();
 
-    /// Those of the participant that has these collectives, if one has them.
+    /// The rounds of the participant that it is attached to; null if there is none.
     [[nodiscard]] HiddenRounds* rounds() const noexcept { return rounds_; }
 
 private:
@@ -11688,9 +11857,10 @@ private:
 
     /// The communicator that it was split from.
     [[nodiscard]] virtual void const* parent() const noexcept = 0;
-    /// Collective over active ranks and ranks that follow. A section of the passes is over.
+    /// Collective over all ranks: joined ranks are in follow(). Ends a section of the passes.
     virtual void end_section(Round const& round) = 0;
-    /// Collective. What a joined rank runs until a section of the others' passes is over.
+    /// Collective. Called on a joined rank. Runs the collectives of the active ranks until a section of
+    /// their passes ends.
     virtual void follow(Round const& round) = 0;
 
     HiddenRounds* rounds_ = nullptr;
@@ -11730,13 +11900,13 @@ public:
 
     [[nodiscard]] Session* session() const noexcept { return session_of(state_); }
     void agree_on(AgreementList& list) const {
-        if (attached_ != nullptr) { // an item that others do not have
+        if (attached_ != nullptr) { // ranks that have not called it lack this item
             list.add("attach_collectives()", "called");
         }
     }
     /// The round of the pass that this rank runs, if it runs one.
     [[nodiscard]] std::optional<PendingRound>& pending() noexcept { return pending_; }
-    /// Whether joined ranks follow: then a round goes on until its passes are over.
+    /// Whether joined ranks follow. A round then lasts until its passes have ended.
     [[nodiscard]] bool are_followed() const noexcept {
         return attached_ != nullptr && session() != nullptr;
     }
@@ -11746,14 +11916,14 @@ public:
             throw ContractViolation{concat(
                 verb,
                 " cannot follow the collectives that other ranks run in their passes over a shadowed() "
-                "communicator: let the exception leave the guard, or give the model an empty batch"
+                "communicator; let the exception leave the guard, or give the model an empty batch"
             )};
         }
     }
 
     // -- active ranks ----------------------------------------------------------------------------
 
-    /// A pass begins, in which collectives may come.
+    /// A pass begins; it may issue collectives.
     void begin(PendingRound const& pending) { pending_ = pending; }
     void end_section(Round const& round) {
         if (are_followed()) {
@@ -11765,7 +11935,7 @@ public:
         pending_.reset();
         end_section(round);
     }
-    /// Whatever has failed.
+    /// Forgets the pass of a round that failed.
     void reset() noexcept { pending_.reset(); }
 
     // -- joined ranks ----------------------------------------------------------------------------
@@ -11908,20 +12078,31 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// When marks reach the reducer, if gradients are checked.
+enum class CheckedMarks : std::uint8_t {
+    after_pass, ///< where a bucket in flight changes gradients itself
+    at_once,    ///< where the reducer leaves gradients as they are, or releases them
+};
+
 /// Finds gradients that still change after their ready(i), see DataParallelOptions::verify_ready.
-/// It delays the marks of a backward pass until the pass has ended, because a bucket in flight
-/// changes gradients itself.
 class ReadyCheck {
 public:
     /// @throws ContractViolation  gradients are on a device, where the host cannot read them.
-    ReadyCheck(ParameterList parameters, DeviceId device);
+    ReadyCheck(ParameterList parameters, DeviceId device, CheckedMarks marks);
 
     void begin() noexcept { marks_.clear(); }
-    void mark(std::size_t i) { marks_.push_back({i, hash_of(i)}); }
+    /// Calls `mark_ready(i)`, now or in release().
+    template <class F>
+    void mark(std::size_t i, F const& mark_ready) {
+        if (is_at_once_) {
+            mark_ready(i);
+        }
+        marks_.push_back({i, hash_of(i)}); // of no gradient, if it was released
+    }
 
-    /// Calls `mark_ready(i)` for each mark, in order. If a gradient has several marks (a static
-    /// graph), the last one counts.
-    /// @throws ContractViolation  a gradient has changed since it was marked.
+    /// Calls `mark_ready(i)` for each mark that mark() has kept, in order. If a gradient has several
+    /// marks (a static graph), the last one counts.
+    /// @throws ContractViolation  a gradient has changed since it was marked, or was made anew.
     template <class F>
     void release(F const& mark_ready) {
         std::vector<bool> is_checked(parameters_.size());
@@ -11930,7 +12111,9 @@ public:
                 continue;
             }
             is_checked[mark->i] = true;
-            if (hash_of(mark->i) != mark->hash) {
+            std::uint64_t const now = hash_of(mark->i);
+            bool const is_gone = is_at_once_ && now == no_gradient;
+            if (now != mark->hash && !is_gone) {
                 throw ContractViolation{concat(
                     "the gradient of ",
                     describe_parameter(parameters_, mark->i),
@@ -11941,13 +12124,15 @@ public:
                 )};
             }
         }
-        for (Mark const& mark : marks_) {
-            mark_ready(mark.i);
+        for (std::size_t k = 0; !is_at_once_ && k < marks_.size(); ++k) {
+            mark_ready(marks_[k].i);
         }
         marks_.clear();
     }
 
 private:
+    static constexpr std::uint64_t no_gradient = 0;
+
     struct Mark {
         std::size_t i;
         std::uint64_t hash;
@@ -11959,6 +12144,7 @@ private:
     static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension);
 
     ParameterList parameters_;
+    bool is_at_once_;
     std::vector<Mark> marks_;
 };
 
@@ -11973,11 +12159,12 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION ReadyCheck::ReadyCheck(ParameterList parameters, DeviceId device)
-    : parameters_{std::move(parameters)} {
+JOINABLE_DEFINITION
+ReadyCheck::ReadyCheck(ParameterList parameters, DeviceId device, CheckedMarks marks)
+    : parameters_{std::move(parameters)}, is_at_once_{marks == CheckedMarks::at_once} {
     if (device != DeviceId{}) {
         throw ContractViolation{concat(
-            "DataParallelOptions::verify_ready reads gradients from the host, but this "
+            "verify_ready reads gradients from the host, but this "
             "communicator's are on ",
             to_text(device),
             "; leave it off"
@@ -11988,7 +12175,7 @@ JOINABLE_DEFINITION ReadyCheck::ReadyCheck(ParameterList parameters, DeviceId de
 JOINABLE_DEFINITION std::uint64_t ReadyCheck::hash_of(std::size_t i) const {
     AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
     if (!gradient || !has_memory(gradient)) {
-        return 0; // the reducer reports the error
+        return no_gradient; // the reducer reports it where there has to be one
     }
     Hash hash;
     add(hash, static_cast<char const*>(gradient.data()), gradient, 0);
@@ -12046,20 +12233,31 @@ public:
         module_->set_buffer_hook(std::move(hook));
     }
 
-    /// Local, the same on every rank, outside a guard. What shadowed() returned for this communicator: in
-    /// guards, ranks that have joined take part in the collectives that the model runs over it in its passes,
-    /// until one of the two is destroyed. From then on skip() is refused, and in a guard each forward pass of
-    /// a training round needs its backward pass. See ShadowedCommunicator.
-    /// @throws ContractViolation  in a guard or a round; it is of another communicator; there is one already,
-    ///         or it has a participant; with Sharding::parameters, whose passes gather values.
+    /// Attaches the result of shadowed() for this participant's communicator. In guards, joined ranks then
+    /// take part in the collectives that the model runs over it in its passes, until one of the two objects is
+    /// destroyed. As long as it is attached, skip() is refused, and in a guard each forward pass of a training
+    /// round needs its backward pass. See ShadowedCommunicator. Local, the same on every rank, outside a guard.
+    /// @throws ContractViolation  called in a guard or a round; `collectives` is of another communicator or
+    ///         attached already, or another one is; or Sharding::parameters, whose passes gather values.
     void attach_collectives(detail::HiddenCollectives& collectives) {
         require_outside("attach_collectives()");
         if (gathers_values()) {
             throw ContractViolation{
-                "with Sharding::parameters joined ranks follow only what passes gather; use another sharding"
+                "with Sharding::parameters joined ranks follow only the gathering of values, not the "
+                "collectives of a model; use another sharding"
             };
         }
         hidden_.attach(collectives, &comm_);
+    }
+    /// Explains a communicator that shadowed() has not made.
+    template <class Other>
+        requires(!std::derived_from<Other, detail::HiddenCollectives>)
+    void attach_collectives(Other const&) {
+        static_assert(
+            std::derived_from<Other, detail::HiddenCollectives>,
+            "attach_collectives: give it the result of joinable::shadowed(comm), which has a name and lives as "
+            "long as the model"
+        );
     }
 
     /// Announces a round and runs the forward pass, which overlaps with the roll call. Returns what
@@ -12173,7 +12371,7 @@ public:
                 has_accumulated_ = true;
                 reducer_->mark_accumulated(i);
             } else if (ready_check_) {
-                ready_check_->mark(i);
+                ready_check_->mark(i, [this](std::size_t k) { reducer_->mark_ready(k); });
             } else {
                 reducer_->mark_ready(i);
             }
@@ -12320,7 +12518,7 @@ protected:
     void require_stepped() const {
         if (stage_ == Stage::reduced) {
             throw ContractViolation{
-                "the round before has not been stepped; call step() after each backward pass that syncs, and "
+                "the previous round has not been stepped; call step() after each backward pass that syncs, and "
                 "after skip()"
             };
         }
@@ -12342,21 +12540,21 @@ protected:
             bool const has_failed = stage_ == Stage::failed;
             if (gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
                 throw ContractViolation{
-                    "the passes of the round before have not ended, in which all ranks gather values; call "
-                    "backward(), or skip() after a failure"
+                    "the passes of the previous round have not ended, and all ranks gather values in them; "
+                    "call backward(), or skip() after a failure"
                 };
             }
             if (hidden_.are_followed() && (stage_ == Stage::unsynced || has_failed)) {
                 throw ContractViolation{
-                    "the passes of the round before have not ended, in which joined ranks follow collectives; "
-                    "call backward(), or announce a forward pass without one with {.phase = Phase::evaluate}"
+                    "the passes of the previous round have not ended, and joined ranks follow collectives in "
+                    "them; call backward(), or announce a forward pass that has no backward pass with {.phase = "
+                    "Phase::evaluate}"
                 };
             }
             if (is_open || stage_ == Stage::backward) {
                 throw ContractViolation{
-                    "a forward pass follows one without a backward pass; announce a round without "
-                    "one with {.will_sync = false} or {.phase = Phase::evaluate}, and one that "
-                    "failed with skip()"
+                    "the previous forward pass had no backward pass; announce such a round with {.will_sync "
+                    "= false} or {.phase = Phase::evaluate}, and call skip() after a pass that failed"
                 };
             }
             open_round(notice);
@@ -12536,7 +12734,7 @@ protected:
     detail::Averaging averaging_;
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
-    std::optional<detail::ReadyCheck> ready_check_; ///< with DataParallelOptions::verify_ready
+    std::optional<detail::ReadyCheck> ready_check_; ///< with verify_ready
     detail::HiddenRounds hidden_;                   ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
@@ -12584,6 +12782,11 @@ ListedParameters listed(Parameters&& parameters) {
 template <class Comm, class Reduction, class Times>
 struct PassesOver {
     static_assert(models_communicator<Comm>());
+    static_assert(
+        !Timeline<Reduction>,
+        "DistributedDataParallel: a timeline is the third template argument, as in "
+        "DistributedDataParallel<Comm, AllReduce, TraceTimeline>"
+    );
     using type = Passes<Comm, Reducer<Comm, Reduction, Times>>;
 };
 
@@ -12813,7 +13016,9 @@ private:
             );
             module_.emplace(comm, list, std::move(buffers), options);
             if (options.verify_ready) {
-                ready_check_.emplace(list, detail::device_of(comm).id());
+                ready_check_.emplace(
+                    list, detail::device_of(comm).id(), detail::CheckedMarks::after_pass
+                );
             }
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());
@@ -12911,6 +13116,11 @@ class Step {
         "Step: the communicator comes first, as in Step step{comm, [&] { optimizer.step(model); }}"
     );
     static_assert(models_communicator<Comm>());
+    static_assert(
+        std::invocable<Body&> || std::invocable<Body&, Round const&>,
+        "Step: the body is a function that takes nothing or the Round, as in Step step{comm, [&] { "
+        "optimizer.step(model); }}"
+    );
 
 public:
     Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}
@@ -13386,7 +13596,7 @@ inline constexpr std::array<Launcher, 6> launchers{{
      {"", ""},
      "",
      "",
-     "set it to a text that all ranks of this job have, and no other job"},
+     "set it to a text that is the same on all ranks of this job and differs between jobs"},
     {"torchrun",
      "RANK",
      "WORLD_SIZE",
@@ -13510,7 +13720,7 @@ private:
         for (char const* const name : launcher.job) {
             if (*name != '\0' && !is_set(name)) {
                 throw ContractViolation{concat(
-                    "expected what tells this job from others in ",
+                    "expected a value that identifies this job in ",
                     name,
                     ", but it is not set; ",
                     launcher.without_job
@@ -13694,6 +13904,12 @@ inline constexpr std::size_t cache_line = 64;
     return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
+/// A part of a block of memory.
+struct BlockPart {
+    std::size_t offset;
+    std::size_t bytes;
+};
+
 /// For thread ranks, which reach all memory.
 class Heap {
 public:
@@ -13704,6 +13920,14 @@ public:
     /// @throws std::bad_alloc
     [[nodiscard]] static std::byte* allocate(std::size_t bytes) {
         return static_cast<std::byte*>(::operator new(bytes, std::align_val_t{cache_line}));
+    }
+    /// A block whose part `zeros` is zeroed.
+    /// @throws std::bad_alloc
+    [[nodiscard]] static std::byte*
+    allocate(std::size_t bytes, std::span<BlockPart const>, BlockPart zeros) {
+        std::byte* const block = allocate(bytes);
+        std::memset(block + zeros.offset, 0, zeros.bytes);
+        return block;
     }
     static void free(std::byte* memory, std::size_t) noexcept {
         ::operator delete(memory, std::align_val_t{cache_line});
@@ -13716,8 +13940,15 @@ class Room {
 public:
     static constexpr bool is_all_in_reach = false;
 
+    /// Zeroes memory. It may throw what ArenaSpace::Reserve throws.
+    using Clear = std::function<void(std::byte* data, std::size_t bytes)>;
+
     /// `reserve` is called before bytes are used for the first time.
-    explicit Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {});
+    explicit Room(
+        std::span<std::byte> memory,
+        ArenaSpace::Reserve reserve = [](auto...) {},
+        Clear clear = [](std::byte* data, std::size_t bytes) { std::memset(data, 0, bytes); }
+    );
     Room(Room const&) = delete;
     Room& operator=(Room const&) = delete;
 
@@ -13736,17 +13967,25 @@ public:
     /// The lowest free block, because memory that was used before is in the caches. Null if there
     /// is none. Linear in the gaps. Throws what `reserve` throws.
     [[nodiscard]] std::byte* allocate(std::size_t bytes);
+    /// The same, but of the block only `used` is reserved, and `zeros` is zeroed. Before the caller
+    /// uses other parts, it reserves them itself.
+    [[nodiscard]] std::byte*
+    allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zeros);
     void free(std::byte* memory, std::size_t bytes) noexcept;
 
 private:
-    struct Gap { ///< struct Gap { ///< as offsets in the memory
+    struct Gap { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
     };
 
+    /// Reserves what is not reserved yet of the pages of these bytes.
+    void reserve(std::size_t begin, std::size_t end);
+
     std::span<std::byte> memory_; ///< for everything but arenas
     ArenaSpace::Reserve reserve_;
-    std::size_t reserved_ = 0; ///< leading bytes
+    Clear clear_;
+    std::vector<Gap> unreserved_; ///< sorted by offset; parts of it others may have reserved
     ArenaSpace::Owner arenas_; ///< from the first arena on
     std::mutex mutex_;
     std::vector<Gap> gaps_; ///< sorted by offset
@@ -13760,14 +13999,17 @@ private:
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 #include <optional>
 #include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve)
-    : memory_{memory}, reserve_{std::move(reserve)}, gaps_{{0, memory.size()}} {}
+JOINABLE_DEFINITION
+Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve, Clear clear)
+    : memory_{memory}, reserve_{std::move(reserve)}, clear_{std::move(clear)},
+      unreserved_{{0, memory.size()}}, gaps_{{0, memory.size()}} {}
 
 JOINABLE_DEFINITION Arena Room::arena(std::size_t bytes, std::size_t alignment) {
     std::lock_guard const lock{mutex_};
@@ -13786,6 +14028,12 @@ JOINABLE_DEFINITION Arena Room::arena(std::size_t bytes, std::size_t alignment) 
 }
 
 JOINABLE_DEFINITION std::byte* Room::allocate(std::size_t bytes) {
+    BlockPart const all{0, in_cache_lines(bytes)};
+    return allocate(bytes, {&all, 1}, {0, 0});
+}
+
+JOINABLE_DEFINITION std::byte*
+Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zeros) {
     std::size_t const size = in_cache_lines(bytes);
     std::lock_guard const lock{mutex_};
     if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
@@ -13798,9 +14046,11 @@ JOINABLE_DEFINITION std::byte* Room::allocate(std::size_t bytes) {
         return nullptr;
     }
     std::byte* const found = memory_.data() + gap->begin;
-    if (gap->begin + size > reserved_) {
-        reserve_(memory_.data() + reserved_, gap->begin + size - reserved_);
-        reserved_ = gap->begin + size;
+    for (BlockPart const& part : used) {
+        reserve(gap->begin + part.offset, gap->begin + part.offset + part.bytes);
+    }
+    if (zeros.bytes != 0) {
+        clear_(found + zeros.offset, zeros.bytes);
     }
     gap->begin += size;
     if (gap->begin == gap->end) {
@@ -13808,6 +14058,33 @@ JOINABLE_DEFINITION std::byte* Room::allocate(std::size_t bytes) {
     }
     ++given_;
     return found;
+}
+
+JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
+    constexpr std::size_t page = 4096; // so that what is left consists of few large parts
+    std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
+    begin -= (std::min)(begin, (in_page + begin) % page);
+    end = (std::min)((in_page + end + page - 1) / page * page - in_page, memory_.size());
+    auto const first = std::upper_bound(
+        unreserved_.begin(),
+        unreserved_.end(),
+        begin,
+        [](std::size_t offset, Gap const& gap) { return offset < gap.end; }
+    );
+    auto at = first - unreserved_.begin();
+    while (at != std::ssize(unreserved_) && unreserved_.data()[at].begin < end) {
+        unreserved_.reserve(unreserved_.size() + 1); // must not fail once memory is reserved
+        auto const place = unreserved_.begin() + at;
+        Gap const gap = *place;
+        Gap const part{(std::max)(gap.begin, begin), (std::min)(gap.end, end)};
+        reserve_(memory_.data() + part.begin, part.end - part.begin);
+        unreserved_.erase(place);
+        for (Gap const& rest : {Gap{gap.begin, part.begin}, Gap{part.end, gap.end}}) {
+            if (rest.begin != rest.end) {
+                unreserved_.insert(unreserved_.begin() + at++, rest);
+            }
+        }
+    }
 }
 
 JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexcept {
@@ -14691,13 +14968,13 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
 }
 
 /// Why ranks cannot run their collectives together, if these differ. `said_by(rank)` is that rank's
-/// Descriptor. Ranks that have the same descriptors find the same reason.
+/// Descriptor, or what has a text as it. Ranks that have the same ones find the same reason.
 template <class SaidBy>
 [[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
-    Descriptor const first = said_by(0);
+    auto const first = said_by(0);
     AbortReason reason{FailureKind::mismatch, {}, {}};
     for (int rank = 1; rank < size; ++rank) {
-        if (Descriptor const other = said_by(rank); !(other == first)) {
+        if (auto const other = said_by(rank); !(other == first)) {
             reason.ranks.push_back(rank);
             reason.message += concat(", rank ", rank, " ", other.text());
         }
@@ -17011,15 +17288,16 @@ public:
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return mailboxes_at(size) + width(size) * width(size) * sizeof(Mailbox);
     }
-    /// The parts of that memory that are used from the start, each as offset and bytes. The others
-    /// need reserve().
-    [[nodiscard]] static std::array<std::pair<std::size_t, std::size_t>, 2> parts_at_start(int size
-    );
-    /// `numbers` are the members' numbers, by rank in this group. `is_zeroed`: the memory is zeros
-    /// already, so this touches only those parts.
-    /// @pre `memory` is as for a Board, and has bytes_for(size)
-    static Group
-    create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false);
+    /// The parts of that memory that are used from the start. The others need reserve().
+    [[nodiscard]] static std::array<BlockPart, 2> parts_at_start(int size);
+    /// The part that create() needs zeroed.
+    [[nodiscard]] static BlockPart zeros_at_start(int size) {
+        return {mailboxes_at(size), bytes_for(size) - mailboxes_at(size)};
+    }
+    /// `numbers` are the members' numbers, by rank in this group. Touches only the parts that are
+    /// used from the start.
+    /// @pre `memory` is as for a Board, has bytes_for(size), and zeros in zeros_at_start(size)
+    static Group create(std::span<int const> numbers, std::span<std::byte> memory);
     /// The group of a board that create() has made.
     explicit Group(Board& board, Watch* watch = nullptr) noexcept : board_{&board}, watch_{watch} {}
 
@@ -17181,8 +17459,7 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION std::array<std::pair<std::size_t, std::size_t>, 2>
-Group::parts_at_start(int size) {
+JOINABLE_DEFINITION std::array<BlockPart, 2> Group::parts_at_start(int size) {
     return {{
         {0, Board::bytes_at_start(size)},
         {shared_at(size), mailboxes_at(size) - shared_at(size)},
@@ -17190,7 +17467,7 @@ Group::parts_at_start(int size) {
 }
 
 JOINABLE_DEFINITION Group
-Group::create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed) {
+Group::create(std::span<int const> numbers, std::span<std::byte> memory) { // zeros: no messages
     int const size = static_cast<int>(numbers.size());
     Group const group{Board::create(size, memory)};
     ::new (group.at(shared_at(size))) Shared{};
@@ -17199,9 +17476,6 @@ Group::create(std::span<int const> numbers, std::span<std::byte> memory, bool is
         members[rank].number = numbers[rank];
     }
     group.shared().present.store(size);
-    if (!is_zeroed) { // empty mailboxes are zeros
-        ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
-    }
     return group;
 }
 
@@ -18298,9 +18572,11 @@ public:
                 groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
             }
         }
-        std::size_t const bytes = Group::bytes_for(static_cast<int>(numbers.size()));
+        int const size = static_cast<int>(numbers.size());
+        std::size_t const bytes = Group::bytes_for(size);
         groups_.reserve(groups_.size() + 1);
-        std::byte* const block = memory_.allocate(bytes);
+        std::byte* const block =
+            memory_.allocate(bytes, Group::parts_at_start(size), Group::zeros_at_start(size));
         if (block == nullptr) {
             return std::nullopt;
         }
@@ -18874,6 +19150,9 @@ public:
     [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
     /// Does nothing: the process that started the ranks detects deaths.
     std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
+    /// Zeroes memory. Gives whole pages back to the system until they are used again.
+    /// @throws CommunicationError  as reserve().
+    void clear(std::byte* data, std::size_t bytes);
     [[nodiscard]] Outcome& outcome(int rank) const noexcept;
     /// Where a rank puts data for the others: copies of its buffers, messages, subgroups.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept;
@@ -18885,9 +19164,8 @@ protected:
     /// Uses memory that a derived class has mapped and will unmap.
     /// @pre it starts at a page, has bytes_for(size, room), and is zeroed; one process creates it
     ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator);
-    /// The parts of that memory that are used from the start, each as offset and bytes. The others
-    /// need reserve().
-    static std::array<std::pair<std::size_t, std::size_t>, 3> parts_at_start(int size);
+    /// The parts of that memory that are used from the start. The others need reserve().
+    static std::array<BlockPart, 3> parts_at_start(int size);
     /// The offset of staging(), if `room` is 0.
     static std::size_t bytes_for(int size, std::size_t room);
 
@@ -18921,6 +19199,7 @@ private:
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <new>
 
@@ -18956,6 +19235,27 @@ JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes
     create(size);
 }
 
+JOINABLE_DEFINITION void ProcessSegment::clear(std::byte* data, std::size_t bytes) {
+    auto const zero = [this](std::byte* begin, std::byte const* end) {
+        if (auto const n = static_cast<std::size_t>(end - begin); n != 0) {
+            reserve(begin, n);
+            std::memset(begin, 0, n);
+        }
+    };
+    std::size_t const before = (page - reinterpret_cast<std::uintptr_t>(data) % page) % page;
+    std::byte* const end = data + bytes;
+    if (before < bytes) {
+        std::byte* const first = data + before;
+        std::size_t const inner = (bytes - before) / page * page;
+        if (inner != 0 && madvise(first, inner, MADV_REMOVE) == 0) {
+            zero(data, first);
+            zero(first + inner, end);
+            return;
+        }
+    }
+    zero(data, end);
+}
+
 JOINABLE_DEFINITION Outcome& ProcessSegment::outcome(int rank) const noexcept {
     return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
 }
@@ -18974,7 +19274,7 @@ ProcessSegment::ProcessSegment(int size, std::size_t room, std::byte* memory, bo
     }
 }
 
-JOINABLE_DEFINITION std::array<std::pair<std::size_t, std::size_t>, 3>
+JOINABLE_DEFINITION std::array<BlockPart, 3>
 ProcessSegment::parts_at_start(int size) {
     auto const [board, group] = Group::parts_at_start(size);
     return {{board, group, {outcomes_at(size), width(size) * sizeof(Outcome)}}};
@@ -18986,7 +19286,7 @@ JOINABLE_DEFINITION std::size_t ProcessSegment::bytes_for(int size, std::size_t 
 }
 
 JOINABLE_DEFINITION void ProcessSegment::create(int size) {
-    board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}, true).board();
+    board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}).board();
     ::new (at(outcomes_at(size))) Outcome[width(size)];
 }
 
@@ -19042,7 +19342,8 @@ JOINABLE_DEFINITION ProcessRank::ProcessRank(ProcessSegment& segment, int rank) 
               [&segment,
                kept = segment.weak_from_this().lock()](std::byte const* data, std::size_t bytes) {
                   segment.reserve(data, bytes);
-              }
+              },
+              [&segment](std::byte* data, std::size_t bytes) { segment.clear(data, bytes); }
           )
       },
       outcome_{&segment.outcome(rank)} {}
@@ -19124,9 +19425,10 @@ public:
     /// same user of the same machine. Returns when all have arrived. Until then the job has a file
     /// in /dev/shm; afterwards killing any process leaves nothing there. A rank takes about 14 KiB
     /// of /dev/shm at the start and more on use: 2 KiB for each message of up to 2 KiB in flight, a
-    /// table for each collective with counts in flight, and the space for its buffers. A rank for
-    /// which there is no space throws CommunicationError, and the others throw PeerFailed. The same
-    /// happens at once if there is none for rank 0 at the start.
+    /// table for each collective with counts in flight, and the space for its buffers. The same
+    /// holds for each rank of a group that is split off. A rank for which there is no space throws
+    /// CommunicationError, and the others throw PeerFailed. The same happens at once if rank 0
+    /// fails or is killed at the start, also before it has any space.
     /// @throws TimedOut            some ranks, which it names, had not arrived at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
     /// @throws ContractViolation   the rank is out of range or already taken; ranks have
@@ -19174,6 +19476,335 @@ private:
 
 #endif
 
+// ---- joinable/communicator/shared_memory/process/shared_object.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#if defined(__linux__)
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Where the system keeps POSIX shared memory.
+inline constexpr char const* shared_memory_folder = "/dev/shm";
+
+inline void sleep_for(std::chrono::nanoseconds time) noexcept {
+    std::timespec left{};
+    left.tv_nsec = static_cast<decltype(left.tv_nsec)>(time.count());
+    nanosleep(&left, nullptr);
+}
+
+/// A POSIX shared-memory object, open in this process. It gets its name when it is complete. A
+/// process removes the name only after it has checked that it is this object's. No process
+/// therefore finds an incomplete object or removes another one.
+class SharedObject {
+public:
+    /// Creates an object without name and bytes. It ends with the last process that has it open.
+    /// @throws CommunicationError  the system refuses.
+    static SharedObject create() {
+        SharedObject object{
+            ::open(shared_memory_folder, O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR)
+        };
+        if (object.file_ < 0 || fchmod(object.file_, S_IRUSR | S_IWUSR) != 0) {
+            throw CommunicationError{concat(
+                "expected to make a shared-memory object in ",
+                shared_memory_folder,
+                ", but the system says: ",
+                std::strerror(errno),
+                "; mount a tmpfs there that user ",
+                geteuid(),
+                " may write"
+            )};
+        }
+        return object;
+    }
+    /// Nothing if no object has this name.
+    /// @throws CommunicationError  there is one, but this process may not open it.
+    static std::optional<SharedObject> find(std::string const& path) {
+        SharedObject object{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
+        if (object.file_ >= 0) {
+            return object;
+        }
+        if (int const error = errno; error != ENOENT) {
+            struct stat of{};
+            bool const is_known = lstat(path.c_str(), &of) == 0;
+            throw CommunicationError{concat(
+                "expected to open ",
+                path,
+                ", which belongs to user ",
+                is_known ? concat(of.st_uid) : "unknown",
+                ", as user ",
+                geteuid(),
+                ", but the system says: ",
+                std::strerror(error),
+                "; remove it, or give the job another id"
+            )};
+        }
+        return std::nullopt;
+    }
+    ~SharedObject() {
+        if (file_ >= 0) {
+            close(file_);
+        }
+    }
+    SharedObject(SharedObject&& other) noexcept : file_{std::exchange(other.file_, -1)} {}
+    SharedObject& operator=(SharedObject&&) = delete;
+
+    [[nodiscard]] struct stat status() const noexcept {
+        struct stat now{};
+        fstat(file_, &now);
+        return now;
+    }
+    /// Reads the first bytes without mapping them, because the object may be shorter. Returns
+    /// whether they exist.
+    [[nodiscard]] bool read(std::span<std::byte> bytes) const noexcept {
+        return pread(file_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
+    }
+    /// Whether this process may give the object this size, and map it.
+    [[nodiscard]] bool can_have(std::size_t bytes) const noexcept {
+        rlimit limit{};
+        getrlimit(RLIMIT_FSIZE, &limit); // beyond this limit ftruncate kills the process
+        std::byte* const memory = limit.rlim_cur < bytes ? nullptr : map(bytes);
+        return memory != nullptr && munmap(memory, bytes) == 0;
+    }
+    /// @throws CommunicationError  the system refuses.
+    void resize(std::size_t bytes) const {
+        if (ftruncate(file_, static_cast<off_t>(bytes)) != 0) {
+            throw CommunicationError{concat(
+                "a shared-memory object could not have ", bytes, " bytes: ", std::strerror(errno)
+            )};
+        }
+    }
+    /// Locks the object until this view of it is closed: by the destructor, or by the system when
+    /// the process ends, in whatever way. Another lock than that of remove_name(). Returns false if
+    /// the system has no such locks.
+    /// @pre no other process has locked it
+    [[nodiscard]] bool lock() const noexcept {
+        struct flock all = lock_of_all();
+        return fcntl(file_, F_OFD_SETLK, &all) == 0;
+    }
+    /// Whether another view of this object has locked it.
+    [[nodiscard]] bool is_locked() const noexcept {
+        struct flock all = lock_of_all();
+        return fcntl(file_, F_OFD_GETLK, &all) != 0 || all.l_type != F_UNLCK;
+    }
+    /// Maps the object, starting at byte `from`, the first of a page. Null if there is no address
+    /// space.
+    [[nodiscard]] std::byte* map(std::size_t bytes, std::size_t from = 0) const noexcept {
+        void* const memory = mmap(
+            nullptr,
+            bytes,
+            PROT_READ | PROT_WRITE,
+            MAP_SHARED | MAP_NORESERVE,
+            file_,
+            static_cast<off_t>(from)
+        );
+        return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+    }
+
+    /// Gives it a name. Returns false if another object has that name.
+    /// @throws CommunicationError  the system refuses.
+    [[nodiscard]] bool publish(std::string const& path) const {
+        std::string const self = concat("/proc/self/fd/", file_);
+        if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+            return true;
+        }
+        if (errno != EEXIST) {
+            throw CommunicationError{
+                concat("the name ", path, " could not be made: ", std::strerror(errno))
+            };
+        }
+        return false;
+    }
+
+    /// Does nothing if the name is another object's, or free. Processes that remove the name of the
+    /// same object do so one after another, so that no new object can get the name in between.
+    void remove_name(std::string const& path) const noexcept {
+        // A process that was stopped in here is not waited for: it removes the name when it
+        // continues.
+        for (int i = 0; i < 100 && has_name(path); ++i) {
+            if (flock(file_, LOCK_EX | LOCK_NB) == 0) {
+                if (has_name(path)) {
+                    unlink(path.c_str());
+                }
+                flock(file_, LOCK_UN);
+                return;
+            }
+            sleep_for(std::chrono::milliseconds{1});
+        }
+    }
+
+    /// Allocates the memory now. If the system had none, a later write would raise SIGBUS. Returns
+    /// whether this was complete by `end`. Complexity: linear in the bytes that the system has to
+    /// clear.
+    /// @throws CommunicationError  memory is full. Part of [at, at + bytes) may be reserved.
+    bool reserve(
+        std::size_t at,
+        std::size_t bytes,
+        std::chrono::steady_clock::time_point end = (std::chrono::steady_clock::time_point::max)()
+    ) const {
+        // In steps, which get smaller if a fast interval timer interrupts them, because the system
+        // restarts an interrupted one.
+        constexpr std::size_t smallest_step = 4096;
+        std::size_t step = std::size_t{16} << 20U;
+        for (std::size_t done = 0; done < bytes;) {
+            if (std::chrono::steady_clock::now() >= end) {
+                return false;
+            }
+            std::size_t const next = (std::min)(step, bytes - done);
+            int const error =
+                posix_fallocate(file_, static_cast<off_t>(at + done), static_cast<off_t>(next));
+            if (error == 0) {
+                done += next;
+            } else if (error == EINTR) {
+                step = (std::max)(step / 2, smallest_step);
+            } else {
+                throw CommunicationError{full(bytes - done, error)};
+            }
+        }
+        return true;
+    }
+
+    /// The objects of this user that have this name, with or without a number: see
+    /// publish_first_free.
+    [[nodiscard]] static std::vector<std::string> own_of(std::string const& path) {
+        std::vector<std::string> found;
+        std::unique_ptr<DIR, int (*)(DIR*)> const folder{opendir(shared_memory_folder), closedir};
+        std::string_view const name =
+            std::string_view{path}.substr(std::string_view{shared_memory_folder}.size() + 1);
+        for (dirent const* entry = nullptr;
+             folder != nullptr && (entry = readdir(folder.get())) != nullptr;) {
+            std::string_view const other{entry->d_name};
+            std::string const of_entry = concat(shared_memory_folder, "/", other);
+            bool const is_named =
+                other.starts_with(name) &&
+                (other.size() == name.size() || other.substr(name.size()).starts_with("."));
+            struct stat status{};
+            if (is_named && lstat(of_entry.c_str(), &status) == 0 && status.st_uid == geteuid()) {
+                found.push_back(of_entry);
+            }
+        }
+        std::sort(found.begin(), found.end());
+        return found;
+    }
+    /// Gives the object this name, followed by the first number that avoids other users' objects,
+    /// if needed. No other user can thus block a job's name. Returns the name, or nothing if
+    /// another object of this user has it.
+    [[nodiscard]] std::optional<std::string> publish_first_free(std::string const& path) const {
+        for (int number = 1;; ++number) {
+            std::string const named = number == 1 ? path : concat(path, ".", number);
+            if (publish(named)) {
+                return named;
+            }
+            struct stat status{};
+            if (lstat(named.c_str(), &status) != 0 || status.st_uid == geteuid()) {
+                return std::nullopt;
+            }
+        }
+    }
+
+    /// How much memory the system has for objects, for people.
+    [[nodiscard]] static std::string bytes_free() {
+        struct statvfs room{};
+        statvfs(shared_memory_folder, &room);
+        return concat(
+            static_cast<std::size_t>(room.f_bavail) * room.f_frsize,
+            " of its ",
+            static_cast<std::size_t>(room.f_blocks) * room.f_frsize,
+            " bytes free"
+        );
+    }
+
+private:
+    [[nodiscard]] bool has_name(std::string const& path) const noexcept {
+        struct stat named{};
+        struct stat const own = status();
+        return lstat(path.c_str(), &named) == 0 && named.st_ino == own.st_ino &&
+               named.st_dev == own.st_dev;
+    }
+    static struct flock lock_of_all() noexcept {
+        struct flock all{};
+        all.l_type = F_WRLCK;
+        all.l_whence = SEEK_SET;
+        return all;
+    }
+    explicit SharedObject(int file) noexcept : file_{file} {}
+
+    static std::string full(std::size_t bytes, int error) {
+        return concat(
+            "expected ",
+            bytes,
+            " more bytes of shared memory, but ",
+            shared_memory_folder,
+            error == ENOSPC ? " is full" : concat(" refuses: ", std::strerror(error)),
+            ", with ",
+            bytes_free(),
+            "; make it larger, or have less in flight"
+        );
+    }
+
+    int file_;
+};
+
+/// Memory mapped from an object. The destructor unmaps it.
+class Mapping {
+public:
+    /// @throws CommunicationError  there is no address space.
+    Mapping(SharedObject const& object, std::size_t bytes, std::size_t from = 0)
+        : begin_{object.map(bytes, from)}, bytes_{bytes} {
+        if (begin_ == nullptr) {
+            throw CommunicationError{concat(
+                "expected to map ",
+                bytes,
+                " bytes of shared memory, but the system says: ",
+                std::strerror(errno),
+                "; allow more address space"
+            )};
+        }
+    }
+    ~Mapping() {
+        if (begin_ != nullptr) {
+            munmap(begin_, bytes_);
+        }
+    }
+    Mapping(Mapping&& other) noexcept
+        : begin_{std::exchange(other.begin_, nullptr)}, bytes_{other.bytes_} {}
+    Mapping& operator=(Mapping&&) = delete;
+
+    [[nodiscard]] std::byte* begin() const noexcept { return begin_; }
+    void keep() noexcept { begin_ = nullptr; }
+
+private:
+    std::byte* begin_;
+    std::size_t bytes_;
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
 // ---- joinable/communicator/shared_memory/process/members.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
@@ -19183,6 +19814,7 @@ private:
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include <cerrno>
@@ -19322,341 +19954,6 @@ struct alignas(64) MemberTable {
     }
 };
 
-}}} // namespace joinable::v0::detail
-
-#endif
-#endif
-
-// ---- joinable/communicator/shared_memory/process/shared_object.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-#if defined(__linux__)
-
-#include <algorithm>
-#include <chrono>
-#include <cstddef>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
-#include <cerrno>
-#include <cstring>
-#include <ctime>
-#include <dirent.h>
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Where the system keeps POSIX shared memory.
-inline constexpr char const* shared_memory_folder = "/dev/shm";
-
-inline void sleep_for(std::chrono::nanoseconds time) noexcept {
-    std::timespec left{};
-    left.tv_nsec = static_cast<decltype(left.tv_nsec)>(time.count());
-    nanosleep(&left, nullptr);
-}
-
-/// A POSIX shared-memory object, open in this process. It gets its name when it is complete. A
-/// process removes the name only after it has checked that it is this object's. No process
-/// therefore finds an incomplete object or removes another one.
-class SharedObject {
-public:
-    /// Creates an object without name and bytes. It ends with the last process that has it open.
-    /// @throws CommunicationError  the system refuses.
-    static SharedObject create() {
-        SharedObject object{
-            ::open(shared_memory_folder, O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR)
-        };
-        if (object.file_ < 0 || fchmod(object.file_, S_IRUSR | S_IWUSR) != 0) {
-            throw CommunicationError{concat(
-                "expected to make a shared-memory object in ",
-                shared_memory_folder,
-                ", but the system says: ",
-                std::strerror(errno),
-                "; mount a tmpfs there that user ",
-                geteuid(),
-                " may write"
-            )};
-        }
-        return object;
-    }
-    /// Nothing if no object has this name.
-    /// @throws CommunicationError  there is one, but this process may not open it.
-    static std::optional<SharedObject> find(std::string const& path) {
-        SharedObject object{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
-        if (object.file_ >= 0) {
-            return object;
-        }
-        if (int const error = errno; error != ENOENT) {
-            struct stat of{};
-            bool const is_known = lstat(path.c_str(), &of) == 0;
-            throw CommunicationError{concat(
-                "expected to open ",
-                path,
-                ", which belongs to user ",
-                is_known ? concat(of.st_uid) : "unknown",
-                ", as user ",
-                geteuid(),
-                ", but the system says: ",
-                std::strerror(error),
-                "; remove it, or give the job another id"
-            )};
-        }
-        return std::nullopt;
-    }
-    ~SharedObject() {
-        if (file_ >= 0) {
-            close(file_);
-        }
-    }
-    SharedObject(SharedObject&& other) noexcept : file_{std::exchange(other.file_, -1)} {}
-    SharedObject& operator=(SharedObject&&) = delete;
-
-    [[nodiscard]] struct stat status() const noexcept {
-        struct stat now{};
-        fstat(file_, &now);
-        return now;
-    }
-    /// Reads the first bytes without mapping them, because the object may be shorter. Returns
-    /// whether they exist.
-    [[nodiscard]] bool read(std::span<std::byte> bytes) const noexcept {
-        return pread(file_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
-    }
-    /// Whether this process may give the object this size, and map it.
-    [[nodiscard]] bool can_have(std::size_t bytes) const noexcept {
-        rlimit limit{};
-        getrlimit(RLIMIT_FSIZE, &limit); // beyond this limit ftruncate kills the process
-        std::byte* const memory = limit.rlim_cur < bytes ? nullptr : map(bytes);
-        return memory != nullptr && munmap(memory, bytes) == 0;
-    }
-    /// @throws CommunicationError  the system refuses.
-    void resize(std::size_t bytes) const {
-        if (ftruncate(file_, static_cast<off_t>(bytes)) != 0) {
-            throw CommunicationError{concat(
-                "a shared-memory object could not have ", bytes, " bytes: ", std::strerror(errno)
-            )};
-        }
-    }
-    /// Maps the object, starting at byte `from`, the first of a page. Null if there is no address
-    /// space.
-    [[nodiscard]] std::byte* map(std::size_t bytes, std::size_t from = 0) const noexcept {
-        void* const memory = mmap(
-            nullptr,
-            bytes,
-            PROT_READ | PROT_WRITE,
-            MAP_SHARED | MAP_NORESERVE,
-            file_,
-            static_cast<off_t>(from)
-        );
-        return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
-    }
-
-    /// Gives it a name. Returns false if another object has that name.
-    /// @throws CommunicationError  the system refuses.
-    [[nodiscard]] bool publish(std::string const& path) const {
-        std::string const self = concat("/proc/self/fd/", file_);
-        if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
-            return true;
-        }
-        if (errno != EEXIST) {
-            throw CommunicationError{
-                concat("the name ", path, " could not be made: ", std::strerror(errno))
-            };
-        }
-        return false;
-    }
-
-    /// Does nothing if the name is another object's, or free. Processes that remove the name of the
-    /// same object do so one after another, so that no new object can get the name in between.
-    void remove_name(std::string const& path) const noexcept {
-        // A process that was stopped in here is not waited for: it removes the name when it
-        // continues.
-        for (int i = 0; i < 100 && has_name(path); ++i) {
-            if (flock(file_, LOCK_EX | LOCK_NB) == 0) {
-                if (has_name(path)) {
-                    unlink(path.c_str());
-                }
-                flock(file_, LOCK_UN);
-                return;
-            }
-            sleep_for(std::chrono::milliseconds{1});
-        }
-    }
-
-    /// Allocates the memory now. If the system had none, a later write would raise SIGBUS. Returns
-    /// whether this was complete by `end`. Complexity: linear in the bytes that the system has to
-    /// clear.
-    /// @throws CommunicationError  memory is full. Part of [at, at + bytes) may be reserved.
-    bool reserve(
-        std::size_t at,
-        std::size_t bytes,
-        std::chrono::steady_clock::time_point end = (std::chrono::steady_clock::time_point::max)()
-    ) const {
-        // In steps, which get smaller if a fast interval timer interrupts them, because the system
-        // restarts an interrupted one.
-        constexpr std::size_t smallest_step = 4096;
-        std::size_t step = std::size_t{16} << 20U;
-        for (std::size_t done = 0; done < bytes;) {
-            if (std::chrono::steady_clock::now() >= end) {
-                return false;
-            }
-            std::size_t const next = (std::min)(step, bytes - done);
-            int const error =
-                posix_fallocate(file_, static_cast<off_t>(at + done), static_cast<off_t>(next));
-            if (error == 0) {
-                done += next;
-            } else if (error == EINTR) {
-                step = (std::max)(step / 2, smallest_step);
-            } else {
-                throw CommunicationError{full(bytes - done, error)};
-            }
-        }
-        return true;
-    }
-
-    /// The objects of this user that have this name, with or without a number: see
-    /// publish_first_free.
-    [[nodiscard]] static std::vector<std::string> own_of(std::string const& path) {
-        std::vector<std::string> found;
-        std::unique_ptr<DIR, int (*)(DIR*)> const folder{opendir(shared_memory_folder), closedir};
-        std::string_view const name =
-            std::string_view{path}.substr(std::string_view{shared_memory_folder}.size() + 1);
-        for (dirent const* entry = nullptr;
-             folder != nullptr && (entry = readdir(folder.get())) != nullptr;) {
-            std::string_view const other{entry->d_name};
-            std::string const of_entry = concat(shared_memory_folder, "/", other);
-            bool const is_named =
-                other.starts_with(name) &&
-                (other.size() == name.size() || other.substr(name.size()).starts_with("."));
-            struct stat status{};
-            if (is_named && lstat(of_entry.c_str(), &status) == 0 && status.st_uid == geteuid()) {
-                found.push_back(of_entry);
-            }
-        }
-        std::sort(found.begin(), found.end());
-        return found;
-    }
-    /// Gives the object this name, followed by the first number that avoids other users' objects,
-    /// if needed. No other user can thus block a job's name. Returns the name, or nothing if
-    /// another object of this user has it.
-    [[nodiscard]] std::optional<std::string> publish_first_free(std::string const& path) const {
-        for (int number = 1;; ++number) {
-            std::string const named = number == 1 ? path : concat(path, ".", number);
-            if (publish(named)) {
-                return named;
-            }
-            struct stat status{};
-            if (lstat(named.c_str(), &status) != 0 || status.st_uid == geteuid()) {
-                return std::nullopt;
-            }
-        }
-    }
-
-private:
-    [[nodiscard]] bool has_name(std::string const& path) const noexcept {
-        struct stat named{};
-        struct stat const own = status();
-        return lstat(path.c_str(), &named) == 0 && named.st_ino == own.st_ino &&
-               named.st_dev == own.st_dev;
-    }
-    explicit SharedObject(int file) noexcept : file_{file} {}
-
-    static std::string full(std::size_t bytes, int error) {
-        struct statvfs room{};
-        statvfs(shared_memory_folder, &room);
-        return concat(
-            "expected ",
-            bytes,
-            " more bytes of shared memory, but ",
-            shared_memory_folder,
-            error == ENOSPC ? " is full" : concat(" refuses: ", std::strerror(error)),
-            ", with ",
-            static_cast<std::size_t>(room.f_bavail) * room.f_frsize,
-            " of its ",
-            static_cast<std::size_t>(room.f_blocks) * room.f_frsize,
-            " bytes free; make it larger, or have less in flight"
-        );
-    }
-
-    int file_;
-};
-
-}}} // namespace joinable::v0::detail
-
-#endif
-#endif
-
-// ---- joinable/communicator/shared_memory/process/named_segment.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-#if defined(__linux__)
-
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
-#include <cerrno>
-#include <cstring>
-#include <pthread.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Memory mapped from an object. The destructor unmaps it.
-class Mapping {
-public:
-    /// @throws CommunicationError  there is no address space.
-    Mapping(SharedObject const& object, std::size_t bytes, std::size_t from = 0)
-        : begin_{object.map(bytes, from)}, bytes_{bytes} {
-        if (begin_ == nullptr) {
-            throw CommunicationError{concat(
-                "expected to map ",
-                bytes,
-                " bytes of shared memory, but the system says: ",
-                std::strerror(errno),
-                "; allow more address space"
-            )};
-        }
-    }
-    ~Mapping() {
-        if (begin_ != nullptr) {
-            munmap(begin_, bytes_);
-        }
-    }
-    Mapping(Mapping&& other) noexcept
-        : begin_{std::exchange(other.begin_, nullptr)}, bytes_{other.bytes_} {}
-    Mapping& operator=(Mapping&&) = delete;
-
-    [[nodiscard]] std::byte* begin() const noexcept { return begin_; }
-    void keep() noexcept { begin_ = nullptr; }
-
-private:
-    std::byte* begin_;
-    std::size_t bytes_;
-};
-
 /// A rank's place in the table of an object. The destructor leaves. The table has its own mapping,
 /// because the thread that attached has a mutex in it.
 class Membership {
@@ -19684,6 +19981,176 @@ private:
     pthread_t thread_ = pthread_self();
 };
 
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/communicator/shared_memory/process/start_notice.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#if defined(__linux__)
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+
+/// @file
+/// How the other ranks of a job hear of a failure of rank 0 before its table of members exists.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Says that rank 0 makes the object of a job: an empty file, which rank 0 keeps locked until it has
+/// published the table of members. An empty file needs no memory, so it also serves
+/// where /dev/shm is full.
+class StartNotice {
+public:
+    /// The name of the notice for the object `path`. SharedObject::own_of(path) does not return it.
+    [[nodiscard]] static std::string path_for(std::string const& path) {
+        return concat(path, "-start");
+    }
+    /// Also removes what a dead rank 0 has left. Nothing if another rank 0 of this job shows one.
+    /// Shows none where the system has no locks.
+    /// @throws CommunicationError  the system refuses.
+    [[nodiscard]] static std::optional<StartNotice> make(std::string const& path) {
+        std::string const base = path_for(path);
+        for (std::string const& other : SharedObject::own_of(base)) {
+            auto const left = SharedObject::find(other);
+            if (left && !left->is_locked()) {
+                left->remove_name(other);
+            }
+        }
+        auto object = SharedObject::create();
+        if (!object.lock()) { // before others can see it
+            return StartNotice{std::move(object), {}};
+        }
+        auto named = object.publish_first_free(base);
+        if (!named) {
+            return std::nullopt;
+        }
+        return StartNotice{std::move(object), std::move(*named)};
+    }
+    StartNotice(StartNotice&& other) noexcept
+        : object_{std::move(other.object_)}, path_{std::exchange(other.path_, {})} {}
+    StartNotice& operator=(StartNotice&&) = delete;
+    /// The table is published, or fail() has told the others.
+    ~StartNotice() {
+        if (!path_.empty()) {
+            object_.remove_name(path_);
+        }
+    }
+
+    /// Tells the others that rank 0 has failed. Returns at `end`, because other ranks may not have
+    /// looked before.
+    void fail(std::chrono::steady_clock::time_point end) const {
+        object_.resize(1); // needs no memory either
+        while (std::chrono::steady_clock::now() < end) {
+            sleep_for(std::chrono::milliseconds{2});
+        }
+    }
+
+private:
+    StartNotice(SharedObject object, std::string path) noexcept
+        : object_{std::move(object)}, path_{std::move(path)} {}
+
+    SharedObject object_;
+    std::string path_;
+};
+
+/// For a rank that finds that rank 0 has died: removes what rank 0 left under this name, but not
+/// before the other ranks had the time to find it as well.
+[[noreturn]] inline void
+throw_death_of_rank_zero(SharedObject const& object, std::string const& path) {
+    sleep_for(std::chrono::milliseconds{100}); // the others look every two milliseconds
+    object.remove_name(path);
+    throw PeerFailed{{0}, "rank 0 failed: its process died"};
+}
+
+/// How another rank sees rank 0's notice.
+class StartNoticeView {
+public:
+    /// `path` is the name of the object that rank 0 makes.
+    /// @throws CommunicationError  the system lets this process make no object, as it lets no other
+    ///                             one.
+    explicit StartNoticeView(std::string const& path) : base_{StartNotice::path_for(path)} {
+        static_cast<void>(SharedObject::create());
+    }
+
+    /// Whether rank 0 has shown a notice that has ended. Rank 0 has then published the table, or
+    /// failed. What has ended before this rank looks for the first time is an older job's.
+    [[nodiscard]] bool has_ended(bool is_first) {
+        if (!object_) {
+            find(is_first);
+        }
+        return object_ && (has_failed() || !object_->is_locked());
+    }
+    /// @pre has_ended(), and there is no table
+    [[noreturn]] void throw_failure_of_rank_zero() const {
+        if (!has_failed()) {
+            throw_death_of_rank_zero(*object_, path_);
+        }
+        throw PeerFailed{
+            {0},
+            concat(
+                "rank 0 failed before it had memory for a table of its ranks: its own error says "
+                "why; ",
+                shared_memory_folder,
+                " has ",
+                SharedObject::bytes_free()
+            )
+        };
+    }
+
+private:
+    void find(bool is_first) {
+        for (std::string const& path : SharedObject::own_of(base_)) {
+            auto found = SharedObject::find(path);
+            if (found && is_first && !found->is_locked()) {
+                found->remove_name(path);
+            } else if (found) {
+                object_.emplace(std::move(*found));
+                path_ = path;
+                return;
+            }
+        }
+    }
+    [[nodiscard]] bool has_failed() const noexcept { return object_->status().st_size != 0; }
+
+    std::string base_;
+    std::optional<SharedObject> object_; ///< kept open once found, because its name may vanish
+    std::string path_;
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/communicator/shared_memory/process/named_segment.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#if defined(__linux__)
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
 /// The path under which the ranks of a job meet. If other users have that name, a number is
 /// appended. Another user gets other names. A user who knows the job id can create objects with
 /// such names, but ranks ignore them, because they have another owner.
@@ -19696,10 +20163,11 @@ inline std::string path_of_job(std::string_view job) {
     return concat(shared_memory_folder, "/joinable-", geteuid(), "-", digits);
 }
 
-/// One rank's view of a segment in which unrelated processes meet by a name. Rank 0 makes a table
-/// of members, publishes it under the name, and then makes the rest. If that fails, the others find
-/// the reason in the table. The name is removed when all have arrived, so a job that is killed
-/// later leaves nothing. A rank that gives up before removes it as well. If a whole job is killed
+/// One rank's view of a segment in which unrelated processes meet by a name. Rank 0 shows a start
+/// notice, makes a table of members, publishes it under the name, and then makes the rest. If rank
+/// 0 fails before it has published the table, the others see its notice end; if it fails later,
+/// they find the reason in the table. The name is removed when all have arrived, so a job that is
+/// killed later leaves nothing. A rank that gives up before removes it as well. If a whole job is killed
 /// before all have arrived, the next job of that name finds its creator dead and removes the
 /// leftover. That is safe: without a name no rank can join it, and a rank that has already joined
 /// detects the death by itself.
@@ -19720,12 +20188,20 @@ public:
         static_cast<void>(Board::bytes_for(size)); // throws if a group cannot be so large
         std::string const path = path_of_job(job);
         auto const end = end_of_wait(deadline);
-        for (;;) {
+        std::optional<StartNoticeView> rank_zero;
+        if (rank != 0) {
+            rank_zero.emplace(path);
+        }
+        for (bool is_first = true;; is_first = false) {
+            bool const has_ended = rank_zero && rank_zero->has_ended(is_first);
             auto segment = rank == 0 ? create(path, size, end, deadline)
-                                     : find(path, rank, size, end, deadline);
+                                     : find(path, rank, size, end, deadline, is_first);
             if (segment != nullptr) {
                 segment->wait_for_all(end, deadline);
                 return segment;
+            }
+            if (has_ended) { // and has published no table before that
+                rank_zero->throw_failure_of_rank_zero();
             }
             if (std::chrono::steady_clock::now() >= end) {
                 throw TimedOut{
@@ -19803,6 +20279,74 @@ private:
         for (std::string const& other : SharedObject::own_of(path)) {
             remove_if_dead(other, size);
         }
+        auto published = publish_with_notice(path, size, end);
+        if (!published) {
+            return nullptr;
+        }
+        auto& [object, membership, named] = *published;
+        MemberTable& table = membership.table();
+        std::size_t const room = static_cast<std::size_t>(table.heading.room);
+        std::size_t const table_bytes = MemberTable::bytes_for(size);
+        try {
+            object.resize(object_bytes(size, room));
+            for (auto const& [at, bytes] : parts_at_start(size)) {
+                if (!object.reserve(table_bytes + at, bytes, end)) {
+                    throw TimedOut{
+                        {0},
+                        concat(
+                            "rank 0 did not reserve memory in ",
+                            named,
+                            " within ",
+                            std::chrono::duration<double>(deadline).count(),
+                            " s"
+                        )
+                    };
+                }
+            }
+            Mapping memory{object, bytes_for(size, room), table_bytes};
+            std::shared_ptr<NamedSegment> segment{new NamedSegment{
+                std::move(object), std::move(membership), std::move(memory), named, 0
+            }};
+            table.state.store(MemberTable::ready);
+            return segment;
+        } catch (...) {
+            if (!membership.is_open()) { // this rank has left
+                throw;
+            }
+            table.failure.store(blamed_on(0, failure_of(std::current_exception())));
+            table.state.store(MemberTable::failed);
+            auto const enough = (std::min)(end, end_of_wait(patience_for_others));
+            while (!table.missing_ranks().empty() && std::chrono::steady_clock::now() < enough) {
+                sleep_for(std::chrono::milliseconds{2});
+            }
+            object.remove_name(named);
+            throw;
+        }
+    }
+    struct Published {
+        SharedObject object;
+        Membership membership;
+        std::string path;
+    };
+    /// Nothing if another rank 0 of this job does the same, or has done it.
+    static std::optional<Published> publish_with_notice(
+        std::string const& path, int size, std::chrono::steady_clock::time_point end
+    ) {
+        auto const notice = StartNotice::make(path);
+        if (!notice) {
+            return std::nullopt;
+        }
+        try {
+            return publish_table(path, size);
+        } catch (...) {
+            if (size > 1) {
+                notice->fail((std::min)(end, end_of_wait(patience_for_others)));
+            }
+            throw;
+        }
+    }
+    /// Nothing if another object of this user has the name.
+    static std::optional<Published> publish_table(std::string const& path, int size) {
         Heading heading;
         heading.size = static_cast<std::uint64_t>(size);
         auto object = SharedObject::create();
@@ -19817,45 +20361,11 @@ private:
         MemberTable& table = MemberTable::create(mapped.begin(), heading);
         static_cast<void>(table.member(0).enter());
         Membership membership{std::move(mapped), 0};
-        auto const named = object.publish_first_free(path);
+        auto named = object.publish_first_free(path);
         if (!named) {
-            return nullptr;
+            return std::nullopt;
         }
-        try {
-            object.resize(object_bytes(size, heading.room));
-            for (auto const& [at, bytes] : parts_at_start(size)) {
-                if (!object.reserve(table_bytes + at, bytes, end)) {
-                    throw TimedOut{
-                        {0},
-                        concat(
-                            "rank 0 did not reserve memory in ",
-                            *named,
-                            " within ",
-                            std::chrono::duration<double>(deadline).count(),
-                            " s"
-                        )
-                    };
-                }
-            }
-            Mapping memory{object, bytes_for(size, heading.room), table_bytes};
-            std::shared_ptr<NamedSegment> segment{new NamedSegment{
-                std::move(object), std::move(membership), std::move(memory), *named, 0
-            }};
-            table.state.store(MemberTable::ready);
-            return segment;
-        } catch (...) {
-            if (!membership.is_open()) { // this rank has left
-                throw;
-            }
-            table.failure.store(blamed_on(0, failure_of(std::current_exception())));
-            table.state.store(MemberTable::failed);
-            auto const enough = (std::min)(end, end_of_wait(patience_for_others));
-            while (!table.missing_ranks().empty() && std::chrono::steady_clock::now() < enough) {
-                sleep_for(std::chrono::milliseconds{2});
-            }
-            object.remove_name(*named);
-            throw;
-        }
+        return Published{std::move(object), std::move(membership), std::move(*named)};
     }
     static void remove_if_dead(std::string const& path, int size) {
         auto const other = SharedObject::find(path);
@@ -19877,20 +20387,26 @@ private:
         other->remove_name(path);
     }
 
-    /// Null: there is none yet.
+    /// Null: there is none yet. What a dead rank 0 has made is an older job's if it is there when
+    /// this rank looks for the first time.
     static std::shared_ptr<NamedSegment> find(
         std::string const& base,
         int rank,
         int size,
         std::chrono::steady_clock::time_point end,
-        std::chrono::nanoseconds deadline
+        std::chrono::nanoseconds deadline,
+        bool is_first
     ) {
         for (std::string const& path : SharedObject::own_of(base)) {
             if (auto object = SharedObject::find(path)) {
                 require_usable(*object, path, size);
                 Mapping mapped{*object, MemberTable::bytes_for(size)};
                 Member& creator = Membership::at(mapped).member(0);
-                if (creator.has_died() || creator.has_left()) { // apparently of an older job
+                bool const is_dead = creator.has_died();
+                if (is_dead && !is_first) {
+                    throw_death_of_rank_zero(*object, path);
+                }
+                if (is_dead || creator.has_left()) { // apparently of an older job
                     object->remove_name(path);
                     continue;
                 }
@@ -19925,8 +20441,7 @@ private:
         try {
             while (table.state.load() == MemberTable::starting) {
                 if (table.member(0).has_died()) {
-                    object.remove_name(path);
-                    throw PeerFailed{{0}, "rank 0 failed: its process died"};
+                    throw_death_of_rank_zero(object, path);
                 }
                 if (std::chrono::steady_clock::now() >= end) {
                     throw TimedOut{
@@ -20261,6 +20776,29 @@ JOINABLE_INSTANTIATE(class BoardCommunicator<ProcessRank, ProcessWork>)
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
+template <class Comm>
+concept HasHelper = requires(Comm& comm) {
+    { comm.helper() } -> std::same_as<Helper>;
+};
+
+template <class Comm>
+[[nodiscard]] Helper helper_of(Comm& comm) {
+    static_assert(
+        HasHelper<Comm>,
+        "ProgressThread: the communicator has to be a ThreadCommunicator or a ProcessCommunicator, in whose "
+        "memory a thread can compute; over another transport call test() now and then"
+    );
+    if constexpr (HasHelper<Comm>) {
+        return comm.helper();
+    } else {
+        std::terminate();
+    }
+}
+
+} // namespace detail
+
 /// A thread that computes a rank's share of large collectives while the rank does something else.
 ///
 /// Without it, collectives make progress only while a rank waits or tests. With it they also
@@ -20278,7 +20816,7 @@ public:
     /// @throws std::system_error  the system cannot start another thread.
     template <class Comm>
     explicit ProgressThread(Comm& comm)
-        : helper_{comm.helper()}, thread_{[this] { helper_.run(); }} {}
+        : helper_{detail::helper_of(comm)}, thread_{[this] { helper_.run(); }} {}
     /// Local. Returns after the chunk that the thread is computing.
     ~ProgressThread() {
         helper_.stop();
@@ -20688,6 +21226,16 @@ void run_processes(int world_size, F body) {
     detail::run_processes_of(world_size, std::ref(body));
 }
 
+/// Explains arguments in another order.
+template <class F>
+    requires(!std::convertible_to<F, int>)
+void run_processes(F const&, int) {
+    static_assert(
+        std::convertible_to<F, int>,
+        "run_processes: the number of ranks comes first, as in run_processes(4, body)"
+    );
+}
+
 }} // namespace joinable::v0
 
 #endif
@@ -20956,6 +21504,16 @@ void run_threads(int world_size, F body) {
         "run_threads: each rank calls body(ThreadCommunicator&), which this body does not take"
     );
     detail::run_threads_of(world_size, std::ref(body));
+}
+
+/// Explains arguments in another order.
+template <class F>
+    requires(!std::convertible_to<F, int>)
+void run_threads(F const&, int) {
+    static_assert(
+        std::convertible_to<F, int>,
+        "run_threads: the number of ranks comes first, as in run_threads(4, body)"
+    );
 }
 
 }} // namespace joinable::v0
@@ -21596,7 +22154,7 @@ template <class Range>
     static_assert(
         is_contiguous,
         "flat_parameters: values and gradients are contiguous ranges, such as std::vector or std::span; "
-        "of a pointer and a count make std::span{pointer, count}"
+        "for a pointer and a count give std::span{pointer, count}"
     );
     static_assert(
         std::is_lvalue_reference_v<Range> ||

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSL-1.0
 # Installs what the tests need, builds all in Release and runs every test once.
 # --all adds: benchmarks are compiled, layers, links, the single header, reference, packages, formatting, cost of
-# including, headers alone, nvcc, suites over MPI and machines of threads, thread sanitizer by clang 19, and the
-# other sanitizers by clang 14, the oldest, over the single header and also over NCCL and processes, with frames
+# including, headers alone, nvcc, suites over MPI, Gloo and machines of threads, thread sanitizer by clang 19, and
+# the other sanitizers by clang 14, the oldest, over the single header and also over NCCL and processes, with frames
 # drawn at random by TCP; what this machine cannot have is skipped and named. Each step says what the one before it
 # took; the last lines are ctest's.
 set -euo pipefail
@@ -120,5 +120,5 @@ if $all; then
 fi
 # Tests have -O1, which takes two thirds of the time. Examples have -O2, as users have it.
 ranks=threads
-if $all; then ranks="threads;mpi;machines"; fi
+if $all; then ranks="threads;mpi;gloo;machines"; fi
 build_and_test release -DJOINABLE_BUILD_BENCHMARKS=$all -DJOINABLE_TEST_OPTIONS=-O1 "-DJOINABLE_TEST_RANKS=$ranks"

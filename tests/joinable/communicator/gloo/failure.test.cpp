@@ -207,11 +207,11 @@ TEST_CASE("a rank over Gloo that returns while others wait for it is named") {
 TEST_CASE("a rank over Gloo that leaves ends no collective in which all ranks have arrived") {
     for (int const leaver : {0, 1}) { // gives rank 2 one element, and leaves while much more comes
         run_gloo_ranks({3}, [&](GlooCommunicator& comm) {
-            std::vector<std::size_t> counts(3, 10'000'000);
+            std::vector<std::size_t> counts(3, 40'000'000);
             counts[static_cast<std::size_t>(leaver)] = 1;
             counts[2] = 1;
             std::vector<float> const in(counts[static_cast<std::size_t>(comm.rank())], 1);
-            std::vector<float> out(10'000'002);
+            std::vector<float> out(comm.rank() == 2 ? 40'000'002 : 0);
             comm.gather(
                     {in.data(), in.size(), DType::f32},
                     {out.data(), out.size(), DType::f32},
@@ -219,7 +219,7 @@ TEST_CASE("a rank over Gloo that leaves ends no collective in which all ranks ha
                     counts
             )
                 .wait();
-            CHECK(std::count(out.begin(), out.end(), 1.0F) == (comm.rank() == 2 ? 10'000'002 : 0));
+            CHECK(std::count(out.begin(), out.end(), 1.0F) == (comm.rank() == 2 ? 40'000'002 : 0));
         });
     }
 }

@@ -86,7 +86,9 @@ public:
             Operation& operation =
                 *open_.emplace_back(std::make_unique<Operation>(request, posted_, rank(), size()));
             try {
-                operation.arriving.emplace(arrive(operation.arrival, request.signature));
+                static_cast<void>(
+                    operation.arriving.emplace(arrive(operation.arrival, request.signature))
+                );
             } catch (...) {
                 open_.pop_back();
                 throw;

@@ -12,7 +12,7 @@
 #include <exception>
 #include <functional>
 #include <future>
-#include <mutex>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -20,6 +20,7 @@
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -248,6 +249,22 @@ TEST_CASE("no rank leaves a barrier before all have come, and fifty collectives 
             );
         });
     }
+}
+
+TEST_CASE("the leaders' communicator is in an optional, or behind a pointer of any kind") {
+    joinable::SelfCommunicator local;
+    std::optional<joinable::SelfCommunicator> across{std::in_place};
+    HierarchicalCommunicator comm{local, across};
+    std::uint64_t value = 5;
+    comm.all_reduce({&value, 1, DType::u64}, ReduceOp::sum).wait();
+    CHECK(value == 5);
+    CHECK(comm.size() == 1);
+    across.reset();
+    auto const without = [&] { HierarchicalCommunicator const other{local, across}; };
+    CHECK_THROWS_AS(without(), joinable::ContractViolation);
+    auto const pointer = std::make_unique<joinable::SelfCommunicator>();
+    joinable::SelfCommunicator alone;
+    CHECK(HierarchicalCommunicator{alone, pointer}.rank() == 0);
 }
 
 TEST_CASE("one deadline is that of both levels") {

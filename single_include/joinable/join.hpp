@@ -13986,7 +13986,7 @@ private:
     ArenaSpace::Reserve reserve_;
     Clear clear_;
     std::vector<Gap> unreserved_; ///< sorted by offset; parts of it others may have reserved
-    ArenaSpace::Owner arenas_; ///< from the first arena on
+    ArenaSpace::Owner arenas_;    ///< from the first arena on
     std::mutex mutex_;
     std::vector<Gap> gaps_; ///< sorted by offset
     std::size_t given_ = 0;
@@ -19274,8 +19274,7 @@ ProcessSegment::ProcessSegment(int size, std::size_t room, std::byte* memory, bo
     }
 }
 
-JOINABLE_DEFINITION std::array<BlockPart, 3>
-ProcessSegment::parts_at_start(int size) {
+JOINABLE_DEFINITION std::array<BlockPart, 3> ProcessSegment::parts_at_start(int size) {
     auto const [board, group] = Group::parts_at_start(size);
     return {{board, group, {outcomes_at(size), width(size) * sizeof(Outcome)}}};
 }

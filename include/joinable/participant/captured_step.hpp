@@ -208,7 +208,7 @@ private:
     Passes passes_;
     detail::Averaging averaging_;
     JoinedGradients joined_gradients_;
-    bool has_shadowed_last_ = false; ///< what wrote the gradients last was a shadowed round
+    bool has_shadowed_last_ = false;        ///< what wrote the gradients last was a shadowed round
     detail::NcclCapturedAverages averages_; ///< waits for its runs before others are destroyed
     JoinState state_;
 };

@@ -54,9 +54,7 @@ void add_late(P& param) {
 }
 /// Each rank adds its number plus one to every element.
 template <class P>
-void pass(
-    std::vector<P>& params, int rank, Late late, auto const& ready, auto const& use
-) {
+void pass(std::vector<P>& params, int rank, Late late, auto const& ready, auto const& use) {
     for (std::size_t p = params.size(); p-- > 0;) {
         [[maybe_unused]] auto const held = use(p);
         add_gradient(params[p], rank + 1);

@@ -224,7 +224,9 @@ TEST_CASE("a split that meets shared memory is Mismatch") {
     run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
         MpiCommunicator comm{group};
         check_thrown<joinable::Mismatch>(
-            std::vector{1}, "ranks run different collectives: rank 0 split, rank 1 share", [&] {
+            std::vector{1},
+            "ranks run different collectives: rank 0 split, rank 1 share",
+            [&] {
                 if (comm.rank() == 1) {
                     (void)comm.share(8);
                 } else {

@@ -996,7 +996,9 @@ TEST_CASE("a group that ranks split off has memory for what they use, and leaves
                     group.barrier();
                     std::size_t const now = rank == 0 ? memory_in_use() : 0;
                     with_one = i == 0 ? now : with_one;
-                    CHECK(now <= with_one + 100'000); // the memory of the group before is used again
+                    CHECK(
+                        now <= with_one + 100'000
+                    ); // the memory of the group before is used again
                 }
             });
         }

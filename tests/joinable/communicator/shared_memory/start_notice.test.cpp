@@ -77,8 +77,10 @@ TEST_CASE("a rank 0 that fails before it has a table of ranks is named on the ot
                     std::string const text = error.what();
                     CHECK(error.ranks() == std::vector{0});
                     CHECK(
-                        text.find("rank 0 failed before it had memory for a table of its ranks: its "
-                                  "own error says why; /dev/shm has ") == 0
+                        text.find(
+                            "rank 0 failed before it had memory for a table of its ranks: its "
+                            "own error says why; /dev/shm has "
+                        ) == 0
                     );
                     ++*heard;
                 }
@@ -104,9 +106,7 @@ TEST_CASE("a rank 0 that is killed before it has a table of ranks is named on a 
     Processes processes;
     auto const start = Clock::now();
     processes.start([&] {
-        CHECK_THROWS_WITH_AS(
-            attach(1, 2, job), "rank 0 failed: its process died", PeerFailed
-        );
+        CHECK_THROWS_WITH_AS(attach(1, 2, job), "rank 0 failed: its process died", PeerFailed);
     });
     wait_until([&] { return !has_notice(job); }); // rank 1 has looked
     processes.start([&] {

@@ -47,7 +47,6 @@ public:
     MpiAlarm(MpiAlarm const&) = delete;
     MpiAlarm& operator=(MpiAlarm const&) = delete;
 
-
     void tell(int to, MpiWord word, std::span<std::byte const> body = {}) {
         Sent& sent = sent_.emplace_back();
         sent.body.assign(body.begin(), body.end());

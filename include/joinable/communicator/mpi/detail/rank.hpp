@@ -47,8 +47,9 @@ public:
     )
         : data_{data}, rank_{rank}, size_{size}, options_{options}, limits_{limits},
           parent_{std::move(parent)},
-          in_flight_{data, alarm, rank, size, limits,
-                     [this](AbortReason const& reason) { fail(reason); }},
+          in_flight_{
+              data, alarm, rank, size, limits, [this](AbortReason const& reason) { fail(reason); }
+          },
           peers_{alarm, rank, size} {}
     MpiRank(MpiRank const&) = delete;
     MpiRank& operator=(MpiRank const&) = delete;

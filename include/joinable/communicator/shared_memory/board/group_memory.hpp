@@ -108,7 +108,7 @@ private:
     ArenaSpace::Reserve reserve_;
     Clear clear_;
     std::vector<Gap> unreserved_; ///< sorted by offset; parts of it others may have reserved
-    ArenaSpace::Owner arenas_; ///< from the first arena on
+    ArenaSpace::Owner arenas_;    ///< from the first arena on
     std::mutex mutex_;
     std::vector<Gap> gaps_; ///< sorted by offset
     std::size_t given_ = 0;

@@ -83,8 +83,7 @@ ProcessSegment::ProcessSegment(int size, std::size_t room, std::byte* memory, bo
     }
 }
 
-JOINABLE_DEFINITION std::array<BlockPart, 3>
-ProcessSegment::parts_at_start(int size) {
+JOINABLE_DEFINITION std::array<BlockPart, 3> ProcessSegment::parts_at_start(int size) {
     auto const [board, group] = Group::parts_at_start(size);
     return {{board, group, {outcomes_at(size), width(size) * sizeof(Outcome)}}};
 }

@@ -27,6 +27,7 @@ inline std::map<std::string, Kind> kinds() {
         {"process", Kind::process},
         {"tcp", Kind::tcp},
         {"mpi", Kind::mpi},
+        {"gloo", Kind::gloo},
         {"machines", Kind::machines}
     };
 }
@@ -126,7 +127,8 @@ inline void add_rank_options(CLI::App& app, Options& options) {
             "What a rank is. Default: thread.\n"
             "thread, process: this program starts --ranks of them.\n"
             "tcp: a process that a launcher started, on any machine. Rank 0 sums all\n"
-            "gradients. These three give the same numbers, bit for bit.\n"
+            "gradients. gloo: the same, but ranks send gradients to each other.\n"
+            "These four give the same numbers, bit for bit.\n"
             "mpi: a process that mpirun started, on any machine. MPI orders the sums.\n"
             "machines: a launcher starts this program once on each machine, and it starts\n"
             "--ranks processes there. Each machine sums first; TCP connects the machines."
@@ -265,10 +267,10 @@ inline Options parse(CLI::App& app, int argc, char** argv, std::string const& re
     add_save_options(app, options);
     add_picture_options(app, options);
     app.parse(argc, argv);
-    bool const is_told = options.communicator == Kind::tcp || options.communicator == Kind::mpi;
+    bool const is_told = options.is_launched() && options.communicator != Kind::machines;
     if (is_told && app.count("--ranks") != 0) {
         throw CLI::ValidationError{
-            "--ranks", "the launcher says how many there are: leave it out with tcp or mpi"
+            "--ranks", "the launcher says how many there are: leave it out with tcp, gloo or mpi"
         };
     }
     if (options.paths.empty()) {

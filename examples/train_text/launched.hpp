@@ -24,10 +24,11 @@ using TrainRanks = std::function<
 /// The program between command line and exit code. `rank` is this process's, -1 if it runs all.
 using Program = std::function<int(Options const& options, TrainRanks const& train, int rank)>;
 
-/// Runs the program on a rank of MPI, or of TCP.
+/// Runs the program on a rank of MPI, of TCP, or of Gloo.
 /// @throws InputError  the program was built without this transport, or the launcher says nothing.
 int run_over_mpi(Options const& options, Program const& program);
 int run_over_tcp(Options const& options, Program const& program);
+int run_over_gloo(Options const& options, Program const& program);
 /// Runs the program on the ranks of one machine, which are processes. TCP connects the machines.
 int run_over_machines(Options const& options, Program const& program);
 

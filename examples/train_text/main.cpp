@@ -103,6 +103,7 @@ int run(Options const& options) {
     switch (options.communicator) {
     case Kind::mpi: return run_over_mpi(options, train_and_report);
     case Kind::tcp: return run_over_tcp(options, train_and_report);
+    case Kind::gloo: return run_over_gloo(options, train_and_report);
     case Kind::machines: return run_over_machines(options, train_and_report);
     default:
         return train_and_report(

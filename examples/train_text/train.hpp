@@ -28,7 +28,7 @@ namespace train_text {
 
 enum class Mode { join, drop, even };
 /// What ranks are, or what connects their processes.
-enum class Kind { thread, process, tcp, mpi, machines };
+enum class Kind { thread, process, tcp, gloo, mpi, machines };
 enum class Where { host, cuda }; ///< what ranks compute on
 enum class Rule { sgd, adam, adamw };
 enum class Sharding { none, optimizer, gradients, parameters }; ///< what is divided among the ranks

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSL-1.0
 # Two network namespaces stand for two machines, with a link between them. The main example trains over that
-# link: by TCP, by machines of process ranks, and by MPI if there is an mpirun of Open MPI. Its result must be that
-# of threads. Then the link is cut for good in the middle: each rank must say within its deadline what it misses.
+# link: by TCP, by machines of process ranks, by Gloo if it was built with it, and by MPI if there is an mpirun of
+# Open MPI. Its result must be that of threads. Then the link is cut for good in the middle: each rank must say within its deadline what it misses.
 #   two_machines.sh TRAIN_TEXT FOLDER [MPIRUN]
 # Exit status: 0 if all is well, 1 if not, 77 if this machine has no right to make namespaces, or no ip.
 set -euo pipefail
@@ -61,12 +61,15 @@ expected=$(digest "$folder/threads.log")
 
 # What each way starts in the background, with further arguments of the example. Rank or machine N writes N.log.
 export JOINABLE_ADDR=10.77.0.1 JOINABLE_PORT=4711 JOINABLE_SECRET=$name JOINABLE_JOB=$name
-start_tcp() {
-    local rank space
+start_tcp() { start_ranks tcp "$@"; }
+start_gloo() { start_ranks gloo "$@"; }
+start_ranks() { # communicator
+    local communicator=$1 rank space
+    shift
     for rank in 0 1 2 3; do
         space=$([ $rank -lt 2 ] && echo "$a" || echo "$b")
-        JOINABLE_RANK=$rank JOINABLE_WORLD_SIZE=4 ip netns exec "$space" "$train" "${texts[@]}" --communicator tcp "$@" \
-            >"$folder/$rank.log" 2>&1 &
+        JOINABLE_RANK=$rank JOINABLE_WORLD_SIZE=4 ip netns exec "$space" "$train" "${texts[@]}" \
+            --communicator "$communicator" "$@" >"$folder/$rank.log" 2>&1 &
     done
 }
 start_machines() {
@@ -157,8 +160,14 @@ train_until_cut() { # way, number of logs, ranks that write into each, a regular
 train_whole tcp
 train_whole machines
 train_until_cut machines 2 2 "within [0-9]+ s"
+if "$train" "${texts[@]}" --communicator gloo 2>&1 | grep -q "built with Gloo"; then
+    echo "skipped: the example was built without Gloo"
+else
+    train_whole gloo
+    train_until_cut gloo 4 1 "within [0-9]+ s"
+fi
 if [ -z "$mpirun" ] || ! "$mpirun" --version 2>/dev/null | grep -q "Open MPI"; then
-    echo "skipped: there is no mpirun of Open MPI, so only TCP has crossed the link"
+    echo "skipped: there is no mpirun of Open MPI, so MPI has not crossed the link"
 else
     train_whole mpi
     train_until_cut mpi 4 1 "within [0-9]+ s"

@@ -44,6 +44,7 @@ using joinable::ReduceOp;
 void run_rounds(GlooCommunicator& comm, std::function<void()> const& step) {
     std::vector<float> small(3, 1);
     std::vector<float> large(50'000, 1);
+    std::vector<float> const given(3, 1);
     std::vector<float> all(3 * static_cast<std::size_t>(comm.size()));
     for (int round = 0; round < 2; ++round) {
         step();
@@ -51,7 +52,7 @@ void run_rounds(GlooCommunicator& comm, std::function<void()> const& step) {
         step();
         auto second = joinable::all_reduce(comm, large);
         step();
-        auto third = joinable::all_gather(comm, std::vector<float>(3, 1), all);
+        auto third = joinable::all_gather(comm, given, all);
         step();
         second.wait();
         step();

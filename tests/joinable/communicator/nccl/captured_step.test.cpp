@@ -589,7 +589,7 @@ TEST_CASE("a step that cannot be captured is refused with the reason, and leaves
                 engine.passes(ready);
                 cuda(cudaLaunchHostFunc(stream, [](void*) {}, nullptr));
             },
-            "a function of the host"
+            "such as a host function"
         );
         says(
             [&](auto const&) { comm.all_reduce(engine.gradients()[0], ReduceOp::sum).wait(); },

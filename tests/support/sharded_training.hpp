@@ -102,15 +102,6 @@ void backward(
     static_cast<void>(model);
 }
 
-inline std::vector<Numbers> values_of(std::vector<StridedParam> const& params) {
-    std::vector<Numbers> values;
-    for (StridedParam const& param : params) {
-        values.push_back(read(param.value.view()));
-        CHECK(param.value.has_its_gaps());
-    }
-    return values;
-}
-
 /// Trains a model; `optimizer(params)` returns a participant with step().
 template <class Comm, class MakeOptimizer>
 std::vector<Numbers>

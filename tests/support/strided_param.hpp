@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <vector>
+
+#include <doctest/doctest.h>
 #include <support/numbers.hpp>
 
 #include <joinable/tensor/parameters.hpp>
@@ -25,6 +28,16 @@ struct FixedParam {
 
 /// One that can be told where its gradient is.
 struct StridedParam : FixedParam {};
+
+/// The values, if what lies between their elements was left alone.
+inline std::vector<Numbers> values_of(std::vector<StridedParam> const& params) {
+    std::vector<Numbers> values;
+    for (StridedParam const& param : params) {
+        values.push_back(read(param.value.view()));
+        CHECK(param.value.has_its_gaps());
+    }
+    return values;
+}
 
 } // namespace joinable_tests
 

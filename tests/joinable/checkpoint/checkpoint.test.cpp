@@ -111,15 +111,6 @@ void backward(std::vector<StridedParam>& params, int rank, std::uint64_t round, 
     }
 }
 
-std::vector<Numbers> values_of(std::vector<StridedParam> const& params) {
-    std::vector<Numbers> values;
-    for (StridedParam const& param : params) {
-        values.push_back(read(param.value.view()));
-        CHECK(param.value.has_its_gaps());
-    }
-    return values;
-}
-
 std::uint64_t inputs_of(int rank) {
     return 3 + static_cast<std::uint64_t>(rank) % 4;
 }

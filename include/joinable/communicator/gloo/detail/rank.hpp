@@ -381,8 +381,9 @@ private:
                 members.push_back(other);
             }
         }
-        std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-            return place_of(a).key < place_of(b).key;
+        // Not std::stable_sort: clang 19 warns of what libstdc++ 12 calls in it.
+        std::sort(members.begin(), members.end(), [&](int a, int b) {
+            return std::pair{place_of(a).key, a} < std::pair{place_of(b).key, b};
         });
         GlooMeeting door;
         door.options = options_;

@@ -66,4 +66,15 @@ int run_as_rank(Comm& comm, Options options, Program const& program) {
     }
 }
 
+/// The same on a rank that meets the others as its launcher says.
+template <class Comm>
+int run_as_launched_rank(Options const& options, Program const& program) {
+    try {
+        auto comm = Comm::from_environment(options.deadline());
+        return run_as_rank(comm, options, program);
+    } catch (joinable::ContractViolation const& error) {
+        throw InputError{error.what()};
+    }
+}
+
 } // namespace train_text

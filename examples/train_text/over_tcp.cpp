@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/tcp.hpp>
 
-#include "data.hpp"
 #include "launched.hpp"
 
 int train_text::run_over_tcp(Options const& options, Program const& program) {
-    try {
-        auto comm = joinable::TcpCommunicator::from_environment(options.deadline());
-        return run_as_rank(comm, options, program);
-    } catch (joinable::ContractViolation const& error) {
-        throw InputError{error.what()};
-    }
+    return run_as_launched_rank<joinable::TcpCommunicator>(options, program);
 }

@@ -25,6 +25,8 @@ using joinable_tests::cuda;
 using joinable_tests::DeviceArray;
 using joinable_tests::Stream;
 
+joinable::CudaKernels kernels(); ///< of kernels.cu, which nvcc compiles
+
 /// @throws std::runtime_error  which ends all ranks, with this text.
 inline void expect(bool is_so, std::string const& what) {
     if (!is_so) {

@@ -12,10 +12,6 @@
 #include <cupti.h>
 #include <gpu/measurements.hpp>
 
-namespace joinable_gpu {
-joinable::CudaKernels kernels(); // kernels.cu
-} // namespace joinable_gpu
-
 namespace {
 
 using namespace joinable_gpu;

@@ -10,10 +10,6 @@
 #include <gpu/measurements.hpp>
 #include <gpu/operations.hpp>
 
-namespace joinable_gpu {
-joinable::CudaKernels kernels(); // kernels.cu
-} // namespace joinable_gpu
-
 namespace {
 
 using namespace joinable_gpu;

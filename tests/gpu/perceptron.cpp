@@ -11,10 +11,6 @@
 #include <cublas_v2.h>
 #include <gpu/measurements.hpp>
 
-namespace joinable_gpu {
-joinable::CudaKernels kernels(); // kernels.cu
-} // namespace joinable_gpu
-
 namespace {
 
 using namespace joinable_gpu;

@@ -37,6 +37,7 @@ if(PRECOMPILED AND first MATCHES "<joinable/(join|zero).hpp>")
     else()
         list(APPEND options -include-pch ${PRECOMPILED}/${CMAKE_MATCH_1}.pch)
     endif()
+    list(APPEND options -DJOINABLE_SEPARATE_COMPILATION)
 endif()
 set(ENV{LC_ALL} C)
 execute_process(

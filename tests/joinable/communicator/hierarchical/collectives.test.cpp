@@ -3,13 +3,12 @@
 // over leaders that have next to none, from every root, and with every rank failing the others.
 #include <joinable/communicator/hierarchical/communicator.hpp>
 
-#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <future>
-#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -18,6 +17,7 @@
 #include <doctest/doctest.h>
 #include <support/closed_forms.hpp>
 #include <support/machines.hpp>
+#include <support/process_ranks.hpp>
 #include <support/tcp_ranks.hpp>
 #include <support/wait_until.hpp>
 
@@ -78,6 +78,15 @@ TEST_CASE("leaders that only sum and broadcast give the same") {
             });
         });
     }
+}
+
+TEST_CASE("machines of process ranks give the same, from arenas and from other memory") {
+    run_process_ranks({4}, [](joinable::ProcessCommunicator& all) {
+        joinable::ProcessCommunicator local = all.split(all.rank() == 0 ? 0 : 1, all.rank());
+        joinable::ProcessCommunicator leaders = all.split(local.rank() == 0 ? 0 : 1, all.rank());
+        HierarchicalCommunicator comm{local, local.rank() == 0 ? &leaders : nullptr};
+        closed_forms::check_all<float>(comm, {0, 3, 30'000});
+    });
 }
 
 /// Element i of a rank's part.

@@ -16,6 +16,7 @@
 
 #include <doctest/doctest.h>
 #include <support/closed_forms.hpp>
+#include <support/linear_model.hpp>
 #include <support/machines.hpp>
 #include <support/process_ranks.hpp>
 #include <support/tcp_ranks.hpp>
@@ -27,6 +28,7 @@
 #include <joinable/communicator/shared_memory/process.hpp>
 #include <joinable/error.hpp>
 #include <joinable/hierarchical.hpp>
+#include <joinable/participant/data_parallel.hpp>
 
 namespace {
 
@@ -241,12 +243,14 @@ TEST_CASE("every sum of floats is that of the machines' sums, each in order of l
 }
 
 TEST_CASE("sums of 16 bits with factors are rounded once per level") {
-    // A third of each of three ones: Half{1 / 3.0F} three times would give less than 1. 2048 + 1 is a tie that
-    // Half rounds to 2048, so rounding after each rank would lose both.
-    run_machines({3}, [](ThreadMachines& comm) {
-        std::vector<Half> ones(9, Half{1.0F});
-        comm.all_reduce({ones.data(), 9, DType::f16}, ReduceOp::sum, 1 / 3.0).wait();
-        CHECK((ones == std::vector<Half>(9, Half{1.0F})));
+    // Three times a third of it, rounded to 16 bits, would be 2. 2048 + 1 is a tie that Half rounds to 2048, so
+    // rounding after each rank would lose both ones.
+    Half const number{2047.0F / 1024};
+    REQUIRE(static_cast<float>(Half{3 * static_cast<float>(Half{2047.0F / 1024 / 3})}) == 2.0F);
+    run_machines({3}, [&](ThreadMachines& comm) {
+        std::vector<Half> numbers(9, number);
+        comm.all_reduce({numbers.data(), 9, DType::f16}, ReduceOp::sum, 1 / 3.0).wait();
+        CHECK((numbers == std::vector<Half>(9, number)));
     });
     run_machines({1, 3}, [](ThreadMachines& comm) {
         float const given = comm.rank() == 0 ? 0.0F : comm.rank() == 1 ? 4096.0F : 2.0F;
@@ -257,6 +261,25 @@ TEST_CASE("sums of 16 bits with factors are rounded once per level") {
         )
             .wait();
         CHECK((out == std::vector<Half>(3, Half{2050.0F})));
+    });
+}
+
+TEST_CASE("averages of gradients of 16 bits are rounded once on a machine, as over its ranks alone"
+) {
+    Half const number{2047.0F / 1024};
+    run_machines({3}, [&](ThreadMachines& comm) {
+        auto params = make_params<Half>({9});
+        joinable::DistributedDataParallel ddp{comm, params};
+        ddp.forward([] {});
+        ddp.backward([&](auto const& ready) {
+            for (std::size_t i = 0; i < 9; ++i) {
+                params[0].g(i) = number;
+            }
+            ready(0);
+        });
+        for (std::size_t i = 0; i < 9; ++i) {
+            CHECK((params[0].g(i) == number));
+        }
     });
 }
 

@@ -57,10 +57,11 @@ concept points_to_communicator = requires(P& pointer) {
 ///
 /// It models AllGathers if `local` models Gathers; Reduces and ReduceScatters if `local` models
 /// ReduceScatters and Scatters; Gathers and Scatters if `local` models these; ScalesSums and
-/// ScalesScatteredSums if `local` does. It never models AllToAlls. `across` needs nothing. If it
-/// lacks a collective, leaders broadcast and sum whole buffers instead. Each machine's part crosses
-/// the network once, because ranks of a machine have neighbouring parts. For a reduce-scatter, and
-/// for a reduce, gather or scatter, a leader keeps memory for all parts, or for those of its machine.
+/// ScalesScatteredSums if `local` does. It models neither AllToAlls nor Splits. `across` needs
+/// nothing: if it lacks a collective, leaders broadcast and sum whole buffers instead. Parts cross
+/// the network once per machine, because ranks of a machine have neighbouring parts. For a reduce,
+/// reduce-scatter, gather or scatter a leader has scratch memory, at most for the parts of all
+/// ranks, which it keeps.
 ///
 /// Collectives run one after another in the order in which they were posted. A leader makes
 /// progress inside wait(), test() and posts; the other ranks post at once what they do on their
@@ -103,7 +104,7 @@ public:
     /// Collective over all machines; blocks. Both levels run some small collectives, each within
     /// its deadline. `across` is null on ranks other than local rank 0.
     /// @throws ContractViolation  on all ranks that can be reached: a local rank 0 has no `across`,
-    ///                            or another rank has one.
+    ///                            or another rank has one, or options differ.
     /// @throws TimedOut, ...      what a collective of a level throws, on all ranks; without
     ///                            culprits, because the numbers of ranks are not known.
     [[nodiscard]] HierarchicalCommunicator(

@@ -740,13 +740,39 @@ MUTATIONS = [
     ),
     Mutation(
         "levels-that-are-left-end-a-collective", "communicator/hierarchical/detail/engine.hpp",
-        "std::size_t next = first.started;", "std::size_t next = 0;",
+        "first.stage != Stage::moving ||", "true ||",
         "communicator/hierarchical/communicator.test.cpp", "what happens on a level*",
     ),
     Mutation(
         "a-waiting-leader-gives-no-sign-of-life", "communicator/hierarchical/detail/engine.hpp",
         "            last_sign_ = now;\n            keep_alive();", "            last_sign_ = now;",
         "communicator/hierarchical/communicator.test.cpp", "a slow rank that says*",
+    ),
+    Mutation(
+        "ranks-of-machines-post-before-they-have-compared", "communicator/hierarchical/detail/engine.hpp",
+        "            if (operation.stage == Stage::comparing) {\n                return;\n            }\n", "",
+        "communicator/hierarchical/collectives.test.cpp", "collectives of all kinds*",
+    ),
+    Mutation(
+        "machines-do-not-compare-tables", "communicator/hierarchical/detail/comparison.hpp",
+        "own[4] = hash.value();", "",
+        "communicator/hierarchical/collectives.test.cpp", "*whatever one rank of any machine*",
+    ),
+    Mutation(
+        "machines-do-not-compare-counts", "communicator/hierarchical/detail/comparison.hpp",
+        "if (reason || !said_.has_counts) {", "if (true) {",
+        "communicator/hierarchical/collectives.test.cpp", "ranks of other machines whose*",
+    ),
+    Mutation(
+        "a-lone-rank-of-a-machine-does-not-scale", "communicator/hierarchical/detail/level_plan.hpp",
+        " && !is_scaled(step.signature.collective);", ";",
+        "communicator/hierarchical/collectives.test.cpp", "every sum of floats*",
+    ),
+    Mutation(
+        "a-leader-sums-in-its-own-buffer", "communicator/hierarchical/detail/level_plan.hpp",
+        "at_leader(in_.count, has_root() ? out_ : Buffer{})",
+        "at_leader(in_.count, {const_cast<void*>(in_.data), in_.count, in_.dtype})",
+        "communicator/hierarchical/collectives.test.cpp", "every rank of every machine*",
     ),
 ]
 

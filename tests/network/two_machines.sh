@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSL-1.0
 # Two network namespaces stand for two machines, with a link between them. The main example trains over that
-# link: by TCP, by machines of process ranks, by Gloo if it was built with it, and by MPI if there is an mpirun of
-# Open MPI. Its result must be that of threads. Then the link is cut for good in the middle of all but TCP and Gloo: each rank must say within its deadline what it misses.
+# link: by TCP, by machines of process ranks (also sharded), by Gloo if it was built with it, and by MPI if there is
+# an mpirun of Open MPI. Its result must be that of threads. Then the link is cut for good in the middle of all but
+# TCP and Gloo: each rank must say within its deadline what it misses.
 #   two_machines.sh TRAIN_TEXT FOLDER [MPIRUN]
 # Exit status: 0 if all is well, 1 if not, 77 if this machine has no right to make namespaces, or no ip.
 set -euo pipefail
@@ -56,8 +57,6 @@ for text in a:900 b:300 c:600 d:200; do # d is held out
 done
 texts=("$folder"/{a,b,c,d}.txt)
 digest() { sed -n 's/^digest of parameters *\([0-9a-f]*\).*/\1/p' "$1"; }
-"$train" "${texts[@]}" --epochs 1 --ranks 4 >"$folder/threads.log" 2>&1
-expected=$(digest "$folder/threads.log")
 
 # What each way starts in the background, with further arguments of the example. Rank or machine N writes N.log.
 export JOINABLE_ADDR=10.77.0.1 JOINABLE_PORT=4711 JOINABLE_SECRET=$name JOINABLE_JOB=$name
@@ -130,12 +129,16 @@ mend() {
 has_sent_since() { [ "$(sent)" -gt $(($1 + 3000000)) ]; } # the parameters have 50 kB: some rounds
 say() { [ "$(grep -cE "$3" "$folder/$1.log")" -ge "$2" ]; }
 
-train_whole() { # way
+train_whole() { # way, further arguments of the example
+    local way=$1 what="$*" expected
+    shift
     rm -f "$folder"/[0-9].log
-    "start_$1" --epochs 1
-    wait_for "$1 has not ended" 60 have_jobs_ended
-    [ "$(digest "$folder/0.log")" = "$expected" ] || fail "$1 has another digest than the threads, $expected"
-    echo "$1: two machines train to the digest of threads, $expected"
+    "$train" "${texts[@]}" --epochs 1 --ranks 4 "$@" >"$folder/threads.log" 2>&1
+    expected=$(digest "$folder/threads.log")
+    "start_$way" --epochs 1 "$@"
+    wait_for "$what has not ended" 60 have_jobs_ended
+    [ "$(digest "$folder/0.log")" = "$expected" ] || fail "$what has another digest than the threads, $expected"
+    echo "$what: two machines train to the digest of threads, $expected"
 }
 train_until_cut() { # way, number of logs, ranks that write into each, a regular expression for what each must say
     local way=$1 logs=$2 writers=$3 said=$4 log before process
@@ -159,6 +162,9 @@ train_until_cut() { # way, number of logs, ranks that write into each, a regular
 }
 train_whole tcp
 train_whole machines
+for sharding in optimizer gradients parameters; do
+    train_whole machines --optimizer adam --sharding $sharding
+done
 train_until_cut machines 2 2 "within [0-9]+ s"
 if "$train" "${texts[@]}" --communicator gloo 2>&1 | grep -q "built with Gloo"; then
     echo "skipped: the example was built without Gloo"

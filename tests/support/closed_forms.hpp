@@ -19,7 +19,7 @@
 #include <joinable/tensor/dtype.hpp>
 
 /// @file
-/// Every collective of a communicator that has them all, against closed forms of what each rank gives.
+/// Every collective of a communicator that has them all, or all but all_to_all, against closed forms of what each rank gives.
 
 namespace joinable_tests { namespace closed_forms {
 
@@ -235,11 +235,22 @@ void check_exchanges(Comm& comm, bool arena, std::size_t count) {
         comm.scatter(whole, part, root).wait();
         CHECK(part.wrong(own) == 0);
     }
+}
 
+template <class T, class Comm>
+void check_all_to_all(Comm& comm, bool arena, std::size_t count) {
+    int const rank = comm.rank();
+    auto const ranks = static_cast<std::size_t>(comm.size());
+    auto const index = static_cast<std::size_t>(rank);
+    std::vector<std::size_t> counts(ranks);
+    std::iota(counts.begin(), counts.end(), count);
+    std::vector<std::size_t> starts(ranks + 1);
+    std::partial_sum(counts.begin(), counts.end(), starts.begin() + 1);
     // Element i of what goes from one rank to another.
     auto const between = [](int from, int to, std::size_t i) {
         return from + 2 * to + static_cast<int>(i % 3);
     };
+    Elements<T> whole{comm, arena, count * ranks};
     Elements<T> received{comm, arena, count * ranks};
     whole.fill([&](std::size_t i) { return between(rank, static_cast<int>(i / count), i % count); }
     );
@@ -279,6 +290,9 @@ void check_all(Comm& comm, std::initializer_list<std::size_t> list) {
             CAPTURE(count);
             (check_reductions<Ts>(comm, arena, count), ...);
             (check_exchanges<Ts>(comm, arena, count), ...);
+            if constexpr (joinable::AllToAlls<Comm>) {
+                (check_all_to_all<Ts>(comm, arena, count), ...);
+            }
         }
     }
 }

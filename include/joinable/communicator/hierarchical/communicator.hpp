@@ -13,6 +13,8 @@
 #include <joinable/communicator/detail/engine_work.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/hierarchical/detail/engine.hpp>
+#include <joinable/communicator/hierarchical/detail/level_plan.hpp>
+#include <joinable/communicator/hierarchical/options.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
@@ -51,11 +53,21 @@ concept points_to_communicator = requires(P& pointer) {
 /// and then those of the machines, as `across.all_reduce()` does; the result is broadcast on each
 /// machine. If both combine in rank order, the sum is that of the machines' sums, in order of
 /// machines, each in order of local ranks; 16-bit numbers are rounded once per level. All ranks get
-/// the same bits.
+/// the same bits. The other sums are made in the same way. Factors apply within machines.
+///
+/// It models AllGathers if `local` models Gathers; Reduces and ReduceScatters if `local` models
+/// ReduceScatters and Scatters; Gathers and Scatters if `local` models these; ScalesSums and
+/// ScalesScatteredSums if `local` does. It models neither AllToAlls nor Splits. `across` needs
+/// nothing: if it lacks a collective, leaders broadcast and sum whole buffers instead. Parts cross
+/// the network once per machine, because ranks of a machine have neighbouring parts. For a reduce,
+/// reduce-scatter, gather or scatter a leader has scratch memory, at most for the parts of all
+/// ranks, which it keeps.
 ///
 /// Collectives run one after another in the order in which they were posted. A leader makes
 /// progress inside wait(), test() and posts; the other ranks post at once what they do on their
-/// machine. Each takes up to two places of those that `local` has in flight.
+/// machine. Each takes up to two places of those that `local` has in flight. A gather or scatter by
+/// counts first tells all ranks the counts, because only the root has them all; ranks then post it,
+/// and what follows, inside their waits and tests.
 ///
 /// An error on one rank becomes the same error on all, which names ranks by their number here. If
 /// the text comes from `local` or `across`, it says how that one numbers them. It travels by aborts
@@ -65,19 +77,22 @@ concept points_to_communicator = requires(P& pointer) {
 /// ranks of other machines may miss their leaders at the same time, with other errors. A rank that
 /// is told of an abort throws it from collectives that it has not seen complete.
 ///
-/// What ranks are about to do is compared as far as `local` and `across` compare it, level by level.
-/// A rank whose machine has done its part may have the result before another machine's ranks find
-/// that they differ; its next collective throws then. A barrier is to both levels an all-reduce of
-/// one byte. Machines other than the root's compare the machine of a broadcast's root, not the root.
+/// What ranks are about to do is compared by HierarchicalOptions::check, and otherwise as far as
+/// `local` and `across` compare what they do for it. Then a rank whose machine has done its part may
+/// have the result before another machine's ranks find that they differ; its next collective throws.
+/// Not compared are: two roots on one machine, by the ranks of other machines; the parts of other
+/// machines' ranks in a table of counts, only their sums; and a barrier, with an all-reduce of one
+/// byte. The counts of gathers and scatters are always compared with the root's, before data moves.
 ///
 /// `local` and `across` must outlive this object, and nothing else uses them meanwhile. One thread
 /// at a time may use an object. All members that take buffers throw ContractViolation before any
 /// data moves if the root is not a rank, memory is missing, or the operation is bitwise on
 /// floating-point numbers.
 template <class Local, class Across>
-class HierarchicalCommunicator : public detail::BasicCollectives<
+class HierarchicalCommunicator : public detail::Collectives<
                                      HierarchicalCommunicator<Local, Across>,
-                                     HierarchicalWork<Local, Across>> {
+                                     HierarchicalWork<Local, Across>,
+                                     detail::OffersOfMachines<Local>> {
     static_assert(models_communicator<Local>());
     static_assert(models_communicator<Across>());
     static_assert(
@@ -89,14 +104,19 @@ public:
     /// Collective over all machines; blocks. Both levels run some small collectives, each within
     /// its deadline. `across` is null on ranks other than local rank 0.
     /// @throws ContractViolation  on all ranks that can be reached: a local rank 0 has no `across`,
-    ///                            or another rank has one.
+    ///                            or another rank has one, or options differ.
     /// @throws TimedOut, ...      what a collective of a level throws, on all ranks; without
     ///                            culprits, because the numbers of ranks are not known.
-    [[nodiscard]] HierarchicalCommunicator(Local& local, Across* across) : engine_{local, across} {}
+    [[nodiscard]] HierarchicalCommunicator(
+        Local& local, Across* across, HierarchicalOptions const& options = {}
+    )
+        : engine_{local, across, options} {}
     /// The same for a std::optional, which is empty there, or a smart pointer.
     template <detail::points_to_communicator Pointer>
-    [[nodiscard]] HierarchicalCommunicator(Local& local, Pointer& across)
-        : HierarchicalCommunicator{local, across ? &*across : nullptr} {}
+    [[nodiscard]] HierarchicalCommunicator(
+        Local& local, Pointer& across, HierarchicalOptions const& options = {}
+    )
+        : HierarchicalCommunicator{local, across ? &*across : nullptr, options} {}
     HierarchicalCommunicator(HierarchicalCommunicator const&) = delete;
     HierarchicalCommunicator& operator=(HierarchicalCommunicator const&) = delete;
     /// Leaves `local` and `across` as they are. During unwinding it aborts them.
@@ -164,9 +184,9 @@ private:
 };
 
 template <class Local, detail::points_to_communicator Pointer>
-HierarchicalCommunicator(Local&, Pointer&) -> HierarchicalCommunicator<
-    Local,
-    std::remove_reference_t<decltype(*std::declval<Pointer&>())>>;
+HierarchicalCommunicator(
+    Local&, Pointer&, HierarchicalOptions const& = {}
+) -> HierarchicalCommunicator<Local, std::remove_reference_t<decltype(*std::declval<Pointer&>())>>;
 
 /// The class for arguments that fit no constructor. It holds only the explanation.
 template <class Across>

@@ -54,7 +54,7 @@ static_assert(joinable::ReportsMissing<ThreadMachines>);
 static_assert(!joinable::AllocatesArena<ThreadMachines>); // as threads
 static_assert(joinable::AllocatesArena<
               HierarchicalCommunicator<joinable::ProcessCommunicator, ThreadCommunicator>>);
-static_assert(!joinable::AllGathers<ThreadMachines>);
+static_assert(!joinable::AllToAlls<ThreadMachines>);
 using OverTcp = HierarchicalCommunicator<ThreadCommunicator, joinable::TcpCommunicator>;
 static_assert(joinable::RenewsDeadline<OverTcp>);
 static_assert(!joinable::AllocatesArena<
@@ -62,27 +62,12 @@ static_assert(!joinable::AllocatesArena<
 static_assert(!joinable::HasDeadline<
               HierarchicalCommunicator<joinable::SelfCommunicator, ThreadCommunicator>>);
 
-std::vector<Sizes> const layouts{
-    {1}, {3}, {1, 1}, {1, 3}, {3, 1}, {2, 2}, {1, 1, 1, 1}, {2, 1, 3}, {4, 4}
-};
-
-[[nodiscard]] int sum_of(Sizes const& sizes) {
-    return std::accumulate(sizes.begin(), sizes.end(), 0);
-}
-[[nodiscard]] std::string text_of(Sizes const& sizes) {
-    std::string text;
-    for (int const size : sizes) {
-        text += (text.empty() ? "" : "+") + std::to_string(size);
-    }
-    return text;
-}
-
 TEST_CASE("ranks are numbered machine by machine, by local rank on each") {
-    for (Sizes const& sizes : layouts) {
-        std::vector<std::atomic<int>> seen(static_cast<std::size_t>(sum_of(sizes)));
+    for (Sizes const& sizes : machine_layouts) {
+        std::vector<std::atomic<int>> seen(static_cast<std::size_t>(ranks_of(sizes)));
         on_machines(sizes, [&](OnMachine place) {
             HierarchicalCommunicator comm{place.local, place.across};
-            CHECK(comm.size() == sum_of(sizes));
+            CHECK(comm.size() == ranks_of(sizes));
             int const before = std::accumulate(sizes.begin(), sizes.begin() + place.machine, 0);
             CHECK(comm.rank() == before + place.local.rank());
             CHECK(comm.machine() == place.machine);
@@ -95,7 +80,7 @@ TEST_CASE("ranks are numbered machine by machine, by local rank on each") {
 }
 
 TEST_CASE("every dtype and operation is combined over all ranks") {
-    for (Sizes const& sizes : layouts) {
+    for (Sizes const& sizes : machine_layouts) {
         run_machines(sizes, [&](ThreadMachines& comm) {
             for (std::size_t number = 0; number < joinable::dtype_count; ++number) {
                 auto const dtype = static_cast<DType>(number);
@@ -153,11 +138,11 @@ TEST_CASE("every dtype and operation is combined over all ranks") {
 }
 
 TEST_CASE("a sum of floats is that of the machines' sums, each in order of local ranks") {
-    for (Sizes const& sizes : layouts) {
+    for (Sizes const& sizes : machine_layouts) {
         constexpr std::size_t count = 5000;
         std::vector<std::vector<float>> inputs;
         std::mt19937 random{7};
-        for (int rank = 0; rank < sum_of(sizes); ++rank) {
+        for (int rank = 0; rank < ranks_of(sizes); ++rank) {
             std::vector<float> numbers(count);
             for (float& number : numbers) {
                 number = std::normal_distribution<float>{}(random) * 1e3F;
@@ -190,7 +175,7 @@ TEST_CASE("a sum of floats is that of the machines' sums, each in order of local
 }
 
 TEST_CASE("every rank broadcasts, and works end in any order") {
-    for (Sizes const& sizes : layouts) {
+    for (Sizes const& sizes : machine_layouts) {
         run_machines(sizes, [](ThreadMachines& comm) {
             for (int root = 0; root < comm.size(); ++root) {
                 for (int order = 0; order < 3; ++order) {
@@ -281,55 +266,6 @@ TEST_CASE("one deadline is that of both levels") {
 
 // -- failures ------------------------------------------------------------------------------------------------
 
-/// What each rank throws from `body(comm)`, when all have ended.
-template <class Failure>
-struct Failures {
-    std::vector<std::optional<Failure>> of_rank;
-
-    Failures(Sizes const& sizes, std::function<void(ThreadMachines&)> const& body)
-        : of_rank(static_cast<std::size_t>(sum_of(sizes))) {
-        run_machines(sizes, [&](ThreadMachines& comm) {
-            auto& mine = of_rank[static_cast<std::size_t>(comm.rank())];
-            try {
-                body(comm);
-            } catch (Failure const& failure) {
-                mine = failure;
-                std::uint8_t byte = 0;
-                auto const again = [&] {
-                    comm.all_reduce({&byte, 1, DType::u8}, ReduceOp::max).wait();
-                };
-                CHECK_THROWS_AS(again(), Failure); // and for ever
-                CHECK(comm.is_aborted());
-            } catch (...) {
-                ++ended_;
-                throw;
-            }
-            wait_until_all_have_ended();
-        });
-    }
-    /// All of them, or all but one, name these ranks.
-    void check(std::vector<int> const& culprits, std::string const& where, int but = -1) const {
-        for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
-            if (static_cast<int>(rank) != but) {
-                CHECK_MESSAGE(of_rank[rank].has_value(), where, ": rank ", rank, " throws nothing");
-                if (of_rank[rank]) {
-                    CHECK_MESSAGE(
-                        of_rank[rank]->ranks() == culprits, where, ": ", of_rank[rank]->what()
-                    );
-                }
-            }
-        }
-    }
-
-private:
-    /// A rank that left would be another reason for those that are late.
-    void wait_until_all_have_ended() {
-        ++ended_;
-        wait_until([&] { return ended_ == static_cast<int>(of_rank.size()); });
-    }
-    std::atomic<int> ended_{0};
-};
-
 void sum_for_ever(ThreadMachines& comm) {
     std::vector<float> values(700, 1.0F);
     for (;;) {
@@ -338,9 +274,9 @@ void sum_for_ever(ThreadMachines& comm) {
 }
 
 TEST_CASE("a rank that aborts is the same error with the same text on all ranks of all machines") {
-    for (Sizes const& sizes : layouts) {
-        for (int culprit = 0; culprit < sum_of(sizes); ++culprit) {
-            Failures<joinable::PeerFailed> const failures{
+    for (Sizes const& sizes : machine_layouts) {
+        for (int culprit = 0; culprit < ranks_of(sizes); ++culprit) {
+            MachineFailures<joinable::PeerFailed> const failures{
                 sizes,
                 [&](ThreadMachines& comm) {
                     if (comm.rank() == culprit) {
@@ -365,7 +301,7 @@ TEST_CASE("a rank that aborts is the same error with the same text on all ranks 
 
 TEST_CASE("an exception that leaves a rank's scope, or a work, is PeerFailed on all others") {
     for (Sizes const& sizes : {Sizes{1, 3}, Sizes{2, 2}, Sizes{3, 1}}) {
-        for (int culprit = 0; culprit < sum_of(sizes); ++culprit) {
+        for (int culprit = 0; culprit < ranks_of(sizes); ++culprit) {
             for (bool const has_work : {false, true}) {
                 std::atomic<int> failed{0};
                 CHECK_THROWS_WITH_AS(
@@ -394,7 +330,7 @@ TEST_CASE("an exception that leaves a rank's scope, or a work, is PeerFailed on 
                     "the original",
                     std::runtime_error
                 );
-                CHECK(failed == sum_of(sizes) - 1);
+                CHECK(failed == ranks_of(sizes) - 1);
             }
         }
     }
@@ -415,7 +351,7 @@ TEST_CASE("a rank that does not come is TimedOut with its number on all others")
           Case{{1, 1, 1}, 2}}) {
         running.push_back(std::async(std::launch::async, [one] {
             std::atomic<int> failed{0};
-            Failures<joinable::TimedOut> const failures{
+            MachineFailures<joinable::TimedOut> const failures{
                 one.sizes,
                 [&](ThreadMachines& comm) {
                     comm.barrier();
@@ -468,7 +404,7 @@ TEST_CASE("what happens on a level that a collective has left does not end it") 
 TEST_CASE("a leader that waits for other machines hears of an abort on its own") {
     std::atomic<bool> waits{false};
     std::atomic<int> failed{0};
-    Failures<joinable::PeerFailed> const failures{
+    MachineFailures<joinable::PeerFailed> const failures{
         {1, 3},
         [&](ThreadMachines& comm) {
             comm.set_deadline(std::chrono::seconds{20});
@@ -516,22 +452,23 @@ TEST_CASE("a slow rank that says that it works makes no rank of any machine time
 TEST_CASE("ranks that run different collectives throw Mismatch with their numbers") {
     for (bool const is_polled : {false, true}) {
         for (int const different : {1, 3}) {
-            Failures<joinable::Mismatch> const failures{{2, 2}, [&](ThreadMachines& comm) {
-                                                            std::vector<float> values(8, 1.0F);
-                                                            auto work = comm.all_reduce(
-                                                                {values.data(),
-                                                                 comm.rank() == different ? 7U : 8U,
-                                                                 DType::f32},
-                                                                ReduceOp::sum
-                                                            );
-                                                            while (is_polled && !work.test()) {
-                                                            }
-                                                            work.wait();
-                                                        }};
+            MachineFailures<joinable::Mismatch> const failures{
+                {2, 2},
+                [&](ThreadMachines& comm) {
+                    std::vector<float> values(8, 1.0F);
+                    auto work = comm.all_reduce(
+                        {values.data(), comm.rank() == different ? 7U : 8U, DType::f32},
+                        ReduceOp::sum
+                    );
+                    while (is_polled && !work.test()) {
+                    }
+                    work.wait();
+                }
+            };
             failures.check({different}, "within a machine");
         }
     }
-    Failures<joinable::Mismatch> const across{
+    MachineFailures<joinable::Mismatch> const across{
         {2, 2, 1},
         [](ThreadMachines& comm) {
             std::vector<float> values(8, 1.0F);
@@ -542,7 +479,7 @@ TEST_CASE("ranks that run different collectives throw Mismatch with their number
     };
     across.check({2}, "of whole machines"); // its leader
     CHECK(std::string{across.of_rank[0]->what()}.find("rank 2 leads a machine") == 0);
-    Failures<joinable::Mismatch> const roots{
+    MachineFailures<joinable::Mismatch> const roots{
         {2, 2},
         [](ThreadMachines& comm) {
             std::vector<float> values(8, 1.0F);
@@ -640,7 +577,7 @@ TEST_CASE("an exception at any point of a round is PeerFailed with the rank's nu
 }
 
 TEST_CASE("joined ranks of all machines shadow the others, as in the tests of upstream") {
-    for (Sizes const& sizes : layouts) {
+    for (Sizes const& sizes : machine_layouts) {
         run_machines(sizes, [](ThreadMachines& comm) {
             AllReducer reducer{comm};
             int total = 0;

@@ -9,7 +9,9 @@
 #include <deque>
 #include <exception>
 #include <initializer_list>
+#include <memory>
 #include <optional>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -20,66 +22,23 @@
 #include <joinable/communicator/detail/poll_pause.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/settle.hpp>
+#include <joinable/communicator/hierarchical/detail/comparison.hpp>
+#include <joinable/communicator/hierarchical/detail/level_plan.hpp>
+#include <joinable/communicator/hierarchical/detail/level_step.hpp>
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
-#include <joinable/communicator/work.hpp>
+#include <joinable/communicator/hierarchical/options.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A collective of one level, which is a part of one of all ranks.
-struct LevelStep {
-    Level level = Level::local;
-    Collective collective = Collective::broadcast; ///< or reduce, all_reduce
-    Buffer buffer = {};
-    ReduceOp op = ReduceOp::sum;
-    int root = 0;
-};
-
-/// What one collective of all ranks has in flight on one level.
-template <class Comm>
-class LevelWorks {
-public:
-    void start(Comm& comm, LevelStep const& step) { // keeps the works: nvcc 13 looks at emplace()
-        if (step.collective == Collective::broadcast) {
-            (void)broadcast_.emplace(comm.broadcast(step.buffer, step.root));
-            return;
-        }
-        if constexpr (has_reduce<Comm>) {
-            if (step.collective == Collective::reduce) {
-                (void)reduce_.emplace(comm.reduce(step.buffer, step.op, step.root));
-                return;
-            }
-        } // else all ranks get the sum, and a broadcast overwrites it
-        (void)all_reduce_.emplace(comm.all_reduce(step.buffer, step.op));
-    }
-    [[nodiscard]] bool are_settled(Waiting waiting) {
-        return is_settled(reduce_, waiting) && is_settled(all_reduce_, waiting) &&
-               is_settled(broadcast_, waiting);
-    }
-
-private:
-    template <class C>
-    struct ReduceWork {
-        using type = CompletedWork;
-    };
-    template <class C>
-        requires has_reduce<C>
-    struct ReduceWork<C> {
-        using type = decltype(std::declval<C&>().reduce(Buffer{}, ReduceOp::sum, 0));
-    };
-
-    std::optional<typename ReduceWork<Comm>::type> reduce_;
-    std::optional<work_of<Comm>> all_reduce_;
-    std::optional<decltype(std::declval<Comm&>().broadcast(Buffer{}, 0))> broadcast_;
-};
-
 /// The collectives of one rank. Local rank 0 leads its machine: it takes part in both levels, one
 /// collective after another, and carries failures from level to level. The other ranks post at once
-/// what they do on their machine.
+/// what they do on their machine, unless they compare first.
 ///
 /// A leader polls, because no wait on one level ends by what happens on the other. While it polls,
 /// it tells both levels that it is alive. So a rank that is late is missed by the ranks of its own
@@ -88,7 +47,8 @@ template <class Local, class Across>
 class HierarchicalEngine {
 public:
     /// Collective. `across` is not null on leaders only.
-    HierarchicalEngine(Local& local, Across* across) : local_{local}, across_{across} {
+    HierarchicalEngine(Local& local, Across* across, HierarchicalOptions const& options)
+        : local_{local}, across_{across}, options_{options} {
         if constexpr (has_set_deadline<Local>) {
             deadline_ = local.set_deadline(default_deadline);
             local.set_deadline(deadline_);
@@ -116,9 +76,11 @@ public:
             throw_failure(*failure_);
         }
         std::uint64_t const number = done_ + operations_.size();
-        add(steps_of(request));
+        operations_.emplace_back(request, machines_.ranks());
         if (is_leader()) {
             (void)advance(number, Waiting::polls); // earlier ones
+        } else {
+            start_posted();
         }
         return number;
     }
@@ -190,13 +152,31 @@ public:
     }
 
 private:
-    struct Operation {
-        explicit Operation(std::vector<LevelStep> all) : steps{std::move(all)} {}
+    /// What a collective does next. Its steps are known when it begins: leaders have one scratch.
+    enum class Stage : std::uint8_t { posted, comparing, moving };
 
-        std::vector<LevelStep> steps;
+    struct Operation {
+        Operation(Request const& asked, int ranks) : request{asked} {
+            Descriptor const& said = request.signature;
+            if (has_parts(said.collective)) {
+                parts.resize(static_cast<std::size_t>(ranks));
+                PartSizes const sizes = !said.has_counts ? PartSizes::equal(said.count)
+                                        : collects_parts(said.collective) ? request.expects
+                                                                          : request.sends;
+                sizes.copy_to(std::span{parts});
+            }
+            request.sends = request.expects = {}; // the caller's tables
+        }
+        explicit Operation(std::vector<LevelStep> all)
+            : stage{Stage::moving}, steps{std::move(all)} {}
+
+        Request request;
+        std::vector<std::size_t> parts; ///< elements of each rank, if ranks have parts
+        Stage stage = Stage::posted;
+        Comparison comparison;
+        std::vector<LevelStep> steps; ///< of this stage
         std::size_t started = 0;
-        LevelWorks<Local> local;
-        LevelWorks<Across> across;
+        std::vector<std::pair<Level, std::unique_ptr<RunningStep>>> running;
     };
 
     [[nodiscard]] bool is_leader() const { return local_.rank() == 0; }
@@ -208,11 +188,12 @@ private:
     // -- meeting ----------------------------------------------------------------------------------
 
     void meet() {
-        std::array<std::uint64_t, 2> wrong{
+        std::array<std::uint64_t, 3> wrong{
             is_leader() && across_ == nullptr ? 1U : 0U,
-            !is_leader() && across_ != nullptr ? 1U : 0U
+            !is_leader() && across_ != nullptr ? 1U : 0U,
+            options_.check ? 1U : 0U
         };
-        run({{Level::local, Collective::all_reduce, words(wrong)}});
+        run({step(Level::local, Collective::all_reduce, wrong)});
         if (wrong[0] != 0) {
             fail(
                 {FailureKind::contract,
@@ -239,89 +220,126 @@ private:
                 static_cast<std::uint64_t>(across_->rank())
             };
         }
-        run({{Level::local, Collective::broadcast, words(place)}});
-        std::vector<std::uint64_t> sizes(place[0]);
+        run({step(Level::local, Collective::broadcast, place)});
+        std::vector<std::uint64_t> sizes(place[0] + 1); // and how many ranks compare
         if (is_leader()) {
             sizes[place[1]] = static_cast<std::uint64_t>(local_.size());
+            sizes.back() = wrong[2];
         }
         run({
-            {Level::across, Collective::all_reduce, words(sizes)},
-            {Level::local, Collective::broadcast, words(sizes)},
+            step(Level::across, Collective::all_reduce, sizes),
+            step(Level::local, Collective::broadcast, sizes),
         });
+        std::uint64_t const comparing = sizes.back();
+        sizes.pop_back();
         machines_ = Machines{sizes, static_cast<int>(place[1])};
+        auto const ranks = static_cast<std::uint64_t>(machines_.ranks());
+        if (comparing != 0 && comparing != ranks) {
+            fail(
+                {FailureKind::contract,
+                 {},
+                 concat(
+                     "expected HierarchicalOptions::check to be the same on all ranks, but ",
+                     comparing,
+                     " of ",
+                     ranks,
+                     " have it"
+                 )}
+            );
+        }
     }
     template <class Words>
-    [[nodiscard]] static Buffer words(Words& words) noexcept {
-        return {words.data(), words.size(), DType::u64};
+    [[nodiscard]] static LevelStep step(Level level, Collective collective, Words& words) {
+        Buffer const buffer{words.data(), words.size(), DType::u64};
+        return {level, {collective, DType::u64}, buffer, buffer};
     }
     void run(std::initializer_list<LevelStep> steps) {
         std::vector<LevelStep> taken;
         for (LevelStep const& step : steps) {
-            take(taken, step);
+            if (step.level == Level::local ? local_.size() > 1
+                                           : across_ != nullptr && across_->size() > 1) {
+                taken.push_back(step);
+            }
         }
-        add(std::move(taken));
+        operations_.emplace_back(std::move(taken));
         wait(done_);
     }
 
     // -- collectives ------------------------------------------------------------------------------
 
-    /// Keeps a step that this rank takes part in.
-    void take(std::vector<LevelStep>& steps, LevelStep const& step) const {
-        bool const is_alone = step.level == Level::local
-                                  ? local_.size() == 1
-                                  : across_ == nullptr || across_->size() == 1;
-        if (!is_alone) {
-            steps.push_back(step);
-        }
+    /// Whether ranks compare first. The elements of ranks are told with that, because only the root
+    /// of a gather or scatter has the table, and leaders need it.
+    [[nodiscard]] bool compares(Descriptor const& said) const noexcept {
+        return options_.check || (said.has_counts && (said.collective == Collective::gather ||
+                                                      said.collective == Collective::scatter));
     }
-    [[nodiscard]] std::vector<LevelStep> steps_of(Request const& request) {
-        Descriptor const& said = request.signature;
-        std::vector<LevelStep> steps;
-        if (said.collective == Collective::broadcast) {
-            int const machine = machines_.machine_of(said.root);
-            bool const is_here = machine == machines_.own();
-            int const local_root = is_here ? said.root - machines_.first_of(machine) : 0;
-            std::array<LevelStep, 2> both{
-                LevelStep{Level::across, Collective::broadcast, request.out, said.op, machine},
-                LevelStep{Level::local, Collective::broadcast, request.out, said.op, local_root},
-            };
-            if (is_here) { // also from the leader: so its machine compares before others get data
-                std::swap(both[0], both[1]);
+    /// Ranks other than leaders start what they can: all up to one that compares first.
+    void start_posted() {
+        for (Operation& operation : operations_) {
+            if (operation.stage == Stage::posted) {
+                (void)start_more(operation);
             }
-            take(steps, both[0]);
-            take(steps, both[1]);
-            return steps;
-        }
-        bool const is_barrier = said.collective == Collective::barrier;
-        Buffer const buffer = is_barrier ? Buffer{&met_, 1, DType::u8} : request.out;
-        take(steps, {Level::local, Collective::reduce, buffer, said.op});
-        take(steps, {Level::across, Collective::all_reduce, buffer, said.op});
-        take(steps, {Level::local, Collective::broadcast, buffer, said.op});
-        return steps;
-    }
-    void add(std::vector<LevelStep> steps) {
-        operations_.emplace_back(std::move(steps));
-        if (!is_leader()) {
-            start_next(operations_.back());
-        }
-    }
-    /// A leader starts one step. The steps of other ranks are all local, and the leader starts the
-    /// second one when it has all that the first one reads: so they start both.
-    void start_next(Operation& operation) {
-        do {
-            if (operation.started == operation.steps.size()) {
+            if (operation.stage == Stage::comparing) {
                 return;
             }
-            LevelStep const& step = operation.steps[operation.started++];
-            (void)on_level(step.level, [&] {
-                if (step.level == Level::local) {
-                    operation.local.start(local_, step);
-                } else {
-                    operation.across.start(*across_, step);
-                }
+        }
+    }
+    /// Starts what follows the steps that are done, if there is something. A leader starts one
+    /// step. The steps of other ranks are all local, and the leader starts the second one when it
+    /// has all that the first one reads: so they start all of a stage.
+    [[nodiscard]] bool start_more(Operation& operation) {
+        while (operation.started == operation.steps.size()) {
+            if (operation.stage == Stage::moving) {
+                return false;
+            }
+            begin_stage(operation);
+        }
+        do {
+            LevelStep const& next = operation.steps[operation.started++];
+            (void)on_level(next.level, [&] {
+                operation.running.emplace_back(
+                    next.level,
+                    next.level == Level::local ? start_step(local_, next)
+                                               : start_step(*across_, next)
+                );
                 return true;
             });
-        } while (!is_leader());
+        } while (!is_leader() && operation.started != operation.steps.size());
+        return true;
+    }
+    void begin_stage(Operation& operation) {
+        Request const& request = operation.request;
+        if (operation.stage == Stage::posted && compares(request.signature)) {
+            operation.stage = Stage::comparing;
+            operation.comparison = {request, operation.parts, rank(), machines_.ranks()};
+            auto const words = operation.comparison.words();
+            Buffer const sum{words.data(), words.size(), DType::u64};
+            plan(operation, {{Collective::all_reduce, DType::u64}, sum, sum});
+            return;
+        }
+        if (operation.stage == Stage::comparing) {
+            if (auto const reason = operation.comparison.difference()) {
+                fail(*reason);
+            }
+            for (std::size_t i = 0; i < operation.parts.size(); ++i) {
+                operation.parts[i] = operation.comparison.part(static_cast<int>(i));
+            }
+        }
+        operation.stage = Stage::moving;
+        Request all = request;
+        if (request.signature.collective == Collective::barrier) {
+            all.in = all.out = Buffer{&met_, 1, DType::u8};
+        }
+        plan(operation, all);
+    }
+    void plan(Operation& operation, Request const& request) {
+        operation.started = 0;
+        (void)on_level(Level::local, [&] { // it may have no memory
+            operation.steps =
+                LevelPlan<Local, Across>{machines_, local_, request, operation.parts, scratch_}
+                    .steps();
+            return true;
+        });
     }
     /// Whether that collective is done. Also does those before it.
     [[nodiscard]] bool advance(std::uint64_t number, Waiting waiting) {
@@ -343,16 +361,19 @@ private:
     [[nodiscard]] bool advance_first(Waiting waiting) {
         Operation& first = operations_.front();
         for (;;) {
-            bool const is_settled =
-                on_level(Level::local, [&] { return first.local.are_settled(waiting); }) &&
-                on_level(Level::across, [&] { return first.across.are_settled(waiting); });
-            if (!is_settled) {
-                return false;
+            for (auto& [level, step] : first.running) {
+                RunningStep& running = *step;
+                if (!on_level(level, [&] { return running.is_settled(waiting); })) {
+                    return false;
+                }
             }
-            if (first.started == first.steps.size()) {
+            first.running.clear();
+            if (!start_more(first)) {
                 return true;
             }
-            start_next(first);
+            if (!is_leader()) {
+                start_posted();
+            }
         }
     }
 
@@ -372,12 +393,19 @@ private:
     /// have finished may leave. So this listens to those to which it has yet to go.
     void listen() {
         Operation const& first = operations_.front();
-        for (std::size_t next = first.started; next < first.steps.size(); ++next) {
-            if (first.steps[next].level == Level::local) {
-                listen_to(local_, Level::local);
-            } else {
-                listen_to(*across_, Level::across);
-            }
+        auto const is_ahead = [&](Level level) {
+            return first.stage != Stage::moving ||
+                   std::any_of(
+                       first.steps.begin() + static_cast<std::ptrdiff_t>(first.started),
+                       first.steps.end(),
+                       [&](LevelStep const& step) { return step.level == level; }
+                   );
+        };
+        if (is_ahead(Level::local)) {
+            listen_to(local_, Level::local);
+        }
+        if (is_ahead(Level::across)) {
+            listen_to(*across_, Level::across);
         }
         auto const now = std::chrono::steady_clock::now();
         if (now - last_sign_ >= deadline_ / 8) {
@@ -409,7 +437,9 @@ private:
 
     Local& local_;
     Across* across_;
+    HierarchicalOptions options_;
     Machines machines_;
+    Arena scratch_; ///< of the collective that a leader has begun
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::chrono::steady_clock::time_point last_sign_{}; ///< of life, from a leader that waits
     std::deque<Operation> operations_;                  ///< posted and not done

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/hierarchical/detail/level_step.hpp>
+#include <joinable/communicator/hierarchical/detail/machines.hpp>
+#include <joinable/communicator/make_arena.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What ranks of machines offer: what the ranks of one machine need for it. Leaders do without,
+/// because they have memory for what all ranks send: all_reduce and broadcast are enough there.
+template <class Local>
+struct OffersOfMachines {
+    static constexpr bool scaled_sums = has_scaled_all_reduce<Local>;
+    static constexpr bool all_gather = has_gather<Local>;
+    static constexpr bool reduce_scatter = has_reduce_scatter<Local> && has_scatter<Local>;
+    static constexpr bool reduce = reduce_scatter;
+    static constexpr bool scaled_scattered_sums =
+        scaled_sums && reduce_scatter && has_scaled_reduce_scatter<Local>;
+    static constexpr bool gather = has_gather<Local> && has_scatter<Local>;
+    static constexpr bool scatter = gather;
+    static constexpr bool all_to_all = false;
+};
+
+/// Divides a collective of all ranks into the steps of one rank on its levels. On each machine a
+/// step moves data from its ranks to the leader or back; the leaders' steps are between these.
+template <class Local, class Across>
+class LevelPlan {
+public:
+    /// `parts` has the elements of each rank, if ranks have parts. A leader's steps use `scratch`
+    /// until they are done.
+    LevelPlan(
+        Machines const& machines,
+        Local& local,
+        Request const& request,
+        std::span<std::size_t const> parts,
+        Arena& scratch
+    )
+        : machines_{machines}, local_{local}, said_{request.signature}, in_{request.in},
+          out_{request.out}, parts_{parts}, scratch_{scratch} {}
+
+    [[nodiscard]] std::vector<LevelStep> steps() && {
+        switch (said_.collective) {
+        case Collective::broadcast: broadcast(); break;
+        case Collective::reduce: reduce(); break;
+        case Collective::all_gather: all_gather(); break;
+        case Collective::reduce_scatter:
+        case Collective::scaled_reduce_scatter: reduce_scatter(); break;
+        case Collective::gather: gather(); break;
+        case Collective::scatter: scatter(); break;
+        default: all_reduce();
+        }
+        return std::move(steps_);
+    }
+
+private:
+    void broadcast() {
+        LevelStep across = spread(Level::across, out_, root_machine());
+        LevelStep local = spread(Level::local, out_, has_root_here() ? local_root() : 0);
+        if (has_root_here(
+            )) { // also from the leader: so its machine compares before others get data
+            std::swap(across, local);
+        }
+        take(std::move(across));
+        take(std::move(local));
+    }
+    void all_reduce() {
+        bool const is_scaled_sum = is_scaled(said_.collective);
+        if (is_scaled_sum && OffersOfMachines<Local>::scaled_scattered_sums) {
+            sum_on_machine(is_leader() ? out_ : Buffer{});
+        } else {
+            take(in_place(
+                Level::local, is_scaled_sum ? said_.collective : Collective::reduce, out_, 0
+            ));
+        }
+        take(in_place(Level::across, Collective::all_reduce, out_));
+        take(spread(Level::local, out_));
+    }
+    void reduce() {
+        Buffer const sum = at_leader(in_.count, has_root() ? out_ : Buffer{});
+        sum_on_machine(sum);
+        take(in_place(Level::across, Collective::reduce, sum, root_machine()));
+        give_to_root(sum);
+    }
+    void reduce_scatter() {
+        Buffer const sum = at_leader(in_.count);
+        sum_on_machine(sum);
+        if constexpr (has_reduce_scatter<Across>) {
+            take(by_machines(Collective::reduce_scatter, sum, part_of(sum)));
+        } else {
+            take(in_place(Level::across, Collective::all_reduce, sum));
+        }
+        take(by_ranks(Collective::scatter, part_of(sum), out_));
+    }
+    void all_gather() {
+        Buffer const all = at_leader(out_.count, out_);
+        take(by_ranks(Collective::gather, in_, part_of(all)));
+        if constexpr (has_all_gather<Across>) {
+            take(by_machines(Collective::all_gather, part_of(all), all));
+        } else {
+            spread_parts(all);
+        }
+        take(spread(Level::local, out_));
+    }
+    void gather() {
+        bool const is_collected = has_gather<Across> && !has_root_here();
+        Buffer const all = at_leader(is_collected ? own_parts() : sum_of(parts_), out_);
+        Buffer const part = is_collected ? all : part_of(all);
+        take(by_ranks(Collective::gather, in_, part));
+        if constexpr (has_gather<Across>) {
+            take(by_machines(
+                Collective::gather, part, has_root_here() ? all : none(), root_machine()
+            ));
+        } else {
+            spread_parts(all);
+        }
+        give_to_root(all);
+    }
+    void scatter() {
+        bool const is_divided = has_scatter<Across> && !has_root_here();
+        Buffer const given{const_cast<void*>(in_.data), in_.count, in_.dtype}; // only read from
+        Buffer const all = at_leader(is_divided ? own_parts() : sum_of(parts_), given);
+        Buffer const part = is_divided ? all : part_of(all);
+        if (has_root_here() && local_root() != 0) {
+            LevelStep step = at_one(Collective::gather, local_root(), all.count);
+            step.in = has_root() ? in_ : none();
+            step.out = all;
+            take(std::move(step));
+        }
+        if constexpr (has_scatter<Across>) {
+            take(by_machines(
+                Collective::scatter, has_root_here() ? all : none(), part, root_machine()
+            ));
+        } else {
+            take(spread(Level::across, all, root_machine()));
+        }
+        take(by_ranks(Collective::scatter, part, out_));
+    }
+
+    // -- steps of several of them -----------------------------------------------------------------
+
+    /// Sums the inputs of a machine at its leader. The others' inputs do not change.
+    void sum_on_machine(Buffer sum) {
+        LevelStep step = at_one(
+            is_scaled(said_.collective) ? Collective::scaled_reduce_scatter
+                                        : Collective::reduce_scatter,
+            0,
+            in_.count
+        );
+        step.in = in_;
+        step.out = is_leader() ? sum : none();
+        take(std::move(step));
+    }
+    /// On the root's machine, if its leader has it and is another rank.
+    void give_to_root(Buffer all) {
+        if (has_root_here() && local_root() != 0) {
+            std::size_t const count =
+                said_.collective == Collective::reduce ? in_.count : sum_of(parts_);
+            LevelStep step = at_one(Collective::scatter, local_root(), count);
+            step.in = all;
+            step.out = has_root() ? out_ : none();
+            take(std::move(step));
+        }
+    }
+    /// Instead of an all_gather between leaders.
+    void spread_parts(Buffer all) {
+        for (int machine = 0; machine < machines_.count(); ++machine) {
+            take(spread(Level::across, part_of(all, machine), machine));
+        }
+    }
+
+    // -- one step ---------------------------------------------------------------------------------
+
+    [[nodiscard]] LevelStep
+    in_place(Level level, Collective collective, Buffer buffer, int root = 0) const {
+        Descriptor said = said_; // with its operation and factor
+        said.collective = collective;
+        said.root = root;
+        return {level, said, buffer, buffer};
+    }
+    [[nodiscard]] LevelStep spread(Level level, Buffer buffer, int root = 0) const {
+        return in_place(level, Collective::broadcast, buffer, root);
+    }
+    /// With the parts of this machine's ranks.
+    [[nodiscard]] LevelStep by_ranks(Collective collective, ConstBuffer in, Buffer out) const {
+        LevelStep step = in_place(Level::local, collective, out);
+        step.in = in;
+        auto const own = own_ranks();
+        step.counts.assign(own.begin(), own.end());
+        return step;
+    }
+    /// With the parts of machines.
+    [[nodiscard]] LevelStep
+    by_machines(Collective collective, ConstBuffer in, Buffer out, int root = 0) const {
+        LevelStep step = in_place(Level::across, collective, out, root);
+        step.signature.has_counts = true;
+        step.in = in;
+        for (int machine = 0; machine < machines_.count(); ++machine) {
+            step.counts.push_back(sum_of(ranks_of(machine)));
+        }
+        return step;
+    }
+    /// All elements are one local rank's.
+    [[nodiscard]] LevelStep at_one(Collective collective, int rank, std::size_t count) const {
+        LevelStep step = in_place(Level::local, collective, {});
+        step.signature.has_counts = true;
+        step.counts.resize(static_cast<std::size_t>(local_.size()));
+        step.counts[static_cast<std::size_t>(rank)] = count;
+        return step;
+    }
+    /// Keeps a step that this rank takes part in, unless it has nobody to exchange data with.
+    void take(LevelStep step) {
+        bool const is_local = step.level == Level::local;
+        bool const is_alone = is_local ? local_.size() == 1 : machines_.count() == 1;
+        bool const is_done =
+            is_alone && step.in.data == step.out.data && !is_scaled(step.signature.collective);
+        if ((is_local || is_leader()) && !is_done) {
+            steps_.push_back(std::move(step));
+        }
+    }
+
+    // -- places -----------------------------------------------------------------------------------
+
+    [[nodiscard]] bool is_leader() const { return local_.rank() == 0; }
+    [[nodiscard]] int root_machine() const { return machines_.machine_of(said_.root); }
+    [[nodiscard]] bool has_root_here() const { return root_machine() == machines_.own(); }
+    [[nodiscard]] int local_root() const {
+        return said_.root - machines_.first_of(machines_.own());
+    }
+    [[nodiscard]] bool has_root() const { return has_root_here() && local_root() == local_.rank(); }
+
+    [[nodiscard]] Buffer none() const { return {nullptr, 0, said_.dtype}; }
+    /// Memory of a leader: what the caller gave, if it has so many elements, else scratch.
+    [[nodiscard]] Buffer at_leader(std::size_t count, Buffer given = {}) {
+        if (!is_leader()) {
+            return none();
+        }
+        if (given.data != nullptr && given.count == count) {
+            return given;
+        }
+        std::size_t const bytes = count * size_of(said_.dtype);
+        if (scratch_.bytes() < bytes) {
+            scratch_ = Arena{}; // first: both need not fit
+            scratch_ = make_arena(local_, bytes);
+        }
+        return {scratch_.data(), count, said_.dtype};
+    }
+    /// The parts of a machine's ranks in the parts of all, which only leaders have.
+    [[nodiscard]] Buffer part_of(Buffer all, int machine) const {
+        if (!is_leader()) {
+            return none();
+        }
+        auto const first = static_cast<std::size_t>(machines_.first_of(machine));
+        std::size_t const before = offset_of(parts_, first) * size_of(said_.dtype);
+        return {static_cast<std::byte*>(all.data) + before, sum_of(ranks_of(machine)), all.dtype};
+    }
+    [[nodiscard]] Buffer part_of(Buffer all) const { return part_of(all, machines_.own()); }
+
+    [[nodiscard]] std::span<std::size_t const> ranks_of(int machine) const {
+        int const first = machines_.first_of(machine);
+        return parts_.subspan(
+            static_cast<std::size_t>(first),
+            static_cast<std::size_t>(machines_.first_of(machine + 1) - first)
+        );
+    }
+    [[nodiscard]] std::span<std::size_t const> own_ranks() const {
+        return ranks_of(machines_.own());
+    }
+    [[nodiscard]] std::size_t own_parts() const { return sum_of(own_ranks()); }
+    [[nodiscard]] static std::size_t sum_of(std::span<std::size_t const> parts) {
+        return std::accumulate(parts.begin(), parts.end(), std::size_t{0});
+    }
+
+    Machines const& machines_;
+    Local& local_;
+    Descriptor said_;
+    ConstBuffer in_;
+    Buffer out_;
+    std::span<std::size_t const> parts_;
+    Arena& scratch_;
+    std::vector<LevelStep> steps_;
+};
+
+}}} // namespace joinable::v0::detail

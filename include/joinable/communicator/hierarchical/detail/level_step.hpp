@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/settle.hpp>
+#include <joinable/communicator/hierarchical/detail/machines.hpp>
+#include <joinable/communicator/work.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/buffer.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A collective of one level, which is a part of one of all ranks.
+struct LevelStep {
+    Level level = Level::local;
+    Descriptor signature = {}; ///< with counts if parts differ
+    ConstBuffer in = {};       ///< as `out` if the collective is in place
+    Buffer out = {};
+    std::vector<std::size_t> counts = {}; ///< of each rank of the level
+};
+
+/// A step that was started, whatever type its work has.
+class RunningStep {
+public:
+    RunningStep() = default;
+    RunningStep(RunningStep const&) = delete;
+    RunningStep& operator=(RunningStep const&) = delete;
+    virtual ~RunningStep() = default;
+    [[nodiscard]] virtual bool is_settled(Waiting waiting) = 0;
+};
+
+template <Work W>
+class RunningWork final : public RunningStep {
+public:
+    explicit RunningWork(W work) : work_{std::move(work)} {}
+    [[nodiscard]] bool is_settled(Waiting waiting) override {
+        return detail::is_settled(work_, waiting);
+    }
+
+private:
+    std::optional<W> work_;
+};
+
+/// Starts a step on its level, which has this collective. If it cannot reduce to a root, all its
+/// ranks get the sum.
+template <class Comm>
+[[nodiscard]] std::unique_ptr<RunningStep> start_step(Comm& comm, LevelStep const& step) {
+    Descriptor const& said = step.signature;
+    ConstBuffer const in = step.in;
+    Buffer const out = step.out;
+    auto const run = []<Work W>(W work) -> std::unique_ptr<RunningStep> {
+        return std::make_unique<RunningWork<W>>(std::move(work));
+    };
+    auto const by_parts = [&](auto const& post) {
+        return said.has_counts ? run(post(Counts{step.counts})) : run(post());
+    };
+    switch (said.collective) {
+    case Collective::broadcast: return run(comm.broadcast(out, said.root));
+    case Collective::reduce:
+        if constexpr (has_reduce<Comm>) {
+            return run(comm.reduce(out, said.op, said.root));
+        }
+        [[fallthrough]];
+    case Collective::all_reduce: return run(comm.all_reduce(out, said.op));
+    case Collective::scaled_all_reduce:
+        if constexpr (has_scaled_all_reduce<Comm>) {
+            return run(comm.all_reduce(out, said.op, said.factor));
+        }
+        break;
+    case Collective::all_gather:
+        if constexpr (has_all_gather<Comm>) {
+            return by_parts([&](auto... counts) { return comm.all_gather(in, out, counts...); });
+        }
+        break;
+    case Collective::reduce_scatter:
+        if constexpr (has_reduce_scatter<Comm>) {
+            return by_parts([&](auto... counts) {
+                return comm.reduce_scatter(in, out, said.op, counts...);
+            });
+        }
+        break;
+    case Collective::scaled_reduce_scatter:
+        if constexpr (has_scaled_reduce_scatter<Comm>) {
+            return by_parts([&](auto... counts) {
+                return comm.reduce_scatter(in, out, said.op, said.factor, counts...);
+            });
+        }
+        break;
+    case Collective::gather:
+        if constexpr (has_gather<Comm>) {
+            return by_parts([&](auto... counts) {
+                return comm.gather(in, out, said.root, counts...);
+            });
+        }
+        break;
+    case Collective::scatter:
+        if constexpr (has_scatter<Comm>) {
+            return by_parts([&](auto... counts) {
+                return comm.scatter(in, out, said.root, counts...);
+            });
+        }
+        break;
+    default: break;
+    }
+    throw CommunicationError{concat("a level of machines has no ", name_of(said.collective))};
+}
+
+}}} // namespace joinable::v0::detail

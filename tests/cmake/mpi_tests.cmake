@@ -52,6 +52,14 @@ function(joinable_test_mpi program target mpirun numbers) # sources...
         )
         set_tests_properties(${program}/${number} PROPERTIES TIMEOUT 600 RUN_SERIAL TRUE) # they keep all cores busy
     endforeach()
+    if("${ARGN}" MATCHES "mpi/progress_thread") # over an MPI that is asked for less
+        joinable_mpirun(start ${mpirun} 2)
+        add_test(
+            NAME ${program}/funneled
+            COMMAND ${start} $<TARGET_FILE:${program}> --funneled "--test-case=*below MPI_THREAD_MULTIPLE*"
+        )
+        set_tests_properties(${program}/funneled PROPERTIES TIMEOUT 120)
+    endif()
 endfunction()
 
 set(names)

@@ -6,8 +6,10 @@
 #include <chrono>
 #include <climits>
 #include <cstddef>
+#include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -20,6 +22,7 @@
 #include <support/thrown_by.hpp>
 
 #include <joinable/communicator/collectives.hpp>
+#include <joinable/communicator/progress_thread.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace {
@@ -71,10 +74,11 @@ constexpr int steps = 21;
 TEST_CASE(
     "a throw at any point of a rank is PeerFailed that names it on all others, within a moment"
 ) {
-    for (int const world : {2, 3, 4, 8}) {
+    for (int const helped : {2, 3, 4, 8, -3}) {
+        int const world = std::abs(helped); // below 0: ranks 0 and 2 have a ProgressThread
         for (int culprit = 0; culprit < world; culprit += world == 8 ? 5 : 1) {
             for (int point = 0; point < steps; ++point) {
-                CAPTURE(world);
+                CAPTURE(helped);
                 CAPTURE(culprit);
                 CAPTURE(point);
                 run_mpi_groups({world}, [&](MPI_Comm group) {
@@ -85,6 +89,10 @@ TEST_CASE(
                     try {
                         MpiCommunicator comm{group};
                         rank = comm.rank();
+                        std::optional<joinable::ProgressThread> progress;
+                        if (helped < 0 && rank != 1) {
+                            progress.emplace(comm);
+                        }
                         int step = 0;
                         run_rounds(comm, [&] {
                             if (comm.rank() == culprit && step++ == point) {

@@ -19,6 +19,7 @@
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/mpi/detail/alarm.hpp>
 #include <joinable/communicator/mpi/detail/in_flight.hpp>
+#include <joinable/communicator/mpi/detail/lock.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
 #include <joinable/communicator/mpi/detail/messages.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
@@ -47,8 +48,15 @@ public:
     )
         : data_{data}, rank_{rank}, size_{size}, options_{options}, limits_{limits},
           parent_{std::move(parent)},
+          lock_{parent_ == nullptr ? std::make_shared<MpiLock>() : parent_->lock_},
           in_flight_{
-              data, alarm, rank, size, limits, [this](AbortReason const& reason) { fail(reason); }
+              data,
+              alarm,
+              rank,
+              size,
+              limits,
+              lock_,
+              [this](AbortReason const& reason) { fail(reason); }
           },
           peers_{alarm, rank, size} {}
     MpiRank(MpiRank const&) = delete;
@@ -59,6 +67,8 @@ public:
     [[nodiscard]] MPI_Comm data() const noexcept { return data_; }
     [[nodiscard]] MpiOptions const& options() const noexcept { return options_; }
     [[nodiscard]] MpiLimits limits() const noexcept { return limits_; }
+    /// The callers of all functions below hold it.
+    [[nodiscard]] MpiLock& lock() const noexcept { return *lock_; }
     [[nodiscard]] std::shared_ptr<MpiMemory> const& memory() const noexcept {
         return in_flight_.memory();
     }
@@ -70,10 +80,12 @@ public:
 
     [[nodiscard]] MpiOperation& post(Request const& request) {
         throw_if_aborted();
+        lock_->notify();
         return in_flight_.post(request, options_);
     }
     [[nodiscard]] MpiOperation& post_message(bool is_send, int peer, int tag, Buffer buffer) {
         throw_if_aborted();
+        lock_->notify();
         std::uint64_t const number = peers_.count_message(peer, is_send);
         return in_flight_.post_message(is_send, peer, tag, buffer, number);
     }
@@ -134,6 +146,31 @@ public:
         }
         throw_if_aborted();
         return false;
+    }
+    /// What is in flight.
+    struct InFlight {
+        std::size_t open = 0;
+        std::uint64_t posted = 0;
+
+        friend bool operator==(InFlight const&, InFlight const&) = default;
+    };
+    /// What tests of all open operations do, without a deadline. A failure ends all ranks; the
+    /// user's thread throws it.
+    InFlight help() noexcept {
+        try {
+            in_flight_.advance_all();
+            poll();
+            for (MpiOperation const* const operation : in_flight_.open()) {
+                if (auto const rank = peers_.deserter(*operation); rank && !failure_) {
+                    fail(reason_of_leaving(*rank));
+                }
+            }
+        } catch (...) {
+            if (!failure_) { // there is no memory
+                abort_for_exception("its ProgressThread");
+            }
+        }
+        return {failure_ ? 0 : in_flight_.open().size(), in_flight_.posted()};
     }
     /// The caller no longer waits for it.
     void release(MpiOperation& operation) { in_flight_.release(operation); }
@@ -353,6 +390,7 @@ private:
     std::shared_ptr<MpiRank> parent_;
     std::optional<AbortReason> failure_;
     bool has_told_ = false; ///< the reason to the others
+    std::shared_ptr<MpiLock> lock_;
     MpiInFlight in_flight_;
     MpiPeers peers_; ///< last, because it starts to receive, and others may throw
 };

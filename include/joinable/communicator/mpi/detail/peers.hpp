@@ -52,6 +52,9 @@ public:
         if (is_closed_) {
             return;
         }
+        if (asked_ != 0) {
+            heard_at_ = Clock::now();
+        }
         alarm_.poll([&](MpiWord word, int from, std::span<std::byte const> body) {
             Other& other = others_[index(from)];
             switch (word) {
@@ -119,7 +122,8 @@ public:
             alarm_.tell_all(MpiWord::question, std::as_bytes(std::span{&asked_, 1}));
         }
     }
-    /// Whether all have answered, or their time is over.
+    /// Whether all have answered, or their time was over when this rank last received messages: it
+    /// may have slept since then, and their answers have come.
     [[nodiscard]] bool has_answers(MpiOperation const& operation) const {
         auto const& [question, asked_at] = operation.question;
         bool has_all = true;
@@ -127,7 +131,7 @@ public:
             Other const& other = others_[index(rank)];
             has_all = has_all && (rank == rank_ || other.answered >= question || other.left);
         }
-        return has_all || Clock::now() - asked_at >= mpi_patience;
+        return has_all || heard_at_ - asked_at >= mpi_patience;
     }
     /// The ranks that have not answered that they have posted the operation. The next ask() asks
     /// again.
@@ -253,7 +257,8 @@ private:
     bool has_any_left_ = false;
     bool has_said_last_word_ = false;
     bool is_closed_ = false;
-    std::uint64_t asked_ = 0; ///< questions
+    std::uint64_t asked_ = 0;      ///< questions
+    Clock::time_point heard_at_{}; ///< when it last began to receive, if it has asked
     std::optional<Clock::time_point> said_alive_at_;
 };
 

@@ -105,7 +105,7 @@ public:
     void finish_meeting(MpiOperation& operation) {
         try {
             finish(operation);
-        } catch (Error const&) {
+        } catch (...) { // an abort may be a ContractViolation, too, which is no Error
             bool const is_met =
                 operation.state == MpiOperation::State::lost && operation.moves_data() &&
                 wait_for_a_moment([&] { return has_ended(operation.tables); }, mpi_patience / 2);

@@ -97,7 +97,9 @@ public:
     MpiCommunicator(MpiCommunicator const&) = delete;
     MpiCommunicator& operator=(MpiCommunicator const&) = delete;
     /// Collective. Waits for all ranks up to the deadline, or for 2 s after an abort. Ranks that
-    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting.
+    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting. What it has
+    /// done its part of the others may then still complete, for up to 1 s: that may be how they
+    /// hear why it unwinds.
     ~MpiCommunicator() {
         auto const held = rank_->lock().take();
         rank_->close(unwinding_.has_begun());

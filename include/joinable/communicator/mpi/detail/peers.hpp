@@ -21,6 +21,12 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// An exception ended a rank between its operations.
+struct MpiUnwinding {
+    int blamed = -1;                                  ///< the rank where that was first
+    std::chrono::steady_clock::time_point heard_at{}; ///< here
+};
+
 /// One rank's control messages to and from the others, and what it has learned from them.
 class MpiPeers {
 public:
@@ -60,7 +66,16 @@ public:
             switch (word) {
             case MpiWord::abort: end(reason_of_abort(body)); break;
             case MpiWord::leave: take_leave(other, MpiLeave::unpacked(body)); break;
-            case MpiWord::gone: take_leave(other, MpiLeave{0, 0, 0, {}, true}); break;
+            case MpiWord::gone: take_leave(other, MpiLeave{.is_gone = true}); break;
+            case MpiWord::unwound: {
+                MpiLeave leave = MpiLeave::unpacked(body);
+                leave.is_gone = true;
+                if (!unwinding_) {
+                    unwinding_ = MpiUnwinding{static_cast<int>(leave.blamed), Clock::now()};
+                }
+                take_leave(other, std::move(leave));
+                break;
+            }
             case MpiWord::keep_alive: other.alive_at = Clock::now(); break;
             case MpiWord::question:
                 if (answers && !has_said_last_word_) {
@@ -111,6 +126,11 @@ public:
         return std::nullopt;
     }
 
+    /// What the first unwound rank has said, if there is one.
+    [[nodiscard]] std::optional<MpiUnwinding> const& unwinding() const noexcept {
+        return unwinding_;
+    }
+
     // -- the deadline -----------------------------------------------------------------------------
 
     /// Asks the others what they have posted, unless this operation has asked already. Each
@@ -159,16 +179,16 @@ public:
 
     // -- closing ----------------------------------------------------------------------------------
 
-    /// Tells all ranks what this one leaves behind. It sends nothing more after that.
-    void say_last_word(MpiLeave leave) {
+    /// Tells all ranks what this one leaves behind. It sends nothing more after that. `word` is
+    /// leave, gone or unwound.
+    void say_last_word(MpiWord word, MpiLeave leave) {
+        leave.is_gone = word != MpiWord::leave;
         for (int to = 0; to < size(); ++to) {
             if (to != rank_) {
                 leave.sent = others_[index(to)].sent;
                 leave.received = others_[index(to)].received;
                 alarm_.tell(
-                    to,
-                    leave.is_gone ? MpiWord::gone : MpiWord::leave,
-                    leave.is_gone ? std::vector<std::byte>{} : leave.packed()
+                    to, word, word == MpiWord::gone ? std::vector<std::byte>{} : leave.packed()
                 );
             }
         }
@@ -260,6 +280,7 @@ private:
     std::uint64_t asked_ = 0;      ///< questions
     Clock::time_point heard_at_{}; ///< when it last began to receive, if it has asked
     std::optional<Clock::time_point> said_alive_at_;
+    std::optional<MpiUnwinding> unwinding_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -44,7 +44,7 @@ ROOMS = {
     f"{MEMORY}/engine": f"base tensor reduction device communicator {MEMORY}/board",
     f"{MEMORY}/group": f"base tensor device communicator {MEMORY}/board {MEMORY}/engine",
     f"{MEMORY}/process": f"base device communicator {MEMORY}/board {MEMORY}/group",
-    MEMORY: f"base device communicator {MEMORY}/board {MEMORY}/engine {MEMORY}/group {MEMORY}/process",
+    MEMORY: f"base device communicator {MEMORY}/board {MEMORY}/group {MEMORY}/process",
     "communicator/algorithms": "base tensor reduction communicator",
     "communicator/hierarchical": "base tensor device communicator",
     "communicator/tcp": "base reduction communicator",

@@ -13,7 +13,7 @@
 #include <joinable/bucket/fixed_assignment.hpp>
 #include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/shared_memory/process.hpp>
-#include <joinable/communicator/shared_memory/progress_thread.hpp>
+#include <joinable/communicator/progress_thread.hpp>
 #include <joinable/communicator/shared_memory/run_processes.hpp>
 #include <joinable/communicator/shared_memory/run_threads.hpp>
 #include <joinable/communicator/self.hpp>

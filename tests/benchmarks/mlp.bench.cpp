@@ -20,6 +20,9 @@
 #include <sched.h>
 
 #include <joinable/join.hpp>
+#if defined(JOINABLE_MLP_OVER_MPI) // compiled by mpicxx, and started by mpirun -n 2
+#include <joinable/mpi.hpp>
+#endif
 
 #include "weights.hpp"
 
@@ -292,8 +295,22 @@ int main(int count, char** arguments) {
         joinable::run_processes(2, [&](auto& comm) {
             measure_rank(comm, name, std::atoi(arguments[2]));
         });
+    } else if (name == "mpi") {
+#if defined(JOINABLE_MLP_OVER_MPI)
+        MPI_Init(nullptr, nullptr);
+        {
+            joinable::MpiCommunicator comm{MPI_COMM_WORLD};
+            measure_rank(comm, name, std::atoi(arguments[2]));
+        }
+        MPI_Finalize();
+#else
+        std::fputs("this program was built without MPI\n", stderr);
+        return 1;
+#endif
     } else {
-        std::fputs("expected \"threads\" or \"processes\", and a number of blocks\n", stderr);
+        std::fputs(
+            "expected \"threads\", \"processes\" or \"mpi\", and a number of blocks\n", stderr
+        );
         return 1;
     }
 }

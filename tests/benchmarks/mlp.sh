@@ -5,6 +5,7 @@
 #
 #   ROUNDS=11 sh tests/benchmarks/mlp.sh
 #
+# Ranks over Open MPI are measured, too, where it is installed (Debian: openmpi-bin libopenmpi-dev).
 # Matrices are multiplied by OpenBLAS here, by what PyTorch was built with there. What is missing is installed from
 # Debian's packages where this user may (INSTALL=0 leaves that out). Nothing else should run on the machine meanwhile.
 set -eu
@@ -17,6 +18,14 @@ mkdir -p "$out"
 printf '#include <cblas.h>\nblasint size;\n' | ${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null ||
     install_package libopenblas-dev
 ${CXX:-c++} -std=c++20 -O2 -DNDEBUG -pthread -Iinclude tests/benchmarks/mlp.bench.cpp -lopenblas -o "$out/mlp"
+has_mpi=false
+if command -v mpirun.openmpi >/dev/null && command -v mpicxx.openmpi >/dev/null; then
+    OMPI_CXX=${CXX:-c++} mpicxx.openmpi -DOMPI_SKIP_MPICXX -DJOINABLE_MLP_OVER_MPI -std=c++20 -O2 -DNDEBUG -pthread \
+        -Iinclude tests/benchmarks/mlp.bench.cpp -lopenblas -o "$out/mlp_mpi"
+    has_mpi=true
+else
+    echo "MPI is left out: Open MPI is not installed"
+fi
 python_with_gloo >/dev/null || install_package python3-torch || true
 torch_python=$(python_with_gloo) || echo "PyTorch is left out: python3 has no torch, and it could not be installed"
 
@@ -26,6 +35,10 @@ for round in $(seq "${ROUNDS:-11}"); do
     echo "round $round" >>"$out/results.txt"
     "$out/mlp" threads 1 >>"$out/results.txt"
     "$out/mlp" processes 1 >>"$out/results.txt"
+    if $has_mpi; then # the program binds its ranks to cores itself
+        mpirun.openmpi --oversubscribe --allow-run-as-root --bind-to none --mca btl self,vader -n 2 \
+            "$out/mlp_mpi" mpi 1 >>"$out/results.txt"
+    fi
     if [ -n "$torch_python" ]; then
         "$torch_python" tests/benchmarks/mlp_torch.py 1 >>"$out/results.txt"
     fi

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <string_view>
 
 #include <mpi.h>
 #include <support/count_failed_checks.hpp>
@@ -45,10 +46,13 @@ private:
 } // namespace
 
 /// Every process that mpirun has started runs the same tests in the same order. What fails in one of them
-/// fails the program.
+/// fails the program. --funneled asks MPI for that level of threads, for the test that it is too low.
 int main(int count, char** arguments) {
-    int level = MPI_THREAD_SINGLE;
-    MPI_Init_thread(&count, &arguments, MPI_THREAD_MULTIPLE, &level);
+    int level = MPI_THREAD_MULTIPLE;
+    for (int i = 1; i < count; ++i) {
+        level = arguments[i] == std::string_view{"--funneled"} ? MPI_THREAD_FUNNELED : level;
+    }
+    MPI_Init_thread(&count, &arguments, level, &level);
     // MPICH raises there what it finds wrong with a request, whatever its communicator says.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     WorldMemory::begin();

@@ -20,6 +20,7 @@
 #include <joinable/communicator/mpi/detail/api.hpp>
 #include <joinable/communicator/mpi/detail/check.hpp>
 #include <joinable/communicator/mpi/detail/duplicate.hpp>
+#include <joinable/communicator/mpi/detail/helper.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
 #include <joinable/communicator/mpi/detail/rank.hpp>
 #include <joinable/communicator/mpi/options.hpp>
@@ -35,9 +36,9 @@ namespace joinable { inline namespace v0 {
 ///
 /// Collectives are MPI's non-blocking ones. They run on a duplicate of the given communicator, so
 /// they never match the engine's. MPI determines the results: it chooses the order of
-/// floating-point sums. Collectives make progress inside wait() and test(). 16-bit numbers are
-/// combined in f32, and every combination of two is rounded; see MpiOptions::wide. Counts are not
-/// limited.
+/// floating-point sums. Collectives make progress inside wait() and test(), and in a ProgressThread.
+/// 16-bit numbers are combined in f32, and every combination of two is rounded; see
+/// MpiOptions::wide. Counts are not limited.
 ///
 /// MPI cannot cancel a collective. It therefore gets copies of buffers, in memory that the
 /// communicator owns. Buffers in an arena of allocate() are not copied.
@@ -54,7 +55,8 @@ namespace joinable { inline namespace v0 {
 /// calls MPI_Abort.
 ///
 /// A wait ends at the deadline. The rank then asks the others what they have posted. Ranks that do
-/// not answer within 2 s, because they neither wait nor test here, are named as missing.
+/// not answer within 2 s are named as missing: they neither wait nor test here, and have no
+/// ProgressThread.
 ///
 /// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
 /// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
@@ -64,7 +66,8 @@ namespace joinable { inline namespace v0 {
 /// set MPI_ERRORS_RETURN there.
 ///
 /// One thread at a time may use an object, its arenas, and all groups split from it or from one of
-/// its groups, because a group receives aborts through its parents. Threads that run in parallel
+/// its groups, because a group receives aborts through its parents. ProgressThreads of these may
+/// run beside it: its calls and theirs exclude each other. Without one there is no lock. Threads that run in parallel
 /// need communicators that were each constructed from one of MPI's, for example from
 /// native_handle(). Aborts do not pass between these. If several threads use MPI, it must be
 /// initialised with MPI_THREAD_MULTIPLE.
@@ -94,8 +97,13 @@ public:
     MpiCommunicator(MpiCommunicator const&) = delete;
     MpiCommunicator& operator=(MpiCommunicator const&) = delete;
     /// Collective. Waits for all ranks up to the deadline, or for 2 s after an abort. Ranks that
-    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting.
-    ~MpiCommunicator() { rank_->close(unwinding_.has_begun()); }
+    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting. What it has
+    /// done its part of the others may then still complete, for up to 1 s: that may be how they
+    /// hear why it unwinds.
+    ~MpiCommunicator() {
+        auto const held = rank_->lock().take();
+        rank_->close(unwinding_.has_begun());
+    }
 
     [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
     [[nodiscard]] int size() const noexcept { return rank_->size(); }
@@ -108,30 +116,45 @@ public:
     MpiWork send(ConstBuffer buffer, int to, int tag = 0) {
         check_message("destination", buffer, to, tag);
         Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
+        auto const held = rank_->lock().take();
         return {*rank_, rank_->post_message(true, to, tag, read)};
     }
     /// Not collective. Receives a message of send(). wait() throws Mismatch if the sender sent
     /// another number of bytes. Dtypes are not compared.
     MpiWork receive(Buffer buffer, int from, int tag = 0) {
         check_message("source", buffer, from, tag);
+        auto const held = rank_->lock().take();
         return {*rank_, rank_->post_message(false, from, tag, buffer)};
     }
 
     /// Local. The first reason that this rank receives wins; every wait that is not complete throws
     /// it.
-    void abort(AbortReason const& reason) { rank_->abort(reason); }
-    [[nodiscard]] bool is_aborted() const { return rank_->is_aborted(); }
+    void abort(AbortReason const& reason) {
+        auto const held = rank_->lock().take();
+        rank_->abort(reason);
+    }
+    [[nodiscard]] bool is_aborted() const {
+        auto const held = rank_->lock().take();
+        return rank_->is_aborted();
+    }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        auto const held = rank_->lock().take();
         return rank_->set_deadline(deadline);
     }
     /// Local. Ranks that wait for this one wait for one more deadline from when they learn of it.
     /// Calls are cheap: at most ten per deadline, and one per second, send a message.
-    void keep_alive() { rank_->keep_alive(); }
+    void keep_alive() {
+        auto const held = rank_->lock().take();
+        rank_->keep_alive();
+    }
     /// Local, but asks the others for up to 2 s. The ranks that have not posted this rank's oldest
     /// unfinished collective, and those that do not answer because they neither wait nor test.
-    [[nodiscard]] std::vector<int> missing_ranks() const { return rank_->missing_ranks(); }
+    [[nodiscard]] std::vector<int> missing_ranks() const {
+        auto const held = rank_->lock().take();
+        return rank_->missing_ranks();
+    }
 
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
     /// then by their rank here. The group inherits deadline and options. Aborting this communicator
@@ -151,7 +174,7 @@ public:
         }
         static_cast<void>(meet(detail::MpiMeeting::split, 0));
         MPI_Comm made = MPI_COMM_NULL;
-        rank_->require([&] {
+        require([&] {
             detail::check_mpi(MPI_Comm_split(rank_->data(), color, key, &made), "MPI_Comm_split");
         });
         return MpiCommunicator{made, rank_->options(), rank_->limits(), rank_};
@@ -162,8 +185,12 @@ public:
     /// @throws std::bad_alloc; ContractViolation  alignment is not a power of two.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
+        auto const held = rank_->lock().take();
         return detail::MpiMemory::allocate(rank_->memory(), bytes, alignment);
     }
+
+    /// For ProgressThread.
+    [[nodiscard]] detail::MpiHelper helper() { return detail::MpiHelper{rank_}; }
 
     /// Collective; blocks. The ranks meet first, as in split(). See shared_buffer(). Only all ranks
     /// together can free such memory in MPI, so it is kept until the process ends.
@@ -177,7 +204,7 @@ public:
         }
         void* start = nullptr;
         bool is_on_one_machine = false;
-        rank_->require([&] { is_on_one_machine = share_on_machine(bytes, start); });
+        require([&] { is_on_one_machine = share_on_machine(bytes, start); });
         if (!is_on_one_machine) {
             throw ContractViolation{
                 "expected all ranks on one machine, as they are to share memory, but MPI has them on "
@@ -229,9 +256,11 @@ private:
             auto work = all_gather(
                 {own.data(), own.size(), DType::u64}, {all.data(), all.size(), DType::u64}
             );
+            auto const held = rank_->lock().take();
             rank_->finish_meeting(*work.operation_);
         }
         if (auto const reason = detail::difference_of_meetings(all)) {
+            auto const held = rank_->lock().take();
             rank_->fail(*reason);
         }
         std::vector<std::uint64_t> words;
@@ -239,6 +268,12 @@ private:
             words.push_back(all[at]);
         }
         return words;
+    }
+    /// Runs f(), in which MPI may block. An MPI error in it ends all ranks.
+    template <class F>
+    void require(F const& f) {
+        auto const held = rank_->lock().take();
+        rank_->require(f);
     }
     void check_message(std::string_view role, ConstBuffer buffer, int peer, int tag) const {
         detail::check_memory(buffer);
@@ -282,7 +317,10 @@ private:
     }
 
     friend class detail::BasicCollectives<MpiCommunicator, MpiWork>;
-    MpiWork post(detail::Request const& request) { return {*rank_, rank_->post(request)}; }
+    MpiWork post(detail::Request const& request) {
+        auto const held = rank_->lock().take();
+        return {*rank_, rank_->post(request)};
+    }
 
     std::shared_ptr<detail::MpiRank> rank_;
     detail::Unwinding unwinding_;

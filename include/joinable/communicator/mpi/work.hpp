@@ -23,6 +23,7 @@ public:
         if (rank_ == nullptr) {
             return;
         }
+        auto const held = rank_->lock().take();
         try {
             if (operation_->state < detail::MpiOperation::State::complete) {
                 if (unwinding_.has_begun()) {
@@ -30,7 +31,7 @@ public:
                         operation_->is_message() ? "a message" : "a collective"
                     );
                 }
-                wait();
+                rank_->finish(*operation_);
             }
         } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
         }
@@ -41,14 +42,23 @@ public:
     /// @throws Mismatch  the ranks' calls differ, if the ranks compare them; no data moved.
     /// @throws TimedOut, PeerFailed, CommunicationError, ...  the reason why the communicator was
     ///         aborted, at once, unless this rank's part was complete before.
-    void wait() { rank_->finish(*operation_); }
+    void wait() {
+        auto const held = rank_->lock().take();
+        rank_->finish(*operation_);
+    }
     /// Makes progress; true once wait() would return at once.
     /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
     ///         tests of this work adds up to the deadline and the ranks have had 2 s to answer.
     ///         Each gap counts as at most 10 ms.
-    [[nodiscard]] bool test() { return rank_->test(*operation_); }
+    [[nodiscard]] bool test() {
+        auto const held = rank_->lock().take();
+        return rank_->test(*operation_);
+    }
     /// test() without that deadline, for a rank that finally waits.
-    [[nodiscard]] bool progress() { return rank_->progress(*operation_); }
+    [[nodiscard]] bool progress() {
+        auto const held = rank_->lock().take();
+        return rank_->progress(*operation_);
+    }
 
 private:
     friend class MpiCommunicator;

@@ -2,6 +2,7 @@
 // What ranks of MPI tell each other beside the data, when it comes late, in pieces, or not at all.
 #include <joinable/communicator/mpi/communicator.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include <doctest/doctest.h>
 #include <support/mpi_ranks.hpp>
+#include <support/shared.hpp>
 #include <support/thrown_by.hpp>
 
 #include <joinable/tcp.hpp> // a program may use several transports
@@ -127,6 +129,70 @@ TEST_CASE("an error of MPI beside the data ends all ranks") {
         CHECK(std::string{failure.what()}.substr(0, 24) == "rank 0: MPI_Test failed:");
         CHECK(rank->is_aborted());
         rank->close(false);
+    });
+}
+
+TEST_CASE("a rank that hears of an abort of any kind in a meeting goes where the others are") {
+    for (FailureKind const kind :
+         {FailureKind::peer_failed,
+          FailureKind::timed_out,
+          FailureKind::mismatch,
+          FailureKind::communication,
+          FailureKind::contract}) {
+        run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
+            CAPTURE(static_cast<int>(kind));
+            Wires const wires{group};
+            auto const rank = wires.make_rank();
+            if (wires.rank ==
+                0) { // comes last, when the others have heard, and blocks in MPI after the meeting
+                auto const body =
+                    joinable::detail::body_of_abort({kind, {0}, "rank 0 does not hear it"});
+                for (int to = 1; to < wires.size; ++to) {
+                    wires.tell(to, MpiWord::abort, body);
+                }
+                MPI_Barrier(group);
+                auto& meeting = rank->post({});
+                rank->finish_meeting(meeting);
+                rank->release(meeting);
+            } else {
+                auto& meeting = rank->post({});
+                wait_for_abort(*rank);
+                MPI_Barrier(group);
+                CHECK_NOTHROW(rank->finish_meeting(meeting));
+                rank->release(meeting);
+            }
+            MPI_Barrier(group); // where MPI blocks
+            rank->close(false);
+        });
+    }
+}
+
+TEST_CASE("a rank that sleeps while answers come hears them before it says who is missing") {
+    Shared<std::atomic<bool>> has_ended;
+    run_mpi_groups({2}, [&](MPI_Comm group) {
+        Wires const wires{group};
+        *has_ended = false;
+        MPI_Barrier(group);
+        joinable::detail::MpiPeers peers{wires.alarm, wires.rank, wires.size};
+        auto const poll = [&] { peers.poll(1, true, [](AbortReason const&) {}); };
+        if (wires.rank == 0) {
+            joinable::detail::MpiOperation operation; // the first collective
+            peers.ask(operation);
+            std::this_thread::sleep_for(
+                joinable::detail::mpi_patience + std::chrono::milliseconds{100}
+            );
+            CHECK(!peers.has_answers(operation));
+            while (!peers.has_answers(operation)) {
+                poll();
+            }
+            CHECK(peers.missing(operation).empty());
+            *has_ended = true;
+        }
+        while (!*has_ended) {
+            poll();
+            std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        }
+        peers.stop_listening();
     });
 }
 

@@ -6,8 +6,10 @@
 #include <chrono>
 #include <climits>
 #include <cstddef>
+#include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -20,6 +22,7 @@
 #include <support/thrown_by.hpp>
 
 #include <joinable/communicator/collectives.hpp>
+#include <joinable/communicator/progress_thread.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace {
@@ -71,10 +74,11 @@ constexpr int steps = 21;
 TEST_CASE(
     "a throw at any point of a rank is PeerFailed that names it on all others, within a moment"
 ) {
-    for (int const world : {2, 3, 4, 8}) {
+    for (int const helped : {2, 3, 4, 8, -3}) {
+        int const world = std::abs(helped); // below 0: ranks 0 and 2 have a ProgressThread
         for (int culprit = 0; culprit < world; culprit += world == 8 ? 5 : 1) {
             for (int point = 0; point < steps; ++point) {
-                CAPTURE(world);
+                CAPTURE(helped);
                 CAPTURE(culprit);
                 CAPTURE(point);
                 run_mpi_groups({world}, [&](MPI_Comm group) {
@@ -85,6 +89,10 @@ TEST_CASE(
                     try {
                         MpiCommunicator comm{group};
                         rank = comm.rank();
+                        std::optional<joinable::ProgressThread> progress;
+                        if (helped < 0 && rank != 1) {
+                            progress.emplace(comm);
+                        }
                         int step = 0;
                         run_rounds(comm, [&] {
                             if (comm.rank() == culprit && step++ == point) {
@@ -286,6 +294,67 @@ TEST_CASE("where a rank has ended, the others keep what MPI has, and end at once
         CHECK(kept() == before + 1);
         CHECK(Clock::now() - start < std::chrono::seconds{10});
     });
+}
+
+TEST_CASE("an exception of a rank does not cut off what it has done its part of, or has none in") {
+    for (bool const is_message : {false, true}) {
+        for (bool const comes : {true, false}) { // the rank that is waited for
+            run_mpi_groups({3}, [&](MPI_Comm group) {
+                CAPTURE(is_message);
+                CAPTURE(comes);
+                int rank = -1;
+                MPI_Comm_rank(group, &rank);
+                std::vector<int> const own{rank};
+                std::vector<int> all(3, -1);
+                auto const start = [&](MpiCommunicator& comm) {
+                    return !is_message ? joinable::gather(comm, own, all, 1)
+                           : rank == 0 ? joinable::send(comm, own, 1)
+                                       : comm.receive({all.data(), 1, DType::i32}, 0);
+                };
+                joinable::MpiOptions const options{.deadline = std::chrono::seconds{60}};
+                if (rank == 2) {
+                    try {
+                        MpiCommunicator comm{group, options};
+                        if (!is_message) {
+                            start(comm).wait();
+                        }
+                        throw Injected{"disk on fire"};
+                    } catch (Injected const&) {
+                    }
+                    for (int i = 0; i < 3; ++i) {
+                        MPI_Barrier(group);
+                    }
+                    return;
+                }
+                MpiCommunicator comm{group, options};
+                if (rank == 0) {
+                    MPI_Barrier(group);
+                    MPI_Barrier(group);
+                    if (comes) { // it has not heard of the exception
+                        CHECK_NOTHROW(start(comm).wait());
+                    }
+                } else {
+                    auto work = start(comm);
+                    MPI_Barrier(group);
+                    CHECK(!work.test()); // now it hears
+                    MPI_Barrier(group);
+                    if (comes) {
+                        CHECK_NOTHROW(work.wait());
+                        CHECK(all == (is_message ? std::vector{0, -1, -1} : std::vector{0, 1, 2}));
+                    } else { // which it does not wait for for ever
+                        CHECK(thrown_by<joinable::PeerFailed>([&] { work.wait(); }).rank() == 2);
+                    }
+                }
+                MPI_Barrier(group
+                ); // or the next collective of rank 0 would reach this one of rank 1
+                check_thrown<joinable::PeerFailed>(
+                    std::vector{2},
+                    "rank 2 failed: an exception left the scope of its communicator",
+                    [&] { comm.barrier(); }
+                );
+            });
+        }
+    }
 }
 
 TEST_CASE("communicators that were each constructed are used, and end, in threads side by side") {

@@ -33,7 +33,7 @@
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/make_arena.hpp>
-#include <joinable/communicator/shared_memory/progress_thread.hpp>
+#include <joinable/communicator/progress_thread.hpp>
 #include <joinable/device/arena.hpp>
 
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // Collectives get on while their ranks do something else: in waits for others, and beside them.
-#include <joinable/communicator/shared_memory/progress_thread.hpp>
+#include <joinable/communicator/progress_thread.hpp>
 
 #include <algorithm>
 #include <array>

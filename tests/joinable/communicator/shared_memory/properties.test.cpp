@@ -21,7 +21,7 @@
 #include <rapidcheck.h>
 #include <support/ranks.hpp>
 
-#include <joinable/communicator/shared_memory/progress_thread.hpp>
+#include <joinable/communicator/progress_thread.hpp>
 
 namespace {
 

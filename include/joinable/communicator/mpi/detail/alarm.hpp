@@ -27,6 +27,7 @@ enum class MpiWord : int {
     abort,      ///< with a reason
     leave,      ///< the last message of a rank that closes: what it has done
     gone,       ///< the last message of a rank that has stopped
+    unwound,    ///< the same of a rank whose operations were complete when an exception ended it
     keep_alive, ///< it is working
     question,   ///< how many collectives have you posted? Has a number
     answer,     ///< that number, and the count
@@ -206,18 +207,20 @@ struct MpiLeave {
     std::uint64_t posted = 0;   ///< collectives
     std::uint64_t sent = 0;     ///< messages to that rank
     std::uint64_t received = 0; ///< receives that it has posted for messages from that rank
-    std::vector<Open> open;
+    std::uint64_t blamed = 0;   ///< the rank whose exception came first, if it is unwound
+    std::vector<Open> open = {};
     bool is_gone = false;
 
-    static constexpr std::size_t most_open = (MpiAlarm::most_bytes - 24) / sizeof(Open);
+    static constexpr std::size_t most_open = (MpiAlarm::most_bytes - 32) / sizeof(Open);
 
     [[nodiscard]] std::vector<std::byte> packed() const {
-        std::vector<std::byte> bytes(24 + open.size() * sizeof(Open));
+        std::vector<std::byte> bytes(32 + open.size() * sizeof(Open));
         std::memcpy(bytes.data(), &posted, 8);
         std::memcpy(bytes.data() + 8, &sent, 8);
         std::memcpy(bytes.data() + 16, &received, 8);
+        std::memcpy(bytes.data() + 24, &blamed, 8);
         if (!open.empty()) {
-            std::memcpy(bytes.data() + 24, open.data(), open.size() * sizeof(Open));
+            std::memcpy(bytes.data() + 32, open.data(), open.size() * sizeof(Open));
         }
         return bytes;
     }
@@ -226,9 +229,10 @@ struct MpiLeave {
         std::memcpy(&leave.posted, bytes.data(), 8);
         std::memcpy(&leave.sent, bytes.data() + 8, 8);
         std::memcpy(&leave.received, bytes.data() + 16, 8);
-        leave.open.resize((bytes.size() - 24) / sizeof(Open));
+        std::memcpy(&leave.blamed, bytes.data() + 24, 8);
+        leave.open.resize((bytes.size() - 32) / sizeof(Open));
         if (!leave.open.empty()) {
-            std::memcpy(leave.open.data(), bytes.data() + 24, leave.open.size() * sizeof(Open));
+            std::memcpy(leave.open.data(), bytes.data() + 32, leave.open.size() * sizeof(Open));
         }
         return leave;
     }

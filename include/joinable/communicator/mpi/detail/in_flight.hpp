@@ -18,6 +18,7 @@
 #include <joinable/communicator/mpi/detail/alarm.hpp>
 #include <joinable/communicator/mpi/detail/calls.hpp>
 #include <joinable/communicator/mpi/detail/check.hpp>
+#include <joinable/communicator/mpi/detail/lock.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
 #include <joinable/communicator/mpi/detail/messages.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
@@ -43,9 +44,18 @@ public:
     using Fail = std::function<void(AbortReason const&)>;
 
     /// `beside` is a communicator of the same ranks, on which they compare collectives.
-    MpiInFlight(MPI_Comm data, MPI_Comm beside, int rank, int size, MpiLimits limits, Fail fail)
+    MpiInFlight(
+        MPI_Comm data,
+        MPI_Comm beside,
+        int rank,
+        int size,
+        MpiLimits limits,
+        std::shared_ptr<MpiLock> lock,
+        Fail fail
+    )
         : data_{data}, beside_{beside}, rank_{rank}, size_{size}, limits_{limits},
-          calls_{data, rank, size, limits}, fail_{std::move(fail)} {}
+          calls_{data, rank, size, limits}, fail_{std::move(fail)},
+          memory_{std::make_shared<MpiMemory>(std::move(lock))} {}
     MpiInFlight(MpiInFlight const&) = delete;
     MpiInFlight& operator=(MpiInFlight const&) = delete;
 
@@ -97,6 +107,14 @@ public:
         complete(operation);
         return true;
     }
+    /// The same for all operations.
+    void advance_all() {
+        for (std::size_t i = 0; i < open_.size();) { // advance() removes what is complete
+            i += advance(*open_[i]) ? 0U : 1U;
+        }
+    }
+    /// The operations that are not complete, in the order of posts.
+    [[nodiscard]] std::deque<MpiOperation*> const& open() const noexcept { return open_; }
     /// @pre MPI has finished it
     void complete(MpiOperation& operation) {
         operation.deliver(*memory_);
@@ -269,7 +287,7 @@ private:
     MpiLimits limits_;
     MpiCalls calls_;
     Fail fail_;
-    std::shared_ptr<MpiMemory> memory_ = std::make_shared<MpiMemory>();
+    std::shared_ptr<MpiMemory> memory_;
     MpiOperations operations_{size_};
     std::deque<MpiOperation*> open_;           ///< in the order of posts
     std::uint64_t posted_ = 0;                 ///< collectives

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/mpi/detail/lock.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/buffer.hpp>
 
@@ -20,7 +21,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// buffer of the caller, except those in an arena from here.
 class MpiMemory {
 public:
-    MpiMemory() = default;
+    explicit MpiMemory(std::shared_ptr<MpiLock> lock) : lock_{std::move(lock)} {}
     MpiMemory(MpiMemory const&) = delete;
     MpiMemory& operator=(MpiMemory const&) = delete;
     ~MpiMemory() {
@@ -92,6 +93,7 @@ private:
             static_cast<std::shared_ptr<MpiMemory>*>(context)
         };
         MpiMemory& memory = **owner;
+        auto const held = memory.lock_->take();
         auto const found =
             std::find_if(memory.arenas_.begin(), memory.arenas_.end(), [&](Arena const& arena) {
                 return arena.data() == data;
@@ -102,6 +104,7 @@ private:
         memory.arenas_.erase(found);
     }
 
+    std::shared_ptr<MpiLock> lock_;                ///< the rank's
     std::array<std::vector<std::byte*>, 65> free_; ///< by the logarithm of their size
     std::vector<Arena> arenas_;                    ///< the memory of the callers' arenas
     std::vector<Arena> held_;                      ///< of callers' arenas that were destroyed

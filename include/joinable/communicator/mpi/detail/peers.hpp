@@ -21,6 +21,12 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// An exception ended a rank between its operations.
+struct MpiUnwinding {
+    int blamed = -1;                                  ///< the rank where that was first
+    std::chrono::steady_clock::time_point heard_at{}; ///< here
+};
+
 /// One rank's control messages to and from the others, and what it has learned from them.
 class MpiPeers {
 public:
@@ -52,12 +58,24 @@ public:
         if (is_closed_) {
             return;
         }
+        if (asked_ != 0) {
+            heard_at_ = Clock::now();
+        }
         alarm_.poll([&](MpiWord word, int from, std::span<std::byte const> body) {
             Other& other = others_[index(from)];
             switch (word) {
             case MpiWord::abort: end(reason_of_abort(body)); break;
             case MpiWord::leave: take_leave(other, MpiLeave::unpacked(body)); break;
-            case MpiWord::gone: take_leave(other, MpiLeave{0, 0, 0, {}, true}); break;
+            case MpiWord::gone: take_leave(other, MpiLeave{.is_gone = true}); break;
+            case MpiWord::unwound: {
+                MpiLeave leave = MpiLeave::unpacked(body);
+                leave.is_gone = true;
+                if (!unwinding_) {
+                    unwinding_ = MpiUnwinding{static_cast<int>(leave.blamed), Clock::now()};
+                }
+                take_leave(other, std::move(leave));
+                break;
+            }
             case MpiWord::keep_alive: other.alive_at = Clock::now(); break;
             case MpiWord::question:
                 if (answers && !has_said_last_word_) {
@@ -108,6 +126,11 @@ public:
         return std::nullopt;
     }
 
+    /// What the first unwound rank has said, if there is one.
+    [[nodiscard]] std::optional<MpiUnwinding> const& unwinding() const noexcept {
+        return unwinding_;
+    }
+
     // -- the deadline -----------------------------------------------------------------------------
 
     /// Asks the others what they have posted, unless this operation has asked already. Each
@@ -119,7 +142,8 @@ public:
             alarm_.tell_all(MpiWord::question, std::as_bytes(std::span{&asked_, 1}));
         }
     }
-    /// Whether all have answered, or their time is over.
+    /// Whether all have answered, or their time was over when this rank last received messages: it
+    /// may have slept since then, and their answers have come.
     [[nodiscard]] bool has_answers(MpiOperation const& operation) const {
         auto const& [question, asked_at] = operation.question;
         bool has_all = true;
@@ -127,7 +151,7 @@ public:
             Other const& other = others_[index(rank)];
             has_all = has_all && (rank == rank_ || other.answered >= question || other.left);
         }
-        return has_all || Clock::now() - asked_at >= mpi_patience;
+        return has_all || heard_at_ - asked_at >= mpi_patience;
     }
     /// The ranks that have not answered that they have posted the operation. The next ask() asks
     /// again.
@@ -155,16 +179,16 @@ public:
 
     // -- closing ----------------------------------------------------------------------------------
 
-    /// Tells all ranks what this one leaves behind. It sends nothing more after that.
-    void say_last_word(MpiLeave leave) {
+    /// Tells all ranks what this one leaves behind. It sends nothing more after that. `word` is
+    /// leave, gone or unwound.
+    void say_last_word(MpiWord word, MpiLeave leave) {
+        leave.is_gone = word != MpiWord::leave;
         for (int to = 0; to < size(); ++to) {
             if (to != rank_) {
                 leave.sent = others_[index(to)].sent;
                 leave.received = others_[index(to)].received;
                 alarm_.tell(
-                    to,
-                    leave.is_gone ? MpiWord::gone : MpiWord::leave,
-                    leave.is_gone ? std::vector<std::byte>{} : leave.packed()
+                    to, word, word == MpiWord::gone ? std::vector<std::byte>{} : leave.packed()
                 );
             }
         }
@@ -253,8 +277,10 @@ private:
     bool has_any_left_ = false;
     bool has_said_last_word_ = false;
     bool is_closed_ = false;
-    std::uint64_t asked_ = 0; ///< questions
+    std::uint64_t asked_ = 0;      ///< questions
+    Clock::time_point heard_at_{}; ///< when it last began to receive, if it has asked
     std::optional<Clock::time_point> said_alive_at_;
+    std::optional<MpiUnwinding> unwinding_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -19,6 +19,7 @@
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/mpi/detail/alarm.hpp>
 #include <joinable/communicator/mpi/detail/in_flight.hpp>
+#include <joinable/communicator/mpi/detail/lock.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
 #include <joinable/communicator/mpi/detail/messages.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
@@ -47,8 +48,15 @@ public:
     )
         : data_{data}, rank_{rank}, size_{size}, options_{options}, limits_{limits},
           parent_{std::move(parent)},
+          lock_{parent_ == nullptr ? std::make_shared<MpiLock>() : parent_->lock_},
           in_flight_{
-              data, alarm, rank, size, limits, [this](AbortReason const& reason) { fail(reason); }
+              data,
+              alarm,
+              rank,
+              size,
+              limits,
+              lock_,
+              [this](AbortReason const& reason) { fail(reason); }
           },
           peers_{alarm, rank, size} {}
     MpiRank(MpiRank const&) = delete;
@@ -59,6 +67,8 @@ public:
     [[nodiscard]] MPI_Comm data() const noexcept { return data_; }
     [[nodiscard]] MpiOptions const& options() const noexcept { return options_; }
     [[nodiscard]] MpiLimits limits() const noexcept { return limits_; }
+    /// The callers of all functions below hold it.
+    [[nodiscard]] MpiLock& lock() const noexcept { return *lock_; }
     [[nodiscard]] std::shared_ptr<MpiMemory> const& memory() const noexcept {
         return in_flight_.memory();
     }
@@ -70,10 +80,12 @@ public:
 
     [[nodiscard]] MpiOperation& post(Request const& request) {
         throw_if_aborted();
+        lock_->notify();
         return in_flight_.post(request, options_);
     }
     [[nodiscard]] MpiOperation& post_message(bool is_send, int peer, int tag, Buffer buffer) {
         throw_if_aborted();
+        lock_->notify();
         std::uint64_t const number = peers_.count_message(peer, is_send);
         return in_flight_.post_message(is_send, peer, tag, buffer, number);
     }
@@ -93,7 +105,7 @@ public:
     void finish_meeting(MpiOperation& operation) {
         try {
             finish(operation);
-        } catch (Error const&) {
+        } catch (...) { // an abort may be a ContractViolation, too, which is no Error
             bool const is_met =
                 operation.state == MpiOperation::State::lost && operation.moves_data() &&
                 wait_for_a_moment([&] { return has_ended(operation.tables); }, mpi_patience / 2);
@@ -135,6 +147,31 @@ public:
         throw_if_aborted();
         return false;
     }
+    /// What is in flight.
+    struct InFlight {
+        std::size_t open = 0;
+        std::uint64_t posted = 0;
+
+        friend bool operator==(InFlight const&, InFlight const&) = default;
+    };
+    /// What tests of all open operations do, without a deadline. A failure ends all ranks; the
+    /// user's thread throws it.
+    InFlight help() noexcept {
+        try {
+            in_flight_.advance_all();
+            poll();
+            for (MpiOperation const* const operation : in_flight_.open()) {
+                if (auto const rank = peers_.deserter(*operation); rank && !failure_) {
+                    fail(reason_of_leaving(*rank));
+                }
+            }
+        } catch (...) {
+            if (!failure_) { // there is no memory
+                abort_for_exception("its ProgressThread");
+            }
+        }
+        return {failure_ ? 0 : in_flight_.open().size(), in_flight_.posted()};
+    }
     /// The caller no longer waits for it.
     void release(MpiOperation& operation) { in_flight_.release(operation); }
 
@@ -166,9 +203,7 @@ public:
             tell_reason();
         }
     }
-    void abort_for_exception(std::string const& what) {
-        abort(blamed_on(rank_, {FailureKind::peer_failed, {}, "an exception left " + what}));
-    }
+    void abort_for_exception(std::string const& what) { abort(reason_of_exception(rank_, what)); }
     [[noreturn]] void fail(AbortReason const& reason) {
         abort(reason);
         throw_failure(*failure_);
@@ -207,14 +242,19 @@ public:
             return;
         }
         try {
-            if (is_unwinding) {
-                abort_for_exception("the scope of its communicator");
-            }
             poll();
-            if (failure_ && !has_told_) { // else others may first learn that this rank has left
-                tell_reason();
+            if (is_unwinding && !failure_) {
+                if (in_flight_.open().empty()) {
+                    take_over_unwinding({rank_, std::chrono::steady_clock::now()});
+                } else {
+                    abort_for_exception(what_unwinds);
+                }
             }
-            bool const is_staying = !is_unwinding && in_flight_.can_be_left(options_.check);
+            if (failure_ && !has_told_ && !unwinding_) {
+                tell_reason(); // else others may first learn that this rank has left
+            }
+            bool const is_staying =
+                !is_unwinding && !unwinding_ && in_flight_.can_be_left(options_.check);
             say_last_word(is_staying);
             bool const is_over = is_staying && hear_last_words() && drain() && drop_messages();
             bool const has_sent = wait_for_a_moment([&] { return peers_.has_sent(); });
@@ -232,6 +272,12 @@ public:
     }
 
 private:
+    static constexpr char const* what_unwinds = "the scope of its communicator";
+
+    [[nodiscard]] static AbortReason reason_of_exception(int rank, std::string const& what) {
+        return blamed_on(rank, {FailureKind::peer_failed, {}, "an exception left " + what});
+    }
+
     // -- what the others say ----------------------------------------------------------------------
 
     /// Receives messages, here and in the parent groups. An MPI error there ends this rank.
@@ -244,11 +290,35 @@ private:
             peers_.poll(in_flight_.posted(), !failure_, [this](AbortReason const& reason) {
                 take_over(reason);
             });
+            if (auto const& heard = peers_.unwinding(); heard && !can_complete(*heard)) {
+                take_over_unwinding(*heard);
+            }
         } catch (CommunicationError const& error) {
             if (!failure_) {
                 take_over(sendable(reason_of_mpi_error(rank_, error), size_));
                 tell_reason();
             }
+        }
+    }
+    /// Whether what is open here may still complete without the unwound ranks. They have completed
+    /// their part of it, and what it brings may be the reason for which they ended: a guard tells
+    /// all ranks of a failure in a collective. Their messages are faster than the data.
+    [[nodiscard]] bool can_complete(MpiUnwinding const& unwinding) const {
+        auto const& open = in_flight_.open();
+        return !open.empty() &&
+               std::none_of(
+                   open.begin(),
+                   open.end(),
+                   [&](MpiOperation const* one) { return peers_.deserter(*one).has_value(); }
+               ) &&
+               std::chrono::steady_clock::now() - unwinding.heard_at < mpi_patience / 2;
+    }
+    /// All ranks have heard, or will hear, of that from the unwound rank, so this one does not tell
+    /// them; it repeats the blame in its last word, which may come first.
+    void take_over_unwinding(MpiUnwinding const& unwinding) {
+        if (!failure_) {
+            unwinding_ = unwinding;
+            take_over(reason_of_exception(unwinding.blamed, what_unwinds));
         }
     }
     /// Tells the others why this rank has failed, as far as MPI can. Ranks that do not receive this
@@ -263,7 +333,9 @@ private:
     }
     void take_over_from_parents() {
         for (MpiRank const* one = parent_.get(); one != nullptr; one = one->parent_.get()) {
-            if (one->failure_) {
+            if (one->unwinding_ && !can_complete(*one->unwinding_)) {
+                take_over_unwinding(*one->unwinding_);
+            } else if (one->failure_ && !one->unwinding_) {
                 take_over(*one->failure_);
             }
         }
@@ -300,11 +372,18 @@ private:
     // -- closing ----------------------------------------------------------------------------------
 
     void say_last_word(bool is_staying) {
-        MpiLeave leave{in_flight_.posted(), 0, 0, {}, !is_staying};
+        MpiLeave leave{.posted = in_flight_.posted()};
         if (is_staying) {
             leave.open = in_flight_.open_collectives();
+        } else if (unwinding_) {
+            leave.blamed = static_cast<std::uint64_t>(unwinding_->blamed);
         }
-        peers_.say_last_word(std::move(leave));
+        peers_.say_last_word(
+            is_staying   ? MpiWord::leave
+            : unwinding_ ? MpiWord::unwound
+                         : MpiWord::gone,
+            std::move(leave)
+        );
     }
     /// Whether all ranks have left in time, and none has stopped before.
     [[nodiscard]] bool hear_last_words() {
@@ -352,7 +431,9 @@ private:
     MpiLimits limits_;
     std::shared_ptr<MpiRank> parent_;
     std::optional<AbortReason> failure_;
-    bool has_told_ = false; ///< the reason to the others
+    bool has_told_ = false;                 ///< the reason to the others
+    std::optional<MpiUnwinding> unwinding_; ///< the failure, if it is one
+    std::shared_ptr<MpiLock> lock_;
     MpiInFlight in_flight_;
     MpiPeers peers_; ///< last, because it starts to receive, and others may throw
 };

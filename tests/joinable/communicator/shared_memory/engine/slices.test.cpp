@@ -23,8 +23,8 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/make_arena.hpp>
+#include <joinable/communicator/progress_thread.hpp>
 #include <joinable/communicator/shared_memory/process.hpp>
-#include <joinable/communicator/shared_memory/progress_thread.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/dtype.hpp>
 

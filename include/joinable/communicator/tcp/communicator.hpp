@@ -27,6 +27,8 @@ namespace detail {
 /// Posts a request that stands for a collective of another communicator of the same ranks. Errors
 /// show that one.
 TcpWork post_beside(TcpCommunicator& comm, Request const& request, Descriptor const& shown);
+/// work.test(), where the time since the last test counts as at most `longest_gap`.
+[[nodiscard]] bool test(TcpWork& work, std::chrono::nanoseconds longest_gap);
 } // namespace detail
 
 /// A collective of ranks that TCP connects. The destructor of unfinished work waits up to the
@@ -52,6 +54,7 @@ public:
 
 private:
     friend class TcpCommunicator;
+    friend bool detail::test(TcpWork& work, std::chrono::nanoseconds longest_gap);
     TcpWork(detail::TcpRank& rank, std::uint64_t sequence) noexcept
         : rank_{&rank}, sequence_{sequence} {}
 

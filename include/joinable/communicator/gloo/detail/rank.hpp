@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
@@ -53,6 +54,7 @@ public:
                 options_.connect_timeout,
                 [&](std::vector<char> const& own) { return share(own); }
             );
+            lane_.emplace(*mesh_);
         } catch (Error const&) {
             throw;
         } catch (std::exception const& error) {
@@ -107,7 +109,8 @@ public:
         });
     }
     void finish(Operation& operation) {
-        while (!is_over(operation, true)) {
+        for (auto gap = PolledTime::gap_of_tests; !is_over(operation, gap);
+             gap = PolledTime::gap_of_waits) {
             bool const is_done = state_of(operation) == State::complete; // but others are missing
             if (is_done && parent_ == nullptr) {
                 ended_by_failure([&] { operation.arriving->wait(); });
@@ -119,8 +122,10 @@ public:
             });
         }
     }
-    [[nodiscard]] bool test(Operation& operation) { return is_over(operation, true); }
-    [[nodiscard]] bool progress(Operation& operation) { return is_over(operation, false); }
+    [[nodiscard]] bool test(Operation& operation) {
+        return is_over(operation, PolledTime::gap_of_tests);
+    }
+    [[nodiscard]] bool progress(Operation& operation) { return is_over(operation, std::nullopt); }
     [[nodiscard]] bool is_complete(Operation const& operation) const {
         return state_of(operation) == State::complete &&
                (operation.is_compared || !operation.needs_arrivals());
@@ -191,6 +196,21 @@ private:
         return concat("rank ", rank(), " cannot go on by Gloo: ", error);
     }
 
+    [[nodiscard]] std::string text_of_stall(Operation const& operation) const {
+        double const seconds = std::chrono::duration<double>(options_.deadline).count();
+        int const other = lane_->awaited();
+        return concat(
+            "no data moved ",
+            other < 0 ? concat("on rank ", rank())
+                      : "between " + ranks_text({(std::min)(rank(), other), (std::max)(rank(), other)}),
+            " within ",
+            seconds,
+            " s, in ",
+            operation.request.signature.text(),
+            ", which all ranks have posted: the network between them is broken, or one is stopped"
+        );
+    }
+
     // -- the thread -------------------------------------------------------------------------------
 
     void work() {
@@ -208,13 +228,12 @@ private:
             operation.state = state;
             operation.error = std::move(error);
             queue_.pop_front();
-            ++finished_;
             has_progress_.notify_all();
         }
     }
     [[nodiscard]] State run(Operation const& operation, std::string& error) {
         try {
-            GlooCollective{*mesh_, scratch_, operation.request, operation.number}.run();
+            GlooCollective{*lane_, scratch_, operation.request, operation.number}.run();
             return State::complete;
         } catch (std::exception const& failure) {
             error = failure.what();
@@ -227,20 +246,23 @@ private:
 
     // -- how collectives end ----------------------------------------------------------------------
 
-    [[nodiscard]] bool is_over(Operation& operation, bool has_deadline) {
+    /// The most for which the time since the last look counts. None: there is no deadline.
+    using Gap = std::optional<std::chrono::nanoseconds>;
+
+    [[nodiscard]] bool is_over(Operation& operation, Gap longest_gap) {
         if (!is_complete(operation)) {
-            ended_by_failure([&] { look(operation, has_deadline); });
+            ended_by_failure([&] { look(operation, longest_gap); });
         }
         return is_complete(operation);
     }
     /// Learns from the others. When all ranks have arrived, a rank that leaves or fails does not end
     /// this at once: the data may be complete without it, or its closed connections tell.
     /// @throws what ends all ranks
-    void look(Operation& operation, bool has_deadline) {
+    void look(Operation& operation, Gap longest_gap) {
         compare_arrivals(&operation);
         if (!operation.is_compared) {
             take_over_from_parent();
-            if (has_deadline && operation.arriving->test()) {
+            if (longest_gap && detail::test(*operation.arriving, *longest_gap)) {
                 compare_arrivals(&operation);
             }
         }
@@ -250,34 +272,28 @@ private:
         std::unique_lock lock{mutex_};
         bool const is_broken = operation.state == State::broken;
         std::string const error = operation.error;
-        if (std::exchange(operation.progress, finished_) != finished_) {
+        lock.unlock();
+        std::uint64_t const moved = lane_->moved();
+        if (std::exchange(operation.moved, moved) != moved) {
             operation.stalled = {};
         }
-        lock.unlock();
+        auto const has_stalled_for = [&](std::chrono::nanoseconds time) {
+            return operation.stalled.reaches(time, longest_gap.value_or(PolledTime::gap_of_tests));
+        };
         bool const is_over = control_.is_aborted();
         if (is_over && (is_broken || !operation.is_compared)) {
             throw_reason();
         }
         if (is_broken) { // because another rank has closed its connections, which says why, or died
-            if (operation.stalled.reaches(gloo_patience)) {
+            if (has_stalled_for(gloo_patience)) {
                 fail({FailureKind::communication, {}, blame(error)});
             }
         } else if (is_over) {
-            if (operation.stalled.reaches(gloo_patience)) {
+            if (has_stalled_for(gloo_patience)) {
                 throw_reason();
             }
-        } else if (has_deadline && operation.is_compared &&
-                   operation.stalled.reaches(options_.deadline)) {
-            fail(
-                {FailureKind::communication,
-                 {},
-                 concat(
-                     "all ranks have posted a collective, but Gloo does not complete it; rank ",
-                     rank(),
-                     " waits in ",
-                     operation.request.signature.text()
-                 )}
-            );
+        } else if (longest_gap && operation.is_compared && has_stalled_for(options_.deadline)) {
+            fail({FailureKind::communication, {}, text_of_stall(operation)});
         }
     }
     /// Arrivals complete in the order of posts. Stops behind `last`.
@@ -415,6 +431,7 @@ private:
     std::shared_ptr<GlooRank> parent_;
     TcpCommunicator control_;
     std::optional<GlooMesh> mesh_;
+    std::optional<GlooLane> lane_;
     GlooScratch scratch_;                         ///< of the thread
     std::deque<std::unique_ptr<Operation>> open_; ///< in the order of posts
     std::uint64_t posted_ = 0;
@@ -424,7 +441,6 @@ private:
     std::condition_variable has_work_;
     std::condition_variable has_progress_;
     std::deque<Operation*> queue_; ///< the first one is under way
-    std::uint64_t finished_ = 0;
     bool is_closing_ = false;
     std::thread worker_;
 };

@@ -50,10 +50,12 @@ public:
     /// Whether finish() would return at once. At the deadline it asks the hub, without waiting for
     /// the answer.
     /// @throws as finish() does.
-    [[nodiscard]] bool test(std::uint64_t sequence) {
+    [[nodiscard]] bool test(
+        std::uint64_t sequence, std::chrono::nanoseconds longest_gap = PolledTime::gap_of_tests
+    ) {
         bool const is_over = progress(sequence);
         if (!is_over) {
-            count_poll(sequence);
+            count_poll(sequence, longest_gap);
         }
         return is_over;
     }
@@ -63,7 +65,7 @@ public:
 
     /// All ranks throw the first reason that reaches the hub. Returns when the hub has reported
     /// which one that is, so that failures caused by this rank's next actions come later. If the
-    /// hub does not answer, this rank's own reason counts.
+    /// hub does not answer, this rank's own reason counts, and says so.
     void abort(AbortReason const& reason);
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what);
@@ -133,7 +135,7 @@ private:
         }
     }
     /// For a test that finds nothing: one step of wait_until().
-    void count_poll(std::uint64_t sequence);
+    void count_poll(std::uint64_t sequence, std::chrono::nanoseconds longest_gap);
     [[nodiscard]] std::string waiting_text(std::uint64_t sequence) const;
     /// Tells the hub that the deadline has passed. The hub ends all ranks or answers how much
     /// longer to wait.

@@ -40,9 +40,9 @@ public:
     /// A gap between two tests counts as at most so much, because a rank may compute there for a
     /// long time.
     static constexpr std::chrono::nanoseconds gap_of_tests = std::chrono::milliseconds{10};
-    /// A rank that blocks looks again at once, so a longer gap means that its machine is busy, or
-    /// that its process was stopped. It looks again before all of that counts.
-    static constexpr std::chrono::nanoseconds gap_of_waits = std::chrono::milliseconds{500};
+    /// A rank that blocks looks again at once, so a long gap means that its machine is busy, or that
+    /// its process was stopped. It counts as at most half the deadline, so the rank looks again.
+    static constexpr std::chrono::nanoseconds gap_of_waits = std::chrono::nanoseconds::max();
 
     /// Call this when a test finds nothing. Whether the deadline has passed.
     [[nodiscard]] bool reaches(
@@ -50,6 +50,7 @@ public:
     ) noexcept {
         auto const now = std::chrono::steady_clock::now();
         if (tested_at_ != std::chrono::steady_clock::time_point{}) {
+            longest_gap = (std::min)(longest_gap, (std::max)(deadline / 2, gap_of_tests));
             polled_ += (std::min)(std::chrono::nanoseconds{now - tested_at_}, longest_gap);
         }
         tested_at_ = now;

@@ -60,8 +60,8 @@ public:
         GlooLane& lane, GlooScratch& scratch, Request const& request, std::uint64_t number
     )
         : lane_{lane}, scratch_{scratch}, request_{request}, said_{request.signature},
-          number_{number}, rank_{lane.mesh().rank()}, size_{lane.mesh().size()}, element_{size_of(said_.dtype)},
-          in_{static_cast<std::byte const*>(request.in.data)},
+          number_{number}, rank_{lane.mesh().rank()}, size_{lane.mesh().size()},
+          element_{size_of(said_.dtype)}, in_{static_cast<std::byte const*>(request.in.data)},
           out_{static_cast<std::byte*>(request.out.data)} {}
 
     void run() {

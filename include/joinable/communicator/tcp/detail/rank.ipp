@@ -109,8 +109,23 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     return pending_.empty() || is_done(header.sequence) ? std::vector<int>{} : missing_;
 }
 
+JOINABLE_DEFINITION std::chrono::nanoseconds
+TcpRank::ask_about(int peer, std::string const& meanwhile) {
+    overdue_ = {};
+    ask_for_more(wait_for_rank(peer), meanwhile);
+    auto const end = Clock::now() + tcp_patience;
+    while (!overdue_.left && !over_ && Clock::now() < end) {
+        pump(end);
+    }
+    if (!overdue_.left && !over_) {
+        give_up(meanwhile);
+    }
+    throw_if_over(false);
+    return *overdue_.left;
+}
+
 JOINABLE_DEFINITION TcpRank::Overdue* TcpRank::overdue_of(std::uint64_t sequence) noexcept {
-    if (sequence == meeting) {
+    if (sequence == meeting || is_wait_for_rank(sequence, size_)) {
         return &overdue_;
     }
     bool const is_pending = sequence >= finished_ && sequence < next();

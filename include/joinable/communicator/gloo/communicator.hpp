@@ -129,8 +129,9 @@ public:
 
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
     /// then by their rank here. The group has connections, a hub and a thread of its own, and
-    /// inherits the deadline. Aborting this communicator aborts the group, but not the reverse.
-    /// Errors name ranks by their numbers in the group where they occur.
+    /// inherits the deadline. Aborting this communicator aborts the group, but not the reverse. A
+    /// rank that leaves this communicator ends no group of the others. Errors name ranks by their
+    /// numbers in the group where they occur.
     /// @throws Mismatch  some ranks run something else.
     [[nodiscard]] GlooCommunicator split(int color, int key) {
         if (color < 0) {

@@ -154,6 +154,7 @@ public:
 
     /// The reason reaches the others before the connections close.
     void abort(AbortReason const& reason) {
+        own_reason_ = own_reason_.value_or(reason);
         control_.abort(reason);
         end();
     }
@@ -382,8 +383,15 @@ private:
         }
         return true;
     }
+    /// A rank that has left the parent does not end the groups of others.
     void take_over_from_parent() {
         if (parent_ != nullptr && parent_->is_aborted()) {
+            if (parent_->has_any_left()) {
+                if (parent_->own_reason_) {
+                    fail(*parent_->own_reason_);
+                }
+                return;
+            }
             try {
                 parent_->throw_reason();
             } catch (...) {
@@ -445,6 +453,7 @@ private:
     std::deque<std::unique_ptr<Operation>> open_; ///< in the order of posts
     std::uint64_t posted_ = 0;
     std::uint64_t splits_ = 0;
+    std::optional<AbortReason> own_reason_; ///< this rank's own abort
 
     mutable std::mutex mutex_; ///< for what follows
     std::condition_variable has_work_;

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: BSL-1.0
 # Measures an iteration of two perceptrons (0.5 and 25 MB of gradients, batch 32) over 2 ranks: alone, averaged by
-# DistributedDataParallel, and with one flat all-reduce of as many gradients. In turn with PyTorch over Gloo:
+# DistributedDataParallel, and with one flat all-reduce of as many gradients. In turn over threads, processes, Gloo and
+# MPI, as far as they are installed, and with PyTorch over Gloo:
 #
 #   ROUNDS=11 sh tests/benchmarks/mlp.sh
 #
@@ -16,7 +17,19 @@ mkdir -p "$out"
 # Other packages have a cblas.h, too, but not OpenBLAS's blasint.
 printf '#include <cblas.h>\nblasint size;\n' | ${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null ||
     install_package libopenblas-dev
-${CXX:-c++} -std=c++20 -O2 -DNDEBUG -pthread -Iinclude tests/benchmarks/mlp.bench.cpp -lopenblas -o "$out/mlp"
+has_gloo() { printf "#include <gloo/context.h>\n" | ${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null; }
+options=
+ways="threads processes"
+if has_gloo; then
+    options="-DMLP_WITH_GLOO -lgloo"
+    ways="$ways gloo"
+fi
+if command -v mpirun >/dev/null && mpi=$(mpicxx --showme 2>/dev/null); then # Open MPI's
+    options="$options -DMLP_WITH_MPI ${mpi#* }"
+    ways="$ways mpi"
+fi
+# shellcheck disable=SC2086 # several words
+${CXX:-c++} -std=c++20 -O2 -DNDEBUG -pthread -Iinclude tests/benchmarks/mlp.bench.cpp $options -lopenblas -o "$out/mlp"
 python_with_gloo >/dev/null || install_package python3-torch || true
 torch_python=$(python_with_gloo) || echo "PyTorch is left out: python3 has no torch, and it could not be installed"
 
@@ -24,8 +37,11 @@ torch_python=$(python_with_gloo) || echo "PyTorch is left out: python3 has no to
 for round in $(seq "${ROUNDS:-11}"); do
     echo "round $round, load $(cut -d' ' -f1 /proc/loadavg)" >&2
     echo "round $round" >>"$out/results.txt"
-    "$out/mlp" threads 1 >>"$out/results.txt"
-    "$out/mlp" processes 1 >>"$out/results.txt"
+    for way in $ways; do
+        launcher=
+        [ "$way" != mpi ] || launcher="mpirun -n 2 --bind-to none"
+        $launcher "$out/mlp" "$way" 1 >>"$out/results.txt"
+    done
     if [ -n "$torch_python" ]; then
         "$torch_python" tests/benchmarks/mlp_torch.py 1 >>"$out/results.txt"
     fi

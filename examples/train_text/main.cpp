@@ -74,7 +74,7 @@ int train_and_report(Options const& options, TrainRanks const& train, int rank) 
         findings = train(options, texts, corpus.held_out());
     } catch (joinable::Error const& error) {
         auto const* const peer = dynamic_cast<joinable::PeerFailed const*>(&error);
-        if (!prints && peer != nullptr) { // that rank and rank 0 say why
+        if (!prints && peer != nullptr && peer->rank() != 0) { // that rank and rank 0 say why
             return failed;
         }
         std::fflush(stdout);

@@ -20,7 +20,14 @@
 #include <sched.h>
 
 #include <joinable/join.hpp>
-#if defined(JOINABLE_MLP_OVER_MPI) // compiled by mpicxx, and started by mpirun -n 2
+
+#if defined(MLP_WITH_GLOO) // mlp.sh finds out what there is
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <joinable/gloo.hpp>
+#endif
+#if defined(MLP_WITH_MPI)
 #include <joinable/mpi.hpp>
 #endif
 
@@ -213,12 +220,17 @@ struct Model {
     int iterations; ///< of a block
 };
 
-template <class Comm>
-void measure_rank(Comm& comm, std::string_view name, int blocks) {
+/// This thread, and those that it starts from now on.
+void pin(int rank) {
     cpu_set_t cores;
     CPU_ZERO(&cores);
-    CPU_SET(static_cast<unsigned>(comm.rank()) % std::thread::hardware_concurrency(), &cores);
+    CPU_SET(static_cast<unsigned>(rank) % std::thread::hardware_concurrency(), &cores);
     pthread_setaffinity_np(pthread_self(), sizeof(cores), &cores);
+}
+
+template <class Comm>
+void measure_rank(Comm& comm, std::string_view name, int blocks) {
+    pin(comm.rank());
     Model const models[] = {
         {"small", {256, 256, 256, classes}, 300}, {"large", {1024, 2048, 2048, classes}, 20}
     };
@@ -295,22 +307,41 @@ int main(int count, char** arguments) {
         joinable::run_processes(2, [&](auto& comm) {
             measure_rank(comm, name, std::atoi(arguments[2]));
         });
-    } else if (name == "mpi") {
-#if defined(JOINABLE_MLP_OVER_MPI)
-        MPI_Init(nullptr, nullptr);
+#if defined(MLP_WITH_GLOO)
+    } else if (name == "gloo") {
+        char folder[] = "/tmp/joinable_mlp.XXXXXX";
+        if (mkdtemp(folder) == nullptr) {
+            std::perror(folder);
+            return 1;
+        }
+        pid_t const other = fork();
+        int const rank = other == 0 ? 1 : 0;
+        pin(rank); // as are the threads that the communicator starts
+        {
+            joinable::GlooCommunicator comm{
+                {.rank = rank,
+                 .size = 2,
+                 .store = joinable::GlooFile{std::string{folder} + "/ranks"},
+                 .address = "127.0.0.1"}
+            };
+            measure_rank(comm, name, std::atoi(arguments[2]));
+        }
+        if (other != 0) {
+            waitpid(other, nullptr, 0);
+            rmdir(folder);
+        }
+#endif
+#if defined(MLP_WITH_MPI)
+    } else if (name == "mpi") { // mpirun -n 2
+        MPI_Init(&count, &arguments);
         {
             joinable::MpiCommunicator comm{MPI_COMM_WORLD};
             measure_rank(comm, name, std::atoi(arguments[2]));
         }
         MPI_Finalize();
-#else
-        std::fputs("this program was built without MPI\n", stderr);
-        return 1;
 #endif
     } else {
-        std::fputs(
-            "expected \"threads\", \"processes\" or \"mpi\", and a number of blocks\n", stderr
-        );
+        std::fputs("expected threads, processes, gloo or mpi, and a number of blocks\n", stderr);
         return 1;
     }
 }

@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: BSL-1.0
 # Measures an iteration of two perceptrons (0.5 and 25 MB of gradients, batch 32) over 2 ranks: alone, averaged by
-# DistributedDataParallel, and with one flat all-reduce of as many gradients. In turn with PyTorch over Gloo:
+# DistributedDataParallel, and with one flat all-reduce of as many gradients. In turn over threads, processes, Gloo and
+# MPI, as far as they are installed, and with PyTorch over Gloo:
 #
 #   ROUNDS=11 sh tests/benchmarks/mlp.sh
 #
-# Ranks over Open MPI are measured, too, where it is installed (Debian: openmpi-bin libopenmpi-dev).
 # Matrices are multiplied by OpenBLAS here, by what PyTorch was built with there. What is missing is installed from
 # Debian's packages where this user may (INSTALL=0 leaves that out). Nothing else should run on the machine meanwhile.
 set -eu
@@ -17,15 +17,19 @@ mkdir -p "$out"
 # Other packages have a cblas.h, too, but not OpenBLAS's blasint.
 printf '#include <cblas.h>\nblasint size;\n' | ${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null ||
     install_package libopenblas-dev
-${CXX:-c++} -std=c++20 -O2 -DNDEBUG -pthread -Iinclude tests/benchmarks/mlp.bench.cpp -lopenblas -o "$out/mlp"
-has_mpi=false
-if command -v mpirun.openmpi >/dev/null && command -v mpicxx.openmpi >/dev/null; then
-    OMPI_CXX=${CXX:-c++} mpicxx.openmpi -DOMPI_SKIP_MPICXX -DJOINABLE_MLP_OVER_MPI -std=c++20 -O2 -DNDEBUG -pthread \
-        -Iinclude tests/benchmarks/mlp.bench.cpp -lopenblas -o "$out/mlp_mpi"
-    has_mpi=true
-else
-    echo "MPI is left out: Open MPI is not installed"
+has_gloo() { printf "#include <gloo/context.h>\n" | ${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null; }
+options=
+ways="threads processes"
+if has_gloo; then
+    options="-DMLP_WITH_GLOO -lgloo"
+    ways="$ways gloo"
 fi
+if command -v mpirun.openmpi >/dev/null && mpi=$(mpicxx.openmpi --showme 2>/dev/null); then # by Debian's names
+    options="$options -DMLP_WITH_MPI -DOMPI_SKIP_MPICXX ${mpi#* }"
+    ways="$ways mpi"
+fi
+# shellcheck disable=SC2086 # several words
+${CXX:-c++} -std=c++20 -O2 -DNDEBUG -pthread -Iinclude tests/benchmarks/mlp.bench.cpp $options -lopenblas -o "$out/mlp"
 python_with_gloo >/dev/null || install_package python3-torch || true
 torch_python=$(python_with_gloo) || echo "PyTorch is left out: python3 has no torch, and it could not be installed"
 
@@ -33,12 +37,13 @@ torch_python=$(python_with_gloo) || echo "PyTorch is left out: python3 has no to
 for round in $(seq "${ROUNDS:-11}"); do
     echo "round $round, load $(cut -d' ' -f1 /proc/loadavg)" >&2
     echo "round $round" >>"$out/results.txt"
-    "$out/mlp" threads 1 >>"$out/results.txt"
-    "$out/mlp" processes 1 >>"$out/results.txt"
-    if $has_mpi; then # the program binds its ranks to cores itself
-        mpirun.openmpi --oversubscribe --allow-run-as-root --bind-to none --mca btl self,vader -n 2 \
-            "$out/mlp_mpi" mpi 1 >>"$out/results.txt"
-    fi
+    for way in $ways; do
+        launcher=
+        # The program binds its ranks to cores itself.
+        [ "$way" != mpi ] ||
+            launcher="mpirun.openmpi --oversubscribe --allow-run-as-root --bind-to none --mca btl self,vader -n 2"
+        $launcher "$out/mlp" "$way" 1 >>"$out/results.txt"
+    done
     if [ -n "$torch_python" ]; then
         "$torch_python" tests/benchmarks/mlp_torch.py 1 >>"$out/results.txt"
     fi

@@ -3,7 +3,7 @@
 # Two network namespaces stand for two machines, with a link between them. The main example trains over that
 # link: by TCP, by machines of process ranks (also sharded), by Gloo if it was built with it, and by MPI if there is
 # an mpirun of Open MPI. Its result must be that of threads. Then the link is cut for good in the middle of all but
-# TCP and Gloo: each rank must say within its deadline what it misses.
+# TCP: each rank must say within its deadline what it misses.
 #   two_machines.sh TRAIN_TEXT FOLDER [MPIRUN]
 # Exit status: 0 if all is well, 1 if not, 77 if this machine has no right to make namespaces, or no ip.
 set -euo pipefail
@@ -11,7 +11,7 @@ export PATH=$PATH:/usr/sbin:/sbin
 train=$(realpath "$1")
 mpirun=${3-}
 deadline=3  # seconds
-patience=30 # seconds until all ranks have ended after a cut: deadlines, and questions after them
+patience=45 # seconds until all ranks have ended after a cut, on a busy machine: deadlines, and questions after them
 
 skip() {
     echo "skipped: $*"
@@ -166,10 +166,11 @@ for sharding in optimizer gradients parameters; do
     train_whole machines --optimizer adam --sharding $sharding
 done
 train_until_cut machines 2 2 "within [0-9]+ s"
-if "$train" "${texts[@]}" --communicator gloo 2>&1 | grep -q "built with Gloo"; then
+if grep -q "built with Gloo" <<<"$("$train" "${texts[@]}" --communicator gloo 2>&1)"; then
     echo "skipped: the example was built without Gloo"
 else
     train_whole gloo
+    train_until_cut gloo 4 1 "within [0-9]+ s|out of reach" # the kernel's word after 30 s, if a rank starves
 fi
 if [ -z "$mpirun" ] || ! "$mpirun" --version 2>/dev/null | grep -q "Open MPI"; then
     echo "skipped: there is no mpirun of Open MPI, so MPI has not crossed the link"

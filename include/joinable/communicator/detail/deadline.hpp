@@ -34,15 +34,23 @@ template <class WaitedFor>
     return left;
 }
 
-/// How long a work has been polled: the sum of the times between its tests. A gap counts as at most
-/// 10 ms, because a rank may compute for a long time between two tests.
+/// How long a work has been polled: the sum of the times between its tests.
 class PolledTime {
 public:
+    /// A gap between two tests counts as at most so much, because a rank may compute there for a
+    /// long time.
+    static constexpr std::chrono::nanoseconds gap_of_tests = std::chrono::milliseconds{10};
+    /// A rank that blocks looks again at once, so a long gap means that its machine is busy, or that
+    /// its process was stopped. It counts as at most half the deadline, so the rank looks again.
+    static constexpr std::chrono::nanoseconds gap_of_waits = std::chrono::nanoseconds::max();
+
     /// Call this when a test finds nothing. Whether the deadline has passed.
-    [[nodiscard]] bool reaches(std::chrono::nanoseconds deadline) noexcept {
+    [[nodiscard]] bool reaches(
+        std::chrono::nanoseconds deadline, std::chrono::nanoseconds longest_gap = gap_of_tests
+    ) noexcept {
         auto const now = std::chrono::steady_clock::now();
         if (tested_at_ != std::chrono::steady_clock::time_point{}) {
-            constexpr std::chrono::nanoseconds longest_gap = std::chrono::milliseconds{10};
+            longest_gap = (std::min)(longest_gap, (std::max)(deadline / 2, gap_of_tests));
             polled_ += (std::min)(std::chrono::nanoseconds{now - tested_at_}, longest_gap);
         }
         tested_at_ = now;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
+#include <joinable/tensor/dtype.hpp>
 
 /// @file
 /// The reasons why a collective ends on all ranks, in the same words for every transport.
@@ -63,6 +65,29 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
             " ",
             meanwhile
         )
+    };
+}
+
+/// One side of a message.
+[[nodiscard]] inline std::string
+text_of_message(bool is_send, int tag, std::uint64_t count, DType dtype) {
+    return concat(
+        is_send ? "a send of " : "a receive of ",
+        count,
+        " ",
+        joinable::name_of(dtype),
+        " with tag ",
+        tag
+    );
+}
+/// The two sides of a message differ: `mine` on `rank`, `theirs` on `peer`.
+[[nodiscard]] inline AbortReason
+reason_of_messages(int rank, int peer, std::string const& mine, std::string const& theirs) {
+    return {
+        FailureKind::mismatch,
+        rank == peer ? std::vector{rank}
+                     : std::vector{(std::min)(rank, peer), (std::max)(rank, peer)},
+        concat("messages between rank ", rank, " and rank ", peer, ": ", mine, " meets ", theirs)
     };
 }
 

@@ -3,11 +3,13 @@
 
 #include <chrono>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
@@ -40,8 +42,12 @@ namespace joinable { inline namespace v0 {
 /// words alone. Up to 64 collectives may be in flight; a further one waits for the oldest.
 ///
 /// The death of a process reaches all others at once. An unreachable machine is noticed after 30 s,
-/// or at the deadline. If rank 0 dies, a collective may have completed on some ranks only. Each
-/// rank connects to every other one, which suits up to some tens of ranks.
+/// or at the deadline. If rank 0 is stopped or out of reach, it answers nobody: each rank throws 5 s
+/// after its deadline. If rank 0 dies, a collective may have completed on some ranks only. Each rank
+/// connects to every other one, which suits up to some tens of ranks.
+///
+/// Messages between two ranks do not pass through the hub either. A rank that leaves ends the
+/// messages between others that are not complete 5 s later.
 ///
 /// Nothing is encrypted. The secret of the job keeps strangers from its hub, but a stranger that
 /// connects to a port of Gloo while ranks meet can make them fail. Use it in a network that you
@@ -93,6 +99,20 @@ public:
     [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
     [[nodiscard]] int size() const noexcept { return rank_->size(); }
 
+    /// Not collective. Complete when rank `to` has posted the receive and the system has the data;
+    /// the caller may then reuse the buffer. Messages between two ranks with the same tag arrive in
+    /// order. The first message to a rank, and the first one from it, start a thread.
+    GlooWork send(ConstBuffer buffer, int to, int tag = 0) {
+        // A send only reads its buffer; both sides of a message share one type.
+        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
+        return post_message(true, "destination", to, tag, read);
+    }
+    /// Not collective. Receives a message of send(). Count and dtype must be the same on both sides,
+    /// else all ranks throw Mismatch. If messages of another tag come first, they are kept.
+    GlooWork receive(Buffer buffer, int from, int tag = 0) {
+        return post_message(false, "source", from, tag, buffer);
+    }
+
     /// Local. The first reason that reaches rank 0 wins; every wait that is not complete throws it.
     void abort(AbortReason const& reason) { rank_->abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_->is_aborted(); }
@@ -109,8 +129,9 @@ public:
 
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
     /// then by their rank here. The group has connections, a hub and a thread of its own, and
-    /// inherits the deadline. Aborting this communicator aborts the group, but not the reverse.
-    /// Errors name ranks by their numbers in the group where they occur.
+    /// inherits the deadline. Aborting this communicator aborts the group, but not the reverse. A
+    /// rank that leaves this communicator ends no group of the others. Errors name ranks by their
+    /// numbers in the group where they occur.
     /// @throws Mismatch  some ranks run something else.
     [[nodiscard]] GlooCommunicator split(int color, int key) {
         if (color < 0) {
@@ -149,6 +170,12 @@ private:
 
     friend class detail::BasicCollectives<GlooCommunicator, GlooWork>;
     GlooWork post(detail::Request const& request) { return {*rank_, rank_->post(request)}; }
+    GlooWork
+    post_message(bool is_send, std::string_view role, int peer, int tag, Buffer const& buffer) {
+        detail::check_memory(buffer);
+        detail::check_rank(role, peer, size());
+        return {*rank_, rank_->post_message(is_send, peer, tag, buffer)};
+    }
 
     std::shared_ptr<detail::GlooRank> rank_;
     detail::Unwinding unwinding_;

@@ -38,8 +38,9 @@ struct GlooOptions {
     /// of its host.
     std::string address = {};
     std::chrono::nanoseconds connect_timeout = default_deadline; ///< for construction
-    /// Applies to all waits after that. Data that all ranks have posted in time gets one more
-    /// deadline after the last sign of progress; then it ends in CommunicationError.
+    /// Applies to all waits after that. If all ranks have posted a collective in time, its data has
+    /// one more deadline after the last sign of progress. Then all ranks throw
+    /// CommunicationError, which says between which ranks no data moved.
     std::chrono::nanoseconds deadline = default_deadline;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <string>
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
@@ -27,6 +28,11 @@ namespace detail {
 /// Posts a request that stands for a collective of another communicator of the same ranks. Errors
 /// show that one.
 TcpWork post_beside(TcpCommunicator& comm, Request const& request, Descriptor const& shown);
+/// work.test(), where the time since the last test counts as at most `longest_gap`.
+[[nodiscard]] bool test(TcpWork& work, std::chrono::nanoseconds longest_gap);
+/// Asks rank 0 at the deadline of a wait for `peer`: see TcpRank::ask_about().
+[[nodiscard]] std::chrono::nanoseconds
+ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile);
 } // namespace detail
 
 /// A collective of ranks that TCP connects. The destructor of unfinished work waits up to the
@@ -52,6 +58,7 @@ public:
 
 private:
     friend class TcpCommunicator;
+    friend bool detail::test(TcpWork& work, std::chrono::nanoseconds longest_gap);
     TcpWork(detail::TcpRank& rank, std::uint64_t sequence) noexcept
         : rank_{&rank}, sequence_{sequence} {}
 
@@ -153,6 +160,8 @@ private:
     friend class detail::BasicCollectives<TcpCommunicator, TcpWork>;
     friend TcpWork
     detail::post_beside(TcpCommunicator&, detail::Request const&, detail::Descriptor const&);
+    friend std::chrono::nanoseconds
+    detail::ask_about(TcpCommunicator&, int peer, std::string const& meanwhile);
     TcpWork post(detail::Request const& request) { return post(request, request.signature); }
     TcpWork post(detail::Request const& request, detail::Descriptor const& shown);
 

@@ -128,6 +128,15 @@ detail::post_beside(TcpCommunicator& comm, Request const& request, Descriptor co
     return comm.post(request, shown);
 }
 
+JOINABLE_DEFINITION std::chrono::nanoseconds
+detail::ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile) {
+    return comm.rank_.ask_about(peer, meanwhile);
+}
+
+JOINABLE_DEFINITION bool detail::test(TcpWork& work, std::chrono::nanoseconds longest_gap) {
+    return work.rank_->test(work.sequence_, longest_gap);
+}
+
 JOINABLE_DEFINITION TcpWork
 TcpCommunicator::post(detail::Request const& request, detail::Descriptor const& shown) {
     detail::Descriptor const& said = request.signature;

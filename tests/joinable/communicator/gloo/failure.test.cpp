@@ -284,6 +284,31 @@ TEST_CASE("an abort of a group over Gloo does not reach the one that it was spli
     });
 }
 
+TEST_CASE("a rank over Gloo that leaves ends no group of others, which still hear of aborts") {
+    run_gloo_ranks({3, 4}, [&](GlooCommunicator& comm) {
+        auto group = comm.split(comm.rank() % 2, 0);
+        auto inner = group.split(0, 0);
+        if (comm.rank() % 2 == 1) {
+            return;
+        }
+        wait_until([&] { return comm.is_aborted(); }); // because a rank has left
+        CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+        CHECK_FALSE(group.is_aborted());
+        CHECK_FALSE(inner.is_aborted());
+        for (GlooCommunicator* const one : {&group, &inner}) {
+            std::vector<float> values(30'000, 1);
+            joinable::all_reduce(*one, values).wait();
+            CHECK(values.back() == 2);
+        }
+        inner.barrier(); // all have what they wait for
+        if (comm.rank() == 0) {
+            comm.abort({FailureKind::contract, {}, "enough"});
+        }
+        CHECK_THROWS_AS(group.barrier(), joinable::ContractViolation);
+        CHECK_THROWS_AS(inner.barrier(), joinable::ContractViolation);
+    });
+}
+
 /// What a rank throws when the last one says something else than the others.
 std::string text_of_mismatch(GlooCommunicator& comm, int kind) {
     std::vector<float> const before(8, 1.0F);

@@ -33,6 +33,7 @@
 #include <support/shared.hpp>
 #include <support/tcp_ranks.hpp>
 #include <support/time_of_death.hpp>
+#include <support/wait_for_process.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/shared_memory/run_processes.hpp>
@@ -431,18 +432,6 @@ TEST_CASE("the longest deadline by TCP does not pass at once") {
         comm.barrier();
         CHECK(comm.set_deadline(1s) == std::chrono::nanoseconds::max());
     });
-}
-
-/// Leaves the status to the function that waits for the process.
-void wait_for_end(pid_t process) {
-    siginfo_t info;
-    while (::waitid(P_PID, static_cast<id_t>(process), &info, WEXITED | WNOWAIT) != 0) {
-    }
-}
-void wait_for_stop(pid_t process) {
-    siginfo_t info;
-    while (::waitid(P_PID, static_cast<id_t>(process), &info, WSTOPPED | WEXITED | WNOWAIT) != 0) {
-    }
 }
 
 TEST_CASE("a rank that is stopped is TimedOut on all, and on itself when it goes on") {

@@ -57,11 +57,11 @@ public:
 
     /// `request` must outlive this object. `number` is the collective's, the same on all ranks.
     GlooCollective(
-        GlooMesh& mesh, GlooScratch& scratch, Request const& request, std::uint64_t number
+        GlooLane& lane, GlooScratch& scratch, Request const& request, std::uint64_t number
     )
-        : mesh_{mesh}, scratch_{scratch}, request_{request}, said_{request.signature},
-          number_{number}, rank_{mesh.rank()}, size_{mesh.size()}, element_{size_of(said_.dtype)},
-          in_{static_cast<std::byte const*>(request.in.data)},
+        : lane_{lane}, scratch_{scratch}, request_{request}, said_{request.signature},
+          number_{number}, rank_{lane.mesh().rank()}, size_{lane.mesh().size()},
+          element_{size_of(said_.dtype)}, in_{static_cast<std::byte const*>(request.in.data)},
           out_{static_cast<std::byte*>(request.out.data)} {}
 
     void run() {
@@ -143,7 +143,7 @@ private:
     // -- what combines nothing --------------------------------------------------------------------
 
     void meet() {
-        GlooTransfers transfers{mesh_, name_of(0)};
+        GlooTransfers transfers{lane_, name_of(0)};
         std::vector<std::byte> words(index(size_) + 1);
         std::span<std::byte> const all{words};
         for_others([&](int other) { transfers.receive(other, all.subspan(index(other), 1)); });
@@ -154,7 +154,7 @@ private:
     void broadcast() {
         bool const is_root = rank_ == said_.root;
         if (said_.count * element_ <= most_in_one_step || size_ == 2) {
-            GlooTransfers transfers{mesh_, name_of(0)};
+            GlooTransfers transfers{lane_, name_of(0)};
             if (is_root) {
                 for_others([&](int other) { transfers.send(other, of_in(0, said_.count)); });
             } else {
@@ -168,9 +168,9 @@ private:
         auto const part = [&](int rank) {
             return of_out(parts[index(rank)].begin, parts[index(rank)].count);
         };
-        GlooTransfers from_root{mesh_, name_of(0)};
-        GlooTransfers of_root{mesh_, name_of(1)};
-        GlooTransfers among_others{mesh_, name_of(2)};
+        GlooTransfers from_root{lane_, name_of(0)};
+        GlooTransfers of_root{lane_, name_of(1)};
+        GlooTransfers among_others{lane_, name_of(2)};
         if (is_root) {
             for_others([&](int other) { from_root.send(other, part(other)); });
             for_others([&](int other) { of_root.send(other, part(rank_)); });
@@ -208,7 +208,7 @@ private:
             auto const [begin, count] = expected[index(from)];
             return of_out(begin, count);
         };
-        GlooTransfers transfers{mesh_, name_of(0)};
+        GlooTransfers transfers{lane_, name_of(0)};
         for_others([&](int other) { transfers.receive(other, incoming(other)); });
         for_others([&](int other) { transfers.send(other, outgoing(other)); });
         auto const own = outgoing(rank_);
@@ -228,7 +228,7 @@ private:
         if (is_scaled(said_.collective)) {
             factors_.assign(index(size_), said_.factor);
             std::span<double> const all{factors_};
-            GlooTransfers transfers{mesh_, name_of(~std::uint64_t{0})};
+            GlooTransfers transfers{lane_, name_of(~std::uint64_t{0})};
             for_others([&](int other) {
                 transfers.receive(other, std::as_writable_bytes(all.subspan(index(other), 1)));
             });
@@ -264,7 +264,7 @@ private:
         gather_factors();
         std::size_t const bytes = said_.count * element_;
         std::byte* const others = scratch_.take(0, has_result(rank_) ? index(size_) * bytes : 0);
-        GlooTransfers transfers{mesh_, name_of(0)};
+        GlooTransfers transfers{lane_, name_of(0)};
         for_others([&](int other) {
             if (has_result(rank_)) {
                 transfers.receive(other, {others + index(other) * bytes, bytes});
@@ -308,7 +308,7 @@ private:
             Piece& piece = two[number % 2];
             piece.memory = scratch_.take(number % 2, index(size_) * stride);
             std::size_t const bytes = piece_of(own, number).count * element_;
-            piece.inputs.emplace(mesh_, name_of(2 * number));
+            piece.inputs.emplace(lane_, name_of(2 * number));
             for_others([&](int other) {
                 piece.inputs->receive(other, {piece.memory + index(other) * stride, bytes});
             });
@@ -330,7 +330,7 @@ private:
             if (is_scattered()) {
                 return;
             }
-            piece.results.emplace(mesh_, name_of(2 * number + 1));
+            piece.results.emplace(lane_, name_of(2 * number + 1));
             for_others([&](int other) {
                 auto const [at, elements] = piece_of(parts[index(other)], number);
                 if (has_result(rank_)) {
@@ -377,7 +377,7 @@ private:
         return has_result(rank_) ? out_ + begin * element_ : memory;
     }
 
-    GlooMesh& mesh_;
+    GlooLane& lane_;
     GlooScratch& scratch_;
     Request const& request_;
     Descriptor const& said_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +42,7 @@ private:
     sigset_t before_{};
 };
 
+class GlooLane;
 class GlooTransfers;
 
 /// Gloo's connections between each two ranks. Its own thread moves data.
@@ -123,12 +125,32 @@ private:
     std::vector<GlooTransfers*> open_; ///< those that are under way
 };
 
+/// What one thread of this rank does by Gloo, for the others to see.
+class GlooLane {
+public:
+    explicit GlooLane(GlooMesh& mesh) noexcept : mesh_{mesh} {}
+
+    [[nodiscard]] GlooMesh& mesh() const noexcept { return mesh_; }
+    /// How many messages it has waited for: a sign of progress.
+    [[nodiscard]] std::uint64_t moved() const noexcept { return moved_; }
+    /// The rank with which it exchanges the message that it waits for. -1: it does not wait.
+    [[nodiscard]] int awaited() const noexcept { return awaited_; }
+
+private:
+    friend class GlooTransfers;
+
+    GlooMesh& mesh_;
+    std::atomic<std::uint64_t> moved_{0};
+    std::atomic<int> awaited_{-1};
+};
+
 /// Messages of this rank that are under way together. Two ranks name a message by the number of the
 /// collective and by its size, so messages of different collectives never match: their ranks wait,
 /// and nothing is overwritten.
 class GlooTransfers {
 public:
-    GlooTransfers(GlooMesh& mesh, std::uint64_t name) : mesh_{mesh}, name_{name} {
+    GlooTransfers(GlooLane& lane, std::uint64_t name)
+        : lane_{lane}, mesh_{lane.mesh()}, name_{name} {
         std::lock_guard const lock{mesh_.mutex_};
         mesh_.open_.push_back(this);
     }
@@ -142,23 +164,26 @@ public:
     /// Starts to send. An empty message is none.
     void send(int to, std::span<std::byte const> bytes) {
         if (!bytes.empty()) {
-            add(true, const_cast<std::byte*>(bytes.data()), bytes.size())
+            add(true, to, const_cast<std::byte*>(bytes.data()), bytes.size())
                 .send(to, name_of(bytes.size()));
         }
     }
     void receive(int from, std::span<std::byte> bytes) {
         if (!bytes.empty()) {
-            add(false, bytes.data(), bytes.size()).recv(from, name_of(bytes.size()));
+            add(false, from, bytes.data(), bytes.size()).recv(from, name_of(bytes.size()));
         }
     }
     /// Blocks until all of them are complete. No deadline ends that, but GlooMesh::close() does.
     void wait() {
         constexpr std::chrono::milliseconds year = std::chrono::hours{24 * 365};
-        for (auto& [buffer, is_send] : transfers_) {
+        for (auto const& [buffer, peer, is_send] : transfers_) {
+            lane_.awaited_ = peer;
             if (!(is_send ? buffer->waitSend(year) : buffer->waitRecv(year))) {
                 throw std::runtime_error{closed};
             }
+            ++lane_.moved_;
         }
+        lane_.awaited_ = -1;
         std::lock_guard const lock{mesh_.mutex_};
         transfers_.clear(); // waiting again returns at once
     }
@@ -169,6 +194,7 @@ private:
 
     struct Transfer {
         std::unique_ptr<::gloo::transport::UnboundBuffer> buffer;
+        int peer;
         bool is_send;
     };
 
@@ -176,21 +202,22 @@ private:
         return Hash{}.add(name_).add(bytes).value();
     }
     [[nodiscard]] ::gloo::transport::UnboundBuffer&
-    add(bool is_send, void* data, std::size_t bytes) {
+    add(bool is_send, int peer, void* data, std::size_t bytes) {
         std::lock_guard const lock{mesh_.mutex_};
         if (mesh_.is_closed_) {
             throw std::runtime_error{closed};
         }
-        transfers_.push_back({mesh_.context_->createUnboundBuffer(data, bytes), is_send});
+        transfers_.push_back({mesh_.context_->createUnboundBuffer(data, bytes), peer, is_send});
         return *transfers_.back().buffer;
     }
     /// From another thread.
     void stop_waiting() {
-        for (auto const& [buffer, is_send] : transfers_) {
+        for (auto const& [buffer, peer, is_send] : transfers_) {
             is_send ? buffer->abortWaitSend() : buffer->abortWaitRecv();
         }
     }
 
+    GlooLane& lane_;
     GlooMesh& mesh_;
     std::uint64_t name_;
     std::vector<Transfer> transfers_;

@@ -163,7 +163,7 @@ struct GlooOperation {
     bool is_compared = false;        ///< all ranks have arrived, and in the same collective
     bool is_released = false;        ///< by the user
     PolledTime stalled;              ///< since all ranks have arrived, or Gloo has refused it
-    std::uint64_t progress = 0;      ///< of this rank, when that time began
+    std::uint64_t moved = 0;         ///< GlooLane::moved() when that time began
     State state = State::posted;     ///< guarded by the rank's mutex, as is the text
     std::string error;
 

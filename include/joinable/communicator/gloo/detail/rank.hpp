@@ -6,7 +6,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -18,11 +17,13 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/gloo/detail/collectives.hpp>
 #include <joinable/communicator/gloo/detail/mesh.hpp>
+#include <joinable/communicator/gloo/detail/messages.hpp>
 #include <joinable/communicator/gloo/detail/operation.hpp>
 #include <joinable/communicator/gloo/detail/rendezvous.hpp>
 #include <joinable/communicator/tcp/communicator.hpp>
@@ -51,8 +52,10 @@ public:
                 size(),
                 own_address_,
                 options_.connect_timeout,
-                [&](std::vector<char> const& own) { return share(own); }
+                [&](std::vector<char> const& own) { return share(control_, own); }
             );
+            lane_.emplace(*mesh_);
+            messages_.emplace(*mesh_);
         } catch (Error const&) {
             throw;
         } catch (std::exception const& error) {
@@ -106,8 +109,21 @@ public:
             return operation;
         });
     }
+    [[nodiscard]] GlooMessage& post_message(bool is_send, int peer, int tag, Buffer buffer) {
+        return ended_by_failure([&]() -> GlooMessage& {
+            take_over_from_parent();
+            return messages_->post(is_send, peer, tag, buffer);
+        });
+    }
+    void finish(GlooMessage& message) {
+        for (auto gap = PolledTime::gap_of_tests; !is_over(message, gap);
+             gap = PolledTime::gap_of_waits) {
+            messages_->wait_until_over(message, long_time);
+        }
+    }
     void finish(Operation& operation) {
-        while (!is_over(operation, true)) {
+        for (auto gap = PolledTime::gap_of_tests; !is_over(operation, gap);
+             gap = PolledTime::gap_of_waits) {
             bool const is_done = state_of(operation) == State::complete; // but others are missing
             if (is_done && parent_ == nullptr) {
                 ended_by_failure([&] { operation.arriving->wait(); });
@@ -119,16 +135,26 @@ public:
             });
         }
     }
-    [[nodiscard]] bool test(Operation& operation) { return is_over(operation, true); }
-    [[nodiscard]] bool progress(Operation& operation) { return is_over(operation, false); }
+    /// A collective or a message.
+    template <class One>
+    [[nodiscard]] bool test(One& one) {
+        return is_over(one, PolledTime::gap_of_tests);
+    }
+    template <class One>
+    [[nodiscard]] bool progress(One& one) {
+        return is_over(one, std::nullopt);
+    }
     [[nodiscard]] bool is_complete(Operation const& operation) const {
         return state_of(operation) == State::complete &&
                (operation.is_compared || !operation.needs_arrivals());
     }
-    void release(Operation& operation) noexcept { operation.is_released = true; }
+    [[nodiscard]] bool is_complete(GlooMessage const& message) const {
+        return messages_->state_of(message) == GlooMessage::State::complete;
+    }
 
     /// The reason reaches the others before the connections close.
     void abort(AbortReason const& reason) {
+        own_reason_ = own_reason_.value_or(reason);
         control_.abort(reason);
         end();
     }
@@ -154,7 +180,7 @@ public:
             if (auto const reason = arrival.difference()) {
                 fail(*reason);
             }
-            return meeting_of_group(color, key);
+            return meeting_of_group(control_, options_, own_address_, splits_++, color, key);
         });
     }
 
@@ -174,6 +200,7 @@ public:
         has_work_.notify_one();
         worker_.join();
         open_.clear(); // waits for arrivals of other ranks
+        messages_.reset();
         mesh_.reset();
     }
 
@@ -189,6 +216,22 @@ private:
     }
     [[nodiscard]] std::string blame(std::string const& error) const {
         return concat("rank ", rank(), " cannot go on by Gloo: ", error);
+    }
+
+    [[nodiscard]] std::string text_of_stall(Operation const& operation) const {
+        double const seconds = std::chrono::duration<double>(options_.deadline).count();
+        int const other = lane_->awaited();
+        return concat(
+            "no data moved ",
+            other < 0
+                ? concat("on rank ", rank())
+                : "between " + ranks_text({(std::min)(rank(), other), (std::max)(rank(), other)}),
+            " within ",
+            seconds,
+            " s, in ",
+            operation.request.signature.text(),
+            ", which all ranks have posted: the network between them is broken, or one is stopped"
+        );
     }
 
     // -- the thread -------------------------------------------------------------------------------
@@ -208,13 +251,12 @@ private:
             operation.state = state;
             operation.error = std::move(error);
             queue_.pop_front();
-            ++finished_;
             has_progress_.notify_all();
         }
     }
     [[nodiscard]] State run(Operation const& operation, std::string& error) {
         try {
-            GlooCollective{*mesh_, scratch_, operation.request, operation.number}.run();
+            GlooCollective{*lane_, scratch_, operation.request, operation.number}.run();
             return State::complete;
         } catch (std::exception const& failure) {
             error = failure.what();
@@ -227,20 +269,61 @@ private:
 
     // -- how collectives end ----------------------------------------------------------------------
 
-    [[nodiscard]] bool is_over(Operation& operation, bool has_deadline) {
-        if (!is_complete(operation)) {
-            ended_by_failure([&] { look(operation, has_deadline); });
+    /// The most for which the time since the last look counts. None: there is no deadline.
+    using Gap = std::optional<std::chrono::nanoseconds>;
+
+    template <class One>
+    [[nodiscard]] bool is_over(One& one, Gap longest_gap) {
+        if (!is_complete(one)) {
+            ended_by_failure([&] { look(one, longest_gap); });
         }
-        return is_complete(operation);
+        return is_complete(one);
+    }
+    /// When a rank has left, the messages of others may still come. So that does not end this at
+    /// once: a closed connection tells, or the patience is over.
+    /// @throws what ends all ranks
+    void look(GlooMessage& message, Gap longest_gap) {
+        take_over_from_parent();
+        if (auto const reason = messages_->mismatch()) {
+            fail(*reason);
+        }
+        auto const gap = longest_gap.value_or(PolledTime::gap_of_tests);
+        bool const is_over = control_.is_aborted(); // what broke it was told before
+        auto const state = messages_->state_of(message);
+        if (state == GlooMessage::State::complete) {
+            return;
+        }
+        bool const is_broken = state == GlooMessage::State::broken;
+        if (is_broken || is_over) {
+            bool const is_late = message.ending.reaches(gloo_patience, gap);
+            if (is_over && (is_broken || is_late || !has_any_left())) {
+                throw_reason();
+            }
+            if (is_late) {
+                fail({FailureKind::communication, {}, blame(message.error)});
+            }
+        } else if (longest_gap && message.waited.reaches(options_.deadline, gap)) {
+            auto const left = ask_about(
+                control_,
+                message.peer,
+                concat(
+                    "waits in ",
+                    message.text(),
+                    message.is_send ? " to rank " : " from rank ",
+                    message.peer
+                )
+            );
+            message.waited.set(options_.deadline - left);
+        }
     }
     /// Learns from the others. When all ranks have arrived, a rank that leaves or fails does not end
     /// this at once: the data may be complete without it, or its closed connections tell.
     /// @throws what ends all ranks
-    void look(Operation& operation, bool has_deadline) {
+    void look(Operation& operation, Gap longest_gap) {
         compare_arrivals(&operation);
         if (!operation.is_compared) {
             take_over_from_parent();
-            if (has_deadline && operation.arriving->test()) {
+            if (longest_gap && detail::test(*operation.arriving, *longest_gap)) {
                 compare_arrivals(&operation);
             }
         }
@@ -250,34 +333,28 @@ private:
         std::unique_lock lock{mutex_};
         bool const is_broken = operation.state == State::broken;
         std::string const error = operation.error;
-        if (std::exchange(operation.progress, finished_) != finished_) {
+        lock.unlock();
+        std::uint64_t const moved = lane_->moved();
+        if (std::exchange(operation.moved, moved) != moved) {
             operation.stalled = {};
         }
-        lock.unlock();
+        auto const has_stalled_for = [&](std::chrono::nanoseconds time) {
+            return operation.stalled.reaches(time, longest_gap.value_or(PolledTime::gap_of_tests));
+        };
         bool const is_over = control_.is_aborted();
         if (is_over && (is_broken || !operation.is_compared)) {
             throw_reason();
         }
         if (is_broken) { // because another rank has closed its connections, which says why, or died
-            if (operation.stalled.reaches(gloo_patience)) {
+            if (has_stalled_for(gloo_patience)) {
                 fail({FailureKind::communication, {}, blame(error)});
             }
         } else if (is_over) {
-            if (operation.stalled.reaches(gloo_patience)) {
+            if (has_stalled_for(gloo_patience)) {
                 throw_reason();
             }
-        } else if (has_deadline && operation.is_compared &&
-                   operation.stalled.reaches(options_.deadline)) {
-            fail(
-                {FailureKind::communication,
-                 {},
-                 concat(
-                     "all ranks have posted a collective, but Gloo does not complete it; rank ",
-                     rank(),
-                     " waits in ",
-                     operation.request.signature.text()
-                 )}
-            );
+        } else if (longest_gap && operation.is_compared && has_stalled_for(options_.deadline)) {
+            fail({FailureKind::communication, {}, text_of_stall(operation)});
         }
     }
     /// Arrivals complete in the order of posts. Stops behind `last`.
@@ -306,8 +383,15 @@ private:
         }
         return true;
     }
+    /// A rank that has left the parent does not end the groups of others.
     void take_over_from_parent() {
         if (parent_ != nullptr && parent_->is_aborted()) {
+            if (parent_->has_any_left()) {
+                if (parent_->own_reason_) {
+                    fail(*parent_->own_reason_);
+                }
+                return;
+            }
             try {
                 parent_->throw_reason();
             } catch (...) {
@@ -318,6 +402,16 @@ private:
     [[noreturn]] void fail(AbortReason const& reason) {
         control_.abort(reason);
         throw_reason();
+    }
+    /// Whether the ranks have ended because one of them left. @pre control_.is_aborted()
+    [[nodiscard]] bool has_any_left() {
+        try {
+            throw_reason();
+        } catch (PeerFailed const& error) {
+            return error.what() == reason_of_leaving(error.rank()).message;
+        } catch (std::exception const&) {
+            return false;
+        }
     }
     /// The first reason that reached rank 0. @pre control_.is_aborted()
     [[noreturn]] void throw_reason() {
@@ -337,6 +431,7 @@ private:
     void end() noexcept {
         if (mesh_) {
             mesh_->close();
+            messages_->end();
             std::unique_lock lock{mutex_};
             has_progress_.wait(lock, [this] { return queue_.empty(); });
         }
@@ -347,84 +442,23 @@ private:
         return post_beside(control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown);
     }
 
-    // -- small exchanges by TCP -------------------------------------------------------------------
-
-    /// The same number of bytes from each rank.
-    [[nodiscard]] std::vector<char> share(std::vector<char> const& own) {
-        std::vector<char> all(own.size() * static_cast<std::size_t>(size()));
-        std::copy(
-            own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(own.size()) * rank()
-        );
-        control_.all_reduce({all.data(), all.size(), DType::u8}, ReduceOp::bit_or).wait();
-        return all;
-    }
-    template <class T>
-    [[nodiscard]] std::vector<T> share_value(T const& own) {
-        std::vector<char> bytes(sizeof(T));
-        std::memcpy(bytes.data(), &own, sizeof(T));
-        bytes = share(bytes);
-        std::vector<T> all(static_cast<std::size_t>(size()));
-        std::memcpy(all.data(), bytes.data(), bytes.size());
-        return all;
-    }
-
-    [[nodiscard]] GlooMeeting meeting_of_group(int color, int key) {
-        struct Place {
-            int color;
-            int key;
-        };
-        auto const places = share_value(Place{color, key});
-        auto const place_of = [&](int one) { return places[static_cast<std::size_t>(one)]; };
-        std::vector<int> members;
-        for (int other = 0; other < size(); ++other) {
-            if (place_of(other).color == color) {
-                members.push_back(other);
-            }
-        }
-        // Not std::stable_sort: clang 19 warns of what libstdc++ 12 calls in it.
-        std::sort(members.begin(), members.end(), [&](int a, int b) {
-            return std::pair{place_of(a).key, a} < std::pair{place_of(b).key, b};
-        });
-        GlooMeeting door;
-        door.options = options_;
-        door.options.job = concat(options_.job.substr(0, 900), "/", splits_++, "/", color);
-        door.options.rank =
-            static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
-        door.options.size = static_cast<int>(members.size());
-        door.own_address = own_address_;
-        struct Address {
-            std::uint16_t port;
-            char text[256];
-        };
-        Address own{};
-        if (members.front() == rank()) {
-            door.listener.emplace(own_address_);
-            own.port = door.listener->port();
-            std::memcpy(
-                own.text, own_address_.data(), (std::min)(own_address_.size(), std::size_t{255})
-            );
-        }
-        Address const found = share_value(own)[static_cast<std::size_t>(members.front())];
-        door.options.port = found.port;
-        door.options.address = found.text;
-        return door;
-    }
-
     TcpOptions options_;
     std::string own_address_;
     std::shared_ptr<GlooRank> parent_;
     TcpCommunicator control_;
     std::optional<GlooMesh> mesh_;
+    std::optional<GlooLane> lane_;
+    std::optional<GlooMessages> messages_;
     GlooScratch scratch_;                         ///< of the thread
     std::deque<std::unique_ptr<Operation>> open_; ///< in the order of posts
     std::uint64_t posted_ = 0;
     std::uint64_t splits_ = 0;
+    std::optional<AbortReason> own_reason_; ///< this rank's own abort
 
     mutable std::mutex mutex_; ///< for what follows
     std::condition_variable has_work_;
     std::condition_variable has_progress_;
     std::deque<Operation*> queue_; ///< the first one is under way
-    std::uint64_t finished_ = 0;
     bool is_closing_ = false;
     std::thread worker_;
 };

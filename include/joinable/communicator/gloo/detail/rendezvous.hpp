@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -15,6 +17,7 @@
 #include <thread>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <netdb.h>
 #include <sys/socket.h>
@@ -211,5 +214,74 @@ private:
         file = found;
     }
 };
+
+// -- small exchanges of the ranks ---------------------------------------------------------------
+
+/// The same number of bytes from each rank. Collective; blocks.
+[[nodiscard]] inline std::vector<char> share(TcpCommunicator& comm, std::vector<char> const& own) {
+    std::vector<char> all(own.size() * static_cast<std::size_t>(comm.size()));
+    auto const begin = static_cast<std::ptrdiff_t>(own.size()) * comm.rank();
+    std::copy(own.begin(), own.end(), all.begin() + begin);
+    comm.all_reduce({all.data(), all.size(), DType::u8}, ReduceOp::bit_or).wait();
+    return all;
+}
+template <class T>
+[[nodiscard]] std::vector<T> share_value(TcpCommunicator& comm, T const& own) {
+    std::vector<char> bytes(sizeof(T));
+    std::memcpy(bytes.data(), &own, sizeof(T));
+    bytes = share(comm, bytes);
+    std::vector<T> all(static_cast<std::size_t>(comm.size()));
+    std::memcpy(all.data(), bytes.data(), bytes.size());
+    return all;
+}
+
+/// Where the ranks of one color meet. `number` is that of the split, `options` and `own_address` are
+/// this rank's in `comm`. Collective; blocks.
+[[nodiscard]] inline GlooMeeting meeting_of_group(
+    TcpCommunicator& comm,
+    TcpOptions const& options,
+    std::string const& own_address,
+    std::uint64_t number,
+    int color,
+    int key
+) {
+    struct Place {
+        int color;
+        int key;
+    };
+    auto const places = share_value(comm, Place{color, key});
+    auto const place_of = [&](int one) { return places[static_cast<std::size_t>(one)]; };
+    std::vector<int> members;
+    for (int other = 0; other < comm.size(); ++other) {
+        if (place_of(other).color == color) {
+            members.push_back(other);
+        }
+    }
+    // Not std::stable_sort: clang 19 warns of what libstdc++ 12 calls in it.
+    std::sort(members.begin(), members.end(), [&](int a, int b) {
+        return std::pair{place_of(a).key, a} < std::pair{place_of(b).key, b};
+    });
+    auto const place = std::find(members.begin(), members.end(), comm.rank());
+    GlooMeeting door;
+    door.options = options;
+    door.options.job = concat(options.job.substr(0, 900), "/", number, "/", color);
+    door.options.rank = static_cast<int>(place - members.begin());
+    door.options.size = static_cast<int>(members.size());
+    door.own_address = own_address;
+    struct Address {
+        std::uint16_t port;
+        char text[256];
+    };
+    Address own{};
+    if (members.front() == comm.rank()) {
+        door.listener.emplace(own_address);
+        own.port = door.listener->port();
+        std::memcpy(own.text, own_address.data(), (std::min)(own_address.size(), std::size_t{255}));
+    }
+    Address const found = share_value(comm, own)[static_cast<std::size_t>(members.front())];
+    door.options.port = found.port;
+    door.options.address = found.text;
+    return door;
+}
 
 }}} // namespace joinable::v0::detail

@@ -29,7 +29,7 @@ struct Message {
     PolledTime polled = {};
 
     [[nodiscard]] std::string text() const {
-        return text_of(is_send, tag, buffer.count, buffer.dtype);
+        return text_of_message(is_send, tag, buffer.count, buffer.dtype);
     }
 };
 

@@ -246,21 +246,9 @@ void GroupRank<Memory>::throw_away(Message& message) noexcept {
 
 template <class Memory>
 void GroupRank<Memory>::throw_mismatch(Message const& mine, Message const& theirs) {
-    AbortReason const reason{
-        FailureKind::mismatch,
-        {this->rank(), mine.peer},
-        concat(
-            "messages between rank ",
-            this->rank(),
-            " and rank ",
-            mine.peer,
-            ": ",
-            mine.text(),
-            " meets ",
-            theirs.text()
-        )
-    };
-    group_.abort(reason, this->rank());
+    group_.abort(
+        reason_of_messages(this->rank(), mine.peer, mine.text(), theirs.text()), this->rank()
+    );
     throw_failure(group_.loss(mine.peer)); // the reason may be another one
 }
 

@@ -32,8 +32,6 @@ PendingMessage& write_message(
     std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
 ) noexcept;
 
-std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype);
-
 /// The messages from one rank to another: messages of either side that wait for the other side, in
 /// the order in which they were written. It lies in memory that processes share and holds no
 /// addresses; zeros are an empty mailbox. Its lock only concerns two ranks that would wait for each

@@ -19,17 +19,6 @@ JOINABLE_DEFINITION PendingMessage& write_message(
     return *pending;
 }
 
-JOINABLE_DEFINITION std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype) {
-    return concat(
-        is_send ? "a send of " : "a receive of ",
-        count,
-        " ",
-        joinable::name_of(dtype),
-        " with tag ",
-        tag
-    );
-}
-
 JOINABLE_DEFINITION PendingMessage*
 Mailbox::find(Board& board, bool is_send, int tag) const noexcept {
     for (std::uint64_t place = first_; place != 0;) {

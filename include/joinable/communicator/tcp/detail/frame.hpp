@@ -55,6 +55,13 @@ static_assert(std::is_trivially_copyable_v<FrameHeader> && sizeof(FrameHeader) =
 
 /// The sequence number of the meeting of all ranks, before the first collective.
 inline constexpr std::uint64_t meeting = ~std::uint64_t{0};
+/// In its place, a wait for one rank beside the collectives.
+[[nodiscard]] constexpr std::uint64_t wait_for_rank(int rank) noexcept {
+    return meeting - 1 - static_cast<std::uint64_t>(rank);
+}
+[[nodiscard]] constexpr bool is_wait_for_rank(std::uint64_t sequence, int size) noexcept {
+    return sequence < meeting && sequence >= wait_for_rank(size - 1);
+}
 /// The maximum size of one collective's data, per rank.
 inline constexpr std::size_t most_frame_bytes = std::size_t{1} << 30U;
 /// The maximum body of any other frame: a reason that names every rank, with the longest text.

@@ -96,7 +96,9 @@ private:
     void answer(int rank, std::uint64_t sequence);
 
     [[nodiscard]] bool is_finished(std::uint64_t sequence) const noexcept {
-        return sequence == meeting ? !handshakes_.has_value() : collectives_.is_finished(sequence);
+        return sequence == meeting
+                   ? !handshakes_.has_value()
+                   : !is_wait_for_rank(sequence, size()) && collectives_.is_finished(sequence);
     }
     [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) const;
 

@@ -118,8 +118,9 @@ JOINABLE_DEFINITION bool Hub::can_say(int rank, FrameHeader const& header) {
     if (one.has_said_all || header.consumed < one.consumed || header.consumed > one.outbox.sent()) {
         return false;
     }
-    bool const is_asked_for =
-        end_ || header.sequence == meeting || collectives_.has_arrived(header.sequence, rank);
+    bool const is_asked_for = end_ || header.sequence == meeting ||
+                              is_wait_for_rank(header.sequence, size()) ||
+                              collectives_.has_arrived(header.sequence, rank);
     switch (header.kind) {
     case FrameKind::arrival:
         return end_ ? header.bytes <= most_frame_bytes
@@ -194,6 +195,9 @@ JOINABLE_DEFINITION void Hub::answer(int rank, std::uint64_t sequence) {
 }
 
 JOINABLE_DEFINITION std::vector<int> Hub::missing(std::uint64_t sequence) const {
+    if (is_wait_for_rank(sequence, size())) {
+        return {static_cast<int>(meeting - 1 - sequence)};
+    }
     if (sequence != meeting) {
         return collectives_.missing(sequence);
     }

@@ -50,10 +50,11 @@ public:
     /// Whether finish() would return at once. At the deadline it asks the hub, without waiting for
     /// the answer.
     /// @throws as finish() does.
-    [[nodiscard]] bool test(std::uint64_t sequence) {
+    [[nodiscard]] bool
+    test(std::uint64_t sequence, std::chrono::nanoseconds longest_gap = PolledTime::gap_of_tests) {
         bool const is_over = progress(sequence);
         if (!is_over) {
-            count_poll(sequence);
+            count_poll(sequence, longest_gap);
         }
         return is_over;
     }
@@ -63,7 +64,7 @@ public:
 
     /// All ranks throw the first reason that reaches the hub. Returns when the hub has reported
     /// which one that is, so that failures caused by this rank's next actions come later. If the
-    /// hub does not answer, this rank's own reason counts.
+    /// hub does not answer, this rank's own reason counts, and says so.
     void abort(AbortReason const& reason);
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what);
@@ -73,6 +74,10 @@ public:
     }
 
     void keep_alive();
+    /// A wait for `peer` beside the collectives has lasted for the deadline. Returns how much longer
+    /// it may last, because that rank has said that it is at work. Waits for the hub's answer.
+    /// @throws TimedOut
+    [[nodiscard]] std::chrono::nanoseconds ask_about(int peer, std::string const& meanwhile);
 
     /// The ranks that have not arrived in the oldest collective that is unfinished here.
     [[nodiscard]] std::vector<int> missing_ranks();
@@ -133,7 +138,7 @@ private:
         }
     }
     /// For a test that finds nothing: one step of wait_until().
-    void count_poll(std::uint64_t sequence);
+    void count_poll(std::uint64_t sequence, std::chrono::nanoseconds longest_gap);
     [[nodiscard]] std::string waiting_text(std::uint64_t sequence) const;
     /// Tells the hub that the deadline has passed. The hub ends all ranks or answers how much
     /// longer to wait.
@@ -179,7 +184,7 @@ private:
     bool is_alone_ = false;                 ///< the hub no longer answers
     std::optional<AbortReason> own_reason_; ///< this rank's own abort
     std::optional<AbortReason> over_; ///< the error of every wait that did not complete before
-    Overdue overdue_;                 ///< for the meeting
+    Overdue overdue_;                 ///< for the meeting, and for ask_about()
     int questions_ = 0;               ///< without an answer yet
     bool has_answer_ = false;
     std::vector<int> missing_;

@@ -63,8 +63,14 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
         pump(end);
     }
     if (!over_) {
-        is_alone_ = true;
         over_ = reason;
+        if (!std::exchange(is_alone_, true)) {
+            over_->message += concat(
+                "; rank 0, where the ranks meet, did not answer this within ",
+                std::chrono::duration<double>(tcp_patience).count(),
+                " s, so the others may not know"
+            );
+        }
     }
 }
 
@@ -103,8 +109,23 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     return pending_.empty() || is_done(header.sequence) ? std::vector<int>{} : missing_;
 }
 
+JOINABLE_DEFINITION std::chrono::nanoseconds
+TcpRank::ask_about(int peer, std::string const& meanwhile) {
+    overdue_ = {};
+    ask_for_more(wait_for_rank(peer), meanwhile);
+    auto const end = Clock::now() + tcp_patience;
+    while (!overdue_.left && !over_ && Clock::now() < end) {
+        pump(end);
+    }
+    if (!overdue_.left && !over_) {
+        give_up(meanwhile);
+    }
+    throw_if_over(false);
+    return *overdue_.left;
+}
+
 JOINABLE_DEFINITION TcpRank::Overdue* TcpRank::overdue_of(std::uint64_t sequence) noexcept {
-    if (sequence == meeting) {
+    if (sequence == meeting || is_wait_for_rank(sequence, size_)) {
         return &overdue_;
     }
     bool const is_pending = sequence >= finished_ && sequence < next();
@@ -117,13 +138,14 @@ JOINABLE_DEFINITION void TcpRank::throw_if_over(bool is_done) const {
     }
 }
 
-JOINABLE_DEFINITION void TcpRank::count_poll(std::uint64_t sequence) {
+JOINABLE_DEFINITION void
+TcpRank::count_poll(std::uint64_t sequence, std::chrono::nanoseconds longest_gap) {
     Overdue& overdue = *overdue_of(sequence);
     if (overdue.left) {
         overdue.polled.set(deadline_ - *std::exchange(overdue.left, std::nullopt));
     }
     if (overdue.asked == 0) {
-        if (overdue.polled.reaches(deadline_)) {
+        if (overdue.polled.reaches(deadline_, longest_gap)) {
             ask_for_more(sequence, waiting_text(sequence));
             overdue.polled.set(std::chrono::nanoseconds{0});
             overdue.consumed = inbox_.consumed();
@@ -134,7 +156,7 @@ JOINABLE_DEFINITION void TcpRank::count_poll(std::uint64_t sequence) {
         overdue.consumed = inbox_.consumed();
         overdue.polled.set(std::chrono::nanoseconds{0});
     }
-    if (overdue.polled.reaches(tcp_patience)) {
+    if (overdue.polled.reaches(tcp_patience, longest_gap)) {
         give_up(waiting_text(sequence));
         throw_if_over(false);
     }

@@ -52,8 +52,9 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
 /// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
 /// |                                               | gradients as bucket views                        |
-/// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged: |
-/// |                                               | grad(p) is empty until the next backward pass    |
+/// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged  |
+/// |                                               | or of no use: grad(p) is empty until the next    |
+/// |                                               | backward pass, or set_grad(p)                    |
 /// | `static void set_value(P& p, AnyView view)`   | optional, with the next: makes `view` the value  |
 /// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
 /// |                                               | ranks keep parts of values                       |

@@ -29,38 +29,9 @@
 namespace {
 
 using namespace joinable_tests;
-
-/// A parameter whose gradient the library may free.
-struct Releasing {
-    StridedParam* param;
-};
-std::vector<Releasing> releasing(std::vector<StridedParam>& params) {
-    std::vector<Releasing> list;
-    for (StridedParam& param : params) {
-        list.push_back({&param});
-    }
-    return list;
-}
-
-} // namespace
-
-template <>
-struct joinable::parameter_traits<Releasing> {
-    using Base = joinable::parameter_traits<StridedParam>;
-    static constexpr bool is_handle = true;
-    static AnyView const* value(Releasing& r) { return Base::value(*r.param); }
-    static AnyView* grad(Releasing& r) { return Base::grad(*r.param); }
-    static bool requires_grad(Releasing const& r) { return r.param->requires_grad; }
-    static void set_grad(Releasing& r, AnyView const& view) { r.param->grad = view; }
-    static void release_grad(Releasing& r) { r.param->grad = {}; }
-};
-
-namespace {
-
 using joinable::AnyView;
 using joinable::Partition;
 using joinable::ShardGradients;
-using joinable::WholeParameter;
 using joinable::ZeroOptions;
 using joinable::ZeroRedundancyOptimizer;
 
@@ -287,7 +258,7 @@ std::vector<Numbers> train_sharded(
         train_in_guards(comm, training, params, parameters, zero);
     };
     if (training.has_skips) { // also an active rank may have to release a gradient
-        std::vector<Releasing> parameters = releasing(params);
+        std::vector<DroppableParam> parameters = droppable(params);
         train(parameters);
     } else {
         train(params);
@@ -300,7 +271,7 @@ template <class Comm, class Rule>
 std::vector<Numbers>
 train_whole(Comm& comm, Training const& training, Model const& model, Rule rule) {
     std::vector<StridedParam> params = make_for(training, model);
-    std::vector<Releasing> parameters = releasing(params);
+    std::vector<DroppableParam> parameters = droppable(params);
     WholeOptimizer<Rule> whole{params, rule};
     Step step{comm, [&] {
                   for (StridedParam const& param : params) {

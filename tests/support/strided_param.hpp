@@ -29,6 +29,18 @@ struct FixedParam {
 /// One that can be told where its gradient is.
 struct StridedParam : FixedParam {};
 
+/// Refers to one whose gradient the library may also free.
+struct DroppableParam {
+    StridedParam* param;
+};
+inline std::vector<DroppableParam> droppable(std::vector<StridedParam>& params) {
+    std::vector<DroppableParam> list;
+    for (StridedParam& param : params) {
+        list.push_back({&param});
+    }
+    return list;
+}
+
 /// The values, if what lies between their elements was left alone.
 inline std::vector<Numbers> values_of(std::vector<StridedParam> const& params) {
     std::vector<Numbers> values;
@@ -52,4 +64,15 @@ template <>
 struct joinable::parameter_traits<joinable_tests::StridedParam>
     : joinable::parameter_traits<joinable_tests::FixedParam> {
     static void set_grad(P& p, AnyView const& view) { p.grad = view; }
+};
+template <>
+struct joinable::parameter_traits<joinable_tests::DroppableParam> {
+    using P = joinable_tests::DroppableParam;
+    using Base = joinable::parameter_traits<joinable_tests::StridedParam>;
+    static constexpr bool is_handle = true;
+    static AnyView const* value(P& p) { return Base::value(*p.param); }
+    static AnyView* grad(P& p) { return Base::grad(*p.param); }
+    static bool requires_grad(P const& p) { return p.param->requires_grad; }
+    static void set_grad(P& p, AnyView const& view) { p.param->grad = view; }
+    static void release_grad(P& p) { p.param->grad = {}; }
 };

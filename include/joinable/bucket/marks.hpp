@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <joinable/detail/text.hpp>
@@ -34,6 +36,27 @@ void for_each_unused(Unused const& unused, std::vector<std::size_t> const& train
         }
     }
 }
+
+/// The argument `ready` of a backward pass, which marks a gradient.
+template <class F>
+class Ready {
+public:
+    explicit Ready(F mark) : mark_{std::move(mark)} {}
+
+    void operator()(std::size_t i) const { mark_(i); }
+    /// Explains an argument that is no index.
+    template <class Other>
+        requires(!std::convertible_to<Other, std::size_t>)
+    void operator()(Other const&) const {
+        static_assert(
+            std::convertible_to<Other, std::size_t>,
+            "ready: it takes the index of a parameter in the list that was given, as in ready(0)"
+        );
+    }
+
+private:
+    F mark_;
+};
 
 inline void require_in_range(std::size_t i, std::size_t count, int rank) {
     if (i >= count) {

@@ -12,8 +12,10 @@ namespace joinable { inline namespace v0 {
 enum class JoinedGradients : std::uint8_t {
     /// The averages during the guard. When it ends, zeros in every gradient whose last write was a
     /// reduction that this rank shadowed: for engines that zero gradients before the pass or after
-    /// the step. If a shadowed round reduces nothing, because no rank uses a parameter, its
-    /// gradient is zeroed at once, or a Step would use an earlier average again.
+    /// the step. If no rank uses a parameter in a round, the gradient of a rank without a pass
+    /// becomes zeros at once, or a Step would use an earlier average again. If ranks with a pass
+    /// have no gradient when backward() begins, because the engine drops gradients, it is released
+    /// (parameter_traits with set_grad and release_grad), so that a Step skips the parameter, too.
     zeroed_at_end,
     /// The averages, also after the guard has ended: for engines that never zero gradients.
     kept,
@@ -40,7 +42,7 @@ struct BucketOptions {
     bool gradient_as_bucket_view = false;
     /// Parameters may have no gradient in an iteration. The engine names them before backward, and
     /// ranks exchange one small map per iteration. A parameter that no rank uses is neither sent
-    /// nor touched; one that another rank uses gets the average.
+    /// nor touched on ranks with a pass; one that another rank uses gets the average.
     bool find_unused = false;
     /// Every iteration uses the same parameters equally often. A rank records them in its first
     /// iteration and checks all others. Finds unused parameters by itself and sends one map in

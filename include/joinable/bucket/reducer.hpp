@@ -171,7 +171,7 @@ public:
 
     /// Waits for all buckets and writes the averages into the gradients. A parameter without a
     /// gradient gets a view of its bucket if it has set_grad. Parameters that no rank uses are not
-    /// touched. Collective.
+    /// touched, except by contribute_zeros(). Collective.
     /// @throws ContractViolation  parameters were not marked (the text lists them), the graph
     ///         differs from the first iteration's, or a parameter has no place for its average.
     /// @throws what the communicator throws.
@@ -194,9 +194,9 @@ public:
     }
 
     /// Runs a whole iteration for a rank that has no gradients: the same collectives with zeros;
-    /// the averages are written into its gradients. For a rank that has joined a guard,
-    /// BucketOptions::joined_gradients says what happens to these. Collective. Throws what
-    /// finalize_backward() throws.
+    /// the averages are written into its gradients, and zeros or nothing for a parameter that no
+    /// rank uses. For a rank that has joined a guard, BucketOptions::joined_gradients says what
+    /// happens to these. Collective. Throws what finalize_backward() throws.
     void contribute_zeros(int order_source = 0, bool has_joined = false) {
         begin(0.0, order_source, false, has_joined);
         contribute_nothing();
@@ -314,7 +314,8 @@ private:
                 }
             });
         }
-        gradients_.complete([&](std::size_t i) { return iteration_.is_used(i); });
+        gradients_.complete();
+        iteration_.follow_others();
     }
 
     /// Calls f(first, last) for every run of a bucket's parameters that some rank uses.

@@ -5,6 +5,7 @@
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/work.hpp>
 #include <joinable/tensor/tensor.hpp>
 
 /// @file
@@ -27,6 +28,28 @@ consteval void check_written_tensor() {
     (void)models_tensor<T>();
 }
 
+template <class T>
+concept communicator_to_use =
+    std::is_lvalue_reference_v<T> && Communicator<std::remove_reference_t<T>>;
+
+/// Arguments among which is a communicator, but not in first place, or one that is const or
+/// temporary.
+template <class First, class... Rest>
+concept misplaces_communicator =
+    !communicator_to_use<First> &&
+    (Communicator<std::remove_cvref_t<First>> || ... || Communicator<std::remove_cvref_t<Rest>>);
+
+/// Explains them. Returns what the caller may wait for.
+template <class First, class... Rest>
+[[nodiscard]] CompletedWork explain_communicator() {
+    static_assert(
+        !misplaces_communicator<First, Rest...>,
+        "a collective takes the communicator first, which is an object with a name and not const, as in "
+        "all_reduce(comm, tensor)"
+    );
+    return {};
+}
+
 } // namespace detail
 
 /// Combines `tensor` over all ranks, in place. The same count and dtype on every rank.
@@ -41,6 +64,15 @@ template <Communicator Comm, class T>
 [[nodiscard]] auto broadcast(Comm& comm, T&& tensor, int root) {
     detail::check_written_tensor<T>();
     return comm.broadcast(joinable::to_buffer(tensor), root);
+}
+/// Explains what is missing.
+template <Communicator Comm, class T>
+[[nodiscard]] auto broadcast(Comm& comm, T&& tensor) {
+    static_assert(
+        !Communicator<Comm>,
+        "broadcast: say from which rank the tensor is copied, as in broadcast(comm, tensor, 0)"
+    );
+    return joinable::broadcast(comm, tensor, 0);
 }
 
 /// Combines `tensor` over all ranks, in place at `root`. The tensors of the other ranks do not
@@ -167,6 +199,58 @@ template <Communicator Comm, class Out>
         "SendsAndReceives"
     );
     return comm.receive(joinable::to_buffer(tensor), from, tag);
+}
+
+// Each explains a call whose communicator is misplaced, const or temporary.
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto all_reduce(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto broadcast(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto reduce(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto all_gather(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto reduce_scatter(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto gather(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto scatter(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto all_to_all(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto send(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto receive(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
 }
 
 }} // namespace joinable::v0

@@ -211,6 +211,17 @@ template <class Range>
     };
 }
 
+/// Explains swapped arguments.
+template <class Comm, class Range>
+    requires detail::has_rank<Comm> && detail::has_size<Comm> &&
+             (!std::convertible_to<Range, Share>)
+constexpr auto shard(Comm const&, Range&&, Shuffle = {}) {
+    static_assert(
+        std::convertible_to<Range, Share>,
+        "shard: the range comes first and then the communicator, as in shard(batches, comm)"
+    );
+}
+
 /// The same for the range in the order of an epoch, which is the same on all ranks. Every epoch
 /// deals and orders anew. The result owns a list of its positions.
 ///

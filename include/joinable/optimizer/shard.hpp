@@ -14,6 +14,7 @@
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/optimizer/shard_state.hpp>
+#include <joinable/optimizer/stepped_gradients.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -101,13 +102,17 @@ public:
     /// Appends the existing gradients of the pieces that this rank steps. `shift` is added to
     /// indices.
     void append_gradients(
-        ParameterList const& parameters, std::size_t shift, std::vector<ShardGradient>& list
+        ParameterList const& parameters,
+        detail::SteppedGradients& gradients,
+        std::size_t shift,
+        std::vector<ShardGradient>& list
     ) const;
 
     /// Steps the pieces that this rank keeps and that have gradients. `steps` counts per parameter.
     template <class Rule>
     void step(
         ParameterList const& parameters,
+        detail::SteppedGradients& stepped,
         Rule const& rule,
         std::vector<std::uint64_t>& steps,
         detail::Scratch (&scratch)[2]
@@ -116,7 +121,7 @@ public:
             AnyView const value = parameters[piece.parameter].value();
             std::byte const* gradients = reduces() ? gradient_at(piece) : nullptr;
             if (!reduces()) {
-                AnyView const gradient = parameters[piece.parameter].grad();
+                AnyView const gradient = stepped.of(parameters, piece.parameter);
                 if (!gradient) {
                     continue;
                 }
@@ -142,6 +147,7 @@ public:
     template <LocalOptimizer Optimizer>
     void step_whole(
         ParameterList const& parameters,
+        detail::SteppedGradients& stepped,
         Optimizer& optimizer,
         std::vector<std::uint64_t>& steps,
         std::size_t shift
@@ -150,7 +156,7 @@ public:
             std::size_t const i = piece.parameter;
             AnyView const value = parameters[i].value();
             AnyView const gradient =
-                reduces() ? place_of(value, gradient_at(piece)) : parameters[i].grad();
+                reduces() ? place_of(value, gradient_at(piece)) : stepped.of(parameters, i);
             if (gradient) {
                 check_gradient_of(parameters, i, value, gradient);
                 optimizer.step(WholeParameter{shift + i, value, gradient, ++steps[i]});

@@ -59,7 +59,10 @@ JOINABLE_DEFINITION void OptimizerShard::pack_gradient(
 }
 
 JOINABLE_DEFINITION void OptimizerShard::append_gradients(
-    ParameterList const& parameters, std::size_t shift, std::vector<ShardGradient>& list
+    ParameterList const& parameters,
+    detail::SteppedGradients& gradients,
+    std::size_t shift,
+    std::vector<ShardGradient>& list
 ) const {
     for (ShardPiece const& piece : kept()) {
         AnyView const value = parameters[piece.parameter].value();
@@ -69,7 +72,7 @@ JOINABLE_DEFINITION void OptimizerShard::append_gradients(
             list.push_back({i, is_whole(piece, value) ? place_of(value, data) : run(data, piece)});
             continue;
         }
-        AnyView const gradient = parameters[piece.parameter].grad();
+        AnyView const gradient = gradients.of(parameters, piece.parameter);
         if (!gradient) {
             continue;
         }

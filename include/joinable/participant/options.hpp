@@ -32,7 +32,7 @@ struct DataParallelOptions {
     bool gradient_as_bucket_view = false;
     /// Parameters may have no gradient in an iteration. The engine names them before backward, and
     /// ranks exchange one small map per iteration. A parameter that no rank uses is neither sent
-    /// nor touched; one that another rank uses gets the average.
+    /// nor touched on ranks with a pass; one that another rank uses gets the average.
     bool find_unused = false;
     /// Every iteration uses the same parameters equally often. A rank records them in its first
     /// iteration and checks all others. Finds unused parameters by itself and sends one map in

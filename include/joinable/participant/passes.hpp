@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/scoped_flag.hpp>
@@ -121,7 +122,7 @@ public:
     /// that does not sync it only runs the pass, and gradients accumulate.
     template <class F, class Unused = std::initializer_list<std::size_t>>
     void backward(F&& pass, Unused const& unused = {}) {
-        auto const ready = [this](std::size_t i) { mark_ready(i); };
+        detail::Ready const ready{[this](std::size_t i) { mark_ready(i); }};
         constexpr bool takes_ready = takes<F, decltype(ready)>();
         static_assert(
             takes_ready,
@@ -285,6 +286,16 @@ public:
             }
             round_range_.reset();
         });
+    }
+
+    /// Explains an argument that is no notice.
+    template <class Other>
+        requires(!std::convertible_to<Other, RoundNotice>)
+    void skip(Other const&) {
+        static_assert(
+            std::convertible_to<Other, RoundNotice>,
+            "skip: it takes no argument or a RoundNotice, as in ddp.skip({.weight = 0})"
+        );
     }
 
     using join_keywords = keywords<divide_by_initial_world_size_t>;

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -425,9 +424,11 @@ protected:
     void step_shard(std::size_t k, OptimizerShard const& shard) {
         Group& group = groups_[k];
         if constexpr (LocalOptimizer<Rule>) {
-            shard.step_whole(group.parameters, rules_[k], group.steps, group.first);
+            shard.step_whole(
+                group.parameters, group.gradients, rules_[k], group.steps, group.first
+            );
         } else {
-            shard.step(group.parameters, rules_[k], group.steps, scratch_);
+            shard.step(group.parameters, group.gradients, rules_[k], group.steps, scratch_);
         }
     }
 
@@ -523,6 +524,7 @@ private:
         static_cast<void>(detail::agree_on(compared, group.parameters));
         group.first = parameter_count();
         group.steps.resize(group.parameters.size());
+        group.gradients.reserve(reduces_to_owners(sharding_) ? 0 : group.parameters.size());
         loads = loads_;
         detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank());
         make_arenas(group);
@@ -548,7 +550,7 @@ private:
         for (SharedObject const& object : options_.shared) {
             shared += object.bytes();
         }
-        settings_.resize(shared);
+        settings_.resize(shared + group.first + group.parameters.size());
     }
 
     /// The bytes of a bucket's values; 0 if they are sent in place.
@@ -556,16 +558,23 @@ private:
         return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
     }
 
-    /// If ranks have joined, they take the settings of the lowest active rank.
+    /// If ranks have joined, they take the settings of the lowest active rank, and step the
+    /// parameters that it steps.
     void share_settings(Round const& round) {
+        bool const is_source = comm_.rank() == round.buffer_source();
+        for (Group& group : groups_) {
+            group.gradients.begin_step(round.is_shadow());
+            if (is_source) {
+                group.gradients.list(group.parameters);
+            }
+        }
         if (round.active_count() == comm_.size()) {
             return;
         }
-        bool const is_source = comm_.rank() == round.buffer_source();
         auto const pass = [&](auto const& copy) {
             std::byte* at = settings_.data();
             auto const one = [&](void* object, std::size_t bytes) {
-                copy(object, at, bytes);
+                copy(static_cast<std::byte*>(object), at, bytes);
                 at += bytes;
             };
             for (Rule& rule : rules_) {
@@ -574,22 +583,28 @@ private:
             for (SharedObject const& object : options_.shared) {
                 one(object.data(), object.bytes());
             }
+            for (Group& group : groups_) {
+                one(group.gradients.listed().data(), group.gradients.listed().size());
+            }
+            return static_cast<std::size_t>(at - settings_.data());
         };
-        if (is_source) {
-            pass([](void* object, std::byte* at, std::size_t n) { std::memcpy(at, object, n); });
-        }
-        Buffer const message{settings_.data(), settings_.size(), DType::u8};
+        std::size_t const bytes = pass([&](std::byte* object, std::byte* at, std::size_t n) {
+            detail::copy_bytes(at, object, is_source ? n : 0);
+        });
+        // Not the whole buffer: it is longer on a rank that made room for a group which another
+        // rank refused.
+        Buffer const message{settings_.data(), bytes, DType::u8};
         host_.broadcast(message, round.buffer_source()).wait();
-        if (!is_source) {
-            pass([](void* object, std::byte* at, std::size_t n) { std::memcpy(object, at, n); });
-        }
+        pass([&](std::byte* object, std::byte* at, std::size_t n) {
+            detail::copy_bytes(object, at, is_source ? 0 : n);
+        });
     }
 
     bool call_before_step() {
         owned_.clear();
-        for (Group const& group : groups_) {
+        for (Group& group : groups_) {
             for (OptimizerShard const& shard : group.shards) {
-                shard.append_gradients(group.parameters, group.first, owned_);
+                shard.append_gradients(group.parameters, group.gradients, group.first, owned_);
             }
         }
         ShardGradients::Sum const sum = [this](std::span<double> numbers) {

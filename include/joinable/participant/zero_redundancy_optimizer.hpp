@@ -40,7 +40,8 @@ namespace joinable { inline namespace v0 {
 /// The result equals that of an unsharded optimizer on every rank, bit for bit, also when ranks run
 /// out of inputs: a joined owner steps by the same averages as the others. Numbers of 16 bits are
 /// stepped as masters of 32 bits, which their owner keeps. A parameter without a gradient on its
-/// owner is not stepped. Which parameters need gradients is fixed when they are added.
+/// owner is not stepped; a joined owner steps those that have a gradient on the lowest active rank.
+/// Which parameters need gradients is fixed when they are added.
 ///
 /// `Rule` is an UpdateRule or a LocalOptimizer: an engine's optimizer that keeps its own state.
 template <class Comm, class Rule>

@@ -52,8 +52,9 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
 /// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
 /// |                                               | gradients as bucket views                        |
-/// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged: |
-/// |                                               | grad(p) is empty until the next backward pass    |
+/// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged  |
+/// |                                               | or of no use: grad(p) is empty until the next    |
+/// |                                               | backward pass, or set_grad(p)                    |
 /// | `static void set_value(P& p, AnyView view)`   | optional, with the next: makes `view` the value  |
 /// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
 /// |                                               | ranks keep parts of values                       |
@@ -104,14 +105,14 @@ concept has_grad = requires(std::remove_cvref_t<P>& p) {
     { parameter_traits_of<P>::grad(p) } -> pointer_like_to_tensor;
 };
 template <class P>
-concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
+concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView const& view) {
     parameter_traits_of<P>::set_grad(p, view);
 };
 template <class P>
 concept has_release_grad =
     requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_grad(p); };
 template <class P>
-concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView& view) {
+concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView const& view) {
     parameter_traits_of<P>::set_value(p, view);
     parameter_traits_of<P>::release_value(p);
 };
@@ -133,20 +134,49 @@ template <class P>
 using declares_requires_grad =
     std::conditional_t<has_default_traits<P>, std::remove_cvref_t<P>, parameter_traits_of<P>>;
 
-// An optional member that is not static, or without its partner, would be ignored.
+// An optional member of another signature, or without its partner, would be ignored.
 template <class P>
 concept has_other_requires_grad = requires {
     requires std::is_member_function_pointer_v<decltype(&declares_requires_grad<P>::requires_grad)>;
-};
+} || (!has_default_traits<P> && !has_requires_grad<P> && (requires(std::remove_cvref_t<P> const& p) {
+    parameter_traits_of<P>::requires_grad(p);
+} || requires {
+    requires takes_others<decltype(&parameter_traits_of<P>::requires_grad), std::remove_cvref_t<P> const&>;
+}));
+template <class P>
+concept has_other_name = !has_name<P> && (requires(std::remove_cvref_t<P> const& p) {
+    parameter_traits_of<P>::name(p);
+} || requires {
+    requires takes_others<decltype(&parameter_traits_of<P>::name), std::remove_cvref_t<P> const&>;
+});
 template <class P>
 concept has_other_set_grad = requires {
-    requires std::is_member_function_pointer_v<decltype(&parameter_traits_of<P>::set_grad)>;
+    requires takes_others<
+        decltype(&parameter_traits_of<P>::set_grad),
+        std::remove_cvref_t<P>&,
+        AnyView const&>;
 };
 template <class P>
-concept has_half_of_set_value =
-    !has_set_value<P> && (requires(std::remove_cvref_t<P>& p, AnyView& view) {
+concept has_other_release_grad = requires {
+    requires takes_others<decltype(&parameter_traits_of<P>::release_grad), std::remove_cvref_t<P>&>;
+};
+template <class P>
+concept has_other_set_value =
+    !has_set_value<P> && (requires(std::remove_cvref_t<P>& p, AnyView const& view) {
         parameter_traits_of<P>::set_value(p, view);
-    } || requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_value(p); });
+    } || requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_value(p); } || requires {
+        requires takes_others<
+            decltype(&parameter_traits_of<P>::set_value),
+            std::remove_cvref_t<P>&,
+            AnyView const&>;
+    } || requires {
+        requires takes_others<decltype(&parameter_traits_of<P>::release_value), std::remove_cvref_t<P>&>;
+    });
+template <class P>
+concept has_other_is_handle = requires { &parameter_traits_of<P>::is_handle; } && !requires {
+    requires std::same_as<decltype(parameter_traits_of<P>::is_handle), bool const>;
+    typename std::bool_constant<parameter_traits_of<P>::is_handle>;
+};
 
 /// Explains why an optional member is unusable. Returns true if all are usable.
 template <class P>
@@ -161,7 +191,19 @@ consteval bool has_usable_options() {
         "Parameter: parameter_traits::set_grad must be 'static void set_grad(P&, AnyView)'"
     );
     static_assert(
-        !has_half_of_set_value<P>,
+        !has_other_release_grad<P>,
+        "Parameter: parameter_traits::release_grad must be 'static void release_grad(P&)'"
+    );
+    static_assert(
+        !has_other_name<P>,
+        "Parameter: parameter_traits::name must be 'static std::string_view name(P const&)'"
+    );
+    static_assert(
+        !has_other_is_handle<P>,
+        "Parameter: parameter_traits::is_handle must be 'static constexpr bool is_handle = true'"
+    );
+    static_assert(
+        !has_other_set_value<P>,
         "Parameter: parameter_traits needs both 'static void set_value(P&, AnyView)' and 'static void "
         "release_value(P&)', or neither"
     );

@@ -46,6 +46,9 @@ public:
         }
         functions_->set_grad(object_, view);
     }
+    [[nodiscard]] bool can_release_grad() const noexcept {
+        return functions_->release_grad != nullptr;
+    }
     /// Frees the gradient, if the parameter's traits can.
     void release_grad() const {
         if (functions_->release_grad != nullptr) {

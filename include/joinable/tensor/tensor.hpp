@@ -54,13 +54,38 @@ concept has_device = requires(std::remove_cvref_t<T> const& t) {
     { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
 };
 
-// An optional member with another result would be ignored.
+/// Whether a member of traits does not take these arguments. One whose constraint is not satisfied
+/// takes them, though it cannot be called, and is no mistake.
+template <class Member, class... Arguments>
+concept takes_others = !std::is_invocable_v<Member, Arguments...>;
+
+// An optional member of another signature would be ignored.
+template <class T>
+concept has_other_dtype =
+    !has_run_time_dtype<T> && (requires(std::remove_cvref_t<T> const& t) {
+        traits_of<T>::dtype(t);
+    } || requires {
+        requires takes_others<decltype(&traits_of<T>::dtype), std::remove_cvref_t<T> const&>;
+    });
 template <class T>
 concept has_other_strides =
-    !has_strides<T> && requires(std::remove_cvref_t<T> const& t) { traits_of<T>::strides(t); };
+    !has_strides<T> && (requires(std::remove_cvref_t<T> const& t) {
+        traits_of<T>::strides(t);
+    } || requires {
+        requires takes_others<decltype(&traits_of<T>::strides), std::remove_cvref_t<T> const&>;
+    });
 template <class T>
 concept has_other_device =
-    !has_device<T> && requires(std::remove_cvref_t<T> const& t) { traits_of<T>::device(t); };
+    !has_device<T> && (requires(std::remove_cvref_t<T> const& t) {
+        traits_of<T>::device(t);
+    } || requires {
+        requires takes_others<decltype(&traits_of<T>::device), std::remove_cvref_t<T> const&>;
+    });
+template <class T>
+concept has_other_is_column_major = requires { &traits_of<T>::is_column_major; } && !requires {
+    requires std::same_as<decltype(traits_of<T>::is_column_major), bool const>;
+    typename std::bool_constant<traits_of<T>::is_column_major>;
+};
 
 /// The traits of a view take a const tensor whatever its elements are. The traits of a container
 /// take it as it is. Passing the lvalue as given covers both.
@@ -186,6 +211,14 @@ consteval bool models_tensor() {
             detail::has_extents<T>,
             "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; for one "
             "number n return std::array{n}"
+        );
+        static_assert(
+            !detail::has_other_dtype<T>,
+            "Tensor: tensor_traits::dtype must be 'static DType dtype(T const&)'"
+        );
+        static_assert(
+            !detail::has_other_is_column_major<T>,
+            "Tensor: tensor_traits::is_column_major must be 'static constexpr bool is_column_major = true'"
         );
         static_assert(
             !detail::has_other_strides<T>,

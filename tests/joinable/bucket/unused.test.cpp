@@ -112,7 +112,7 @@ TEST_CASE("what nobody uses is not sent: one map, then each run of parameters th
         CHECK(
             comm.trace ==
             Trace{
-                "all_reduce 7 i32",
+                "all_reduce 7 u64",
                 "all_reduce 4 f32",
                 "all_reduce 4 f32",
                 "all_reduce 8 f32",
@@ -130,7 +130,7 @@ TEST_CASE("what nobody uses is not sent: one map, then each run of parameters th
         } else {
             reducer.contribute_zeros();
         }
-        CHECK(comm.trace == Trace{"all_reduce 7 i32", "all_reduce 16 f32"});
+        CHECK(comm.trace == Trace{"all_reduce 7 u64", "all_reduce 16 f32"});
     });
 }
 
@@ -164,12 +164,12 @@ TEST_CASE("a static graph sends its map once; ranks without gradients take part 
             Trace expected;
             int later = 2; // iterations
             if (comm.size() == 1 && rank_0_starts_late) {
-                expected = {"all_reduce 4 i32", "broadcast 5 u64"}; // of nobody: not the graph
+                expected = {"all_reduce 4 u64", "broadcast 5 u64"}; // of nobody: not the graph
                 later = 1;
             }
             // First one bucket with parameters 3 2 1 0, then one of each.
             for (char const* const what :
-                 {"all_reduce 4 i32", "all_reduce 4 f32", "all_reduce 8 f32", "broadcast 5 u64"}) {
+                 {"all_reduce 4 u64", "all_reduce 4 f32", "all_reduce 8 f32", "broadcast 5 u64"}) {
                 expected.emplace_back(what);
             }
             for (int i = 0; i < 3 * later; ++i) {

@@ -96,11 +96,11 @@ Trace expected_of(Mode mode) {
     Trace const rebuilt{"all_reduce 3 f32", "all_reduce 7 f32"};
     // Bucket {2 1 0} without 1, which no rank uses.
     Trace const used{
-        "all_reduce 4 i32", "all_reduce 4 f32", "all_reduce 2 f32", "all_reduce 3 f32"
+        "all_reduce 4 u64", "all_reduce 4 f32", "all_reduce 2 f32", "all_reduce 3 f32"
     };
     // All in one, last to first: {3 2}, not 1, {0}; then by the order 0 2 3: {0} {2 3}, {1} unused.
     Trace const recorded{
-        "all_reduce 4 i32", "all_reduce 6 f32", "all_reduce 3 f32", "broadcast 5 u64"
+        "all_reduce 4 u64", "all_reduce 6 f32", "all_reduce 3 f32", "broadcast 5 u64"
     };
     Trace const later{"all_reduce 3 f32", "all_reduce 6 f32"};
     Trace trace;

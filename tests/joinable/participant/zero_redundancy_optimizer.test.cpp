@@ -321,6 +321,37 @@ TEST_CASE("the next step frees a state that was gathered") {
     });
 }
 
+TEST_CASE("after a group that one rank refused, joined ranks still get settings") {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({1, 1});
+        std::vector<Param<float>> more = make_params<float>({5, 1, 2});
+        DistributedDataParallel ddp{comm, params};
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 1.0}};
+        bool const refuses = comm.rank() == 1;
+        CHECK_THROWS(zero.add_parameter_group(more, Sgd{.learning_rate = refuses ? -1.0 : 1.0}));
+        Join guard{participants(ddp, zero)};
+        for (int i = 0; i < comm.rank(); ++i) {
+            drop_gradients(params);
+            zero.rule().learning_rate = 1.0 + i;
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) {
+                for (std::size_t const k : {1U, 0U}) {
+                    add_gradient(params[k], static_cast<double>(comm.size()));
+                    ready(k);
+                }
+            });
+            zero.step();
+        }
+        guard.finish();
+        float expected = 0;
+        for (int i = 0; i < comm.size() - 1; ++i) {
+            expected -= static_cast<float>((comm.size() - 1 - i) * (1 + i));
+        }
+        CHECK(params[0].value[0] == doctest::Approx(expected));
+        CHECK(params[1].value[0] == doctest::Approx(expected));
+    });
+}
+
 TEST_CASE("a parameter without a gradient keeps its value, its state and its number of steps") {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
         for (ZeroOptions const& options : all_options) {

@@ -70,6 +70,8 @@ private:
         std::uint64_t weight = 0;
         std::vector<bool> takes; ///< per parameter: its gradient is in the sum
         std::vector<bool> uses;  ///< per parameter: what it says in the map
+        bool prepares = false;   ///< its backward pass began
+        bool brings = false;     ///< without a pass, what it accumulated
     };
 
     [[nodiscard]] bool has_map() const {
@@ -238,6 +240,7 @@ private:
             std::vector<bool>(count),
             std::vector<bool>(count)
         };
+        part.prepares = batch.fails == Fails::nowhere || batch.fails == Fails::in_backward;
         if (batch.fails == Fails::nowhere) {
             bool const is_held =
                 training_.options.unused_gradients == joinable::UnusedGradients::held;
@@ -274,6 +277,7 @@ private:
                 part.takes[p] = !has_map() || rank.accumulated[p];
             }
             part.uses = part.takes;
+            part.brings = true;
         }
     }
 
@@ -307,6 +311,7 @@ private:
             part.contributes = part.contributes && !is_zero;
             if (is_zero && epoch.is_guarded() && !part.has_pass) {
                 part.uses.assign(part.uses.size(), false);
+                part.brings = false;
             }
         }
         double const divisor =
@@ -321,9 +326,15 @@ private:
         std::vector<bool> const used = used_by_some(parts);
         for (std::size_t const p : training_.trained()) {
             Numbers const average = average_of(p, parts, factors);
+            bool const others_have_none = is_absent(p, parts);
             for (Rank& rank : ranks_) {
-                bool const has_joined = k >= epoch.lengths[static_cast<std::size_t>(rank.rank)];
-                receive(rank, p, has_joined, used[p] ? &average : nullptr);
+                auto const r = static_cast<std::size_t>(rank.rank);
+                bool const has_joined = k >= epoch.lengths[r];
+                if (used[p]) {
+                    receive(rank, p, has_joined, average);
+                } else if (!parts[r].prepares && !parts[r].brings) {
+                    follow(rank, p, has_joined, others_have_none);
+                }
             }
         }
         for (Rank& rank : ranks_) {
@@ -354,14 +365,36 @@ private:
         return graph_ ? *graph_ : used;
     }
 
-    /// Without an average no rank uses the parameter.
-    void receive(Rank& rank, std::size_t p, bool has_joined, Numbers const* average) const {
+    /// Whether ranks ran a pass, and none of them has a gradient of an unused parameter.
+    [[nodiscard]] bool is_absent(std::size_t p, std::vector<Part> const& parts) const {
+        bool is_absent = false;
+        for (std::size_t r = 0; r < parts.size(); ++r) {
+            if (parts[r].prepares && ranks_[r].gradients[p]) {
+                return false;
+            }
+            is_absent = is_absent || parts[r].prepares;
+        }
+        return is_absent;
+    }
+    /// A rank that brings nothing, where no rank uses the parameter. Drawn parameters cannot release
+    /// gradients.
+    void follow(Rank& rank, std::size_t p, bool has_joined, bool is_absent) const {
         using joinable::JoinedGradients;
-        if (average == nullptr) {
-            zero_if(rank, p, has_joined && rank.writers[p] != Writer::none);
-        } else if (!has_joined ||
-                   training_.options.joined_gradients != JoinedGradients::untouched) {
-            rank.gradients[p] = *average;
+        Parameter const& parameter = training_.parameters[p];
+        auto& gradient = rank.gradients[p];
+        if (training_.options.joined_gradients != JoinedGradients::zeroed_at_end) {
+            return;
+        }
+        bool const can_have = training_.finds_unused() && !is_absent && parameter.has_set_grad;
+        if (gradient || can_have) {
+            gradient.emplace(joinable::numel(parameter.extents));
+        }
+        rank.writers[p] = has_joined ? Writer::joined : Writer::active;
+    }
+    void receive(Rank& rank, std::size_t p, bool has_joined, Numbers const& average) const {
+        using joinable::JoinedGradients;
+        if (!has_joined || training_.options.joined_gradients != JoinedGradients::untouched) {
+            rank.gradients[p] = average;
             rank.writers[p] = has_joined ? Writer::joined : Writer::active;
         }
     }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// When gradients move into buckets: in the constructor, or in take_gradients() after all ranks
 /// have constructed theirs.
 enum class TakeGradients : bool { now, later };
+
+/// What ranks with a backward pass have as the gradient of a parameter that no rank used.
+enum class OtherGradient : std::uint8_t { zeros, none, unknown };
 
 /// The gradients of a model and their places in buckets: packs, delivers and moves them.
 /// Independent of communicators and iterations; all members are local. Gradients on a device must
@@ -63,25 +68,20 @@ public:
     /// device().submit().
     void pack(std::size_t i, double factor) const;
     void zero(std::size_t i) const { device().fill_zero(*places_[i].view); }
+    [[nodiscard]] bool has(std::size_t i) const { return bool{parameters_[i].grad()}; }
 
     [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
 
     /// Begins a guard: no gradient holds an average of it.
-    void begin_guard() noexcept;
+    void begin_guard() noexcept { std::fill(is_of_others_.begin(), is_of_others_.end(), false); }
     /// Begins an iteration of a rank that has joined or has not.
     void begin(bool has_joined);
-    /// Ends an iteration after all averages are delivered. `is_used(i)`: some rank uses the
-    /// parameter.
-    template <class F>
-    void complete(F const& is_used) const {
-        for (std::size_t const i : trained_) {
-            if (leaves_untouched() && is_resident(i)) {
-                device().copy(*backup_places_[i].view, *places_[i].view);
-            } else if (has_joined_ && is_average_[i] && !is_used(i)) {
-                zero_where_others_are(i);
-            }
-        }
-    }
+    /// On a rank that ran no pass: makes gradient `i`, which no rank used, what it is on ranks with
+    /// a pass, so that optimizers do the same on all ranks. It is released or set only if the
+    /// parameter can do both, or can set it; else what it has becomes zeros.
+    void follow_others(std::size_t i, OtherGradient other);
+    /// Ends an iteration after all averages are delivered.
+    void complete() const;
     /// Ends the guard. Complete after device().finish().
     void end_guard() const;
 
@@ -112,7 +112,6 @@ private:
     }
     /// Whether the gradient lives in its bucket.
     [[nodiscard]] bool is_resident(std::size_t i) const;
-    void zero_where_others_are(std::size_t i) const;
 
     void move_into_buckets(bool existing_only);
 
@@ -133,8 +132,7 @@ private:
     BucketLayout backup_;
     std::vector<Place> places_;        ///< per parameter
     std::vector<Place> backup_places_; ///< per parameter
-    std::vector<bool> is_average_;     ///< per parameter, whether this guard's reductions wrote it
-    std::vector<bool> is_of_others_;   ///< the last one was written when this rank had joined
+    std::vector<bool> is_of_others_;   ///< per parameter: written last after this rank joined
 };
 
 }}} // namespace joinable::v0::detail

@@ -29,7 +29,7 @@ JOINABLE_DEFINITION Gradients::Gradients(
                          : BucketLayout{}
       },
       places_(parameters_.size()), backup_places_(parameters_.size()),
-      is_average_(parameters_.size()), is_of_others_(parameters_.size()) {
+      is_of_others_(parameters_.size()) {
     find_places(places_, layout_);
     find_places(backup_places_, backup_);
     for (std::size_t const i : trained_) {
@@ -71,11 +71,6 @@ JOINABLE_DEFINITION void Gradients::pack(std::size_t i, double factor) const {
     }
 }
 
-JOINABLE_DEFINITION void Gradients::begin_guard() noexcept {
-    std::fill(is_average_.begin(), is_average_.end(), false);
-    std::fill(is_of_others_.begin(), is_of_others_.end(), false);
-}
-
 JOINABLE_DEFINITION void Gradients::begin(bool has_joined) {
     has_joined_ = has_joined;
     if (!leaves_untouched()) {
@@ -89,10 +84,37 @@ JOINABLE_DEFINITION void Gradients::begin(bool has_joined) {
     device().submit(); // before zeros replace them
 }
 
+JOINABLE_DEFINITION void Gradients::follow_others(std::size_t i, OtherGradient other) {
+    AnyParameter const& parameter = parameters_[i];
+    AnyView const gradient = parameter.grad();
+    if (joined_ != JoinedGradients::zeroed_at_end) {
+        return;
+    }
+    is_of_others_[i] = has_joined_;
+    bool const can_drop = parameter.can_release_grad() && parameter.can_set_grad();
+    if (gradient && other == OtherGradient::none && can_drop) {
+        parameter.release_grad();
+    } else if (gradient) {
+        device().fill_zero(gradient);
+    } else if (other == OtherGradient::zeros && parameter.can_set_grad()) {
+        zero(i);
+        parameter.set_grad(*places_[i].view);
+    }
+}
+
+JOINABLE_DEFINITION void Gradients::complete() const {
+    for (std::size_t k = 0; leaves_untouched() && k < trained_.size(); ++k) {
+        if (std::size_t const i = trained_[k]; is_resident(i)) {
+            device().copy(*backup_places_[i].view, *places_[i].view);
+        }
+    }
+}
+
 JOINABLE_DEFINITION void Gradients::end_guard() const {
     for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
-        if (is_of_others_[i]) {
-            zero_where_others_are(i);
+        AnyView const gradient = is_of_others_[i] ? parameters_[i].grad() : AnyView{};
+        if (gradient && joined_ == JoinedGradients::zeroed_at_end) {
+            device().fill_zero(gradient);
         }
     }
 }
@@ -101,7 +123,6 @@ JOINABLE_DEFINITION void Gradients::deliver(std::size_t i) {
     if (leaves_untouched()) {
         return;
     }
-    is_average_[i] = true;
     is_of_others_[i] = has_joined_;
     AnyParameter const& parameter = parameters_[i];
     AnyView const& view = *places_[i].view;
@@ -164,13 +185,6 @@ Gradients::find_places(std::vector<Place>& places, BucketLayout const& layout) {
 JOINABLE_DEFINITION bool Gradients::is_resident(std::size_t i) const {
     AnyView const gradient = parameters_[i].grad();
     return gradient && gradient.data() == places_[i].view->data();
-}
-
-JOINABLE_DEFINITION void Gradients::zero_where_others_are(std::size_t i) const {
-    AnyView const gradient = parameters_[i].grad();
-    if (gradient && joined_ == JoinedGradients::zeroed_at_end) {
-        device().fill_zero(gradient);
-    }
 }
 
 JOINABLE_DEFINITION void Gradients::move_into_buckets(bool existing_only) {

@@ -66,6 +66,10 @@ public:
     /// unused; all others must be ready.
     void complete();
     void write_used();
+    /// Called after the averages are delivered. On a rank that contributed nothing and ran no pass,
+    /// gives the parameters that no rank used the gradients that they have on ranks with a pass:
+    /// zeros or none.
+    void follow_others();
 
     /// The order in which the gradients became ready, unused ones last. Empty if this rank had
     /// none.
@@ -130,7 +134,8 @@ private:
     double factor_ = 0;
     bool finds_unused_;
     bool sends_held_;
-    bool has_pass_ = false; ///< in the open iteration of this rank
+    bool has_pass_ = false;       ///< in the open iteration of this rank
+    bool follows_others_ = false; ///< it ran no pass and has accumulated nothing
     bool records_order_;
     bool is_open_ = false;
     bool is_recording_ = false; ///< the static graph: used parameters are known only at the end

@@ -42,6 +42,7 @@ JOINABLE_DEFINITION void Iteration::begin(double factor, bool has_pass) {
     is_open_ = true;
     factor_ = factor;
     has_pass_ = has_pass;
+    follows_others_ = false;
     is_recording_ = has_pass && graph_ && !graph_->is_recorded();
     for (std::size_t b = 0; b < pending_.size(); ++b) {
         pending_[b] = gradients_.buckets()[b].parameters.size();
@@ -89,6 +90,7 @@ JOINABLE_DEFINITION void Iteration::mark(std::size_t i) {
 }
 
 JOINABLE_DEFINITION void Iteration::contribute_nothing() {
+    follows_others_ = !has_pass_; // after a pass that failed, gradients are those of its engine
     has_pass_ = is_recording_ = false;
     ready_order_.clear();
     for (std::size_t const i : trained()) {
@@ -115,6 +117,22 @@ JOINABLE_DEFINITION void Iteration::write_used() {
     for (std::size_t const i : trained()) {
         if (!is_unused(i)) {
             used_->use(i);
+        } else if (has_pass_) {
+            used_->leave_out(i, gradients_.has(i));
+        }
+    }
+}
+
+JOINABLE_DEFINITION void Iteration::follow_others() {
+    for (std::size_t k = 0; used_ && follows_others_ && k < trained().size(); ++k) {
+        if (std::size_t const i = trained()[k]; !used_->is_used(i)) {
+            // A static graph sends no map in later iterations, but gradients may come and go.
+            gradients_.follow_others(
+                i,
+                !finds_unused_        ? OtherGradient::unknown
+                : used_->is_absent(i) ? OtherGradient::none
+                                      : OtherGradient::zeros
+            );
         }
     }
 }

@@ -10,8 +10,10 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Tells which parameters some rank uses. It has one count per parameter; the owner of the map sums
-/// them over ranks. Local.
+/// Tells which parameters some rank uses, and what ranks have of those that none uses. It has a word
+/// per parameter; the owner of the map sums them over ranks. A word counts ranks with a backward
+/// pass in three fields: those that use the parameter, those that do not and have a gradient of it,
+/// and those that have none. Local.
 class UsedMap {
 public:
     explicit UsedMap(std::size_t parameters) : counts_(parameters) {}
@@ -22,22 +24,34 @@ public:
         is_known_ = false;
     }
     /// Records that this rank uses parameter `i`.
-    void use(std::size_t i) noexcept { counts_[i] = 1; }
+    void use(std::size_t i) noexcept { counts_[i] = user; }
+    /// Records that this rank's pass does not use parameter `i`.
+    void leave_out(std::size_t i, bool has_gradient) noexcept {
+        counts_[i] = has_gradient ? holder : 1;
+    }
 
     /// The counts to sum over all ranks.
-    [[nodiscard]] Buffer buffer() noexcept { return {counts_.data(), counts_.size(), DType::i32}; }
+    [[nodiscard]] Buffer buffer() noexcept { return {counts_.data(), counts_.size(), DType::u64}; }
     /// Called after the buffer has been summed.
     void set_known() noexcept { is_known_ = true; }
     [[nodiscard]] bool is_known() const noexcept { return is_known_; }
 
     /// Whether some rank uses parameter `i`; before the map is known, whether this rank does.
-    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return counts_[i] != 0; }
+    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return counts_[i] >= user; }
+    /// Whether some rank ran a pass, and parameter `i` has no gradient on any rank that did.
+    [[nodiscard]] bool is_absent(std::size_t i) const noexcept {
+        return counts_[i] != 0 && counts_[i] < holder;
+    }
+    /// Whether no rank uses any parameter.
     [[nodiscard]] bool is_empty() const noexcept {
-        return std::all_of(counts_.begin(), counts_.end(), [](auto count) { return count == 0; });
+        return std::all_of(counts_.begin(), counts_.end(), [](auto word) { return word < user; });
     }
 
 private:
-    std::vector<std::int32_t> counts_;
+    static constexpr std::uint64_t holder = std::uint64_t{1} << 21U; // a field counts 2^21 ranks
+    static constexpr std::uint64_t user = std::uint64_t{1} << 42U;
+
+    std::vector<std::uint64_t> counts_;
     bool is_known_ = false;
 };
 

@@ -23,6 +23,15 @@ public:
     Work all_reduce(Buffer buffer, ReduceOp op) { return start(requests().all_reduce(buffer, op)); }
     /// Copies the buffer of `root` to all ranks.
     Work broadcast(Buffer buffer, int root) { return start(requests().broadcast(buffer, root)); }
+    /// Explains what is missing.
+    template <class T = Buffer>
+    Work broadcast(T const& buffer) {
+        static_assert(
+            sizeof(T) == 0,
+            "broadcast: say from which rank the buffer is copied, as in comm.broadcast(buffer, 0)"
+        );
+        return broadcast(buffer, 0);
+    }
     /// Blocks until every rank has called it.
     void barrier() { start(requests().barrier()).wait(); }
 

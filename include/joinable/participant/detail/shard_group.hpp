@@ -19,6 +19,7 @@
 #include <joinable/error.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/shard.hpp>
+#include <joinable/optimizer/stepped_gradients.hpp>
 #include <joinable/participant/detail/bucket_values.hpp>
 #include <joinable/participant/detail/sharded_values.hpp>
 #include <joinable/tensor/buffer.hpp>
@@ -39,6 +40,7 @@ struct ShardGroup {
     std::size_t first = 0; ///< index of its first parameter among those of all groups
     std::vector<OptimizerShard> shards = {};
     std::vector<std::uint64_t> steps = {}; ///< of each parameter of which this rank owns elements
+    SteppedGradients gradients = {};       ///< unless they are reduced to owners
     std::vector<std::size_t> frozen = {};  ///< parameters that need no gradient
     std::vector<std::size_t> units = {
     }; ///< where each begins among the shards, if values are sharded

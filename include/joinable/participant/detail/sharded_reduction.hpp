@@ -123,6 +123,16 @@ public:
                 return reduction.parts_ ? reduction.parts_->use(i) : Held{};
             });
         }
+        /// Explains an argument that is no index.
+        template <class Other>
+            requires(!std::convertible_to<Other, std::size_t>)
+        auto operator()(Other const&) const {
+            static_assert(
+                std::convertible_to<Other, std::size_t>,
+                "use: it takes the index of a parameter in the list that was given, as in use(0)"
+            );
+            return 0; // for the result that is kept
+        }
 
     private:
         Passes& passes_;

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: a collective takes the communicator first, which is an object with a name and not const, as in all_reduce(comm, tensor)
+#include <joinable/join.hpp>
+
+#include <vector>
+
+int main() {
+    joinable::SelfCommunicator const comm;
+    std::vector<float> in(3), out(3);
+    joinable::all_gather(comm, in, out).wait();
+}

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: Parameter: parameter_traits::name must be 'static std::string_view name(P const&)'
+#include <joinable/join.hpp>
+
+#include <vector>
+
+struct Weights {
+    std::vector<float> numbers, slope;
+};
+
+template <>
+struct joinable::parameter_traits<Weights> {
+    static auto* value(Weights& w) { return &w.numbers; }
+    static auto* grad(Weights& w) { return &w.slope; }
+    static int name(Weights const&) { return 3; }
+};
+static_assert(joinable::models_parameter<Weights>());

@@ -37,7 +37,7 @@ ROOMS = {
     "tensor": "base",
     "reduction": "base tensor",
     "device": "base tensor reduction",
-    "device/cuda": "base tensor device",
+    "device/cuda": "base tensor device optimizer",
     "hook": "base",
     "communicator": "base tensor device",
     f"{MEMORY}/board": "base tensor device communicator",

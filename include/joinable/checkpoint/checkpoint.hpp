@@ -71,6 +71,11 @@ class Checkpoint {
         "Checkpoint: an engine's optimizer keeps its state itself; save and load it on the owner of each "
         "parameter, which owner_of() names"
     );
+    static_assert(
+        detail::reduces_host_memory<Comm>,
+        "Checkpoint: this communicator moves the memory of a device, which no rank writes to a file; gather the "
+        "state by consolidate(), and save state() and the values yourself"
+    );
 
 public:
     /// Local. The optimizer must outlive it. Groups may still be added to the optimizer.

@@ -426,6 +426,11 @@ TEST_CASE("without kernels for its rule a sharded optimizer is refused on every 
         );
         check();
         ShardedDataParallel const sgd{comm, engine.params, Sgd{}};
+        CHECK_THROWS_WITH_AS(
+            comm.device_memory().update(joinable::detail::device_rule(Adam{}), {}),
+            "update: there are no kernels for this rule; call CudaDevice::use_kernels first",
+            ContractViolation
+        );
     });
     check_nothing_is_left();
 }

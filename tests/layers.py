@@ -56,7 +56,7 @@ ROOMS = {
     "bucket": "base tensor device communicator agreement",
     "join": "base hook communicator agreement",
     "participant": f"base tensor hook device communicator {MEMORY} communicator/nccl agreement bucket join optimizer",
-    "checkpoint": "base tensor hook communicator agreement optimizer join participant",
+    "checkpoint": "base tensor hook device communicator agreement optimizer join participant",
     "trace": "base hook communicator agreement bucket join",
     "data": "base communicator",
     "interop": "base tensor bucket join participant data",

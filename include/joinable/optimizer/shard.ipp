@@ -3,7 +3,6 @@
 
 #include <joinable/optimizer/shard.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <span>
@@ -115,12 +114,15 @@ JOINABLE_DEFINITION void OptimizerShard::pack_own(
     for (ShardPiece const& piece : own()) {
         AnyView const value = parameters[piece.parameter].value();
         std::byte* const place = bucket + piece.offset * element();
-        if (is_whole(piece, value)) {
+        if (is_dense(value)) {
+            copy_run(begin_of(value, piece), place, piece.size, bucket_.dtype);
+        } else if (is_whole(piece, value)) {
             device_->copy(value, place_of(value, place));
         } else {
             std::byte* const elements = elements_of(value, value, piece, scratch);
-            device_->submit(); // it may be a copy
-            device_->copy(run(elements, piece), run(place, piece));
+            device_->submit();
+            copy_run(elements, place, piece.size, bucket_.dtype);
+            device_->submit(); // before the scratch memory is used again
         }
     }
 }
@@ -136,13 +138,17 @@ OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* 
         std::byte* const from = first + piece.offset * element();
         if (is_dense(value)) {
             if (is_other(piece)) {
-                device_->copy(run(from, piece), run(begin_of(value, piece), piece));
+                copy_run(from, begin_of(value, piece), piece.size, bucket_.dtype);
             }
         } else if (piece.begin == 0) { // the bucket has the whole value
-            auto const rest = pieces.subspan(k);
-            if (std::any_of(rest.begin(), rest.end(), [&](ShardPiece const& other) {
-                    return other.parameter == piece.parameter && is_other(other);
-                })) {
+            bool has_others = false;
+            for (std::size_t p = k; p < pieces.size(); ++p) {
+                if (pieces[p].parameter != piece.parameter) {
+                    break;
+                }
+                has_others = has_others || is_other(pieces[p]);
+            }
+            if (has_others) {
                 device_->copy(place_of(value, from), value);
             }
         }
@@ -152,6 +158,10 @@ OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* 
 JOINABLE_DEFINITION void OptimizerShard::copy_run(
     std::byte const* from, std::byte* to, std::size_t count, DType dtype
 ) const {
+    if (detail::is_on_host(*device_)) { // at once
+        detail::copy_bytes(to, from, count * size_of(dtype));
+        return;
+    }
     auto const all = [&](std::byte* data) {
         return AnyView{data, dtype, Shape{count}, Shape{1}, device_->id()};
     };

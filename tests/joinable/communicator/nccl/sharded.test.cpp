@@ -32,6 +32,7 @@ using joinable::ContractViolation;
 using joinable::DType;
 using joinable::NcclCommunicator;
 using joinable::Partition;
+using joinable::Shape;
 using joinable::ShardedDataParallel;
 using joinable::ShardedOptions;
 using joinable::Sharding;
@@ -224,6 +225,41 @@ TEST_CASE("the optimizer alone is sharded over devices, beside what averages and
             }
         }
     }
+}
+
+TEST_CASE("a part that begins and ends within values with gaps is stepped and sent") {
+    Delay const delay;
+    auto const make_two = [] { // of parts of 32 elements the second one has some of each
+        std::vector<StridedParam> params;
+        for (auto const& [extents, strides] :
+             {std::pair{Shape{4, 10}, Shape{12, 1}}, std::pair{Shape{7, 8}, Shape{9, 1}}}) {
+            params.push_back({{{DType::f32, extents, strides}, {DType::f32, extents, strides}, {}}}
+            );
+            Numbers values;
+            for (std::size_t k = 0; k < params.back().value.view().numel(); ++k) {
+                values.push_back(static_cast<double>(k % 13) / 8.0 - 0.75);
+            }
+            write(params.back().value.view(), values);
+        }
+        return params;
+    };
+    ZeroOptions const options{.partition = Partition::flat, .reduces_gradients = true};
+    over_nccl({4}, {}, [&](auto& hosts, auto& comm, auto& engine) {
+        std::vector<StridedParam> params = make_two();
+        engine.params.clear();
+        for (StridedParam const& param : params) {
+            engine.params.emplace_back(param, engine.stream());
+        }
+        ZeroRedundancyOptimizer on_host{hosts, params, Adam{}, options};
+        ZeroRedundancyOptimizer zero{comm, engine.params, Adam{}, options};
+        for (int round = 0; round < 2; ++round) {
+            backward_on_host(params, hosts.rank(), round, [](std::size_t) {});
+            on_host.step();
+            engine.backward(round, [](std::size_t) {});
+            zero.step();
+        }
+        CHECK(engine.values() == values_of(params));
+    });
 }
 
 /// As bytes: every tensor of every parameter.

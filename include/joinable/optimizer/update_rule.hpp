@@ -105,13 +105,13 @@ void check_rule(R const& rule) {
 /// |                        |                                    | the settings are invalid                 |
 /// | `rule.agree_on(list)`  |                                    | optional; adds its settings to an        |
 /// |                        |                                    | AgreementList, for ranks to compare      |
-/// | `rule.template visit_update<T>(step, f)` | what f returns   | optional; for device memory, T is float  |
-/// |                        |                                    | or double: returns `f(update)`           |
 ///
-/// `update` steps one element: `update(T& value, T& gradient, T* state)`, a `__host__ __device__`
-/// const member, may also change the gradient. It is trivially copyable, has a static constexpr
-/// `state_count`, which is the number of state_names(), and does what update(range) does. One
-/// source file that nvcc compiles names the rule: `cuda_kernels<R>()`.
+/// To step in the memory of a device, R has one more member, `template <class T, class F>
+/// decltype(auto) visit_update(std::uint64_t step, F const& f) const`, for T float and double. It
+/// returns `f(update)`, where `update` does to one element what update(range) does at that step:
+/// `update(T& value, T& gradient, T* state)`, a `__host__ __device__` const member, may also change
+/// the gradient. It is trivially copyable and has a static constexpr `state_count`, the number of
+/// state_names(). One source file that nvcc compiles names the rule: `cuda_kernels<R>()`.
 ///
 /// R is trivially copyable, because settings are sent to other ranks as bytes. No member is a
 /// pointer, because addresses are not valid on another rank; this is checked for the first 16

@@ -67,9 +67,7 @@ inline int count_gpus() {
 /// @throws InputError
 inline void require_gpus(Options const& options, int gpus) {
     if (options.rule != Rule::sgd || options.sharding != Sharding::none) {
-        throw InputError{
-            "--device cuda has --optimizer sgd and --sharding none only; the others step on the host"
-        };
+        throw InputError{"--device cuda has --optimizer sgd and --sharding none only"};
     }
     if (options.communicator == Kind::thread && options.ranks > gpus) {
         throw InputError{

@@ -78,9 +78,34 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #else
 #define JOINABLE_UNROLL _Pragma("GCC unroll 16")
 #endif
+// Functions that kernels call, too. Where nvcc compiles them, they take no registers of the host.
+namespace joinable { inline namespace v0 { namespace detail {
+#if defined(__CUDACC__)
+#define JOINABLE_HOST_DEVICE __host__ __device__
+inline constexpr bool has_registers = false;
+#else
+#define JOINABLE_HOST_DEVICE
+inline constexpr bool has_registers = true;
+#endif
+}}} // namespace joinable::v0::detail
 // A rounded product of numbers or registers. Compilers may fuse other products with the following
-// sum. Clang follows the pragma unless -ffp-contract=fast is given.
-#if defined(__clang__)
+// sum. Clang follows the pragma unless -ffp-contract=fast is given. On a GPU there is an
+// instruction for it.
+#if defined(__CUDA_ARCH__)
+namespace joinable { inline namespace v0 { namespace detail {
+template <class Register, class Factor>
+Register rounded_product(Register const& a, Factor const& b) {
+    return a * b; // of the host, which compiles no code here
+}
+__host__ __device__ inline float rounded_product(float a, float b) {
+    return __fmul_rn(a, b);
+}
+__host__ __device__ inline double rounded_product(double a, double b) {
+    return __dmul_rn(a, b);
+}
+}}} // namespace joinable::v0::detail
+#define JOINABLE_ROUNDED_PRODUCT(result, a, b) result = ::joinable::detail::rounded_product(a, b)
+#elif defined(__clang__)
 #define JOINABLE_ROUNDED_PRODUCT(result, a, b)                                                     \
     do {                                                                                           \
         _Pragma("clang fp contract(off)") result = (a) * (b);                                      \

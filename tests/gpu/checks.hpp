@@ -3,7 +3,17 @@
 
 // What ranks on GPUs have to get right: results that a formula gives, and failures that all ranks hear of.
 
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
 #include <gpu/common.hpp>
+
+#include <joinable/zero.hpp>
 
 namespace joinable_gpu {
 
@@ -113,6 +123,87 @@ void check_uneven_inputs(Rank<Hosts>& rank, std::size_t large, bool views) {
     }
 }
 
+/// A parameter in host memory.
+template <class T>
+struct HostParam {
+    std::vector<T> value;
+    std::vector<T> grad;
+};
+
+/// Trains `params` with gradients that `backward(round, ready)` makes; rank r has r + 1 inputs.
+template <class Comm, class Hosts, class Params, class Backward>
+void train_sharded(
+    Comm& comm,
+    Hosts& hosts,
+    Params& params,
+    joinable::ShardedOptions const& options,
+    Backward const& backward
+) {
+    joinable::AdamW const rule{.learning_rate = 0.02, .weight_decay = 0.1, .amsgrad = true};
+    joinable::ShardedDataParallel sharded{comm, params, rule, options};
+    joinable::Join guard{joinable::participants(sharded), joinable::control(hosts)};
+    for (int round = 0; round <= hosts.rank(); ++round) {
+        sharded.forward([] {});
+        sharded.backward([&](auto ready) { backward(round, ready); });
+        sharded.step();
+    }
+    (void)guard.finish();
+}
+
+/// The values of a sharded training on GPUs are those of one on the host, bit for bit: averages are
+/// exact, and rules compute the same on both.
+template <class T, class Hosts>
+void check_sharded(Rank<Hosts>& rank, std::size_t large) {
+    auto const factor = [&](int round) {
+        return static_cast<float>((rank.hosts.rank() + 1) * (round + 1));
+    };
+    std::vector<std::size_t> const counts{3000, 1, large, 129};
+    for (joinable::Sharding const sharding :
+         {joinable::Sharding::optimizer, joinable::Sharding::gradients}) {
+        for (auto const partition :
+             {joinable::Partition::by_parameters, joinable::Partition::flat}) {
+            joinable::ShardedOptions const options{
+                .sharding = sharding, .partition = partition, .bucket_cap_bytes = 8192
+            };
+            std::vector<HostParam<T>> on_host;
+            std::vector<Param> params;
+            for (std::size_t const count : counts) {
+                on_host.push_back({std::vector<T>(count), std::vector<T>(count)});
+                params.emplace_back(joinable::dtype_of<T>, count, rank.device);
+            }
+            train_sharded(rank.hosts, rank.hosts, on_host, options, [&](int round, auto ready) {
+                for (std::size_t p = on_host.size(); p-- > 0;) {
+                    for (std::size_t e = 0; e < counts[p]; ++e) {
+                        on_host[p].grad[e] = T{factor(round) * number_of(e)};
+                    }
+                    ready(p);
+                }
+            });
+            std::vector<std::vector<T>> values(params.size());
+            train_sharded(rank.comm, rank.hosts, params, options, [&](int round, auto ready) {
+                for (std::size_t p = params.size(); p-- > 0;) {
+                    rank.comm.synchronize(); // `values` were read
+                    write_gradient(params[p], factor(round), values[p], rank.stream);
+                    ready(p);
+                }
+            });
+            for (std::size_t p = 0; p < params.size(); ++p) {
+                std::vector<T> there(counts[p]);
+                std::size_t const bytes = counts[p] * sizeof(T);
+                cuda(cudaMemcpyAsync(
+                    there.data(), params[p].value.data(), bytes, cudaMemcpyDeviceToHost, rank.stream
+                ));
+                rank.comm.synchronize();
+                expect(
+                    std::memcmp(there.data(), on_host[p].value.data(), bytes) == 0,
+                    "a sharded training on the GPU has other values in parameter " +
+                        std::to_string(p)
+                );
+            }
+        }
+    }
+}
+
 /// All that has a formula, with `kernels` and without any, up to `large` elements.
 template <class Hosts>
 void check_results(Hosts& hosts, joinable::CudaKernels const& kernels, std::size_t large) {
@@ -122,6 +213,9 @@ void check_results(Hosts& hosts, joinable::CudaKernels const& kernels, std::size
             check_all_reduce<T>(rank, large);
             check_uneven_inputs<T>(rank, large, false);
             check_uneven_inputs<T>(rank, large, true);
+            if (with.update != nullptr) {
+                check_sharded<T>(rank, (std::min)(large, std::size_t{100'000}));
+            }
         };
         check(joinable::Half{});
         check(joinable::BFloat16{});

@@ -22,9 +22,11 @@
 #include <joinable/checkpoint/detail/tensor_part.hpp>
 #include <joinable/checkpoint/detail/training_state.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/type_name.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/hook/ordering.hpp>
@@ -61,7 +63,8 @@ struct CheckpointOptions {
 /// stored under its name, or its index if it has none; its state under "NAME/exp_avg", its master
 /// under "NAME/master". All ranks must see one file system. The new file is written beside the old
 /// one as "FILE.part" and replaces it when it is complete and on the disk, so killing the training
-/// at any time leaves a complete file. Only one training may write a file at a time. The caller
+/// at any time leaves a complete file. What is in the memory of a device goes through the host's,
+/// one tensor at a time, while the host waits. Only one training may write a file at a time. The caller
 /// saves ZeroOptions::shared, buffers and the position in the inputs.
 template <class Comm, class Rule>
 class Checkpoint {
@@ -178,12 +181,25 @@ private:
         return {name, zero_.groups(), names};
     }
 
+    /// On a device the host first waits for collectives in flight, which have a deadline; streams
+    /// have none.
+    [[nodiscard]] detail::PartsOnHost parts_on_host() {
+        Comm& comm = join_communicator();
+        Device& device = detail::device_of(comm);
+        device.submit(); // after the engine's work
+        if constexpr (requires { comm.synchronize(); }) {
+            comm.synchronize();
+        }
+        return detail::PartsOnHost{device};
+    }
+
     void write_file() {
         detail::ControlOver<Comm&> control{join_communicator()};
         bool const is_root = control.rank() == 0;
         std::optional<detail::ModelLayout> layout;
         std::vector<detail::TensorPart> parts;
         std::vector<std::uint64_t> words; // steps of each parameter, hash of each tensor
+        detail::PartsOnHost on_host = parts_on_host();
         detail::on_all_ranks(control, [&](AgreementList&) {
             layout.emplace(layout_by(file_, zero_.rules()));
             layout->place();
@@ -195,7 +211,10 @@ private:
             std::size_t const parameters = words.size();
             words.resize(parameters + layout->tensors().size());
             for (detail::TensorPart const& part : parts) {
-                words[parameters + part.tensor] += hash_part(layout->tensors()[part.tensor], part);
+                detail::StoredTensor const& tensor = layout->tensors()[part.tensor];
+                on_host.read(tensor, part, [&](detail::TensorPart const& here) {
+                    words[parameters + part.tensor] += hash_part(tensor, here);
+                });
                 control.keep_alive();
             }
         });
@@ -222,7 +241,10 @@ private:
             }
             detail::FileData data{file, header.size(), control};
             for (detail::TensorPart const& part : parts) {
-                data.write(layout->tensors()[part.tensor], part);
+                detail::StoredTensor const& tensor = layout->tensors()[part.tensor];
+                on_host.read(tensor, part, [&](detail::TensorPart const& here) {
+                    data.write(tensor, here);
+                });
             }
             file.sync();
         });
@@ -261,6 +283,7 @@ private:
         detail::TrainingState state;
         std::vector<Rule> rules;
         std::uint64_t first = 0;
+        detail::PartsOnHost on_host = parts_on_host();
         detail::on_all_ranks(control, [&](AgreementList& list) {
             file.emplace(name, detail::File::Access::read);
             std::string const text = read_header(name, *file);
@@ -278,12 +301,17 @@ private:
         check_hashes(name, control, *layout, state, data);
         detail::on_all_ranks(control, [&](AgreementList&) {
             zero_.resume(rules, state.steps);
-            for (detail::TensorPart const& part : layout->kept_state()) {
-                data.read(layout->tensors()[part.tensor], part);
-            }
+            std::vector<detail::TensorPart> parts = layout->kept_state();
             for (detail::TensorPart const& part : layout->values()) {
-                data.read(layout->tensors()[part.tensor], part);
+                parts.push_back(part);
             }
+            for (detail::TensorPart const& part : parts) {
+                detail::StoredTensor const& tensor = layout->tensors()[part.tensor];
+                on_host.write(tensor, part, [&](detail::TensorPart const& here) {
+                    data.read(tensor, here);
+                });
+            }
+            detail::device_of(join_communicator()).finish(); // the engine's stream sees the values
         });
         rounds_ = state.rounds;
     }

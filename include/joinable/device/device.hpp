@@ -3,9 +3,11 @@
 
 #include <concepts>
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include <joinable/device/arena.hpp>
+#include <joinable/device/update.hpp>
 #include <joinable/fwd.hpp>
 #include <joinable/tensor/traits.hpp>
 
@@ -53,6 +55,11 @@ public:
     /// Submits. Later requests of the engine run after these operations.
     virtual void finish() = 0;
 
+    /// Whether update() can step by this rule.
+    [[nodiscard]] virtual bool can_update(DeviceRule const& rule) const noexcept = 0;
+    /// Submits, then steps elements by a rule. `rule` and `updates` may change when this returns.
+    virtual void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) = 0;
+
     /// Submits, then moves sections within an arena: see detail::permute_sections.
     virtual void permute(Arena const& arena, std::vector<detail::Section>& sections) = 0;
     /// Zeroed host memory from which upload() need not wait. It may outlive the device.
@@ -63,5 +70,13 @@ public:
     /// Copies to the host, in the order of submissions; blocks until it is done.
     virtual void download(void const* from, void* to, std::size_t bytes) = 0;
 };
+
+namespace detail {
+
+[[nodiscard]] inline bool is_on_host(Device const& device) noexcept {
+    return device.id() == DeviceId{};
+}
+
+} // namespace detail
 
 }} // namespace joinable::v0

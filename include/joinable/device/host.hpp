@@ -3,11 +3,13 @@
 
 #include <cstddef>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include <joinable/device/copy.hpp>
 #include <joinable/device/detail/permute_sections.hpp>
 #include <joinable/device/device.hpp>
+#include <joinable/device/update.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -26,6 +28,12 @@ public:
     [[nodiscard]] bool can_scale() const noexcept override { return true; }
     void submit() override {}
     void finish() override {}
+    [[nodiscard]] bool can_update(DeviceRule const&) const noexcept override { return true; }
+    void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) override {
+        for (DeviceUpdate const& update : updates) {
+            rule.on_host(rule.settings, update);
+        }
+    }
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
         detail::permute_sections(arena.data(), sections);
     }

@@ -27,12 +27,18 @@ public:
     using Sum = std::function<void(std::span<double>)>;
 
     ShardGradients(
-        std::span<ShardGradient const> pieces, std::size_t parameters, Sum const& sum
+        std::span<ShardGradient const> pieces,
+        std::size_t parameters,
+        Sum const& sum,
+        DeviceId device = {}
     ) noexcept
-        : pieces_{pieces}, parameters_{parameters}, sum_{sum} {}
+        : pieces_{pieces}, parameters_{parameters}, sum_{sum}, device_{device} {}
 
     [[nodiscard]] auto begin() const noexcept { return pieces_.begin(); }
     [[nodiscard]] auto end() const noexcept { return pieces_.end(); }
+    /// Where the gradients are, also if this rank has none. On a device, kernels that change them go
+    /// on the stream on which the engine makes gradients.
+    [[nodiscard]] DeviceId device() const noexcept { return device_; }
     /// The number of parameters in all groups, on all ranks.
     [[nodiscard]] std::size_t parameter_count() const noexcept { return parameters_; }
     /// Sums numbers over all ranks, in place, such as results from each rank's own gradients. With
@@ -48,6 +54,7 @@ private:
     std::span<ShardGradient const> pieces_;
     std::size_t parameters_;
     Sum const& sum_;
+    DeviceId device_;
 };
 
 namespace detail {
@@ -91,6 +98,7 @@ public:
     explicit ClipNorm(double max_norm) noexcept : max_norm_{max_norm} {}
 
     /// Collective.
+    /// @throws ContractViolation  the gradients are on a device.
     bool operator()(ShardGradients const& gradients);
 
     /// The norm before the last step was clipped.

@@ -6,9 +6,20 @@
 #include <cmath>
 #include <numeric>
 
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
 namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION bool ClipNorm::operator()(ShardGradients const& gradients) {
+    if (gradients.device() != DeviceId{}) {
+        throw ContractViolation{detail::concat(
+            "ClipNorm reads gradients on the host, but these are on ",
+            detail::to_text(gradients.device()),
+            "; give a before_step of your own, whose kernels sum squares and scale, and which adds up the sums "
+            "of all ranks by ShardGradients::sum()"
+        )};
+    }
     squares_.assign(gradients.parameter_count(), 0.0);
     for (auto const& [parameter, view] : gradients) {
         double square = 0;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -44,7 +45,8 @@ struct GradientTerms {
     T decay; ///< times the value, added to the gradient
 
     template <class V>
-    [[gnu::always_inline]] void apply(V& gradient, V const& value) const noexcept {
+    [[gnu::always_inline]] JOINABLE_HOST_DEVICE void
+    apply(V& gradient, V const& value) const noexcept {
         gradient = gradient * sign; // exact
         if (decay != T{0}) {
             add_product(gradient, value, decay);
@@ -63,7 +65,8 @@ struct SgdUpdate {
     bool is_nesterov;
 
     template <class V>
-    [[gnu::always_inline]] void operator()(V& value, V& gradient, V* state) const noexcept {
+    [[gnu::always_inline]] JOINABLE_HOST_DEVICE void
+    operator()(V& value, V& gradient, V* state) const noexcept {
         terms.apply(gradient, value);
         if constexpr (has_momentum) {
             V& buffer = state[0];
@@ -96,7 +99,8 @@ struct AdamUpdate {
     T negative_rate;
 
     template <class V>
-    [[gnu::always_inline]] void operator()(V& value, V& gradient, V* state) const noexcept {
+    [[gnu::always_inline]] JOINABLE_HOST_DEVICE void
+    operator()(V& value, V& gradient, V* state) const noexcept {
         terms.apply(gradient, value);
         if (kept != T{1}) {
             multiply(value, value, kept);
@@ -129,9 +133,10 @@ inline constexpr std::array<std::string_view, 3> adam_state{
 };
 
 /// Adam and AdamW, which differ in where the weight decay is applied.
-template <bool is_amsgrad, class Settings, class T>
-void update_by_adam(Settings const& settings, bool is_decoupled, UpdateRange<T> const& range) {
-    auto const step = static_cast<double>(range.step);
+template <class T, bool is_amsgrad, class Settings>
+AdamUpdate<T, is_amsgrad>
+adam_update(Settings const& settings, bool is_decoupled, std::uint64_t count) {
+    auto const step = static_cast<double>(count);
     double const first_correction = 1.0 - std::pow(settings.beta1, step);
     double const second_correction = 1.0 - std::pow(settings.beta2, step);
     double const decay = settings.weight_decay;
@@ -145,15 +150,22 @@ void update_by_adam(Settings const& settings, bool is_decoupled, UpdateRange<T> 
     update.root_correction = static_cast<T>(std::sqrt(second_correction));
     update.epsilon = static_cast<T>(settings.epsilon);
     update.negative_rate = static_cast<T>(-settings.learning_rate / first_correction);
-    run_update(update, range);
+    return update;
 }
-template <class Settings, class T>
-void update_by_adam(Settings const& settings, bool is_decoupled, UpdateRange<T> const& range) {
-    if (settings.amsgrad) {
-        update_by_adam<true>(settings, is_decoupled, range);
-    } else {
-        update_by_adam<false>(settings, is_decoupled, range);
-    }
+/// Calls f with the update of a step.
+template <class T, class Settings, class F>
+decltype(auto)
+visit_adam(Settings const& settings, bool is_decoupled, std::uint64_t step, F const& f) {
+    return settings.amsgrad ? f(adam_update<T, true>(settings, is_decoupled, step))
+                            : f(adam_update<T, false>(settings, is_decoupled, step));
+}
+
+/// Steps a range in host memory by the update that the rule gives.
+template <class Rule, class T>
+void run_rule(Rule const& rule, UpdateRange<T> const& range) {
+    rule.template visit_update<T>(range.step, [&](auto const& update) {
+        run_update(update, range);
+    });
 }
 
 template <class Settings>
@@ -194,11 +206,11 @@ struct Sgd {
 
     template <class T>
     void update(UpdateRange<T> const& range) const {
-        if (range.state.empty()) {
-            run<false>(range);
-        } else {
-            run<true>(range);
-        }
+        detail::run_rule(*this, range);
+    }
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t step, F const& f) const {
+        return momentum == 0.0 ? f(made<T, false>(step)) : f(made<T, true>(step));
     }
 
     void check() const {
@@ -226,17 +238,17 @@ struct Sgd {
     }
 
 private:
-    template <bool has_momentum, class T>
-    void run(UpdateRange<T> const& range) const {
+    template <class T, bool has_momentum>
+    [[nodiscard]] detail::SgdUpdate<T, has_momentum> made(std::uint64_t step) const {
         detail::SgdUpdate<T, has_momentum> update;
         update.terms.sign = static_cast<T>(maximize ? -1.0 : 1.0);
         update.terms.decay = static_cast<T>(weight_decay);
         update.momentum = static_cast<T>(momentum);
         update.undamped = static_cast<T>(1.0 - dampening);
         update.negative_rate = static_cast<T>(-learning_rate);
-        update.is_first = range.step == 1;
+        update.is_first = step == 1;
         update.is_nesterov = nesterov;
-        detail::run_update(update, range);
+        return update;
     }
 };
 
@@ -256,7 +268,11 @@ struct Adam {
     }
     template <class T>
     void update(UpdateRange<T> const& range) const {
-        detail::update_by_adam(*this, false, range);
+        detail::run_rule(*this, range);
+    }
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t step, F const& f) const {
+        return detail::visit_adam<T>(*this, false, step, f);
     }
     void check() const { detail::check_adam("Adam", *this); }
     template <class List>
@@ -281,7 +297,11 @@ struct AdamW {
     }
     template <class T>
     void update(UpdateRange<T> const& range) const {
-        detail::update_by_adam(*this, true, range);
+        detail::run_rule(*this, range);
+    }
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t step, F const& f) const {
+        return detail::visit_adam<T>(*this, true, step, f);
     }
     void check() const { detail::check_adam("AdamW", *this); }
     template <class List>

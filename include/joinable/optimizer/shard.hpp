@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
-#include <joinable/device/copy.hpp>
+#include <joinable/device/device.hpp>
+#include <joinable/device/host.hpp>
+#include <joinable/device/update.hpp>
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/partition.hpp>
@@ -26,15 +30,25 @@ namespace detail {
 /// Memory for a tensor whose elements have to be rearranged. It grows on demand.
 class Scratch {
 public:
+    explicit Scratch(Device& device) noexcept : device_{device} {}
+
     [[nodiscard]] std::byte* data(std::size_t bytes) {
         if (arena_.bytes() < bytes) {
-            arena_ = Arena{bytes};
+            if (is_on_host(device_)) {
+                arena_ = Arena{};
+            } else { // freeing it would wait for the device without a deadline
+                bytes = (std::max)(bytes, 2 * arena_.bytes());
+                former_.push_back(std::move(arena_));
+            }
+            arena_ = device_.allocate(bytes, Arena::default_alignment);
         }
         return arena_.data();
     }
 
 private:
+    Device& device_;
     Arena arena_;
+    std::vector<Arena> former_;
 };
 
 } // namespace detail
@@ -42,20 +56,27 @@ private:
 /// One rank's view of a bucket: its pieces, their state, and the copies between parameters,
 /// gradients and the bucket. In the bucket a parameter lies whole and dense, in the order of its
 /// value if that is dense. All members are local. `parameters` is the list that the bucket was cut
-/// from.
+/// from. Parameters, state and buckets are in the memory of one device, and members that read or
+/// write them there leave requests that its submit() starts.
 class OptimizerShard {
 public:
     /// `names` is the number of state arrays. With `has_masters`, values of 16 bits are stepped as
-    /// copies of 32 bits.
+    /// copies of 32 bits. The device must outlive the shard.
     OptimizerShard(
-        ShardBucket bucket, int rank, std::size_t names, bool has_masters, Sharding sharding
+        ShardBucket bucket,
+        int rank,
+        std::size_t names,
+        bool has_masters,
+        Sharding sharding,
+        Device& device = detail::the_host()
     );
 
     /// The same shard with zeroed state, for a rule with another number of state arrays.
     [[nodiscard]] OptimizerShard with_state(std::size_t names) const {
-        return {bucket_, rank_, names, true, sharding_};
+        return {bucket_, rank_, names, true, sharding_, *device_};
     }
 
+    [[nodiscard]] Device& device() const noexcept { return *device_; }
     [[nodiscard]] ShardBucket const& bucket() const noexcept { return bucket_; }
     [[nodiscard]] ShardState const& state() const noexcept { return state_; }
     [[nodiscard]] std::span<ShardPiece const> own() const noexcept {
@@ -117,33 +138,52 @@ public:
         std::vector<std::uint64_t>& steps,
         detail::Scratch (&scratch)[2]
     ) const {
+        DeviceRule const erased = detail::device_rule(rule);
+        bool const is_host = detail::is_on_host(*device_);
+        std::vector<DeviceUpdate> updates; // one launch on a device
+        auto const run = [&] {
+            if (!updates.empty()) {
+                device_->update(erased, updates);
+                updates.clear();
+            }
+        };
         for (ShardPiece const& piece : kept()) {
             AnyView const value = parameters[piece.parameter].value();
             std::byte const* gradients = reduces() ? gradient_at(piece) : nullptr;
+            bool is_moved = !is_dense(value); // then scratch memory is used until it has run
             if (!reduces()) {
                 AnyView const gradient = stepped.of(parameters, piece.parameter);
                 if (!gradient) {
                     continue;
                 }
                 check_gradient_of(parameters, piece.parameter, value, gradient);
+                is_moved = !is_laid_out_alike(value, gradient);
                 gradients = elements_of(value, gradient, piece, scratch[0]);
             }
             std::byte* const values = elements_of(value, value, piece, scratch[1]);
             check_masters(parameters, piece, values);
-            std::uint64_t const step = ++steps[piece.parameter];
-            detail::visit_floating(bucket_.dtype, [&]<class Stored>(std::type_identity<Stored>) {
-                detail::update_piece<Stored>(
-                    rule, values, gradients, piece.size, state_, place_of_state(piece), step
-                );
-            });
+            DeviceUpdate const update = state_.update(
+                values, gradients, piece.size, place_of_state(piece), ++steps[piece.parameter]
+            );
+            if (is_host) {
+                device_->update(erased, {&update, 1});
+            } else {
+                updates.push_back(update);
+            }
+            if (is_moved) {
+                run();
+            }
             if (!is_dense(value)) {
-                copy(place_of(value, values - piece.begin * element()), value);
+                device_->copy(place_of(value, values - piece.begin * element()), value);
+                device_->submit();
             }
         }
+        run();
     }
 
     /// Steps the parameters that this rank keeps and that have gradients by an engine's optimizer.
-    /// `shift` is added to indices; `steps` counts per parameter.
+    /// `shift` is added to indices; `steps` counts per parameter. On a device it works in the order
+    /// of the engine's stream.
     template <LocalOptimizer Optimizer>
     void step_whole(
         ParameterList const& parameters,
@@ -152,6 +192,7 @@ public:
         std::vector<std::uint64_t>& steps,
         std::size_t shift
     ) const {
+        device_->finish();
         for (ShardPiece const& piece : kept()) {
             std::size_t const i = piece.parameter;
             AnyView const value = parameters[i].value();
@@ -174,6 +215,15 @@ public:
     /// Copies all values that other ranks own from a bucket.
     void unpack_others(ParameterList const& parameters, std::byte const* bucket) const;
 
+    /// Copies this rank's part from one place to another.
+    void copy_part(std::byte const* from, std::byte* to) const {
+        copy_run(from, to, part(), bucket_.dtype);
+    }
+    /// Copies elements of arrays of the state.
+    void copy_array(std::byte const* from, std::byte* to, std::size_t count) const {
+        copy_run(from, to, count, state_.computed_in());
+    }
+
     /// Copies values of 16 bits into their masters.
     void load_masters(ParameterList const& parameters, detail::Scratch& scratch) const;
 
@@ -188,7 +238,7 @@ private:
         return piece.size == value.numel();
     }
     [[nodiscard]] AnyView run(std::byte* data, ShardPiece const& piece) const {
-        return {data, bucket_.dtype, Shape{piece.size}, Shape{1}};
+        return {data, bucket_.dtype, Shape{piece.size}, Shape{1}, device_->id()};
     }
     [[nodiscard]] std::byte* begin_of(AnyView const& tensor, ShardPiece const& piece) const {
         return static_cast<std::byte*>(tensor.data()) + piece.begin * element();
@@ -201,13 +251,15 @@ private:
     }
 
     /// The elements of a piece in bucket order: in place if possible, otherwise copied to
-    /// `scratch`.
+    /// `scratch`, for what is submitted before the next such copy.
     [[nodiscard]] std::byte* elements_of(
         AnyView const& value,
         AnyView const& tensor,
         ShardPiece const& piece,
         detail::Scratch& scratch
     ) const;
+
+    void copy_run(std::byte const* from, std::byte* to, std::size_t count, DType dtype) const;
 
     static void check_gradient_of(
         ParameterList const& parameters,
@@ -225,7 +277,8 @@ private:
         }
     }
 
-    /// Compares the first value of a piece with its master.
+    /// Compares the first value of a piece with its master. On a device it checks nothing: the host
+    /// would have to wait.
     void check_masters(
         ParameterList const& parameters, ShardPiece const& piece, std::byte const* values
     ) const;
@@ -233,6 +286,7 @@ private:
     ShardBucket bucket_;
     int rank_;
     Sharding sharding_;
+    Device* device_;
     std::size_t first_ = 0; ///< index of this rank's first piece
     std::size_t own_ = 0;
     ShardState state_;

@@ -3,7 +3,9 @@
 
 #include <joinable/optimizer/shard.hpp>
 
+#include <cstddef>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include <joinable/detail/text.hpp>
@@ -12,16 +14,24 @@
 namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION OptimizerShard::OptimizerShard(
-    ShardBucket bucket, int rank, std::size_t names, bool has_masters, Sharding sharding
+    ShardBucket bucket,
+    int rank,
+    std::size_t names,
+    bool has_masters,
+    Sharding sharding,
+    Device& device
 )
-    : bucket_{std::move(bucket)}, rank_{rank}, sharding_{sharding},
+    : bucket_{std::move(bucket)}, rank_{rank}, sharding_{sharding}, device_{&device},
       state_{
           bucket_.dtype,
           kept_count(static_cast<std::size_t>(rank)),
           names,
-          has_masters && is_half_precision(bucket_.dtype)
+          has_masters && is_half_precision(bucket_.dtype),
+          device
       },
-      gradients_{reduces_to_owners(sharding) ? part() * element() : 0} {
+      gradients_{device.allocate(
+          reduces_to_owners(sharding) ? part() * element() : 0, Arena::default_alignment
+      )} {
     for (ShardPiece const& piece : bucket_.pieces) {
         first_ += piece.owner < rank ? 1 : 0;
         own_ += piece.owner == rank ? 1 : 0;
@@ -30,7 +40,8 @@ JOINABLE_DEFINITION OptimizerShard::OptimizerShard(
 
 JOINABLE_DEFINITION AnyView OptimizerShard::place_of(AnyView const& value, std::byte* data) {
     Shape const& extents = value.extents();
-    return {data, value.dtype(), extents, detail::dense_strides(extents, value.strides())};
+    Shape const strides = detail::dense_strides(extents, value.strides());
+    return {data, value.dtype(), extents, strides, value.device()};
 }
 
 JOINABLE_DEFINITION void OptimizerShard::pack_gradients(
@@ -51,10 +62,10 @@ JOINABLE_DEFINITION void OptimizerShard::pack_gradient(
     AnyView const gradient = parameters[piece.parameter].grad();
     AnyView const place = place_of(value, bucket + piece.offset * element());
     if (!gradient || factor == 0.0) {
-        fill_zero(place);
+        device_->fill_zero(place);
     } else {
         check_gradient_of(parameters, piece.parameter, value, gradient);
-        scale_copy(gradient, factor, place);
+        device_->scale_copy(gradient, factor, place);
     }
 }
 
@@ -105,29 +116,59 @@ JOINABLE_DEFINITION void OptimizerShard::pack_own(
 ) const {
     for (ShardPiece const& piece : own()) {
         AnyView const value = parameters[piece.parameter].value();
-        detail::copy_bytes(
-            bucket + piece.offset * element(),
-            elements_of(value, value, piece, scratch),
-            piece.size * element()
-        );
+        std::byte* const place = bucket + piece.offset * element();
+        if (is_dense(value)) {
+            copy_run(begin_of(value, piece), place, piece.size, bucket_.dtype);
+        } else if (is_whole(piece, value)) {
+            device_->copy(value, place_of(value, place));
+        } else {
+            std::byte* const elements = elements_of(value, value, piece, scratch);
+            device_->submit();
+            copy_run(elements, place, piece.size, bucket_.dtype);
+            device_->submit(); // before the scratch memory is used again
+        }
     }
 }
 
 JOINABLE_DEFINITION void
 OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* bucket) const {
-    for (ShardPiece const& piece : bucket_.pieces) {
+    auto* const first = const_cast<std::byte*>(bucket);
+    auto const is_other = [&](ShardPiece const& piece) { return piece.owner != rank_; };
+    std::span<ShardPiece const> const pieces = bucket_.pieces;
+    for (std::size_t k = 0; k < pieces.size(); ++k) {
+        ShardPiece const& piece = pieces[k];
         AnyView const value = parameters[piece.parameter].value();
-        std::byte const* const from = bucket + piece.offset * element();
-        if (piece.owner == rank_) {
-            continue;
-        }
+        std::byte* const from = first + piece.offset * element();
         if (is_dense(value)) {
-            detail::copy_bytes(begin_of(value, piece), from, piece.size * element());
-        } else {
-            auto* const whole = const_cast<std::byte*>(from) - piece.begin * element();
-            copy(place_of(value, whole), value);
+            if (is_other(piece)) {
+                copy_run(from, begin_of(value, piece), piece.size, bucket_.dtype);
+            }
+        } else if (piece.begin == 0) { // the bucket has the whole value
+            bool has_others = false;
+            for (std::size_t p = k; p < pieces.size(); ++p) {
+                if (pieces[p].parameter != piece.parameter) {
+                    break;
+                }
+                has_others = has_others || is_other(pieces[p]);
+            }
+            if (has_others) {
+                device_->copy(place_of(value, from), value);
+            }
         }
     }
+}
+
+JOINABLE_DEFINITION void OptimizerShard::copy_run(
+    std::byte const* from, std::byte* to, std::size_t count, DType dtype
+) const {
+    if (detail::is_on_host(*device_)) { // at once
+        detail::copy_bytes(to, from, count * size_of(dtype));
+        return;
+    }
+    auto const all = [&](std::byte* data) {
+        return AnyView{data, dtype, Shape{count}, Shape{1}, device_->id()};
+    };
+    device_->copy(all(const_cast<std::byte*>(from)), all(to));
 }
 
 JOINABLE_DEFINITION void
@@ -135,12 +176,13 @@ OptimizerShard::load_masters(ParameterList const& parameters, detail::Scratch& s
     if (!state_.has_masters()) {
         return;
     }
+    detail::LoadMasters const load{};
     for (ShardPiece const& piece : kept()) {
         AnyView const value = parameters[piece.parameter].value();
-        std::byte const* const values = elements_of(value, value, piece, scratch);
-        visit_sixteen_bits([&]<class Stored>(std::type_identity<Stored>) {
-            detail::widen_to<Stored>(masters_of(piece), values, piece.size);
-        });
+        std::byte* const values = elements_of(value, value, piece, scratch);
+        DeviceUpdate const update =
+            state_.update(values, values, piece.size, place_of_state(piece), 1);
+        device_->update(detail::device_rule(load), {&update, 1});
     }
 }
 
@@ -151,7 +193,7 @@ JOINABLE_DEFINITION std::byte* OptimizerShard::elements_of(
         return begin_of(tensor, piece);
     }
     std::byte* const whole = scratch.data(value.numel() * element());
-    copy(tensor, place_of(value, whole));
+    device_->copy(tensor, place_of(value, whole));
     return whole + piece.begin * element();
 }
 
@@ -174,7 +216,7 @@ JOINABLE_DEFINITION void OptimizerShard::check_gradient_of(
 JOINABLE_DEFINITION void OptimizerShard::check_masters(
     ParameterList const& parameters, ShardPiece const& piece, std::byte const* values
 ) const {
-    if (!state_.has_masters() || piece.size == 0) {
+    if (!state_.has_masters() || piece.size == 0 || !detail::is_on_host(*device_)) {
         return;
     }
     visit_sixteen_bits([&]<class Stored>(std::type_identity<Stored>) {

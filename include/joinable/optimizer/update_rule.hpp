@@ -72,6 +72,17 @@ concept has_update =
         rule.update(doubles);
     };
 
+/// Stands for the function that a rule gives its update to.
+struct AnyUpdateTaker {
+    template <class Update>
+    void operator()(Update const&) const noexcept {}
+};
+template <class R>
+concept has_visit_update = requires(R const& rule, AnyUpdateTaker const& f) {
+    rule.template visit_update<float>(std::uint64_t{1}, f);
+    rule.template visit_update<double>(std::uint64_t{1}, f);
+};
+
 template <class R>
 void check_rule(R const& rule) {
     if constexpr (requires { rule.check(); }) {
@@ -94,6 +105,13 @@ void check_rule(R const& rule) {
 /// |                        |                                    | the settings are invalid                 |
 /// | `rule.agree_on(list)`  |                                    | optional; adds its settings to an        |
 /// |                        |                                    | AgreementList, for ranks to compare      |
+///
+/// To step in the memory of a device, R has one more member, `template <class T, class F>
+/// decltype(auto) visit_update(std::uint64_t step, F const& f) const`, for T float and double. It
+/// returns `f(update)`, where `update` does to one element what update(range) does at that step:
+/// `update(T& value, T& gradient, T* state)`, a `__host__ __device__` const member, may also change
+/// the gradient. It is trivially copyable and has a static constexpr `state_count`, the number of
+/// state_names(). One source file that nvcc compiles names the rule: `cuda_kernels<R>()`.
 ///
 /// R is trivially copyable, because settings are sent to other ranks as bytes. No member is a
 /// pointer, because addresses are not valid on another rank; this is checked for the first 16

@@ -23,6 +23,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/optimizer/before_step.hpp>
@@ -51,6 +52,12 @@ template <class Comm, class Rule>
 class ShardedOptimizer {
     static_assert(models_communicator<Comm>());
     static_assert(detail::steps_shards<Rule>());
+    static_assert(
+        detail::reduces_host_memory<Comm> || detail::has_visit_update<Rule> || LocalOptimizer<Rule>,
+        "sharded optimizer: this communicator moves the memory of a device, where a rule steps by its member "
+        "'template <class T, class F> decltype(auto) visit_update(std::uint64_t step, F const& f) const', which "
+        "returns f(update) for an update that kernels call; see UpdateRule"
+    );
 
 public:
     /// The settings of a group. Set a learning rate here, equally on every active rank. Joined
@@ -73,10 +80,11 @@ public:
                 shard.load_masters(group.parameters, scratch_[0]);
             }
         }
+        device().finish();
     }
 
-    /// Gathers the state of all ranks at `to_rank`, where state() returns it. Collective, outside a
-    /// guard.
+    /// Gathers the state of all ranks at `to_rank`, where state() returns it, in host memory.
+    /// Collective, outside a guard.
     /// @throws ContractViolation  called in a guard, or `to_rank` is out of range.
     /// @throws what the communicator throws.
     void consolidate(int to_rank = 0) {
@@ -87,7 +95,7 @@ public:
         OptimizerState<Rule> state;
         std::optional<detail::StateMessages> messages;
         fail_together("consolidate()", [&] {
-            messages.emplace(groups_);
+            messages.emplace(groups_, device());
             if (is_root) {
                 state = {rules_, std::vector<StateOfParameter>(parameter_count())};
                 for (std::size_t k = 0; k < groups_.size(); ++k) {
@@ -98,7 +106,7 @@ public:
         });
         for (Group const& group : groups_) {
             detail::gather_state<Comm, StateOfParameter>(
-                comm_, to_rank, group, *messages, state.parameters
+                comm_, host_, to_rank, group, *messages, state.parameters
             );
         }
         if (is_root) {
@@ -141,7 +149,7 @@ public:
         std::vector<std::vector<OptimizerShard>> shards;
         std::optional<detail::StateMessages> messages;
         fail_together("load()", [&] { // if rules keep as much state as before, its memory is reused
-            messages.emplace(groups_);
+            messages.emplace(groups_, device());
             shards.resize(groups_.size());
             for (std::size_t k = 0; k < groups_.size(); ++k) {
                 for (OptimizerShard const& shard : groups_[k].shards) {
@@ -159,7 +167,7 @@ public:
                 groups_[k].shards = std::move(shards[k]);
             }
             detail::scatter_state<Comm, StateOfParameter>(
-                comm_, from_rank, groups_[k], *messages, state.parameters
+                comm_, host_, from_rank, groups_[k], *messages, state.parameters
             );
         }
     }
@@ -298,7 +306,8 @@ protected:
 
     ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
         : comm_{comm}, host_{comm}, options_{std::move(options)}, sharding_{sharding},
-          loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}} {}
+          loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}},
+          scratch_{detail::Scratch{device()}, detail::Scratch{device()}} {}
     ShardedOptimizer(ShardedOptimizer const&) = delete;
     ShardedOptimizer& operator=(ShardedOptimizer const&) = delete;
     ~ShardedOptimizer() = default;
@@ -389,9 +398,11 @@ protected:
         }
         if (shards_values()) {
             group.values->take(group.shards, scratch_[0]);
+            device().finish(); // before the engine's memory ends
             group.values->release();
             group.parameters = std::move(kept);
         }
+        device().finish();
         loads_ = std::move(loads);
         rules_.push_back(std::move(rule));
         groups_.push_back(std::move(group));
@@ -444,6 +455,7 @@ private:
         );
     }
 
+    [[nodiscard]] Device& device() noexcept { return detail::device_of(comm_); }
     [[nodiscard]] bool shards_values() const noexcept { return sharding_ == Sharding::parameters; }
     /// Whether the step sends the values that owners have stepped to the other ranks.
     [[nodiscard]] bool sends_values() const noexcept {
@@ -510,11 +522,13 @@ private:
         std::vector<std::size_t>& loads,
         AgreementList& compared
     ) {
-        DeviceId const device = detail::device_of(comm_).id();
         detail::check_group<Rule>(
-            group.parameters, choices, groups_, options_, sharding_, device, comm_.size()
+            group.parameters, choices, groups_, options_, sharding_, device(), comm_.size()
         );
         detail::check_rule(rule);
+        if constexpr (!detail::reduces_host_memory<Comm> && UpdateRule<Rule>) {
+            detail::check_kernels(rule, device());
+        }
         compared.begin_section("options differ: ");
         detail::agree_on_options(compared, options_);
         compared.add("owners", choices.owners);
@@ -526,7 +540,7 @@ private:
         group.steps.resize(group.parameters.size());
         group.gradients.reserve(reduces_to_owners(sharding_) ? 0 : group.parameters.size());
         loads = loads_;
-        detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank());
+        detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
         make_arenas(group);
         rules_.reserve(rules_.size() + 1);
         groups_.reserve(groups_.size() + 1);
@@ -607,13 +621,15 @@ private:
                 shard.append_gradients(group.parameters, group.gradients, group.first, owned_);
             }
         }
+        device().finish(); // the engine's stream sees the gradients
         ShardGradients::Sum const sum = [this](std::span<double> numbers) {
             if (sharding_ == Sharding::none) {
                 return; // each rank has all gradients
             }
             host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
         };
-        bool const steps = options_.before_step(ShardGradients{owned_, parameter_count(), sum});
+        bool const steps =
+            options_.before_step(ShardGradients{owned_, parameter_count(), sum, device().id()});
         std::uint64_t steppers = steps ? 1 : 0;
         host_.all_reduce({&steppers, 1, DType::u64}, ReduceOp::sum).wait();
         if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
@@ -659,6 +675,7 @@ private:
             }
         }
         finish();
+        device().finish();
     }
 
     Comm& comm_;

@@ -55,7 +55,8 @@ struct ZeroOptions {
     bool reduces_gradients = false;
     /// Called between the reduction and the step on every rank, also on joined ones, with the
     /// gradients that this rank owns. It may clip, unscale or set a rate. Returning false skips the
-    /// step. The result must be the same on every rank: base it on ShardGradients::sum().
+    /// step. The result must be the same on every rank: base it on ShardGradients::sum(). On a
+    /// device, gradients are in its memory: kernels that change them go on the engine's stream.
     std::function<bool(ShardGradients const&)> before_step = {};
     /// The state of `before_step` besides the rules.
     std::vector<SharedObject> shared = {};

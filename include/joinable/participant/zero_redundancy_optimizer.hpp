@@ -44,6 +44,10 @@ namespace joinable { inline namespace v0 {
 /// Which parameters need gradients is fixed when they are added.
 ///
 /// `Rule` is an UpdateRule or a LocalOptimizer: an engine's optimizer that keeps its own state.
+///
+/// If the communicator moves the memory of a device, parameters and state are there, and kernels
+/// (CudaDevice::use_kernels) step them in the order of the engine's stream, to the bits of the
+/// host. What blocks then blocks the stream and not the host.
 template <class Comm, class Rule>
 class ZeroRedundancyOptimizer : public ShardedOptimizer<Comm, Rule> {
     using Base = ShardedOptimizer<Comm, Rule>;
@@ -51,9 +55,9 @@ class ZeroRedundancyOptimizer : public ShardedOptimizer<Comm, Rule> {
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes. All ranks agree on
     /// parameters, rule and options, then take rank 0's values. The parameters must outlive it.
-    /// @throws ContractViolation  a parameter is not on the host, one of integers needs a gradient,
-    ///         none needs one, or the rule or the options are invalid. The other ranks throw
-    ///         PeerFailed.
+    /// @throws ContractViolation  a parameter is not where the communicator's memory is, one of
+    ///         integers needs a gradient, none needs one, the rule or the options are invalid, or
+    ///         the device has no kernels for the rule. The other ranks throw PeerFailed.
     /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
     template <class Parameters>
     ZeroRedundancyOptimizer(
@@ -81,8 +85,8 @@ public:
     /// weight of this rank's batch, for ZeroOptions::reduces_gradients. Some parameters may be
     /// stepped after an error.
     /// @throws ContractViolation  a gradient does not fit its value; a setting is invalid or
-    ///         changes the amount of state; a value of 16 bits is not its rounded master, see
-    ///         reload(); the round of the guard does not sync.
+    ///         changes the amount of state; a value of 16 bits in host memory is not its rounded
+    ///         master, see reload(); the round of the guard does not sync.
     /// @throws what the communicator throws.
     void step(RoundNotice const& notice = {}) {
         Round const round = notify_join_context(*this, notice);

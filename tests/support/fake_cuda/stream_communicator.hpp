@@ -157,38 +157,88 @@ inline bool depend_on_each_other(std::vector<joinable::CudaCopy> const& copies) 
     return false;
 }
 
+/// Whether updates of a launch have elements in common, or elements that are not the device's.
+inline bool are_wrong(std::vector<joinable::DeviceUpdate> const& updates) {
+    auto const is_there = [](void const* data, std::size_t bytes) {
+        return data == nullptr || fake_cuda::is_device_memory(data, bytes);
+    };
+    for (joinable::DeviceUpdate const& update : updates) {
+        auto const* const first = static_cast<std::byte const*>(update.values);
+        std::size_t const bytes = update.count * joinable::size_of(update.dtype);
+        if (update.count == 0) {
+            continue;
+        }
+        if (!is_there(first, bytes) || !is_there(update.gradients, bytes) ||
+            !is_there(update.masters, update.count * sizeof(float)) || !is_there(update.state, 1)) {
+            return true;
+        }
+        for (joinable::DeviceUpdate const& other : updates) {
+            auto const* const second = static_cast<std::byte const*>(other.values);
+            if (&other != &update && other.count != 0 && second >= first &&
+                second < first + bytes) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 /// Kernels of the fake: what a launch is to do, by the host's loops. Counts launches.
 inline std::atomic<int> kernel_launches{0};
-inline joinable::CudaKernels host_kernels() {
-    return {[](joinable::CudaCopy const* copies, std::size_t count, cudaStream_t stream) {
-        ++kernel_launches;
-        if (depend_on_each_other({copies, copies + count})) {
-            return cudaErrorIllegalState;
-        }
-        fake_cuda::enqueue(stream, [list = std::vector(copies, copies + count)] {
-            for (joinable::CudaCopy const& copy : list) {
-                joinable::Shape extents;
-                joinable::Shape from;
-                joinable::Shape to;
-                for (std::size_t l = copy.levels; l-- > 0;) {
-                    extents.push_back(copy.level[l].extent);
-                    from.push_back(copy.level[l].from);
-                    to.push_back(copy.level[l].to);
-                }
-                joinable::AnyView const target{copy.to, copy.dtype, extents, to};
-                if (copy.from == nullptr) {
-                    joinable::fill_zero(target);
-                } else {
-                    joinable::scale_copy(
-                        {const_cast<void*>(copy.from), copy.dtype, extents, from},
-                        copy.factor,
-                        target
-                    );
-                }
+inline std::atomic<int> update_launches{0};
+
+inline cudaError_t
+host_copies(joinable::CudaCopy const* copies, std::size_t count, cudaStream_t stream) {
+    ++kernel_launches;
+    if (depend_on_each_other({copies, copies + count})) {
+        return cudaErrorIllegalState;
+    }
+    fake_cuda::enqueue(stream, [list = std::vector(copies, copies + count)] {
+        for (joinable::CudaCopy const& copy : list) {
+            joinable::Shape extents;
+            joinable::Shape from;
+            joinable::Shape to;
+            for (std::size_t l = copy.levels; l-- > 0;) {
+                extents.push_back(copy.level[l].extent);
+                from.push_back(copy.level[l].from);
+                to.push_back(copy.level[l].to);
             }
-        });
-        return cudaSuccess;
-    }};
+            joinable::AnyView const target{copy.to, copy.dtype, extents, to};
+            if (copy.from == nullptr) {
+                joinable::fill_zero(target);
+            } else {
+                joinable::scale_copy(
+                    {const_cast<void*>(copy.from), copy.dtype, extents, from}, copy.factor, target
+                );
+            }
+        }
+    });
+    return cudaSuccess;
+}
+inline cudaError_t host_updates(
+    joinable::DeviceRule const& rule,
+    joinable::DeviceUpdate const* updates,
+    std::size_t count,
+    cudaStream_t stream
+) {
+    ++update_launches;
+    std::vector<joinable::DeviceUpdate> const list{updates, updates + count};
+    if (are_wrong(list)) {
+        return cudaErrorIllegalState;
+    }
+    auto const* const first = static_cast<std::byte const*>(rule.settings);
+    fake_cuda::enqueue(
+        stream,
+        [list, on_host = rule.on_host, settings = std::vector(first, first + rule.bytes)] {
+            for (joinable::DeviceUpdate const& update : list) {
+                on_host(settings.data(), update);
+            }
+        }
+    );
+    return cudaSuccess;
+}
+inline joinable::CudaKernels host_kernels() {
+    return {&host_copies, [](joinable::DeviceRule const&) { return true; }, &host_updates};
 }
 
 } // namespace joinable_tests

@@ -14,6 +14,8 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/checkpoint/detail/file.hpp>
 #include <joinable/checkpoint/detail/safetensors.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/shape.hpp>
 
@@ -120,6 +122,68 @@ inline std::uint64_t hash_part(StoredTensor const& tensor, TensorPart const& par
     });
     return sum;
 }
+
+/// Gives the host parts that are in the memory of a device, one at a time. Parts in host memory are
+/// given as they are. Local; the streams must have nothing in flight that waits for other ranks.
+class PartsOnHost {
+public:
+    explicit PartsOnHost(Device& device) noexcept : device_{device} {}
+
+    /// Calls f(part), which reads it.
+    template <class F>
+    void read(StoredTensor const& tensor, TensorPart const& part, F const& f) {
+        if (is_on_host(device_)) {
+            f(part);
+        } else {
+            f(copied(range_of(tensor, part), part));
+        }
+    }
+    /// Calls f(part), which writes it.
+    template <class F>
+    void write(StoredTensor const& tensor, TensorPart const& part, F const& f) {
+        if (is_on_host(device_)) {
+            f(part);
+            return;
+        }
+        Range const range = range_of(tensor, part); // what lies between its elements stays
+        f(copied(range, part));
+        if (range.bytes == 0) {
+            return;
+        }
+        device_.upload(copy_.data(), range.data, range.bytes);
+        device_.download(range.data, copy_.data(), range.bytes); // waits until it is there
+    }
+
+private:
+    struct Range {
+        std::byte* data;
+        std::size_t bytes;
+        std::size_t place; ///< of its first element
+    };
+    /// Without gaps a part is a run of memory, and other memory need not be there.
+    static Range range_of(StoredTensor const& tensor, TensorPart const& part) {
+        std::size_t const size = size_of(tensor.dtype);
+        if (part.strides == part.order) {
+            return {part.at(part.begin, tensor.dtype), part.size * size, part.begin};
+        }
+        std::size_t const reach = checked_reach(tensor.extents, part.strides, size);
+        return {part.at(0, tensor.dtype), reach * size, 0};
+    }
+    TensorPart copied(Range const& range, TensorPart part) {
+        if (copy_.bytes() < range.bytes) {
+            copy_ = device_.allocate_staging(range.bytes);
+        }
+        if (range.bytes != 0) {
+            device_.download(range.data, copy_.data(), range.bytes);
+        }
+        part.data = copy_.data();
+        part.offset = range.place;
+        return part;
+    }
+
+    Device& device_;
+    Arena copy_;
+};
 
 /// The data of an open file. Between pieces it renews the deadline of ranks that wait for this one.
 class FileData {

@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <joinable/device/detail/loops.hpp>
+#include <joinable/device/update.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/shape.hpp>
@@ -36,6 +37,13 @@ struct CudaKernels {
     /// Runs all copies, which are independent, in the order of the stream. `copies` may change when
     /// this returns. The current device is the stream's.
     cudaError_t (*run)(CudaCopy const* copies, std::size_t count, cudaStream_t stream);
+    /// Whether update() knows a rule. Null: no rule.
+    bool (*has_rule)(DeviceRule const& rule) = nullptr;
+    /// Steps elements by a rule, in the order of the stream. `rule` and `updates` may change when
+    /// this returns. The current device is the stream's.
+    cudaError_t (*update)(
+        DeviceRule const& rule, DeviceUpdate const* updates, std::size_t count, cudaStream_t stream
+    ) = nullptr;
 };
 
 namespace detail {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include <joinable/device/cuda/runtime_copies.hpp>
 #include <joinable/device/detail/permute_sections.hpp>
 #include <joinable/device/device.hpp>
+#include <joinable/device/update.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
 
@@ -63,8 +65,8 @@ private:
 /// be the same stream; a communicator with its own streams then orders them.
 ///
 /// Without kernels, copies go through the runtime, with one call for each two-dimensional block of
-/// a tensor, and only the communicator can scale (ScalesSums). With kernels (use_kernels), a
-/// submission is one launch, and packing scales.
+/// a tensor, only the communicator can scale (ScalesSums), and nothing steps parameters. With
+/// kernels (use_kernels), a submission is one launch, packing scales, and sharded optimizers step.
 class CudaDevice final : public Device {
 public:
     /// The streams are of device `index` and must outlive this object; null is the default stream.
@@ -84,7 +86,7 @@ public:
         stream_ = stream;
         engine_stream_ = engine_stream;
     }
-    /// Call this before a reducer uses the device. See cuda_kernels().
+    /// Call this before a reducer or an optimizer uses the device. See cuda_kernels().
     void use_kernels(CudaKernels const& kernels) noexcept { kernels_ = kernels; }
 
     [[nodiscard]] DeviceId id() const noexcept override { return {DeviceKind::cuda, index_}; }
@@ -154,6 +156,24 @@ public:
         submit();
         detail::CurrentCudaDevice const current{index_};
         order(stream_, engine_stream_);
+    }
+
+    [[nodiscard]] bool can_update(DeviceRule const& rule) const noexcept override {
+        return kernels_.has_rule != nullptr && kernels_.has_rule(rule);
+    }
+    /// @throws ContractViolation  there are no kernels for the rule, or as submit().
+    /// @throws CommunicationError  the runtime refuses.
+    void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) override {
+        if (!can_update(rule)) {
+            throw ContractViolation{
+                "update: there are no kernels for this rule; call CudaDevice::use_kernels first"
+            };
+        }
+        submit();
+        detail::CurrentCudaDevice const current{index_};
+        detail::require_cuda(
+            kernels_.update(rule, updates.data(), updates.size(), stream_), "a kernel of a rule"
+        );
     }
 
     /// Uses a second arena as large as the first one, which is freed when this returns.

@@ -7,29 +7,35 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
 #include <joinable/device/cuda/copy.hpp>
+#include <joinable/device/update.hpp>
+#include <joinable/optimizer/rules.hpp>
+#include <joinable/optimizer/shard_state.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-inline constexpr unsigned int copy_threads = 256;
-/// The number of elements that a block of threads copies.
-inline constexpr std::size_t copy_chunk = 8 * copy_threads;
+inline constexpr unsigned int block_threads = 256;
+/// The number of elements of a block of threads.
+inline constexpr std::size_t block_elements = 8 * block_threads;
 
-/// The argument of one launch, passed by value.
-template <std::size_t Room>
-struct CopyBatch {
-    CudaCopy copies[Room];
-    std::uint32_t first_block[Room + 1]; ///< of each copy, and the number of all blocks
+/// The argument of one launch, passed by value: copies or updates, each with a `count` of elements.
+template <class Item, std::size_t Room>
+struct LaunchBatch {
+    Item items[Room];
+    std::uint32_t first_block[Room + 1]; ///< of each item, and the number of all blocks
     std::uint32_t count;
 };
+template <std::size_t Room>
+using CopyBatch = LaunchBatch<CudaCopy, Room>;
 
 /// The number of copies that fit into a kernel's arguments: 4 KiB, and 32764 bytes from CUDA 12.1
 /// on.
@@ -152,20 +158,35 @@ __host__ __device__ inline void copy_part(
     }
 }
 
-/// The work of thread `thread` of block `block`.
-template <std::size_t Room>
-__host__ __device__ void
-copy_in_block(CopyBatch<Room> const& batch, std::uint32_t block, unsigned int thread) {
-    std::uint32_t low = 0; // the last copy that begins at or before this block
+/// The elements of a block, which are of one item.
+template <class Item>
+struct BlockRange {
+    Item const& item;
+    std::size_t begin;
+    std::size_t end;
+};
+template <class Item, std::size_t Room>
+__host__ __device__ BlockRange<Item>
+range_of_block(LaunchBatch<Item, Room> const& batch, std::uint32_t block) {
+    std::uint32_t low = 0; // the last item that begins at or before this block
     std::uint32_t high = batch.count;
     while (high - low > 1) {
         std::uint32_t const middle = low + (high - low) / 2;
         (batch.first_block[middle] <= block ? low : high) = middle;
     }
-    CudaCopy const& copy = batch.copies[low];
-    std::size_t const begin = (block - batch.first_block[low]) * copy_chunk;
-    std::size_t const end = copy.count - begin < copy_chunk ? copy.count : begin + copy_chunk;
-    copy_part(copy, begin, end, thread, copy_threads);
+    Item const& item = batch.items[low];
+    std::size_t const begin = (block - batch.first_block[low]) * block_elements;
+    std::size_t const end =
+        item.count - begin < block_elements ? item.count : begin + block_elements;
+    return {item, begin, end};
+}
+
+/// The work of thread `thread` of block `block`.
+template <std::size_t Room>
+__host__ __device__ void
+copy_in_block(CopyBatch<Room> const& batch, std::uint32_t block, unsigned int thread) {
+    auto const range = range_of_block(batch, block);
+    copy_part(range.item, range.begin, range.end, thread, block_threads);
 }
 
 template <std::size_t Room>
@@ -173,16 +194,16 @@ __global__ void run_copies(__grid_constant__ CopyBatch<Room> const batch) {
     copy_in_block(batch, blockIdx.x, threadIdx.x);
 }
 
-/// Fills a batch. Returns how many copies were taken; copies without elements need no block.
-template <std::size_t Room>
-std::size_t fill_batch(CopyBatch<Room>& batch, CudaCopy const* copies, std::size_t count) {
+/// Fills a batch. Returns how many items were taken; items without elements need no block.
+template <class Item, std::size_t Room>
+std::size_t fill_batch(LaunchBatch<Item, Room>& batch, Item const* items, std::size_t count) {
     std::size_t taken = 0;
     batch.count = 0;
     batch.first_block[0] = 0;
     for (; taken < count && batch.count < Room; ++taken) {
-        if (std::size_t const blocks = (copies[taken].count + copy_chunk - 1) / copy_chunk;
+        if (std::size_t const blocks = (items[taken].count + block_elements - 1) / block_elements;
             blocks != 0) {
-            batch.copies[batch.count] = copies[taken];
+            batch.items[batch.count] = items[taken];
             ++batch.count;
             batch.first_block[batch.count] =
                 batch.first_block[batch.count - 1] + static_cast<std::uint32_t>(blocks);
@@ -201,7 +222,7 @@ cudaError_t launch_copies(CudaCopy const* copies, std::size_t count, cudaStream_
             auto const error = cudaLaunchKernel(
                 reinterpret_cast<void const*>(&run_copies<Room>),
                 dim3(blocks),
-                dim3(copy_threads),
+                dim3(block_threads),
                 arguments,
                 0,
                 stream
@@ -222,14 +243,192 @@ launch_all_copies(CudaCopy const* copies, std::size_t count, cudaStream_t stream
                                : launch_copies<many_copies>(copies, count, stream);
 }
 
+/// An element in memory as the number that it is stepped as, and back.
+template <class Stored>
+struct StoredElement {
+    using Number = Stored;
+    __host__ __device__ static Number read(Stored element) { return element; }
+    __host__ __device__ static Stored written(Number number) { return number; }
+};
+template <>
+struct StoredElement<__half> {
+    using Number = float;
+    __host__ __device__ static Number read(__half element) { return __half2float(element); }
+    __host__ __device__ static __half written(Number number) { return __float2half_rn(number); }
+};
+template <>
+struct StoredElement<__nv_bfloat16> {
+    using Number = float;
+    __host__ __device__ static Number read(__nv_bfloat16 element) {
+        return __bfloat162float(element);
+    }
+    __host__ __device__ static __nv_bfloat16 written(Number number) {
+        return __float2bfloat16_rn(number);
+    }
+};
+
+/// Steps one element.
+template <class Stored, class Update>
+__host__ __device__ void
+update_element(DeviceUpdate const& range, Update const& update, std::size_t element) {
+    using Element = StoredElement<Stored>;
+    using Number = typename Element::Number;
+    constexpr std::size_t arrays = Update::state_count;
+    auto* const values = static_cast<Stored*>(range.values);
+    auto* const masters = static_cast<Number*>(range.masters);
+    auto* const state = static_cast<Number*>(range.state);
+    Number value = masters == nullptr ? Element::read(values[element]) : masters[element];
+    Number gradient = Element::read(static_cast<Stored const*>(range.gradients)[element]);
+    Number own[arrays == 0 ? 1 : arrays];
+    for (std::size_t k = 0; k != arrays; ++k) {
+        own[k] = state[k * range.stride + element];
+    }
+    update(value, gradient, own);
+    for (std::size_t k = 0; k != arrays; ++k) {
+        state[k * range.stride + element] = own[k];
+    }
+    if (masters != nullptr) {
+        masters[element] = value;
+    }
+    values[element] = Element::written(value);
+}
+
+/// The number of updates in a launch; its argument has at most 4 KiB.
+inline constexpr std::size_t updates_in_launch = 48;
+using UpdateBatch = LaunchBatch<DeviceUpdate, updates_in_launch>;
+
+/// The work of thread `thread` of block `block`.
+template <class Stored, class Update>
+__host__ __device__ void update_in_block(
+    UpdateBatch const& batch, Update const& update, std::uint32_t block, unsigned int thread
+) {
+    auto const range = range_of_block(batch, block);
+    for (std::size_t i = range.begin + thread; i < range.end; i += block_threads) {
+        update_element<Stored>(range.item, update, i);
+    }
+}
+
+template <class Stored, class Update>
+__global__ void
+run_updates(__grid_constant__ UpdateBatch const batch, __grid_constant__ Update const update) {
+    update_in_block<Stored>(batch, update, blockIdx.x, threadIdx.x);
+}
+
+/// Launches updates of one step and of elements that are `Stored`.
+template <class Stored>
+struct UpdateLauncher {
+    DeviceUpdate const* updates;
+    std::size_t count;
+    cudaStream_t stream;
+
+    template <class Update>
+    cudaError_t operator()(Update const& update) const {
+        static_assert(
+            std::is_trivially_copyable_v<Update> && sizeof(UpdateBatch) + sizeof(Update) <= 4096,
+            "cuda_kernels: the update of a rule is an argument of a kernel; make it trivially copyable and "
+            "small"
+        );
+        for (std::size_t next = 0; next < count;) {
+            UpdateBatch batch;
+            next += fill_batch(batch, updates + next, count - next);
+            if (std::uint32_t const blocks = batch.first_block[batch.count]; blocks != 0) {
+                Update copy = update;
+                void* arguments[] = {&batch, &copy};
+                auto const error = cudaLaunchKernel(
+                    reinterpret_cast<void const*>(&run_updates<Stored, Update>),
+                    dim3(blocks),
+                    dim3(block_threads),
+                    arguments,
+                    0,
+                    stream
+                );
+                if (error != cudaSuccess) {
+                    return error;
+                }
+            }
+        }
+        return cudaSuccess;
+    }
+};
+
+/// Calls `run(updates, count, element)` for each run of updates of one dtype and step; `element` is
+/// a null pointer to the type in memory. Stops at the first error.
+template <class Run>
+cudaError_t for_each_step(DeviceUpdate const* updates, std::size_t count, Run const& run) {
+    for (std::size_t begin = 0, end = 0; begin < count; begin = end) {
+        DeviceUpdate const& first = updates[begin];
+        while (end < count && updates[end].dtype == first.dtype && updates[end].step == first.step
+        ) {
+            ++end;
+        }
+        auto const of = [&]<class Stored>(Stored const* element) {
+            return run(&first, end - begin, element);
+        };
+        cudaError_t error = cudaSuccess;
+        switch (first.dtype) {
+        case DType::f16: error = of(static_cast<__half const*>(nullptr)); break;
+        case DType::bf16: error = of(static_cast<__nv_bfloat16 const*>(nullptr)); break;
+        case DType::f64: error = of(static_cast<double const*>(nullptr)); break;
+        default: error = of(static_cast<float const*>(nullptr)); break;
+        }
+        if (error != cudaSuccess) {
+            return error;
+        }
+    }
+    return cudaSuccess;
+}
+
+template <class Rule>
+cudaError_t launch_rule(
+    DeviceRule const& rule, DeviceUpdate const* updates, std::size_t count, cudaStream_t stream
+) {
+    auto const& settings = *static_cast<Rule const*>(rule.settings);
+    return for_each_step(
+        updates,
+        count,
+        [&]<class Stored>(DeviceUpdate const* first, std::size_t some, Stored const*) {
+            using Number = typename StoredElement<Stored>::Number;
+            return settings.template visit_update<Number>(
+                first->step, UpdateLauncher<Stored>{first, some, stream}
+            );
+        }
+    );
+}
+
+template <class... Rules>
+bool has_rule(DeviceRule const& rule) {
+    return ((rule.id == &rule_id<Rules>) || ...);
+}
+template <class... Rules>
+cudaError_t launch_updates(
+    DeviceRule const& rule, DeviceUpdate const* updates, std::size_t count, cudaStream_t stream
+) {
+    cudaError_t error = cudaErrorInvalidDeviceFunction;
+    static_cast<void>(
+        ((rule.id == &rule_id<Rules> &&
+          (error = launch_rule<Rules>(rule, updates, count, stream), true)) ||
+         ...)
+    );
+    return error;
+}
+
 } // namespace detail
 
 /// Kernels for CudaDevice::use_kernels. A submission of up to 138 copies is one launch; larger ones
-/// need one launch for each 138 (17 before CUDA 12.1). Compiled by nvcc 13 and run thread by thread
-/// on the host; not run on a GPU yet. Include this in one source file that nvcc compiles. Other
-/// files need only a declaration of a function that returns this result.
-[[nodiscard]] inline CudaKernels cuda_kernels() noexcept {
-    return {&detail::launch_all_copies};
+/// need one launch for each 138 (17 before CUDA 12.1). The elements of a bucket that a rank steps
+/// are one launch for each 48 parameters of equal step counts. Rules compute the same bits as on
+/// the host; compile without --use_fast_math. Sgd, Adam and AdamW are always there, and `Rules` are
+/// UpdateRules of yours with visit_update(). Compiled by nvcc 13 and run thread by thread on the
+/// host; not run on a GPU yet. Include this in one source file that nvcc compiles. Other files need
+/// only a declaration of a function that returns this result.
+template <class... Rules>
+[[nodiscard]] CudaKernels cuda_kernels() noexcept {
+    static_assert(
+        (detail::has_visit_update<Rules> && ...),
+        "cuda_kernels: a rule steps on a device by its member 'template <class T, class F> decltype(auto) "
+        "visit_update(std::uint64_t step, F const& f) const', which returns f(update); see UpdateRule"
+    );
+    return {&detail::launch_all_copies, &detail::has_rule<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>, &detail::launch_updates<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>};
 }
 
 }} // namespace joinable::v0

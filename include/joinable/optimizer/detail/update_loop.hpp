@@ -13,7 +13,8 @@
 /// @file
 /// Update rules over registers of elements. Every product is rounded before it is added, and
 /// registers of any width do the same, including single elements. So the result has the same bits
-/// wherever an element lies in a range and whichever processor steps it.
+/// wherever an element lies in a range and whichever processor steps it. Kernels call an update
+/// with single elements.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -29,13 +30,15 @@ struct register_of<T, sizeof(T)> {
 
 /// result = a * b, rounded.
 template <class V, class Factor>
-[[gnu::always_inline]] inline void multiply(V& result, V const& a, Factor const& b) noexcept {
+[[gnu::always_inline]] JOINABLE_HOST_DEVICE inline void
+multiply(V& result, V const& a, Factor const& b) noexcept {
     JOINABLE_ROUNDED_PRODUCT(result, a, b);
 }
 
 /// result = result + a * b, rounded twice.
 template <class V, class Factor>
-[[gnu::always_inline]] inline void add_product(V& result, V const& a, Factor const& b) noexcept {
+[[gnu::always_inline]] JOINABLE_HOST_DEVICE inline void
+add_product(V& result, V const& a, Factor const& b) noexcept {
     V product;
     multiply(product, a, b);
     result = result + product;
@@ -43,7 +46,7 @@ template <class V, class Factor>
 
 /// The square root of each element, rounded.
 template <class T, class V>
-[[gnu::always_inline]] inline void root(V& result, V const& from) noexcept {
+[[gnu::always_inline]] JOINABLE_HOST_DEVICE inline void root(V& result, V const& from) noexcept {
     if constexpr (std::is_same_v<V, T>) {
         result = std::sqrt(from);
     } else {
@@ -101,7 +104,10 @@ template <class T, class Update>
 void run_update(
     Update const& update, UpdateRange<T> const& range, InstructionSet set = instruction_set()
 ) noexcept {
-    if (set == InstructionSet::baseline) {
+    if constexpr (!has_registers) {
+        static_cast<void>(set);
+        update_registers<T, sizeof(T)>(update, range, 0);
+    } else if (set == InstructionSet::baseline) {
         update_baseline<T>(update, range);
     } else {
         update_avx2<T>(update, range);

@@ -48,6 +48,7 @@ private:
     }
 
     ParameterList parameters_;
+    BufferMemory from_;
     Arena memory_;
     std::vector<std::size_t> begins_; ///< of each bucket, in bytes
     std::vector<AnyView> places_;     ///< of each parameter; empty if it is not stepped

@@ -4,7 +4,7 @@
 #include <joinable/participant/detail/bucket_values.hpp>
 
 #include <joinable/detail/text.hpp>
-#include <joinable/device/copy.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/participant/detail/sharded_values.hpp>
 
@@ -15,7 +15,7 @@ JOINABLE_DEFINITION BucketValues::BucketValues(
     std::span<OptimizerShard const> shards,
     BufferMemory const& memory
 )
-    : parameters_{parameters}, places_(parameters.size()) {
+    : parameters_{parameters}, from_{memory}, places_(parameters.size()) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         if (parameters[i].requires_grad()) {
             require_settable(
@@ -52,11 +52,16 @@ JOINABLE_DEFINITION BucketValues::~BucketValues() {
 
 JOINABLE_DEFINITION void BucketValues::take() {
     for (std::size_t i = 0; i < places_.size(); ++i) {
+        if (places_[i]) {
+            from_.device().copy(parameters_[i].value(), places_[i]);
+        }
+    }
+    from_.device().finish(); // before the engine's memory ends
+    for (std::size_t i = 0; i < places_.size(); ++i) {
         taken_ = i + 1;
         if (!places_[i]) {
             continue;
         }
-        copy(parameters_[i].value(), places_[i]);
         parameters_[i].set_value(places_[i]);
         if (!is_in_place(i)) {
             throw ContractViolation{concat(

@@ -9,6 +9,7 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
@@ -36,7 +37,8 @@ gather_parts(Comm& comm, OptimizerShard const& shard, std::byte const* own, std:
             return Buffer{begin, layout.counts[static_cast<std::size_t>(rank)], layout.dtype};
         };
         if (std::byte* const mine = bucket + shard.part_offset() * shard.element(); mine != own) {
-            copy_bytes(mine, own, shard.part() * shard.element());
+            shard.copy_part(own, mine);
+            shard.device().submit();
         }
         for (int rank = 0; rank < comm.size(); ++rank) {
             if (part(rank).count != 0) {
@@ -65,13 +67,14 @@ struct ShardFactors {
     }
 };
 
-/// Starts to sum a bucket of gradients, so that each rank gets its part. A communicator without
-/// reduce-scatter uses an all-reduce, see take_part().
+/// Submits what was packed, and starts to sum a bucket of gradients, so that each rank gets its
+/// part. A communicator without reduce-scatter uses an all-reduce, see take_part().
 template <Communicator Comm>
 [[nodiscard]] auto start_parts(
     Comm& comm, OptimizerShard const& shard, std::byte* bucket, [[maybe_unused]] double factor
 ) {
     ShardBucket const& layout = shard.bucket();
+    shard.device().submit();
     Buffer const whole{bucket, layout.count(), layout.dtype};
     [[maybe_unused]] Buffer const part{shard.gradients(), shard.part(), layout.dtype};
     if constexpr (ScalesScatteredSums<Comm>) { // also with zeros: all ranks run the same collective
@@ -86,10 +89,10 @@ template <Communicator Comm>
 }
 /// Copies this rank's part if the sum is in the bucket. Local.
 template <Communicator Comm>
-void take_part(OptimizerShard const& shard, std::byte const* bucket, Comm const&) {
+void take_part(OptimizerShard const& shard, [[maybe_unused]] std::byte const* bucket, Comm const&) {
     if constexpr (!ReduceScatters<Comm>) {
-        std::byte const* const part = bucket + shard.part_offset() * shard.element();
-        copy_bytes(shard.gradients(), part, shard.part() * shard.element());
+        shard.copy_part(bucket + shard.part_offset() * shard.element(), shard.gradients());
+        shard.device().submit(); // before the bucket is filled again
     }
 }
 
@@ -108,8 +111,10 @@ public:
         Scratch& scratch
     )
         : parameters_{parameters}, shard_{shard}, bucket_{bucket}, has_values_{has_values} {
+        Device& device = shard.device();
         if (AnyView const value = has_values ? AnyView{} : shard.lone_value(parameters)) {
             Buffer const whole{value.data(), value.numel(), value.dtype()};
+            device.submit();
             static_cast<void>( // nvcc 13 warns of a dropped reference to a work
                 lone_.emplace(comm.broadcast(whole, shard.bucket().pieces.front().owner))
             );
@@ -117,6 +122,7 @@ public:
             if (!has_values) {
                 shard.pack_own(parameters, bucket, scratch);
             }
+            device.submit();
             std::byte const* const own = bucket + shard.part_offset() * shard.element();
             static_cast<void>(parts_.emplace(gather_parts(comm, shard, own, bucket)));
         }
@@ -129,6 +135,7 @@ public:
             parts_->wait();
             if (!has_values_) {
                 shard_.unpack_others(parameters_, bucket_);
+                shard_.device().submit(); // before the bucket is filled again
             }
         }
     }

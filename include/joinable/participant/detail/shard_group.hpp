@@ -11,11 +11,15 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/work.hpp>
 #include <joinable/config.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/device/copy.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/shard.hpp>
@@ -60,12 +64,46 @@ array_names(std::span<std::string_view const> names, ShardState const& state);
 
 /// Memory for messages that carry state between ranks, allocated before the first collective: a
 /// rank that ran out of memory later would leave the others waiting.
-struct StateMessages {
-    std::vector<std::byte> array;     ///< the longest array of all ranks
+class StateMessages {
+public:
+    StateMessages(std::span<ShardGroup const> groups, Device& device);
+
+    /// All parts of one array, in host memory.
+    [[nodiscard]] std::byte* array() const noexcept { return array_.data(); }
+    /// The same in memory that communicators move.
+    [[nodiscard]] std::byte* sent() const noexcept {
+        return on_device_.data() == nullptr ? array() : on_device_.data();
+    }
+    /// Copies bytes from sent() to array(). Everything in flight must be local.
+    void download(std::size_t bytes) {
+        if (sent() != array()) {
+            device_.download(sent(), array(), bytes);
+        }
+    }
+    /// Copies bytes from array() to sent(). array() must not change before a later collective is
+    /// over.
+    void upload(std::size_t bytes) {
+        if (sent() != array()) {
+            device_.upload(array(), sent(), bytes);
+        }
+    }
+
     std::vector<std::uint64_t> steps; ///< of the largest group
 
-    explicit StateMessages(std::span<ShardGroup const> groups);
+private:
+    Device& device_;
+    Arena array_;     ///< the longest array of all ranks
+    Arena on_device_; ///< empty if array_ is sent
 };
+
+/// Waits until a collective is over, also on a device, whose streams have no deadline.
+template <class W>
+void settle(W work) {
+    if constexpr (requires { work.synchronize(); }) {
+        work.synchronize();
+    }
+    work.wait();
+}
 
 /// A parameter in a bucket that holds all parts of one array.
 AnyView array_view(
@@ -73,57 +111,62 @@ AnyView array_view(
 );
 AnyView view_of_tensor(StateTensor const& tensor);
 
-/// Gathers one array of a bucket from all ranks at the root. Collective.
+/// Gathers one array of a bucket from all ranks into `messages` of the root. Collective.
 template <Communicator Comm>
 void gather_array(
-    Comm& comm, OptimizerShard const& shard, std::size_t k, std::span<std::byte> whole, int root
+    Comm& comm, OptimizerShard const& shard, std::size_t k, StateMessages& messages, int root
 ) {
     ShardState const& state = shard.state();
     DType const dtype = state.computed_in();
     std::vector<std::size_t> const& counts = shard.bucket().counts;
+    Buffer const all{messages.sent(), shard.bucket().count(), dtype};
+    auto const copy_to = [&](std::size_t begin, std::size_t count) {
+        shard.copy_array(state.array(k), messages.sent() + begin * size_of(dtype), count);
+        shard.device().submit();
+    };
     if (shard.keeps_all()) {
         if (comm.rank() == root) {
-            copy_bytes(whole.data(), state.array(k), shard.bucket().count() * size_of(dtype));
+            copy_to(0, all.count);
         }
-        return;
-    }
-    if constexpr (Gathers<Comm>) {
-        Buffer const all{whole.data(), shard.bucket().count(), dtype};
-        comm.gather(ConstBuffer{state.array(k), shard.part(), dtype}, all, root, counts).wait();
+    } else if constexpr (Gathers<Comm>) {
+        settle(comm.gather(ConstBuffer{state.array(k), shard.part(), dtype}, all, root, counts));
     } else {
+        copy_to(shard.part_offset(), shard.part());
         for (int rank = 0; rank < comm.size(); ++rank) {
             std::size_t const count = counts[static_cast<std::size_t>(rank)];
-            std::byte* const part = whole.data() + shard.bucket().offset_of(rank) * size_of(dtype);
-            if (rank == comm.rank()) {
-                copy_bytes(part, state.array(k), count * size_of(dtype));
-            }
-            comm.broadcast({part, count, dtype}, rank).wait();
+            std::size_t const begin = shard.bucket().offset_of(rank) * size_of(dtype);
+            settle(comm.broadcast({messages.sent() + begin, count, dtype}, rank));
         }
     }
+    if (comm.rank() == root) {
+        messages.download(all.bytes());
+    }
 }
-/// Sends one array of a bucket from the root back to the ranks. Collective.
+/// Sends one array of a bucket from `messages` of the root back to the ranks. Collective.
 template <Communicator Comm>
 void scatter_array(
-    Comm& comm, OptimizerShard const& shard, std::size_t k, std::span<std::byte> whole, int root
+    Comm& comm, OptimizerShard const& shard, std::size_t k, StateMessages& messages, int root
 ) {
     ShardState const& state = shard.state();
     DType const dtype = state.computed_in();
-    Buffer const all{whole.data(), shard.bucket().count(), dtype};
-    if (shard.keeps_all()) {
-        comm.broadcast(all, root).wait();
-        copy_bytes(state.array(k), whole.data(), shard.bucket().count() * size_of(dtype));
-        return;
+    Buffer const all{messages.sent(), shard.bucket().count(), dtype};
+    if (comm.rank() == root) {
+        messages.upload(all.bytes());
+        shard.device().submit();
     }
-    if constexpr (Scatters<Comm>) {
+    auto const take = [&](std::size_t begin, std::size_t count) {
+        shard.copy_array(messages.sent() + begin * size_of(dtype), state.array(k), count);
+        shard.device().submit();
+    };
+    if (shard.keeps_all()) {
+        settle(comm.broadcast(all, root));
+        take(0, all.count);
+    } else if constexpr (Scatters<Comm>) {
         Buffer const part{state.array(k), shard.part(), dtype};
-        comm.scatter(all, part, root, shard.bucket().counts).wait();
+        settle(comm.scatter(all, part, root, shard.bucket().counts));
     } else {
-        comm.broadcast(all, root).wait();
-        copy_bytes(
-            state.array(k),
-            whole.data() + shard.part_offset() * size_of(dtype),
-            shard.part() * size_of(dtype)
-        );
+        settle(comm.broadcast(all, root));
+        take(shard.part_offset(), shard.part());
     }
 }
 
@@ -164,6 +207,7 @@ void make_tensors(
 template <Communicator Comm, class Parameter>
 void gather_state(
     Comm& comm,
+    HostCollectives<Comm>& host,
     int root,
     ShardGroup const& group,
     StateMessages& messages,
@@ -173,17 +217,17 @@ void gather_state(
     std::uint64_t* const steps = messages.steps.data();
     std::size_t const count = group.steps.size();
     std::copy(group.steps.begin(), group.steps.end(), steps);
-    comm.all_reduce({steps, count, DType::u64}, ReduceOp::max).wait();
+    host.all_reduce({steps, count, DType::u64}, ReduceOp::max).wait();
     for (std::size_t i = 0; is_root && i < count; ++i) {
         parameters[group.first + i].steps = steps[i];
     }
     for (OptimizerShard const& shard : group.shards) {
         for (std::size_t k = 0; k < shard.state().arrays(); ++k) {
-            gather_array(comm, shard, k, messages.array, root);
+            gather_array(comm, shard, k, messages, root);
             if (is_root) {
                 for_each_tensors(group, shard, parameters, [&](auto& piece, auto& tensors) {
                     AnyView const value = group.parameters[piece.parameter].value();
-                    AnyView const array = array_view(shard, piece, value, messages.array.data());
+                    AnyView const array = array_view(shard, piece, value, messages.array());
                     copy(array, view_of_tensor(tensors[k]));
                 });
             }
@@ -196,6 +240,7 @@ void gather_state(
 template <Communicator Comm, class Parameter>
 void scatter_state(
     Comm& comm,
+    HostCollectives<Comm>& host,
     int root,
     ShardGroup& group,
     StateMessages& messages,
@@ -205,17 +250,17 @@ void scatter_state(
     for (std::size_t i = 0; is_root && i < group.steps.size(); ++i) {
         group.steps[i] = parameters[group.first + i].steps;
     }
-    comm.broadcast({group.steps.data(), group.steps.size(), DType::u64}, root).wait();
+    host.broadcast({group.steps.data(), group.steps.size(), DType::u64}, root).wait();
     for (OptimizerShard const& shard : group.shards) {
         for (std::size_t k = 0; k < shard.state().arrays(); ++k) {
             if (is_root) {
                 for_each_tensors(group, shard, parameters, [&](auto& piece, auto& tensors) {
                     AnyView const value = group.parameters[piece.parameter].value();
-                    AnyView const array = array_view(shard, piece, value, messages.array.data());
+                    AnyView const array = array_view(shard, piece, value, messages.array());
                     copy(view_of_tensor(tensors[k]), array);
                 });
             }
-            scatter_array(comm, shard, k, messages.array, root);
+            scatter_array(comm, shard, k, messages, root);
         }
     }
 }

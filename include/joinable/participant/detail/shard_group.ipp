@@ -14,7 +14,8 @@ array_names(std::span<std::string_view const> names, ShardState const& state) {
     return all;
 }
 
-JOINABLE_DEFINITION StateMessages::StateMessages(std::span<ShardGroup const> groups) {
+JOINABLE_DEFINITION StateMessages::StateMessages(std::span<ShardGroup const> groups, Device& device)
+    : device_{device} {
     std::size_t bytes = 0;
     std::size_t parameters = 0;
     for (ShardGroup const& group : groups) {
@@ -24,7 +25,10 @@ JOINABLE_DEFINITION StateMessages::StateMessages(std::span<ShardGroup const> gro
             bytes = (std::max)(bytes, shard.bucket().count() * size);
         }
     }
-    array.resize(bytes);
+    array_ = device.allocate_staging(bytes);
+    if (!is_on_host(device)) {
+        on_device_ = device.allocate(bytes, Arena::default_alignment);
+    }
     steps.resize(parameters);
 }
 

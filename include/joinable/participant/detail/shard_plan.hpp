@@ -11,9 +11,11 @@
 #include <joinable/config.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/type_name.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/partition.hpp>
+#include <joinable/optimizer/shard_state.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/detail/check_parameters.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
@@ -44,6 +46,40 @@ std::vector<std::size_t> trained_in_units(
     std::size_t cap
 );
 
+/// Checks that a device can step by a rule.
+template <class Rule>
+void check_kernels(Rule const& rule, Device const& device) {
+    if (is_on_host(device)) {
+        return;
+    }
+    if (!device.can_update(device_rule(rule))) {
+        throw ContractViolation{concat(
+            to_text(device.id()),
+            " has no kernels that step by ",
+            class_name<Rule>(),
+            "; give the communicator's device_memory().use_kernels() what joinable::cuda_kernels() returns, or "
+            "for a rule of your own cuda_kernels<",
+            class_name<Rule>(),
+            ">(), in a source file that nvcc compiles"
+        )};
+    }
+    std::size_t const names = rule.state_names().size();
+    std::size_t const count = rule.template visit_update<float>(1, []<class Update>(Update const&) {
+        return std::size_t{Update::state_count};
+    });
+    if (count != names) {
+        throw ContractViolation{concat(
+            "the update of ",
+            class_name<Rule>(),
+            " has a state_count of ",
+            count,
+            ", but its state_names() are ",
+            names,
+            "; give it one number for each name"
+        )};
+    }
+}
+
 /// `groups` are the earlier ones. `choices` are for `list`.
 template <class Rule>
 void check_group(
@@ -52,7 +88,7 @@ void check_group(
     std::vector<ShardGroup> const& groups,
     ZeroOptions const& options,
     Sharding sharding,
-    DeviceId device,
+    Device const& device,
     int world_size
 ) {
     std::vector<int> const& owners = choices.owners;
@@ -62,14 +98,7 @@ void check_group(
             "use Partition::by_parameters"
         };
     }
-    if (device != DeviceId{}) {
-        throw ContractViolation{concat(
-            "sharded optimizers step parameters on the host, but this communicator's are on ",
-            to_text(device),
-            "; average gradients by DistributedDataParallel, and step on every rank by a Step"
-        )};
-    }
-    check_parameters(list, {});
+    check_parameters(list, device.id());
     ParameterList all;
     for (ShardGroup const& group : groups) {
         if (!group.values) { // else the engine has no memory for them
@@ -111,7 +140,8 @@ void cut_group(
     std::vector<std::size_t>& loads,
     ZeroOptions const& options,
     Sharding sharding,
-    int rank
+    int rank,
+    Device& device
 ) {
     std::vector<std::size_t> trained;
     std::vector<std::size_t> sizes;
@@ -150,7 +180,8 @@ void cut_group(
                 rank,
                 state_names_of(rule).size(),
                 UpdateRule<Rule>,
-                sharding
+                sharding,
+                device
             );
         }
     };

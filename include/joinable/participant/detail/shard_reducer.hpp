@@ -15,8 +15,10 @@
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/participant/detail/bucket_arenas.hpp>
@@ -54,8 +56,9 @@ public:
         StepShard step,
         Times& timeline
     )
-        : comm_{comm}, parameters_{std::move(parameters)}, groups_{groups}, arenas_{arenas},
-          values_{std::move(values)}, step_{std::move(step)}, timeline_{timeline} {
+        : comm_{comm}, device_{device_of(comm)}, parameters_{std::move(parameters)},
+          groups_{groups}, arenas_{arenas}, values_{std::move(values)}, step_{std::move(step)},
+          timeline_{timeline} {
         for (std::size_t k = 0; k <= groups.size(); ++k) {
             list(k, k == groups.size() ? next : groups[k]);
         }
@@ -134,7 +137,8 @@ public:
 
     void mark_accumulated(std::size_t i) const { require_trained(i); }
 
-    /// Marks the gradient of parameter `i` as final: copies and releases it.
+    /// Marks the gradient of parameter `i` as final: copies and releases it. On a device the
+    /// gradients of a bucket are copied and released together, when the last one is final.
     void mark_ready(std::size_t i) {
         if (!is_open_) {
             throw ContractViolation{
@@ -166,6 +170,7 @@ public:
         if (launched_ != 0) {
             refuse_late_skip(static_cast<int>(comm_.rank()));
         }
+        release_gradients(order_); // what was copied, before zeros replace it
         for (State& state : states_) {
             state = state == State::frozen ? state : State::unused;
         }
@@ -204,7 +209,8 @@ public:
         for (std::size_t const i : order_) {
             take(i);
             if (AnyView const gradient = parameters_[i].grad(); gradient && has_joined) {
-                fill_zero(gradient);
+                device_.submit(); // it is copied first
+                device_.fill_zero(gradient);
             }
             advance();
         }
@@ -310,8 +316,22 @@ private:
         shard_of(bucket).pack_gradient(
             group.parameters, piece_of_[i], factors_.packed, memory_of(bucket)
         );
-        parameters_[i].release_grad();
+        if (is_on_host(device_)) {
+            parameters_[i].release_grad();
+        }
         settle(i, State::ready);
+    }
+    /// On a device the gradients of a bucket are copied together, and then released.
+    void release_gradients(std::vector<std::size_t> const& parameters) {
+        if (is_on_host(device_)) {
+            return;
+        }
+        device_.finish();
+        for (std::size_t const i : parameters) {
+            if (states_[i] == State::ready) {
+                parameters_[i].release_grad();
+            }
+        }
     }
 
     [[nodiscard]] std::byte* memory_of(Slot& bucket) {
@@ -349,6 +369,7 @@ private:
                     shard.pack_gradient(group.parameters, piece_of_[i], 0.0, memory);
                 }
             }
+            release_gradients(bucket.parameters);
             static_cast<void>(
                 ranges_[launched_].emplace(timeline_.bucket(launched_, shard.bucket_bytes()))
             );
@@ -413,6 +434,7 @@ private:
     }
 
     Comm& comm_;
+    Device& device_;
     ParameterList parameters_;
     std::vector<ShardGroup> const& groups_;
     BucketArenas& arenas_;

@@ -12,7 +12,9 @@
 
 #include <joinable/bucket/memory.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/participant/detail/bucket_arenas.hpp>
@@ -66,8 +68,8 @@ public:
     /// Local. `groups` is the list that the participant keeps, `next` the group that it is about to
     /// add.
     ShardedUnits(Comm& comm, std::vector<ShardGroup> const& groups, ShardGroup const& next)
-        : comm_{comm}, groups_{groups}, self_{std::make_shared<ShardedUnits*>(this)},
-          arenas_{BufferMemory{comm}} {
+        : comm_{comm}, device_{device_of(comm)}, groups_{groups},
+          self_{std::make_shared<ShardedUnits*>(this)}, arenas_{BufferMemory{comm}} {
         for (std::size_t k = 0; k <= groups.size(); ++k) {
             list(k, k == groups.size() ? next : groups[k]);
         }
@@ -351,6 +353,7 @@ private:
         free_.erase(first);
         std::byte* const memory = arenas_.data(unit.landing, unit.bytes);
         ShardGroup const& group = groups_[unit.group];
+        device_.submit(); // the engine's work reads what is in this memory first
         for (std::size_t k = 0; k < unit.parts.size(); ++k) {
             Part const& part = unit.parts[k];
             static_cast<void>(unit.works[k].emplace(gather_parts(
@@ -375,6 +378,7 @@ private:
             work->wait();
             work.reset();
         }
+        device_.finish(); // the engine's work comes after it
         ++arrived_;
         if (unit.is_present) { // held from the previous pass
             free_arena(unit.landing);
@@ -430,6 +434,7 @@ private:
     }
 
     Comm& comm_;
+    Device& device_;
     std::vector<ShardGroup> const& groups_;
     std::shared_ptr<ShardedUnits*> self_; ///< for what is held
     BucketArenas arenas_;

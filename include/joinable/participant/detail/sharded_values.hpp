@@ -66,7 +66,8 @@ public:
         BufferMemory const& memory
     );
 
-    /// Copies what this rank owns from the engine's values.
+    /// Copies what this rank owns from the engine's values; on a device, complete after its
+    /// finish().
     /// @throws ContractViolation  a value is missing; then nothing was copied.
     void take(std::span<OptimizerShard const> shards, Scratch& scratch);
     /// Frees the engine's values.

@@ -16,7 +16,6 @@
 
 #include <joinable/join.hpp>
 #include <joinable/nccl.hpp>
-#include <joinable/zero.hpp>
 
 namespace {
 
@@ -105,25 +104,6 @@ TEST_CASE("joined ranks shadow over NCCL, and receive the averages") {
             );
         }
     }
-}
-
-TEST_CASE("a sharded optimizer refuses parameters of a device on every rank, in a sentence") {
-    run_models({1, 2, 3}, DType::f32, true, [](auto& hosts, auto& comm, auto& model) {
-        std::string const text =
-            "sharded optimizers step parameters on the host, but this communicator's are on CUDA device " +
-            std::to_string(hosts.rank()) +
-            "; average gradients by DistributedDataParallel, and step on every rank by a Step";
-        CHECK_THROWS_WITH_AS(
-            (joinable::ZeroRedundancyOptimizer{comm, model.params, joinable::Sgd{}}),
-            text.c_str(),
-            joinable::ContractViolation
-        );
-        CHECK_THROWS_WITH_AS(
-            (joinable::ShardedDataParallel{comm, model.params, joinable::Sgd{}}),
-            text.c_str(),
-            joinable::ContractViolation
-        );
-    });
 }
 
 TEST_CASE("a sum over NCCL takes a factor of each rank, of floating-point numbers alone") {

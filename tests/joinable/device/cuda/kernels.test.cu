@@ -5,6 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -13,17 +16,54 @@
 #include <support/numbers.hpp>
 
 #include <joinable/cuda.hpp>
+#include <joinable/optimizer/rules.hpp>
+#include <joinable/optimizer/shard_state.hpp>
+#include <joinable/optimizer/update_rule.hpp>
+
+namespace joinable_tests {
+
+/// A rule of a user, which cuda_kernels() is told of.
+struct SignDescent {
+    template <class T>
+    struct Update {
+        static constexpr std::size_t state_count = 0;
+        T rate;
+        __host__ __device__ void operator()(T& value, T& gradient, T*) const {
+            value = gradient > T{0} ? value - rate : gradient < T{0} ? value + rate : value;
+        }
+    };
+    double rate = 0.125;
+
+    [[nodiscard]] std::span<std::string_view const> state_names() const { return {}; }
+    template <class T>
+    void update(joinable::UpdateRange<T> const& range) const {
+        visit_update<T>(range.step, [&](auto const& update) {
+            for (std::size_t i = 0; i < range.size; ++i) {
+                T gradient = range.gradients[i];
+                update(range.values[i], gradient, nullptr);
+            }
+        });
+    }
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t, F const& f) const {
+        return f(Update<T>{static_cast<T>(rate)});
+    }
+};
+
+} // namespace joinable_tests
 
 namespace {
 
 using joinable::AnyView;
 using joinable::CudaCopy;
+using joinable::DeviceUpdate;
 using joinable::DType;
 using joinable_tests::counted;
 using joinable_tests::Layout;
 using joinable_tests::layouts;
 using joinable_tests::Numbers;
 using joinable_tests::OwnedTensor;
+using joinable_tests::SignDescent;
 
 /// What a launch does, by the host: each thread of each block, one after another.
 template <std::size_t Room>
@@ -32,7 +72,7 @@ void run_on_host(std::vector<CudaCopy> const& copies) {
         joinable::detail::CopyBatch<Room> batch;
         next += joinable::detail::fill_batch(batch, copies.data() + next, copies.size() - next);
         for (std::uint32_t block = 0; block < batch.first_block[batch.count]; ++block) {
-            for (unsigned int thread = 0; thread < joinable::detail::copy_threads; ++thread) {
+            for (unsigned int thread = 0; thread < joinable::detail::block_threads; ++thread) {
                 joinable::detail::copy_in_block(batch, block, thread);
             }
         }
@@ -92,9 +132,214 @@ TEST_CASE("a batch has room for as many copies as its comment says") {
     CHECK(joinable::detail::many_copies == (CUDART_VERSION >= 12010 ? 138 : 17));
 }
 
+/// Arrays that a rule steps, one after another: values, gradients, masters, then state.
+struct Stepped {
+    static constexpr std::size_t arrays = 3;
+    DType dtype;
+    std::size_t count;
+    std::vector<std::byte> values;
+    std::vector<std::byte> gradients;
+    std::vector<std::byte> masters;
+    std::vector<std::byte> state;
+
+    Stepped(DType type, std::size_t size) : dtype{type}, count{size} {
+        Numbers of_values;
+        Numbers of_gradients;
+        for (std::size_t i = 0; i < size; ++i) {
+            of_values.push_back(static_cast<double>(i * 37 % 101) / 53.0 - 0.9);
+            of_gradients.push_back(static_cast<double>(i * 61 % 89) / 37.0 - 1.1);
+        }
+        DType const computed = joinable::size_of(dtype) == 2 ? DType::f32 : dtype;
+        values = bytes_of(dtype, of_values);
+        gradients = bytes_of(dtype, of_gradients);
+        masters = bytes_of(DType::f32, of_values);
+        state = bytes_of(computed, Numbers(arrays * size));
+    }
+    static std::vector<std::byte> bytes_of(DType dtype, Numbers const& numbers) {
+        std::vector<std::byte> bytes(numbers.size() * joinable::size_of(dtype) + 1); // never null
+        joinable_tests::write(AnyView{bytes.data(), dtype, {numbers.size()}, {1}}, numbers);
+        return bytes;
+    }
+    [[nodiscard]] DeviceUpdate update(std::uint64_t step) {
+        void* const own = joinable::size_of(dtype) == 2 ? masters.data() : nullptr;
+        return {values.data(), gradients.data(), own, state.data(), count, count, step, dtype};
+    }
+    bool operator==(Stepped const&) const = default;
+};
+
+/// What launches do, by the host: each thread of each block, one after another. Returns how many.
+template <class Rule>
+int step_by_threads(Rule const& rule, std::vector<DeviceUpdate> const& updates) {
+    using namespace joinable::detail;
+    int launches = 0;
+    auto const step =
+        [&]<class Stored>(DeviceUpdate const* first, std::size_t some, Stored const*) {
+            using Number = typename StoredElement<Stored>::Number;
+            return rule.template visit_update<Number>(first->step, [&](auto const& update) {
+                for (std::size_t next = 0; next < some;) {
+                    UpdateBatch batch;
+                    next += fill_batch(batch, first + next, some - next);
+                    ++launches;
+                    for (std::uint32_t block = 0; block < batch.first_block[batch.count]; ++block) {
+                        for (unsigned int thread = 0; thread < block_threads; ++thread) {
+                            update_in_block<Stored>(batch, update, block, thread);
+                        }
+                    }
+                }
+                return cudaSuccess;
+            });
+        };
+    CHECK(for_each_step(updates.data(), updates.size(), step) == cudaSuccess);
+    return launches;
+}
+
+template <class F>
+void for_each_rule(F const& f) {
+    f(joinable::Sgd{.learning_rate = 0.1, .weight_decay = 0.01});
+    f(joinable::Sgd{.learning_rate = 0.1, .momentum = 0.9, .dampening = 0.1, .maximize = true});
+    f(joinable::Sgd{.learning_rate = 0.1, .momentum = 0.9, .nesterov = true});
+    f(joinable::Adam{.learning_rate = 0.02, .weight_decay = 0.1});
+    f(joinable::Adam{.learning_rate = 0.02, .amsgrad = true});
+    f(joinable::AdamW{.learning_rate = 0.02, .weight_decay = 0.1, .amsgrad = true});
+}
+
+/// Each dtype with few and many elements, which begin at step 1 and at step 5.
+std::vector<Stepped> all_stepped() {
+    std::vector<Stepped> all;
+    for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
+        for (std::size_t const count : {0, 1, 300, 2048, 5000}) {
+            all.emplace_back(dtype, count);
+        }
+    }
+    return all;
+}
+std::vector<DeviceUpdate> updates_of(std::vector<Stepped>& stepped, std::uint64_t step) {
+    std::vector<DeviceUpdate> updates;
+    for (std::size_t i = 0; i < stepped.size(); ++i) {
+        updates.push_back(stepped[i].update(step + (i % 5 == 4 ? 4 : 0)));
+    }
+    return updates;
+}
+
+TEST_CASE("what each thread of a launch does steps by the bits of the host: run by the host") {
+    for_each_rule([](auto const& rule) {
+        std::vector<Stepped> by_threads = all_stepped();
+        std::vector<Stepped> by_rule = all_stepped();
+        for (std::uint64_t step = 1; step <= 3; ++step) {
+            // For each dtype one launch of four parameters and one of the last, which has more steps.
+            CHECK(step_by_threads(rule, updates_of(by_threads, step)) == 8);
+            for (DeviceUpdate const& update : updates_of(by_rule, step)) {
+                auto const erased = joinable::detail::device_rule(rule);
+                erased.on_host(erased.settings, update);
+            }
+            CHECK(by_threads == by_rule);
+        }
+    });
+}
+
+TEST_CASE("masters are loaded from values, whose bits stay") {
+    std::vector<Stepped> stepped;
+    stepped.emplace_back(DType::f16, 3000);
+    stepped.emplace_back(DType::bf16, 3000);
+    for (Stepped& one : stepped) {
+        auto const values = one.values;
+        one.masters.assign(one.masters.size(), std::byte{0});
+        DeviceUpdate update = one.update(1);
+        update.gradients = update.values;
+        step_by_threads(joinable::detail::LoadMasters{}, {update});
+        CHECK(one.values == values);
+        AnyView const view{one.values.data(), one.dtype, {one.count}, {1}};
+        AnyView const masters{one.masters.data(), DType::f32, {one.count}, {1}};
+        CHECK(joinable_tests::read(masters) == joinable_tests::read(view));
+    }
+}
+
+TEST_CASE("kernels know the rules of the library, and those that they are told of") {
+    auto const knows = [](joinable::CudaKernels const& kernels, auto const& rule) {
+        return kernels.has_rule(joinable::detail::device_rule(rule));
+    };
+    joinable::CudaKernels const plain = joinable::cuda_kernels();
+    joinable::CudaKernels const more = joinable::cuda_kernels<SignDescent>();
+    for_each_rule([&](auto const& rule) {
+        CHECK(knows(plain, rule));
+        CHECK(knows(more, rule));
+    });
+    CHECK(knows(plain, joinable::detail::LoadMasters{}));
+    CHECK(!knows(plain, SignDescent{}));
+    CHECK(knows(more, SignDescent{}));
+    std::vector<Stepped> by_threads = all_stepped();
+    std::vector<Stepped> by_rule = all_stepped();
+    step_by_threads(SignDescent{}, updates_of(by_threads, 1));
+    SignDescent const rule;
+    for (DeviceUpdate const& update : updates_of(by_rule, 1)) {
+        joinable::detail::device_rule(rule).on_host(&rule, update);
+    }
+    CHECK(by_threads == by_rule);
+}
+
+TEST_CASE("an update's arguments fit into a launch") {
+    CHECK(sizeof(joinable::detail::UpdateBatch) + 256 <= 4096);
+}
+
 bool has_no_gpu() {
     int count = 0;
     return cudaGetDeviceCount(&count) != cudaSuccess || count == 0;
+}
+
+TEST_CASE("the kernels step by the bits of the host on a GPU" * doctest::skip(has_no_gpu())) {
+    cudaStream_t stream = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    auto const step_there = [&](auto const& rule, std::vector<Stepped>& stepped, std::uint64_t step
+                            ) {
+        std::vector<DeviceUpdate> updates = updates_of(stepped, step);
+        std::vector<std::pair<void*, std::vector<std::byte>*>> blocks;
+        auto const upload = [&](std::vector<std::byte>& from) {
+            void* block = nullptr;
+            REQUIRE(cudaMalloc(&block, from.size()) == cudaSuccess);
+            REQUIRE(
+                cudaMemcpyAsync(block, from.data(), from.size(), cudaMemcpyHostToDevice, stream) ==
+                cudaSuccess
+            );
+            blocks.emplace_back(block, &from);
+            return block;
+        };
+        for (std::size_t i = 0; i < updates.size(); ++i) {
+            updates[i].values = upload(stepped[i].values);
+            updates[i].gradients = upload(stepped[i].gradients);
+            updates[i].masters =
+                updates[i].masters == nullptr ? nullptr : upload(stepped[i].masters);
+            updates[i].state = upload(stepped[i].state);
+        }
+        REQUIRE(
+            joinable::cuda_kernels<SignDescent>().update(
+                joinable::detail::device_rule(rule), updates.data(), updates.size(), stream
+            ) == cudaSuccess
+        );
+        for (auto const& [block, to] : blocks) {
+            REQUIRE(
+                cudaMemcpyAsync(to->data(), block, to->size(), cudaMemcpyDeviceToHost, stream) ==
+                cudaSuccess
+            );
+        }
+        REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+        for (auto const& [block, to] : blocks) {
+            (void)cudaFree(block);
+        }
+    };
+    auto const check = [&](auto const& rule) {
+        std::vector<Stepped> there = all_stepped();
+        std::vector<Stepped> here = all_stepped();
+        for (std::uint64_t step = 1; step <= 3; ++step) {
+            step_there(rule, there, step);
+            for (DeviceUpdate const& update : updates_of(here, step)) {
+                joinable::detail::device_rule(rule).on_host(&rule, update);
+            }
+            CHECK(there == here);
+        }
+    };
+    for_each_rule(check);
+    check(SignDescent{});
+    (void)cudaStreamDestroy(stream);
 }
 
 TEST_CASE("the kernels copy, scale and zero on a GPU" * doctest::skip(has_no_gpu())) {

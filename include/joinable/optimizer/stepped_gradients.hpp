@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <joinable/device/arena.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/overlap.hpp>
@@ -35,11 +36,15 @@ public:
         }
     }
 
-    /// Before a step, on every rank.
-    void begin_step(bool has_joined) noexcept {
+    /// Before a step, on every rank. The device has the parameters and must outlive the step.
+    void begin_step(bool has_joined, Device& device) {
         follows_ = has_joined && !has_gradient_.empty();
-        for (auto& [i, arena] : zeros_) {
-            std::fill_n(arena.data(), arena.bytes(), std::byte{}); // a step may have written there
+        device_ = &device;
+        for (auto const& [i, zeros] : zeros_) {
+            device.fill_zero(zeros.view); // a step may have written there
+        }
+        if (!zeros_.empty()) {
+            device.submit(); // before they are read
         }
     }
     /// The gradient by which parameter `i` is stepped. Empty: it is not stepped.
@@ -55,16 +60,25 @@ private:
     [[nodiscard]] AnyView zeros(AnyView const& value, std::size_t i) {
         auto at = zeros_.find(i);
         if (at == zeros_.end()) {
-            at = zeros_.emplace(i, Arena{value.numel() * size_of(value.dtype())}).first;
+            Shape const& extents = value.extents();
+            std::size_t const bytes = value.numel() * size_of(value.dtype());
+            Arena memory = device_->allocate(bytes, Arena::default_alignment);
+            Shape const strides = dense_strides(extents, value.strides());
+            AnyView const view{memory.data(), value.dtype(), extents, strides, value.device()};
+            at = zeros_.emplace(i, Zeros{std::move(memory), view}).first;
         }
-        Shape const& extents = value.extents();
-        Shape const strides = dense_strides(extents, value.strides());
-        return {at->second.data(), value.dtype(), extents, strides};
+        return at->second.view;
     }
+
+    struct Zeros {
+        Arena memory;
+        AnyView view;
+    };
 
     std::vector<std::uint8_t> has_gradient_;
     bool follows_ = false;
-    std::map<std::size_t, Arena> zeros_; ///< kept, so that later rounds allocate nothing
+    Device* device_ = nullptr;
+    std::map<std::size_t, Zeros> zeros_; ///< kept, so that later rounds allocate nothing
 };
 
 }}} // namespace joinable::v0::detail

@@ -577,7 +577,7 @@ private:
     void share_settings(Round const& round) {
         bool const is_source = comm_.rank() == round.buffer_source();
         for (Group& group : groups_) {
-            group.gradients.begin_step(round.is_shadow());
+            group.gradients.begin_step(round.is_shadow(), device());
             if (is_source) {
                 group.gradients.list(group.parameters);
             }

@@ -116,9 +116,34 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #else
 #define JOINABLE_UNROLL _Pragma("GCC unroll 16")
 #endif
+// Functions that kernels call, too. Where nvcc compiles them, they take no registers of the host.
+namespace joinable { inline namespace v0 { namespace detail {
+#if defined(__CUDACC__)
+#define JOINABLE_HOST_DEVICE __host__ __device__
+inline constexpr bool has_registers = false;
+#else
+#define JOINABLE_HOST_DEVICE
+inline constexpr bool has_registers = true;
+#endif
+}}} // namespace joinable::v0::detail
 // A rounded product of numbers or registers. Compilers may fuse other products with the following
-// sum. Clang follows the pragma unless -ffp-contract=fast is given.
-#if defined(__clang__)
+// sum. Clang follows the pragma unless -ffp-contract=fast is given. On a GPU there is an
+// instruction for it.
+#if defined(__CUDA_ARCH__)
+namespace joinable { inline namespace v0 { namespace detail {
+template <class Register, class Factor>
+Register rounded_product(Register const& a, Factor const& b) {
+    return a * b; // of the host, which compiles no code here
+}
+__host__ __device__ inline float rounded_product(float a, float b) {
+    return __fmul_rn(a, b);
+}
+__host__ __device__ inline double rounded_product(double a, double b) {
+    return __dmul_rn(a, b);
+}
+}}} // namespace joinable::v0::detail
+#define JOINABLE_ROUNDED_PRODUCT(result, a, b) result = ::joinable::detail::rounded_product(a, b)
+#elif defined(__clang__)
 #define JOINABLE_ROUNDED_PRODUCT(result, a, b)                                                     \
     do {                                                                                           \
         _Pragma("clang fp contract(off)") result = (a) * (b);                                      \
@@ -986,13 +1011,38 @@ concept has_device = requires(std::remove_cvref_t<T> const& t) {
     { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
 };
 
-// An optional member with another result would be ignored.
+/// Whether a member of traits does not take these arguments. One whose constraint is not satisfied
+/// takes them, though it cannot be called, and is no mistake.
+template <class Member, class... Arguments>
+concept takes_others = !std::is_invocable_v<Member, Arguments...>;
+
+// An optional member of another signature would be ignored.
+template <class T>
+concept has_other_dtype =
+    !has_run_time_dtype<T> && (requires(std::remove_cvref_t<T> const& t) {
+        traits_of<T>::dtype(t);
+    } || requires {
+        requires takes_others<decltype(&traits_of<T>::dtype), std::remove_cvref_t<T> const&>;
+    });
 template <class T>
 concept has_other_strides =
-    !has_strides<T> && requires(std::remove_cvref_t<T> const& t) { traits_of<T>::strides(t); };
+    !has_strides<T> && (requires(std::remove_cvref_t<T> const& t) {
+        traits_of<T>::strides(t);
+    } || requires {
+        requires takes_others<decltype(&traits_of<T>::strides), std::remove_cvref_t<T> const&>;
+    });
 template <class T>
 concept has_other_device =
-    !has_device<T> && requires(std::remove_cvref_t<T> const& t) { traits_of<T>::device(t); };
+    !has_device<T> && (requires(std::remove_cvref_t<T> const& t) {
+        traits_of<T>::device(t);
+    } || requires {
+        requires takes_others<decltype(&traits_of<T>::device), std::remove_cvref_t<T> const&>;
+    });
+template <class T>
+concept has_other_is_column_major = requires { &traits_of<T>::is_column_major; } && !requires {
+    requires std::same_as<decltype(traits_of<T>::is_column_major), bool const>;
+    typename std::bool_constant<traits_of<T>::is_column_major>;
+};
 
 /// The traits of a view take a const tensor whatever its elements are. The traits of a container
 /// take it as it is. Passing the lvalue as given covers both.
@@ -1118,6 +1168,14 @@ consteval bool models_tensor() {
             detail::has_extents<T>,
             "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; for one "
             "number n return std::array{n}"
+        );
+        static_assert(
+            !detail::has_other_dtype<T>,
+            "Tensor: tensor_traits::dtype must be 'static DType dtype(T const&)'"
+        );
+        static_assert(
+            !detail::has_other_is_column_major<T>,
+            "Tensor: tensor_traits::is_column_major must be 'static constexpr bool is_column_major = true'"
         );
         static_assert(
             !detail::has_other_strides<T>,
@@ -2945,8 +3003,9 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
 /// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
 /// |                                               | gradients as bucket views                        |
-/// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged: |
-/// |                                               | grad(p) is empty until the next backward pass    |
+/// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged  |
+/// |                                               | or of no use: grad(p) is empty until the next    |
+/// |                                               | backward pass, or set_grad(p)                    |
 /// | `static void set_value(P& p, AnyView view)`   | optional, with the next: makes `view` the value  |
 /// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
 /// |                                               | ranks keep parts of values                       |
@@ -2997,14 +3056,14 @@ concept has_grad = requires(std::remove_cvref_t<P>& p) {
     { parameter_traits_of<P>::grad(p) } -> pointer_like_to_tensor;
 };
 template <class P>
-concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
+concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView const& view) {
     parameter_traits_of<P>::set_grad(p, view);
 };
 template <class P>
 concept has_release_grad =
     requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_grad(p); };
 template <class P>
-concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView& view) {
+concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView const& view) {
     parameter_traits_of<P>::set_value(p, view);
     parameter_traits_of<P>::release_value(p);
 };
@@ -3026,20 +3085,49 @@ template <class P>
 using declares_requires_grad =
     std::conditional_t<has_default_traits<P>, std::remove_cvref_t<P>, parameter_traits_of<P>>;
 
-// An optional member that is not static, or without its partner, would be ignored.
+// An optional member of another signature, or without its partner, would be ignored.
 template <class P>
 concept has_other_requires_grad = requires {
     requires std::is_member_function_pointer_v<decltype(&declares_requires_grad<P>::requires_grad)>;
-};
+} || (!has_default_traits<P> && !has_requires_grad<P> && (requires(std::remove_cvref_t<P> const& p) {
+    parameter_traits_of<P>::requires_grad(p);
+} || requires {
+    requires takes_others<decltype(&parameter_traits_of<P>::requires_grad), std::remove_cvref_t<P> const&>;
+}));
+template <class P>
+concept has_other_name = !has_name<P> && (requires(std::remove_cvref_t<P> const& p) {
+    parameter_traits_of<P>::name(p);
+} || requires {
+    requires takes_others<decltype(&parameter_traits_of<P>::name), std::remove_cvref_t<P> const&>;
+});
 template <class P>
 concept has_other_set_grad = requires {
-    requires std::is_member_function_pointer_v<decltype(&parameter_traits_of<P>::set_grad)>;
+    requires takes_others<
+        decltype(&parameter_traits_of<P>::set_grad),
+        std::remove_cvref_t<P>&,
+        AnyView const&>;
 };
 template <class P>
-concept has_half_of_set_value =
-    !has_set_value<P> && (requires(std::remove_cvref_t<P>& p, AnyView& view) {
+concept has_other_release_grad = requires {
+    requires takes_others<decltype(&parameter_traits_of<P>::release_grad), std::remove_cvref_t<P>&>;
+};
+template <class P>
+concept has_other_set_value =
+    !has_set_value<P> && (requires(std::remove_cvref_t<P>& p, AnyView const& view) {
         parameter_traits_of<P>::set_value(p, view);
-    } || requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_value(p); });
+    } || requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_value(p); } || requires {
+        requires takes_others<
+            decltype(&parameter_traits_of<P>::set_value),
+            std::remove_cvref_t<P>&,
+            AnyView const&>;
+    } || requires {
+        requires takes_others<decltype(&parameter_traits_of<P>::release_value), std::remove_cvref_t<P>&>;
+    });
+template <class P>
+concept has_other_is_handle = requires { &parameter_traits_of<P>::is_handle; } && !requires {
+    requires std::same_as<decltype(parameter_traits_of<P>::is_handle), bool const>;
+    typename std::bool_constant<parameter_traits_of<P>::is_handle>;
+};
 
 /// Explains why an optional member is unusable. Returns true if all are usable.
 template <class P>
@@ -3054,7 +3142,19 @@ consteval bool has_usable_options() {
         "Parameter: parameter_traits::set_grad must be 'static void set_grad(P&, AnyView)'"
     );
     static_assert(
-        !has_half_of_set_value<P>,
+        !has_other_release_grad<P>,
+        "Parameter: parameter_traits::release_grad must be 'static void release_grad(P&)'"
+    );
+    static_assert(
+        !has_other_name<P>,
+        "Parameter: parameter_traits::name must be 'static std::string_view name(P const&)'"
+    );
+    static_assert(
+        !has_other_is_handle<P>,
+        "Parameter: parameter_traits::is_handle must be 'static constexpr bool is_handle = true'"
+    );
+    static_assert(
+        !has_other_set_value<P>,
         "Parameter: parameter_traits needs both 'static void set_value(P&, AnyView)' and 'static void "
         "release_value(P&)', or neither"
     );
@@ -3302,6 +3402,9 @@ public:
                                     "'static void set_grad(P&, AnyView)'"};
         }
         functions_->set_grad(object_, view);
+    }
+    [[nodiscard]] bool can_release_grad() const noexcept {
+        return functions_->release_grad != nullptr;
     }
     /// Frees the gradient, if the parameter's traits can.
     void release_grad() const {
@@ -4205,6 +4308,41 @@ concept SharesMemory = Communicator<C> && detail::has_share<C>;
 
 }} // namespace joinable::v0
 
+// ---- joinable/device/update.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// Elements that an update rule steps, in the memory of a device. No two updates of one call have
+/// memory in common.
+struct DeviceUpdate {
+    void* values;          ///< of `dtype`
+    void const* gradients; ///< of `dtype`; may be `values`
+    void* masters;         ///< of f32, for values of 16 bits; null: the values are stepped
+    void* state;           ///< the first array, of the type that is computed in; null: no state
+    std::size_t stride;    ///< from one array of the state to the next, in elements
+    std::size_t count;
+    std::uint64_t step; ///< of this parameter, counted from 1
+    DType dtype;
+};
+
+/// An update rule whose class a device does not know.
+struct DeviceRule {
+    void const* id;       ///< equal for equal classes, within a program or shared object
+    void const* settings; ///< the rule
+    std::size_t bytes;    ///< of the rule, which is trivially copyable
+    void (*on_host)(void const* settings, DeviceUpdate const& update); ///< steps in host memory
+};
+
+namespace detail {
+
+/// Its address is DeviceRule::id.
+template <class Rule>
+inline char rule_id = 0;
+
+} // namespace detail
+
+}} // namespace joinable::v0
+
 // ---- joinable/device/device.hpp
 
 namespace joinable { inline namespace v0 {
@@ -4251,6 +4389,11 @@ public:
     /// Submits. Later requests of the engine run after these operations.
     virtual void finish() = 0;
 
+    /// Whether update() can step by this rule.
+    [[nodiscard]] virtual bool can_update(DeviceRule const& rule) const noexcept = 0;
+    /// Submits, then steps elements by a rule. `rule` and `updates` may change when this returns.
+    virtual void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) = 0;
+
     /// Submits, then moves sections within an arena: see detail::permute_sections.
     virtual void permute(Arena const& arena, std::vector<detail::Section>& sections) = 0;
     /// Zeroed host memory from which upload() need not wait. It may outlive the device.
@@ -4261,6 +4404,14 @@ public:
     /// Copies to the host, in the order of submissions; blocks until it is done.
     virtual void download(void const* from, void* to, std::size_t bytes) = 0;
 };
+
+namespace detail {
+
+[[nodiscard]] inline bool is_on_host(Device const& device) noexcept {
+    return device.id() == DeviceId{};
+}
+
+} // namespace detail
 
 }} // namespace joinable::v0
 
@@ -4411,6 +4562,12 @@ public:
     [[nodiscard]] bool can_scale() const noexcept override { return true; }
     void submit() override {}
     void finish() override {}
+    [[nodiscard]] bool can_update(DeviceRule const&) const noexcept override { return true; }
+    void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) override {
+        for (DeviceUpdate const& update : updates) {
+            rule.on_host(rule.settings, update);
+        }
+    }
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
         detail::permute_sections(arena.data(), sections);
     }
@@ -4512,6 +4669,28 @@ consteval void check_written_tensor() {
     (void)models_tensor<T>();
 }
 
+template <class T>
+concept communicator_to_use =
+    std::is_lvalue_reference_v<T> && Communicator<std::remove_reference_t<T>>;
+
+/// Arguments among which is a communicator, but not in first place, or one that is const or
+/// temporary.
+template <class First, class... Rest>
+concept misplaces_communicator =
+    !communicator_to_use<First> &&
+    (Communicator<std::remove_cvref_t<First>> || ... || Communicator<std::remove_cvref_t<Rest>>);
+
+/// Explains them. Returns what the caller may wait for.
+template <class First, class... Rest>
+[[nodiscard]] CompletedWork explain_communicator() {
+    static_assert(
+        !misplaces_communicator<First, Rest...>,
+        "a collective takes the communicator first, which is an object with a name and not const, as in "
+        "all_reduce(comm, tensor)"
+    );
+    return {};
+}
+
 } // namespace detail
 
 /// Combines `tensor` over all ranks, in place. The same count and dtype on every rank.
@@ -4526,6 +4705,15 @@ template <Communicator Comm, class T>
 [[nodiscard]] auto broadcast(Comm& comm, T&& tensor, int root) {
     detail::check_written_tensor<T>();
     return comm.broadcast(joinable::to_buffer(tensor), root);
+}
+/// Explains what is missing.
+template <Communicator Comm, class T>
+[[nodiscard]] auto broadcast(Comm& comm, T&& tensor) {
+    static_assert(
+        !Communicator<Comm>,
+        "broadcast: say from which rank the tensor is copied, as in broadcast(comm, tensor, 0)"
+    );
+    return joinable::broadcast(comm, tensor, 0);
 }
 
 /// Combines `tensor` over all ranks, in place at `root`. The tensors of the other ranks do not
@@ -4652,6 +4840,58 @@ template <Communicator Comm, class Out>
         "SendsAndReceives"
     );
     return comm.receive(joinable::to_buffer(tensor), from, tag);
+}
+
+// Each explains a call whose communicator is misplaced, const or temporary.
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto all_reduce(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto broadcast(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto reduce(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto all_gather(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto reduce_scatter(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto gather(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto scatter(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto all_to_all(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto send(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misplaces_communicator<First, Rest...>
+[[nodiscard]] auto receive(First&&, Rest&&...) {
+    return detail::explain_communicator<First, Rest...>();
 }
 
 }} // namespace joinable::v0
@@ -5443,8 +5683,10 @@ namespace joinable { inline namespace v0 {
 enum class JoinedGradients : std::uint8_t {
     /// The averages during the guard. When it ends, zeros in every gradient whose last write was a
     /// reduction that this rank shadowed: for engines that zero gradients before the pass or after
-    /// the step. If a shadowed round reduces nothing, because no rank uses a parameter, its
-    /// gradient is zeroed at once, or a Step would use an earlier average again.
+    /// the step. If no rank uses a parameter in a round, the gradient of a rank without a pass
+    /// becomes zeros at once, or a Step would use an earlier average again. If ranks with a pass
+    /// have no gradient when backward() begins, because the engine drops gradients, it is released
+    /// (parameter_traits with set_grad and release_grad), so that a Step skips the parameter, too.
     zeroed_at_end,
     /// The averages, also after the guard has ended: for engines that never zero gradients.
     kept,
@@ -5471,7 +5713,7 @@ struct BucketOptions {
     bool gradient_as_bucket_view = false;
     /// Parameters may have no gradient in an iteration. The engine names them before backward, and
     /// ranks exchange one small map per iteration. A parameter that no rank uses is neither sent
-    /// nor touched; one that another rank uses gets the average.
+    /// nor touched on ranks with a pass; one that another rank uses gets the average.
     bool find_unused = false;
     /// Every iteration uses the same parameters equally often. A rank records them in its first
     /// iteration and checks all others. Finds unused parameters by itself and sends one map in
@@ -6208,6 +6450,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// have constructed theirs.
 enum class TakeGradients : bool { now, later };
 
+/// What ranks with a backward pass have as the gradient of a parameter that no rank used.
+enum class OtherGradient : std::uint8_t { zeros, none, unknown };
+
 /// The gradients of a model and their places in buckets: packs, delivers and moves them.
 /// Independent of communicators and iterations; all members are local. Gradients on a device must
 /// keep their memory from pack() until device().submit().
@@ -6254,25 +6499,20 @@ public:
     /// device().submit().
     void pack(std::size_t i, double factor) const;
     void zero(std::size_t i) const { device().fill_zero(*places_[i].view); }
+    [[nodiscard]] bool has(std::size_t i) const { return bool{parameters_[i].grad()}; }
 
     [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
 
     /// Begins a guard: no gradient holds an average of it.
-    void begin_guard() noexcept;
+    void begin_guard() noexcept { std::fill(is_of_others_.begin(), is_of_others_.end(), false); }
     /// Begins an iteration of a rank that has joined or has not.
     void begin(bool has_joined);
-    /// Ends an iteration after all averages are delivered. `is_used(i)`: some rank uses the
-    /// parameter.
-    template <class F>
-    void complete(F const& is_used) const {
-        for (std::size_t const i : trained_) {
-            if (leaves_untouched() && is_resident(i)) {
-                device().copy(*backup_places_[i].view, *places_[i].view);
-            } else if (has_joined_ && is_average_[i] && !is_used(i)) {
-                zero_where_others_are(i);
-            }
-        }
-    }
+    /// On a rank that ran no pass: makes gradient `i`, which no rank used, what it is on ranks with
+    /// a pass, so that optimizers do the same on all ranks. It is released or set only if the
+    /// parameter can do both, or can set it; else what it has becomes zeros.
+    void follow_others(std::size_t i, OtherGradient other);
+    /// Ends an iteration after all averages are delivered.
+    void complete() const;
     /// Ends the guard. Complete after device().finish().
     void end_guard() const;
 
@@ -6303,7 +6543,6 @@ private:
     }
     /// Whether the gradient lives in its bucket.
     [[nodiscard]] bool is_resident(std::size_t i) const;
-    void zero_where_others_are(std::size_t i) const;
 
     void move_into_buckets(bool existing_only);
 
@@ -6324,8 +6563,7 @@ private:
     BucketLayout backup_;
     std::vector<Place> places_;        ///< per parameter
     std::vector<Place> backup_places_; ///< per parameter
-    std::vector<bool> is_average_;     ///< per parameter, whether this guard's reductions wrote it
-    std::vector<bool> is_of_others_;   ///< the last one was written when this rank had joined
+    std::vector<bool> is_of_others_;   ///< per parameter: written last after this rank joined
 };
 
 }}} // namespace joinable::v0::detail
@@ -6357,7 +6595,7 @@ JOINABLE_DEFINITION Gradients::Gradients(
                          : BucketLayout{}
       },
       places_(parameters_.size()), backup_places_(parameters_.size()),
-      is_average_(parameters_.size()), is_of_others_(parameters_.size()) {
+      is_of_others_(parameters_.size()) {
     find_places(places_, layout_);
     find_places(backup_places_, backup_);
     for (std::size_t const i : trained_) {
@@ -6399,11 +6637,6 @@ JOINABLE_DEFINITION void Gradients::pack(std::size_t i, double factor) const {
     }
 }
 
-JOINABLE_DEFINITION void Gradients::begin_guard() noexcept {
-    std::fill(is_average_.begin(), is_average_.end(), false);
-    std::fill(is_of_others_.begin(), is_of_others_.end(), false);
-}
-
 JOINABLE_DEFINITION void Gradients::begin(bool has_joined) {
     has_joined_ = has_joined;
     if (!leaves_untouched()) {
@@ -6417,10 +6650,37 @@ JOINABLE_DEFINITION void Gradients::begin(bool has_joined) {
     device().submit(); // before zeros replace them
 }
 
+JOINABLE_DEFINITION void Gradients::follow_others(std::size_t i, OtherGradient other) {
+    AnyParameter const& parameter = parameters_[i];
+    AnyView const gradient = parameter.grad();
+    if (joined_ != JoinedGradients::zeroed_at_end) {
+        return;
+    }
+    is_of_others_[i] = has_joined_;
+    bool const can_drop = parameter.can_release_grad() && parameter.can_set_grad();
+    if (gradient && other == OtherGradient::none && can_drop) {
+        parameter.release_grad();
+    } else if (gradient) {
+        device().fill_zero(gradient);
+    } else if (other == OtherGradient::zeros && parameter.can_set_grad()) {
+        zero(i);
+        parameter.set_grad(*places_[i].view);
+    }
+}
+
+JOINABLE_DEFINITION void Gradients::complete() const {
+    for (std::size_t k = 0; leaves_untouched() && k < trained_.size(); ++k) {
+        if (std::size_t const i = trained_[k]; is_resident(i)) {
+            device().copy(*backup_places_[i].view, *places_[i].view);
+        }
+    }
+}
+
 JOINABLE_DEFINITION void Gradients::end_guard() const {
     for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
-        if (is_of_others_[i]) {
-            zero_where_others_are(i);
+        AnyView const gradient = is_of_others_[i] ? parameters_[i].grad() : AnyView{};
+        if (gradient && joined_ == JoinedGradients::zeroed_at_end) {
+            device().fill_zero(gradient);
         }
     }
 }
@@ -6429,7 +6689,6 @@ JOINABLE_DEFINITION void Gradients::deliver(std::size_t i) {
     if (leaves_untouched()) {
         return;
     }
-    is_average_[i] = true;
     is_of_others_[i] = has_joined_;
     AnyParameter const& parameter = parameters_[i];
     AnyView const& view = *places_[i].view;
@@ -6492,13 +6751,6 @@ Gradients::find_places(std::vector<Place>& places, BucketLayout const& layout) {
 JOINABLE_DEFINITION bool Gradients::is_resident(std::size_t i) const {
     AnyView const gradient = parameters_[i].grad();
     return gradient && gradient.data() == places_[i].view->data();
-}
-
-JOINABLE_DEFINITION void Gradients::zero_where_others_are(std::size_t i) const {
-    AnyView const gradient = parameters_[i].grad();
-    if (gradient && joined_ == JoinedGradients::zeroed_at_end) {
-        device().fill_zero(gradient);
-    }
 }
 
 JOINABLE_DEFINITION void Gradients::move_into_buckets(bool existing_only) {
@@ -6585,8 +6837,10 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Tells which parameters some rank uses. It has one count per parameter; the owner of the map sums
-/// them over ranks. Local.
+/// Tells which parameters some rank uses, and what ranks have of those that none uses. It has a word
+/// per parameter; the owner of the map sums them over ranks. A word counts ranks with a backward
+/// pass in three fields: those that use the parameter, those that do not and have a gradient of it,
+/// and those that have none. Local.
 class UsedMap {
 public:
     explicit UsedMap(std::size_t parameters) : counts_(parameters) {}
@@ -6597,22 +6851,34 @@ public:
         is_known_ = false;
     }
     /// Records that this rank uses parameter `i`.
-    void use(std::size_t i) noexcept { counts_[i] = 1; }
+    void use(std::size_t i) noexcept { counts_[i] = user; }
+    /// Records that this rank's pass does not use parameter `i`.
+    void leave_out(std::size_t i, bool has_gradient) noexcept {
+        counts_[i] = has_gradient ? holder : 1;
+    }
 
     /// The counts to sum over all ranks.
-    [[nodiscard]] Buffer buffer() noexcept { return {counts_.data(), counts_.size(), DType::i32}; }
+    [[nodiscard]] Buffer buffer() noexcept { return {counts_.data(), counts_.size(), DType::u64}; }
     /// Called after the buffer has been summed.
     void set_known() noexcept { is_known_ = true; }
     [[nodiscard]] bool is_known() const noexcept { return is_known_; }
 
     /// Whether some rank uses parameter `i`; before the map is known, whether this rank does.
-    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return counts_[i] != 0; }
+    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return counts_[i] >= user; }
+    /// Whether some rank ran a pass, and parameter `i` has no gradient on any rank that did.
+    [[nodiscard]] bool is_absent(std::size_t i) const noexcept {
+        return counts_[i] != 0 && counts_[i] < holder;
+    }
+    /// Whether no rank uses any parameter.
     [[nodiscard]] bool is_empty() const noexcept {
-        return std::all_of(counts_.begin(), counts_.end(), [](auto count) { return count == 0; });
+        return std::all_of(counts_.begin(), counts_.end(), [](auto word) { return word < user; });
     }
 
 private:
-    std::vector<std::int32_t> counts_;
+    static constexpr std::uint64_t holder = std::uint64_t{1} << 21U; // a field counts 2^21 ranks
+    static constexpr std::uint64_t user = std::uint64_t{1} << 42U;
+
+    std::vector<std::uint64_t> counts_;
     bool is_known_ = false;
 };
 
@@ -6643,6 +6909,27 @@ void for_each_unused(Unused const& unused, std::vector<std::size_t> const& train
         }
     }
 }
+
+/// The argument `ready` of a backward pass, which marks a gradient.
+template <class F>
+class Ready {
+public:
+    explicit Ready(F mark) : mark_{std::move(mark)} {}
+
+    void operator()(std::size_t i) const { mark_(i); }
+    /// Explains an argument that is no index.
+    template <class Other>
+        requires(!std::convertible_to<Other, std::size_t>)
+    void operator()(Other const&) const {
+        static_assert(
+            std::convertible_to<Other, std::size_t>,
+            "ready: it takes the index of a parameter in the list that was given, as in ready(0)"
+        );
+    }
+
+private:
+    F mark_;
+};
 
 inline void require_in_range(std::size_t i, std::size_t count, int rank) {
     if (i >= count) {
@@ -6739,6 +7026,10 @@ public:
     /// unused; all others must be ready.
     void complete();
     void write_used();
+    /// Called after the averages are delivered. On a rank that contributed nothing and ran no pass,
+    /// gives the parameters that no rank used the gradients that they have on ranks with a pass:
+    /// zeros or none.
+    void follow_others();
 
     /// The order in which the gradients became ready, unused ones last. Empty if this rank had
     /// none.
@@ -6803,7 +7094,8 @@ private:
     double factor_ = 0;
     bool finds_unused_;
     bool sends_held_;
-    bool has_pass_ = false; ///< in the open iteration of this rank
+    bool has_pass_ = false;       ///< in the open iteration of this rank
+    bool follows_others_ = false; ///< it ran no pass and has accumulated nothing
     bool records_order_;
     bool is_open_ = false;
     bool is_recording_ = false; ///< the static graph: used parameters are known only at the end
@@ -6851,6 +7143,7 @@ JOINABLE_DEFINITION void Iteration::begin(double factor, bool has_pass) {
     is_open_ = true;
     factor_ = factor;
     has_pass_ = has_pass;
+    follows_others_ = false;
     is_recording_ = has_pass && graph_ && !graph_->is_recorded();
     for (std::size_t b = 0; b < pending_.size(); ++b) {
         pending_[b] = gradients_.buckets()[b].parameters.size();
@@ -6898,6 +7191,7 @@ JOINABLE_DEFINITION void Iteration::mark(std::size_t i) {
 }
 
 JOINABLE_DEFINITION void Iteration::contribute_nothing() {
+    follows_others_ = !has_pass_; // after a pass that failed, gradients are those of its engine
     has_pass_ = is_recording_ = false;
     ready_order_.clear();
     for (std::size_t const i : trained()) {
@@ -6924,6 +7218,22 @@ JOINABLE_DEFINITION void Iteration::write_used() {
     for (std::size_t const i : trained()) {
         if (!is_unused(i)) {
             used_->use(i);
+        } else if (has_pass_) {
+            used_->leave_out(i, gradients_.has(i));
+        }
+    }
+}
+
+JOINABLE_DEFINITION void Iteration::follow_others() {
+    for (std::size_t k = 0; used_ && follows_others_ && k < trained().size(); ++k) {
+        if (std::size_t const i = trained()[k]; !used_->is_used(i)) {
+            // A static graph sends no map in later iterations, but gradients may come and go.
+            gradients_.follow_others(
+                i,
+                !finds_unused_        ? OtherGradient::unknown
+                : used_->is_absent(i) ? OtherGradient::none
+                                      : OtherGradient::zeros
+            );
         }
     }
 }
@@ -7187,7 +7497,7 @@ public:
 
     /// Waits for all buckets and writes the averages into the gradients. A parameter without a
     /// gradient gets a view of its bucket if it has set_grad. Parameters that no rank uses are not
-    /// touched. Collective.
+    /// touched, except by contribute_zeros(). Collective.
     /// @throws ContractViolation  parameters were not marked (the text lists them), the graph
     ///         differs from the first iteration's, or a parameter has no place for its average.
     /// @throws what the communicator throws.
@@ -7210,9 +7520,9 @@ public:
     }
 
     /// Runs a whole iteration for a rank that has no gradients: the same collectives with zeros;
-    /// the averages are written into its gradients. For a rank that has joined a guard,
-    /// BucketOptions::joined_gradients says what happens to these. Collective. Throws what
-    /// finalize_backward() throws.
+    /// the averages are written into its gradients, and zeros or nothing for a parameter that no
+    /// rank uses. For a rank that has joined a guard, BucketOptions::joined_gradients says what
+    /// happens to these. Collective. Throws what finalize_backward() throws.
     void contribute_zeros(int order_source = 0, bool has_joined = false) {
         begin(0.0, order_source, false, has_joined);
         contribute_nothing();
@@ -7330,7 +7640,8 @@ private:
                 }
             });
         }
-        gradients_.complete([&](std::size_t i) { return iteration_.is_used(i); });
+        gradients_.complete();
+        iteration_.follow_others();
     }
 
     /// Calls f(first, last) for every run of a bucket's parameters that some rank uses.
@@ -11557,7 +11868,7 @@ struct DataParallelOptions {
     bool gradient_as_bucket_view = false;
     /// Parameters may have no gradient in an iteration. The engine names them before backward, and
     /// ranks exchange one small map per iteration. A parameter that no rank uses is neither sent
-    /// nor touched; one that another rank uses gets the average.
+    /// nor touched on ranks with a pass; one that another rank uses gets the average.
     bool find_unused = false;
     /// Every iteration uses the same parameters equally often. A rank records them in its first
     /// iteration and checks all others. Finds unused parameters by itself and sends one map in
@@ -12294,7 +12605,7 @@ public:
     /// that does not sync it only runs the pass, and gradients accumulate.
     template <class F, class Unused = std::initializer_list<std::size_t>>
     void backward(F&& pass, Unused const& unused = {}) {
-        auto const ready = [this](std::size_t i) { mark_ready(i); };
+        detail::Ready const ready{[this](std::size_t i) { mark_ready(i); }};
         constexpr bool takes_ready = takes<F, decltype(ready)>();
         static_assert(
             takes_ready,
@@ -12458,6 +12769,16 @@ public:
             }
             round_range_.reset();
         });
+    }
+
+    /// Explains an argument that is no notice.
+    template <class Other>
+        requires(!std::convertible_to<Other, RoundNotice>)
+    void skip(Other const&) {
+        static_assert(
+            std::convertible_to<Other, RoundNotice>,
+            "skip: it takes no argument or a RoundNotice, as in ddp.skip({.weight = 0})"
+        );
     }
 
     using join_keywords = keywords<divide_by_initial_world_size_t>;
@@ -14721,7 +15042,8 @@ RequestsOf::divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) co
 /// The collectives as members of a communicator. A transport derives from one of these classes and
 /// implements one function, `Work post(Request const&)`. It keeps post() private and makes
 /// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives derives from
-/// the smaller class, so that its communicator does not model those capabilities.
+/// the smaller class, or says what it offers, so that its communicator does not model the other
+/// capabilities.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -14733,6 +15055,15 @@ public:
     Work all_reduce(Buffer buffer, ReduceOp op) { return start(requests().all_reduce(buffer, op)); }
     /// Copies the buffer of `root` to all ranks.
     Work broadcast(Buffer buffer, int root) { return start(requests().broadcast(buffer, root)); }
+    /// Explains what is missing.
+    template <class T = Buffer>
+    Work broadcast(T const& buffer) {
+        static_assert(
+            sizeof(T) == 0,
+            "broadcast: say from which rank the buffer is copied, as in comm.broadcast(buffer, 0)"
+        );
+        return broadcast(buffer, 0);
+    }
     /// Blocks until every rank has called it.
     void barrier() { start(requests().barrier()).wait(); }
 
@@ -14746,77 +15077,117 @@ protected:
     }
 };
 
-/// The collectives of all capabilities.
-template <class Derived, class Work>
+/// Says which collectives a communicator has beyond those of every communicator.
+struct OffersAll {
+    static constexpr bool scaled_sums = true;
+    static constexpr bool reduce = true;
+    static constexpr bool all_gather = true;
+    static constexpr bool reduce_scatter = true;
+    static constexpr bool scaled_scattered_sums = true;
+    static constexpr bool gather = true;
+    static constexpr bool scatter = true;
+    static constexpr bool all_to_all = true;
+};
+
+/// The collectives of all capabilities that `Offers` names.
+template <class Derived, class Work, class Offers = OffersAll>
 class Collectives : public BasicCollectives<Derived, Work> {
 public:
     using BasicCollectives<Derived, Work>::all_reduce;
     /// Sums each rank's buffer times that rank's factor, in place. The dtype is floating-point, and
     /// `op` is sum. Either all ranks give a factor or none does.
-    Work all_reduce(Buffer buffer, ReduceOp op, double factor) {
+    Work all_reduce(Buffer buffer, ReduceOp op, double factor)
+        requires(Offers::scaled_sums)
+    {
         return this->start(this->requests().all_reduce(buffer, op, factor));
     }
 
     /// In place at the root; the other ranks' buffers do not change.
-    Work reduce(Buffer buffer, ReduceOp op, int root) {
+    Work reduce(Buffer buffer, ReduceOp op, int root)
+        requires(Offers::reduce)
+    {
         return this->start(this->requests().reduce(buffer, op, root));
     }
 
     /// `out` has `size()` times the elements of `in`; `in` may be this rank's part of `out`.
-    Work all_gather(ConstBuffer in, Buffer out) {
+    Work all_gather(ConstBuffer in, Buffer out)
+        requires(Offers::all_gather)
+    {
         return this->start(this->requests().all_gather(in, out));
     }
     /// Rank r contributes counts[r] elements; the same counts on every rank.
-    Work all_gather(ConstBuffer in, Buffer out, Counts counts) {
+    Work all_gather(ConstBuffer in, Buffer out, Counts counts)
+        requires(Offers::all_gather)
+    {
         return this->start(this->requests().all_gather(in, out, counts));
     }
 
     /// `in` has `size()` times the elements of `out`; `out` may be this rank's part of `in`.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op)
+        requires(Offers::reduce_scatter)
+    {
         return this->start(this->requests().reduce_scatter(in, out, op));
     }
     /// Rank r receives counts[r] elements; the same counts on every rank.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Counts counts) {
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Counts counts)
+        requires(Offers::reduce_scatter)
+    {
         return this->start(this->requests().reduce_scatter(in, out, op, counts));
     }
 
     /// Sums each rank's `in` times that rank's factor. The dtype is floating-point, and `op` is
     /// sum. Either all ranks give a factor or none does.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor) {
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor)
+        requires(Offers::scaled_scattered_sums)
+    {
         return this->start(this->requests().reduce_scatter(in, out, op, factor));
     }
     /// Rank r receives counts[r] elements; the same counts on every rank.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor, Counts counts) {
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor, Counts counts)
+        requires(Offers::scaled_scattered_sums)
+    {
         return this->start(this->requests().reduce_scatter(in, out, op, factor, counts));
     }
 
     /// At the root `out` has `size()` times the elements of `in`, and `in` may be its part. Other
     /// ranks ignore `out`.
-    Work gather(ConstBuffer in, Buffer out, int root) {
+    Work gather(ConstBuffer in, Buffer out, int root)
+        requires(Offers::gather)
+    {
         return this->start(this->requests().gather(in, out, root));
     }
     /// Rank r contributes counts[r] elements; only the root reads `counts`.
-    Work gather(ConstBuffer in, Buffer out, int root, Counts counts) {
+    Work gather(ConstBuffer in, Buffer out, int root, Counts counts)
+        requires(Offers::gather)
+    {
         return this->start(this->requests().gather(in, out, root, counts));
     }
 
     /// At the root `in` has `size()` times the elements of `out`, and `out` may be its part. Other
     /// ranks ignore `in`.
-    Work scatter(ConstBuffer in, Buffer out, int root) {
+    Work scatter(ConstBuffer in, Buffer out, int root)
+        requires(Offers::scatter)
+    {
         return this->start(this->requests().scatter(in, out, root));
     }
     /// Rank r receives counts[r] elements; only the root reads `counts`.
-    Work scatter(ConstBuffer in, Buffer out, int root, Counts counts) {
+    Work scatter(ConstBuffer in, Buffer out, int root, Counts counts)
+        requires(Offers::scatter)
+    {
         return this->start(this->requests().scatter(in, out, root, counts));
     }
 
     /// Sends part r of `in` to rank r, which stores it as this rank's part of `out`. Both have the
     /// same count, a multiple of `size()`; they do not overlap.
-    Work all_to_all(ConstBuffer in, Buffer out) {
+    Work all_to_all(ConstBuffer in, Buffer out)
+        requires(Offers::all_to_all)
+    {
         return this->start(this->requests().all_to_all(in, out));
     }
     /// counts_in[r] elements go to rank r, counts_out[r] come from it.
-    Work all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) {
+    Work all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out)
+        requires(Offers::all_to_all)
+    {
         return this->start(this->requests().all_to_all(in, out, counts_in, counts_out));
     }
 };
@@ -14964,6 +15335,29 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
             " ",
             meanwhile
         )
+    };
+}
+
+/// One side of a message.
+[[nodiscard]] inline std::string
+text_of_message(bool is_send, int tag, std::uint64_t count, DType dtype) {
+    return concat(
+        is_send ? "a send of " : "a receive of ",
+        count,
+        " ",
+        joinable::name_of(dtype),
+        " with tag ",
+        tag
+    );
+}
+/// The two sides of a message differ: `mine` on `rank`, `theirs` on `peer`.
+[[nodiscard]] inline AbortReason
+reason_of_messages(int rank, int peer, std::string const& mine, std::string const& theirs) {
+    return {
+        FailureKind::mismatch,
+        rank == peer ? std::vector{rank}
+                     : std::vector{(std::min)(rank, peer), (std::max)(rank, peer)},
+        concat("messages between rank ", rank, " and rank ", peer, ": ", mine, " meets ", theirs)
     };
 }
 
@@ -15118,15 +15512,23 @@ template <class WaitedFor>
     return left;
 }
 
-/// How long a work has been polled: the sum of the times between its tests. A gap counts as at most
-/// 10 ms, because a rank may compute for a long time between two tests.
+/// How long a work has been polled: the sum of the times between its tests.
 class PolledTime {
 public:
+    /// A gap between two tests counts as at most so much, because a rank may compute there for a
+    /// long time.
+    static constexpr std::chrono::nanoseconds gap_of_tests = std::chrono::milliseconds{10};
+    /// A rank that blocks looks again at once, so a long gap means that its machine is busy, or that
+    /// its process was stopped. It counts as at most half the deadline, so the rank looks again.
+    static constexpr std::chrono::nanoseconds gap_of_waits = std::chrono::nanoseconds::max();
+
     /// Call this when a test finds nothing. Whether the deadline has passed.
-    [[nodiscard]] bool reaches(std::chrono::nanoseconds deadline) noexcept {
+    [[nodiscard]] bool reaches(
+        std::chrono::nanoseconds deadline, std::chrono::nanoseconds longest_gap = gap_of_tests
+    ) noexcept {
         auto const now = std::chrono::steady_clock::now();
         if (tested_at_ != std::chrono::steady_clock::time_point{}) {
-            constexpr std::chrono::nanoseconds longest_gap = std::chrono::milliseconds{10};
+            longest_gap = (std::min)(longest_gap, (std::max)(deadline / 2, gap_of_tests));
             polled_ += (std::min)(std::chrono::nanoseconds{now - tested_at_}, longest_gap);
         }
         tested_at_ = now;
@@ -17167,8 +17569,6 @@ PendingMessage& write_message(
     std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
 ) noexcept;
 
-std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype);
-
 /// The messages from one rank to another: messages of either side that wait for the other side, in
 /// the order in which they were written. It lies in memory that processes share and holds no
 /// addresses; zeros are an empty mailbox. Its lock only concerns two ranks that would wait for each
@@ -17212,17 +17612,6 @@ JOINABLE_DEFINITION PendingMessage& write_message(
     pending->count = said.count;
     pending->data = data_place;
     return *pending;
-}
-
-JOINABLE_DEFINITION std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype) {
-    return concat(
-        is_send ? "a send of " : "a receive of ",
-        count,
-        " ",
-        joinable::name_of(dtype),
-        " with tag ",
-        tag
-    );
 }
 
 JOINABLE_DEFINITION PendingMessage*
@@ -18614,7 +19003,7 @@ struct Message {
     PolledTime polled = {};
 
     [[nodiscard]] std::string text() const {
-        return text_of(is_send, tag, buffer.count, buffer.dtype);
+        return text_of_message(is_send, tag, buffer.count, buffer.dtype);
     }
 };
 
@@ -18964,21 +19353,9 @@ void GroupRank<Memory>::throw_away(Message& message) noexcept {
 
 template <class Memory>
 void GroupRank<Memory>::throw_mismatch(Message const& mine, Message const& theirs) {
-    AbortReason const reason{
-        FailureKind::mismatch,
-        {this->rank(), mine.peer},
-        concat(
-            "messages between rank ",
-            this->rank(),
-            " and rank ",
-            mine.peer,
-            ": ",
-            mine.text(),
-            " meets ",
-            theirs.text()
-        )
-    };
-    group_.abort(reason, this->rank());
+    group_.abort(
+        reason_of_messages(this->rank(), mine.peer, mine.text(), theirs.text()), this->rank()
+    );
     throw_failure(group_.loss(mine.peer)); // the reason may be another one
 }
 
@@ -20771,61 +21148,71 @@ JOINABLE_INSTANTIATE(class BoardCommunicator<ProcessRank, ProcessWork>)
 
 #endif
 
-// ---- joinable/communicator/shared_memory/progress_thread.hpp
+// ---- joinable/communicator/progress_thread.hpp
 
 namespace joinable { inline namespace v0 {
 
 namespace detail {
 
+/// What a thread beside a rank does for it: run() until stop().
 template <class Comm>
 concept HasHelper = requires(Comm& comm) {
-    { comm.helper() } -> std::same_as<Helper>;
+    comm.helper().run();
+    comm.helper().stop();
 };
-
-template <class Comm>
-[[nodiscard]] Helper helper_of(Comm& comm) {
-    static_assert(
-        HasHelper<Comm>,
-        "ProgressThread: the communicator has to be a ThreadCommunicator or a ProcessCommunicator, in whose "
-        "memory a thread can compute; over another transport call test() now and then"
-    );
-    if constexpr (HasHelper<Comm>) {
-        return comm.helper();
-    } else {
-        std::terminate();
-    }
-}
 
 } // namespace detail
 
-/// A thread that computes a rank's share of large collectives while the rank does something else.
+/// A thread that completes a rank's collectives while the rank does something else.
 ///
 /// Without it, collectives make progress only while a rank waits or tests. With it they also
 /// progress in between, on another core. It helps if ranks leave cores idle, as when they wait for
 /// a device or for data. If every core computes, it only competes with its rank. Results are
-/// bitwise identical with and without it. It sleeps unless all ranks have posted a collective of
-/// more than 2 KiB.
+/// bitwise identical with and without it.
+///
+/// Over thread and process ranks it computes the rank's share of collectives of more than 2 KiB
+/// that all ranks have posted, and else sleeps.
+///
+/// Over MPI it tests all collectives and messages in flight and delivers their results. It also
+/// receives aborts and answers the other ranks, so they do not name its rank as missing in a
+/// collective that this rank has posted. If it finds a failure, it tells all ranks; its own rank
+/// throws the reason at its next call. It polls while something is in flight. Otherwise it looks
+/// for messages every 10 ms. It rests while the rank waits. MPI must be initialised with
+/// MPI_THREAD_MULTIPLE.
 ///
 /// Each rank decides for itself whether to have one. One thread serves one communicator, not those
 /// split from it.
 class ProgressThread {
 public:
-    /// Local. `comm` is a ThreadCommunicator or a ProcessCommunicator, and must outlive this
-    /// object.
+    /// Local. `comm` is a ThreadCommunicator, a ProcessCommunicator or an MpiCommunicator. It must
+    /// outlive this object, and MPI must still run when this object is destroyed. Only a thread that
+    /// may use `comm` constructs or destroys this object.
     /// @throws std::system_error  the system cannot start another thread.
+    /// @throws ContractViolation  MPI runs with a lower level than MPI_THREAD_MULTIPLE.
     template <class Comm>
-    explicit ProgressThread(Comm& comm)
-        : helper_{detail::helper_of(comm)}, thread_{[this] { helper_.run(); }} {}
-    /// Local. Returns after the chunk that the thread is computing.
+    explicit ProgressThread(Comm& comm) {
+        static_assert(
+            detail::HasHelper<Comm>,
+            "ProgressThread: the communicator has to be a ThreadCommunicator, a ProcessCommunicator or an "
+            "MpiCommunicator, whose collectives another thread can complete; over others call test() now and then"
+        );
+        if constexpr (detail::HasHelper<Comm>) {
+            using Helper = decltype(comm.helper());
+            std::shared_ptr<Helper> const helper{new Helper(comm.helper())};
+            stop_ = [helper] { helper->stop(); };
+            thread_ = std::thread{[&helps = *helper] { helps.run(); }};
+        }
+    }
+    /// Local. Returns after the chunk that the thread is computing, or after its turn over MPI.
     ~ProgressThread() {
-        helper_.stop();
+        stop_();
         thread_.join();
     }
     ProgressThread(ProgressThread const&) = delete;
     ProgressThread& operator=(ProgressThread const&) = delete;
 
 private:
-    detail::Helper helper_;
+    std::function<void()> stop_; ///< owns what the thread runs
     std::thread thread_;
 };
 
@@ -21958,6 +22345,17 @@ template <class Range>
     return Shard<detail::Kept<Range>, detail::Stride>{
         detail::keep(std::forward<Range>(range)), positions
     };
+}
+
+/// Explains swapped arguments.
+template <class Comm, class Range>
+    requires detail::has_rank<Comm> && detail::has_size<Comm> &&
+             (!std::convertible_to<Range, Share>)
+constexpr auto shard(Comm const&, Range&&, Shuffle = {}) {
+    static_assert(
+        std::convertible_to<Range, Share>,
+        "shard: the range comes first and then the communicator, as in shard(batches, comm)"
+    );
 }
 
 /// The same for the range in the order of an epoch, which is the same on all ranks. Every epoch

@@ -42,7 +42,7 @@ public:
     static constexpr std::chrono::nanoseconds gap_of_tests = std::chrono::milliseconds{10};
     /// A rank that blocks looks again at once, so a long gap means that its machine is busy, or that
     /// its process was stopped. It counts as at most half the deadline, so the rank looks again.
-    static constexpr std::chrono::nanoseconds gap_of_waits = std::chrono::nanoseconds::max();
+    static constexpr std::chrono::nanoseconds gap_of_waits = (std::chrono::nanoseconds::max)();
 
     /// Call this when a test finds nothing. Whether the deadline has passed.
     [[nodiscard]] bool reaches(

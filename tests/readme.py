@@ -12,6 +12,7 @@
 | run_processes()                  |                                                                    |
 | other cpp                        | what one of two ranks does: `comm`, `model` and `batches` are there |
 | cmake                            | the CMakeLists.txt: configured with this tree as joinable           |
+| cuda                             | a source file for nvcc, where it is found                           |
 | sh                               | each script that it runs exists                                     |
 
 A block that ends with "// Output:" prints the lines behind it, one with "// Throws: E" ends by that
@@ -192,6 +193,17 @@ def check_scripts(blocks):
     ]
 
 
+def check_cuda(blocks, options, work):
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    for block in blocks:
+        if block.language == "cuda" and nvcc:
+            source = work / f"{block.name}.cu"
+            source.write_text(block.code, encoding="utf-8")
+            build(nvcc, "-std=c++20", f"-I{options.include}", "-Werror", "all-warnings", "-ptx", source, "-o", work / "kernels.ptx")
+        elif block.language == "cuda":
+            print(f"skipped: {block.place}: nvcc is not found")
+
+
 def check_shape(blocks):
     """What README.md promises to who opens it."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").count("\n")
@@ -215,7 +227,9 @@ pages = {page: list(blocks_of(page)) for page in PAGES}
 every = [block for blocks in pages.values() for block in blocks]
 
 errors = check_shape(pages["README.md"]) + check_scripts(every)
-errors += [f"{b.place}: the language is none that is tested" for b in every if b.language not in ("cpp", "cmake", "sh")]
+tested = ("cmake", "cpp", "cuda", "sh")
+errors += [f"{b.place}: the language is none that is tested" for b in every if b.language not in tested]
+check_cuda(every, options, options.work)
 errors += check_fragments(every, options, options.work)
 for page, blocks in pages.items():
     errors += check_program(page, blocks, options, options.work)

@@ -44,6 +44,7 @@ function(joinable_test_mpi program target mpirun numbers) # sources...
     if(nlohmann_json_FOUND)
         target_link_libraries(${program} PRIVATE nlohmann_json::nlohmann_json)
     endif()
+    target_compile_options(${program} PRIVATE ${JOINABLE_TEST_OPTIONS})
     foreach(number ${numbers})
         joinable_mpirun(start ${mpirun} ${number})
         add_test(

@@ -212,15 +212,22 @@ std::size_t fill_batch(LaunchBatch<Item, Room>& batch, Item const* items, std::s
     return taken;
 }
 
-template <std::size_t Room>
-cudaError_t launch_copies(CudaCopy const* copies, std::size_t count, cudaStream_t stream) {
+/// Launches `kernel` with all items as its first argument, batch by batch, and with `others`.
+template <class Batch, class Item, class... Others>
+cudaError_t launch_batches(
+    void (*kernel)(Batch, Others...),
+    Item const* items,
+    std::size_t count,
+    cudaStream_t stream,
+    Others... others
+) {
     for (std::size_t next = 0; next < count;) {
-        CopyBatch<Room> batch;
-        next += fill_batch(batch, copies + next, count - next);
+        std::remove_const_t<Batch> batch;
+        next += fill_batch(batch, items + next, count - next);
         if (std::uint32_t const blocks = batch.first_block[batch.count]; blocks != 0) {
-            void* arguments[] = {&batch};
+            void* arguments[] = {&batch, &others...};
             auto const error = cudaLaunchKernel(
-                reinterpret_cast<void const*>(&run_copies<Room>),
+                reinterpret_cast<void const*>(kernel),
                 dim3(blocks),
                 dim3(block_threads),
                 arguments,
@@ -239,8 +246,8 @@ cudaError_t launch_copies(CudaCopy const* copies, std::size_t count, cudaStream_
 /// one.
 inline cudaError_t
 launch_all_copies(CudaCopy const* copies, std::size_t count, cudaStream_t stream) {
-    return count <= few_copies ? launch_copies<few_copies>(copies, count, stream)
-                               : launch_copies<many_copies>(copies, count, stream);
+    return count <= few_copies ? launch_batches(&run_copies<few_copies>, copies, count, stream)
+                               : launch_batches(&run_copies<many_copies>, copies, count, stream);
 }
 
 /// An element in memory as the number that it is stepped as, and back.
@@ -328,26 +335,7 @@ struct UpdateLauncher {
             "cuda_kernels: the update of a rule is an argument of a kernel; make it trivially copyable and "
             "small"
         );
-        for (std::size_t next = 0; next < count;) {
-            UpdateBatch batch;
-            next += fill_batch(batch, updates + next, count - next);
-            if (std::uint32_t const blocks = batch.first_block[batch.count]; blocks != 0) {
-                Update copy = update;
-                void* arguments[] = {&batch, &copy};
-                auto const error = cudaLaunchKernel(
-                    reinterpret_cast<void const*>(&run_updates<Stored, Update>),
-                    dim3(blocks),
-                    dim3(block_threads),
-                    arguments,
-                    0,
-                    stream
-                );
-                if (error != cudaSuccess) {
-                    return error;
-                }
-            }
-        }
-        return cudaSuccess;
+        return launch_batches(&run_updates<Stored, Update>, updates, count, stream, update);
     }
 };
 

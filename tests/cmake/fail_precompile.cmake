@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSL-1.0
 # Parses <joinable/HEADER.hpp> once for all of fail/: in FOLDER it is then found already parsed by COMPILER,
-# which is g++ or clang++. Definitions are left to the file that a program compiles once: instantiated at the
-# end of each misuse, they took three quarters of its time. See fail_test.cmake.
+# which is g++ or clang++. ONCE is an option of the compiler, or nothing. See fail_test.cmake.
 if(COMPILER MATCHES "clang")
     file(MAKE_DIRECTORY ${FOLDER})
     set(header ${INCLUDE}/joinable/${HEADER}.hpp)
@@ -13,6 +12,6 @@ else()
 endif()
 file(REMOVE ${output})
 execute_process(
-    COMMAND ${COMPILER} -std=c++20 -DJOINABLE_SEPARATE_COMPILATION -I${INCLUDE} -Werror -x c++-header ${header} -o ${output}
+    COMMAND ${COMPILER} -std=c++20 ${ONCE} -I${INCLUDE} -Werror -x c++-header ${header} -o ${output}
     COMMAND_ERROR_IS_FATAL ANY
 )

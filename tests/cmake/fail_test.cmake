@@ -37,7 +37,7 @@ if(PRECOMPILED AND first MATCHES "<joinable/(join|zero).hpp>")
     else()
         list(APPEND options -include-pch ${PRECOMPILED}/${CMAKE_MATCH_1}.pch)
     endif()
-    list(APPEND options -DJOINABLE_SEPARATE_COMPILATION)
+    list(APPEND options ${ONCE}) # as the headers were parsed
 endif()
 set(ENV{LC_ALL} C)
 execute_process(

@@ -4842,6 +4842,7 @@ template <Communicator Comm, class Out>
     return comm.receive(joinable::to_buffer(tensor), from, tag);
 }
 
+/// @cond
 // Each explains a call whose communicator is misplaced, const or temporary.
 template <class First, class... Rest>
     requires detail::misplaces_communicator<First, Rest...>
@@ -4893,6 +4894,7 @@ template <class First, class... Rest>
 [[nodiscard]] auto receive(First&&, Rest&&...) {
     return detail::explain_communicator<First, Rest...>();
 }
+/// @endcond
 
 }} // namespace joinable::v0
 

@@ -50,7 +50,7 @@ function(joinable_test_mpi program target mpirun numbers) # sources...
         add_test(
             NAME ${program}/${number} COMMAND ${start} $<TARGET_FILE:${program}> --no-colors
         )
-        set_tests_properties(${program}/${number} PROPERTIES TIMEOUT 600 RUN_SERIAL TRUE) # they keep all cores busy
+        set_tests_properties(${program}/${number} PROPERTIES TIMEOUT 1200 RUN_SERIAL TRUE) # they keep all cores busy
     endforeach()
     if("${ARGN}" MATCHES "mpi/progress_thread") # over an MPI that is asked for less
         joinable_mpirun(start ${mpirun} 2)

@@ -6,18 +6,16 @@
 #include <chrono>
 #include <csignal>
 #include <cstddef>
-#include <cstdint>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 #include <doctest/doctest.h>
 #include <simulator/plans.hpp>
 #include <support/gloo_ranks.hpp>
 #include <support/keep_alive.hpp>
+#include <support/messages.hpp>
 #include <support/shared.hpp>
 #include <support/wait_until.hpp>
 
@@ -40,78 +38,13 @@ static_assert(joinable::SendsAndReceives<GlooCommunicator>);
 
 TEST_CASE("a ring over Gloo passes every size and dtype on") {
     run_gloo_ranks({1, 2, 3, 4, 8}, [](GlooCommunicator& comm) {
-        int const next = (comm.rank() + 1) % comm.size();
-        int const last = (comm.rank() + comm.size() - 1) % comm.size();
-        for (std::size_t number = 0; number < joinable::dtype_count; ++number) {
-            joinable::visit_dtype(static_cast<DType>(number), [&]<class T>(std::type_identity<T>) {
-                for (std::size_t const n :
-                     {0U, 1U, 2U, 100'000U}) { // 2 f64 are as long as a header
-                    std::vector<T> const mine(n, static_cast<T>(static_cast<float>(comm.rank())));
-                    std::vector<T> theirs(n, static_cast<T>(99.0F));
-                    auto sending = joinable::send(comm, mine, next);
-                    joinable::receive(comm, theirs, last).wait();
-                    sending.wait();
-                    sending.wait(); // again returns at once
-                    CHECK(sending.test());
-                    std::size_t wrong = 0;
-                    for (T const value : theirs) {
-                        wrong += static_cast<float>(value) == static_cast<float>(last) ? 0U : 1U;
-                    }
-                    CHECK(wrong == 0);
-                }
-            });
-        }
-        // A rank that is ready leaves, while others still receive.
+        pass_messages_around(comm); // a rank that is ready leaves, while others still receive
     });
 }
 
 TEST_CASE("messages of one tag keep their order over Gloo, tags are independent") {
     run_gloo_ranks({1, 2, 3, 4}, [](GlooCommunicator& comm) {
-        constexpr int messages = 40;
-        // Every rank sends to every rank, itself included, in two tags; receivers take the second
-        // tag first, and post all their receives before or after the sends.
-        std::vector<std::int32_t> sent(2 * messages);
-        std::iota(sent.begin(), sent.end(), 0);
-        std::vector<std::vector<std::int32_t>> received;
-        std::vector<GlooWork> works;
-        auto const send_all = [&] {
-            for (int to = 0; to < comm.size(); ++to) {
-                for (std::size_t k = 0; k < sent.size(); ++k) {
-                    works.push_back(comm.send({&sent[k], 1, DType::i32}, to, k % 2 == 0 ? 7 : -7));
-                }
-            }
-        };
-        auto const receive_all = [&] {
-            for (int from = 0; from < comm.size(); ++from) {
-                received.emplace_back(2 * messages, -1);
-                for (std::size_t const first : {1U, 0U}) {
-                    for (std::size_t k = first; k < sent.size(); k += 2) {
-                        works.push_back(comm.receive(
-                            {&received.back()[k], 1, DType::i32}, from, first == 0 ? 7 : -7
-                        ));
-                    }
-                    if (first == 1 && from != comm.rank() && comm.rank() % 2 == 0) {
-                        works.back().wait(
-                        ); // those of the first tag have come before, and are kept
-                    }
-                }
-            }
-        };
-        received.reserve(static_cast<std::size_t>(comm.size()));
-        if (comm.rank() % 2 == 0) {
-            send_all();
-            receive_all();
-        } else {
-            receive_all();
-            send_all();
-        }
-        for (GlooWork& work : works) {
-            work.wait();
-        }
-        for (auto const& values : received) {
-            CHECK(values == sent);
-        }
-        comm.barrier();
+        exchange_messages_in_two_tags(comm, 40);
     });
 }
 

@@ -7,16 +7,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/messages.hpp>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
 #include <support/wait_until.hpp>
@@ -29,77 +27,12 @@ using namespace joinable_tests;
 using joinable::DType;
 using joinable::ReduceOp;
 
-template <class Comm>
-using WorkOf = decltype(std::declval<Comm>().receive({}, 0));
-
 TEST_CASE("a ring passes every size and dtype on") {
-    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
-        int const next = (comm.rank() + 1) % comm.size();
-        int const last = (comm.rank() + comm.size() - 1) % comm.size();
-        for (int number = 0; number < 10; ++number) {
-            joinable::visit_dtype(static_cast<DType>(number), [&]<class T>(std::type_identity<T>) {
-                for (std::size_t const n : {0U, 1U, 1000U, 100'000U}) {
-                    std::vector<T> const mine(n, static_cast<T>(static_cast<float>(comm.rank())));
-                    std::vector<T> theirs(n, static_cast<T>(99.0F));
-                    auto sending = joinable::send(comm, mine, next);
-                    joinable::receive(comm, theirs, last).wait();
-                    sending.wait();
-                    sending.wait(); // again returns at once
-                    std::size_t wrong = 0;
-                    for (T const value : theirs) {
-                        wrong += static_cast<float>(value) == static_cast<float>(last) ? 0U : 1U;
-                    }
-                    CHECK(wrong == 0);
-                }
-            });
-        }
-    });
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) { pass_messages_around(comm); });
 }
 
 TEST_CASE("messages of one tag keep their order, tags are independent") {
-    run_all_ranks({2, 3, 4, 8}, [](auto& comm) {
-        constexpr int messages = 300;
-        // Every rank sends to every rank, itself included, in two tags; receivers take the second
-        // tag first, and post all their receives before or after the sends.
-        std::vector<std::int32_t> sent(2 * messages);
-        std::iota(sent.begin(), sent.end(), 0);
-        std::vector<std::vector<std::int32_t>> received;
-        std::vector<WorkOf<decltype(comm)>> works;
-        auto const send_all = [&] {
-            for (int to = 0; to < comm.size(); ++to) {
-                for (std::size_t k = 0; k < sent.size(); ++k) {
-                    works.push_back(comm.send({&sent[k], 1, DType::i32}, to, k % 2 == 0 ? 7 : -7));
-                }
-            }
-        };
-        auto const receive_all = [&] {
-            for (int from = 0; from < comm.size(); ++from) {
-                received.emplace_back(2 * messages, -1);
-                for (std::size_t const first : {1U, 0U}) {
-                    for (std::size_t k = first; k < sent.size(); k += 2) {
-                        works.push_back(comm.receive(
-                            {&received.back()[k], 1, DType::i32}, from, first == 0 ? 7 : -7
-                        ));
-                    }
-                }
-            }
-        };
-        received.reserve(static_cast<std::size_t>(comm.size()));
-        if (comm.rank() % 2 == 0) {
-            send_all();
-            receive_all();
-        } else {
-            receive_all();
-            send_all();
-        }
-        for (auto& work : works) {
-            work.wait();
-        }
-        for (auto const& values : received) {
-            CHECK(values == sent);
-        }
-        comm.barrier();
-    });
+    run_all_ranks({2, 3, 4, 8}, [](auto& comm) { exchange_messages_in_two_tags(comm, 300); });
 }
 
 TEST_CASE("a message is delivered while its receiver computes, and tested without blocking") {

@@ -177,7 +177,7 @@ def check_program(page, blocks, options, work):
     (folder / "train.cpp").write_text(programs[0].code, encoding="utf-8")
     (folder / "CMakeLists.txt").write_text(projects[0].text, encoding="utf-8")
     build(
-        "cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_CXX_COMPILER={options.compiler}",
+        "cmake", "-G", "Ninja", "-S", folder, "-B", folder / "build", f"-DCMAKE_CXX_COMPILER={options.compiler}",
         "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror", f"-DFETCHCONTENT_SOURCE_DIR_JOINABLE={ROOT}",
     )
     build("cmake", "--build", folder / "build")

@@ -37,18 +37,15 @@ endfunction()
 # A program of `sources` over an MPI, and a test for each number of processes.
 function(joinable_test_mpi program target mpirun numbers) # sources...
     add_executable(${program} support/mpi_main.cpp ${ARGN})
-    target_include_directories(
-        ${program} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} support/rank_kinds/mpi
-    )
+    target_include_directories(${program} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
     target_link_libraries(${program} PRIVATE joinable_dev doctest::doctest rapidcheck ${target})
-    if(nlohmann_json_FOUND)
-        target_link_libraries(${program} PRIVATE nlohmann_json::nlohmann_json)
-    endif()
     target_compile_options(${program} PRIVATE ${JOINABLE_TEST_OPTIONS})
     foreach(number ${numbers})
         joinable_mpirun(start ${mpirun} ${number})
         add_test(
-            NAME ${program}/${number} COMMAND ${start} $<TARGET_FILE:${program}> --no-colors
+            NAME ${program}/${number}
+            COMMAND ${start} $<TARGET_FILE:${program}> --no-colors
+                    --source-file-exclude=*/checkpoint/* # its ranks share files with their test
         )
         set_tests_properties(${program}/${number} PROPERTIES TIMEOUT 1200 RUN_SERIAL TRUE) # they keep all cores busy
     endforeach()
@@ -80,24 +77,12 @@ if(NOT names AND TARGET joinable::mpi)
 elseif(NOT names)
     message(STATUS "skipped: no MPI is found, so nothing tests joinable/mpi.hpp")
 endif()
-# The suites of guards and participants, but not those whose ranks share files with their test.
+# The suites of guards and participants, over each, with groups of 1 to 4.
 if("mpi" IN_LIST JOINABLE_TEST_RANKS)
-    list(FILTER sources_over_ranks EXCLUDE REGEX "^joinable/checkpoint/")
-    if("openmpi" IN_LIST names)
-        joinable_test_units(over_sources test_over_mpi ${sources_over_ranks})
+    foreach(name ${names})
         joinable_test_mpi(
-            test_over_mpi joinable_mpi_openmpi ${JOINABLE_MPIRUN_openmpi} "8" ${over_sources}
+            test_over_${name} joinable_mpi_${name} ${JOINABLE_MPIRUN_${name}} "4"
+            support/rank_kinds/any/over_mpi.cpp $<TARGET_OBJECTS:joinable_test_over_any>
         )
-    endif()
-    # A telling part over MPICH, with groups of 1 to 4: all of them would compile for minutes, and its processes
-    # keep cores busy that others wait for. Elsewhere its sums have other bits in a sharded training.
-    if("mpich" IN_LIST names)
-        list(FILTER sources_over_ranks INCLUDE REGEX
-             "^joinable/(join/failure|participant/(equivalence|guarded_optimizers))[.]"
-        )
-        joinable_test_units(over_mpich_sources test_over_mpich ${sources_over_ranks})
-        joinable_test_mpi(
-            test_over_mpich joinable_mpi_mpich ${JOINABLE_MPIRUN_mpich} "4" ${over_mpich_sources}
-        )
-    endif()
+    endforeach()
 endif()

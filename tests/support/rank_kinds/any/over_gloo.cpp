@@ -1,28 +1,24 @@
 // SPDX-License-Identifier: BSL-1.0
-#pragma once
-
-#include <functional>
-#include <initializer_list>
+#include "over_ranks.hpp"
 
 #include <support/gloo_ranks.hpp>
 
 #include <joinable/gloo.hpp>
 
-/// @file
-/// The suites of guards and participants over Gloo: see ../threads/over_ranks.hpp. Ranks are threads.
-
 namespace joinable_tests {
 
-using RankCommunicator = joinable::GlooCommunicator;
-inline constexpr bool ranks_share_memory = true;
-inline constexpr bool sums_in_rank_order = true;
-inline constexpr bool combines_bits = true;
-inline constexpr bool compares_collectives = true;
+// Ranks are threads.
+bool const ranks_share_memory = true;
+bool const sums_in_rank_order = true;
+bool const compares_collectives = true;
 
-/// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
-inline void
-over_ranks(std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body) {
-    run_gloo_ranks(sizes, body);
+void over_ranks(
+    std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body
+) {
+    run_gloo_ranks(sizes, [&](joinable::GlooCommunicator& gloo) {
+        RankCommunicator comm{gloo};
+        body(comm);
+    });
 }
 
 } // namespace joinable_tests

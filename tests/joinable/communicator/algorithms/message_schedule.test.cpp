@@ -237,8 +237,8 @@ Sent along_tree(std::size_t ranks, std::size_t radix, std::size_t count) {
     return sent;
 }
 
-/// By what runs over `participants` ranks, each of which sends as much. Of the first ranks that are beyond them, twice
-/// as many, the even ones give their buffers away, and the odd ones also send the result back.
+/// By what runs over `participants` ranks, each of which sends as much. With M ranks beyond them, each even one of the
+/// first 2 M gives its buffer to the next rank, which also sends it the result.
 Sent with_surplus(
     std::size_t ranks,
     std::size_t participants,

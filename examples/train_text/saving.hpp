@@ -79,7 +79,8 @@ auto train_saved(Optimizer&, SaveOptions const&, Train const& train) {
 inline void require_savable(SaveOptions const& options, bool is_sharded) {
     if (options.is_wanted() && !is_sharded) {
         throw InputError{
-            "--checkpoint and --resume keep a sharded optimizer; add --sharding optimizer or gradients"
+            "--checkpoint and --resume keep a sharded optimizer; add --sharding optimizer, gradients or "
+            "parameters"
         };
     }
     if (options.is_wanted() && !can_save) {

@@ -54,11 +54,12 @@ void print(Table const& table) {
 void print_roll_calls(std::vector<int> const& all_ranks, joinable::MessageCosts const& costs) {
     std::size_t const gradients = 100'000'000;
     std::printf(
-        "\na roll call of %zu bytes adds, where nothing hides it:\n%8s %12s %12s %12s %12s\n",
+        "\na roll call of %zu bytes adds, where nothing hides it:\n%8s %12s %12s %12s %12s %12s\n",
         roll_call_bytes,
         "ranks",
         "seconds",
         "by a star",
+        "with arrival",
         "gradients",
         "share"
     );
@@ -68,12 +69,13 @@ void print_roll_calls(std::vector<int> const& all_ranks, joinable::MessageCosts 
             joinable::choose_algorithm(gradients, ranks, costs), gradients, ranks, costs
         );
         std::printf(
-            "%8d %12.6g %12.6g %12.6g %11.3f%%\n",
+            "%8d %12.6g %12.6g %12.6g %12.6g %11.3f%%\n",
             ranks,
             seconds,
             joinable::all_reduce_seconds(
                 {joinable::AllReduceAlgorithm::star, 0, {}}, roll_call_bytes, ranks, costs
             ),
+            arrival_seconds(ranks, costs),
             of_gradients,
             100 * seconds / of_gradients
         );

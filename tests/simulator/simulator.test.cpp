@@ -144,6 +144,12 @@ TEST_CASE("what the program prints of many ranks agrees with the formulas") {
     // 2^16 ranks take part; the others hand their words over, and get the sums.
     double const back = network.message(roll_call_bytes);
     CHECK(roll_call_seconds(100'000, network) == doctest::Approx(17 * round + back));
+    // The guard's bitmap of 10^5 ranks, and what those that arrive had accumulated.
+    CHECK(arrival_bytes(100'000) == (1563 + 2) * 8);
+    CHECK(
+        arrival_seconds(1024, network) <=
+        10 * (round + network.message(144) + network.combination(144))
+    );
 }
 
 } // namespace

@@ -15,6 +15,10 @@ namespace joinable_tests {
 
 /// What a guard's roll call sums: seven words of 64 bits, and a sequence number.
 inline constexpr std::size_t roll_call_bytes = 8 * sizeof(std::uint64_t);
+/// What it sums as well in a round in which ranks arrive: a bit for each rank, and two words.
+[[nodiscard]] constexpr std::size_t arrival_bytes(int ranks) {
+    return ((static_cast<std::size_t>(ranks) + 63) / 64 + 2) * sizeof(std::uint64_t);
+}
 
 /// What algorithms take, simulated and by their formulas.
 struct Table {
@@ -98,11 +102,19 @@ messages_of(joinable::AllReducePlan const& plan, int ranks, std::size_t bytes) {
     return table;
 }
 
-/// What a roll call takes by the algorithm that is chosen for it.
-[[nodiscard]] inline double roll_call_seconds(int ranks, joinable::MessageCosts const& costs) {
-    auto const plan = joinable::choose_algorithm(roll_call_bytes, ranks, costs);
-    auto const schedule = joinable::MessageSchedule::all_reduce(plan, ranks, roll_call_bytes, 1);
+/// What an all-reduce takes by the algorithm that is chosen for it.
+[[nodiscard]] inline double
+chosen_seconds(std::size_t bytes, int ranks, joinable::MessageCosts const& costs) {
+    auto const plan = joinable::choose_algorithm(bytes, ranks, costs);
+    auto const schedule = joinable::MessageSchedule::all_reduce(plan, ranks, bytes, 1);
     return Simulator<>{costs, 1}.run({&schedule}).seconds;
+}
+[[nodiscard]] inline double roll_call_seconds(int ranks, joinable::MessageCosts const& costs) {
+    return chosen_seconds(roll_call_bytes, ranks, costs);
+}
+/// With the sum that follows the roll call where ranks arrive.
+[[nodiscard]] inline double arrival_seconds(int ranks, joinable::MessageCosts const& costs) {
+    return roll_call_seconds(ranks, costs) + chosen_seconds(arrival_bytes(ranks), ranks, costs);
 }
 
 } // namespace joinable_tests

@@ -303,7 +303,7 @@ private:
         }
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
-        reducer_->take_gradients();
+        detail::abort_if_throws(comm, [&] { reducer_->take_gradients(); });
         reducer_->register_memory();
         if (start) {
             start->run(comm, 0);

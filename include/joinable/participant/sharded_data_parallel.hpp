@@ -341,7 +341,7 @@ private:
         if (check) {
             this->ready_check_.emplace(std::move(*check));
         }
-        this->reducer_->take_gradients();
+        detail::abort_if_throws(Training::comm_, [&] { this->reducer_->take_gradients(); });
         this->reducer_->register_memory();
     }
 

@@ -22,6 +22,7 @@
 #include <joinable/bucket/memory.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
@@ -390,19 +391,22 @@ protected:
         };
         fail_together(compared, prepare);
         start->run(comm_, 0);
-        if (group.buckets) {
-            fail_together("parameters_as_bucket_view", [&] { group.buckets->take(); });
-        }
-        for (OptimizerShard const& shard : group.shards) {
-            shard.load_masters(group.parameters, scratch_[0]);
-        }
-        if (shards_values()) {
-            group.values->take(group.shards, scratch_[0]);
+        fail_together("group of parameters", [&] {
+            if (group.buckets) {
+                group.buckets->take();
+            }
+            for (OptimizerShard const& shard : group.shards) {
+                shard.load_masters(group.parameters, scratch_[0]);
+            }
+            if (shards_values()) {
+                group.values->take(group.shards, scratch_[0]);
+            }
             device().finish(); // before the engine's memory ends
+        });
+        if (shards_values()) {
             group.values->release();
             group.parameters = std::move(kept);
         }
-        device().finish();
         loads_ = std::move(loads);
         rules_.push_back(std::move(rule));
         groups_.push_back(std::move(group));
@@ -657,24 +661,36 @@ private:
                 exchange.reset();
             }
         };
-        for (std::size_t k = 0; k < groups_.size(); ++k) {
-            Group const& group = groups_[k];
-            for (std::size_t s = 0; s < group.shards.size(); ++s) {
-                OptimizerShard const& shard = group.shards[s];
-                step(k, shard);
-                if (sends_values()) {
-                    std::byte* const bucket =
-                        group.buckets ? group.buckets->bucket(s)
-                                      : arenas_.data(turn % 2, packed_bytes(group, shard));
-                    bool const has_values = group.buckets != nullptr;
-                    static_cast<void>(exchanges[turn % 2].emplace(
-                        comm_, group.parameters, shard, bucket, has_values, scratch_[0]
-                    ));
-                    finish();
+        try {
+            for (std::size_t k = 0; k < groups_.size(); ++k) {
+                Group const& group = groups_[k];
+                for (std::size_t s = 0; s < group.shards.size(); ++s) {
+                    OptimizerShard const& shard = group.shards[s];
+                    step(k, shard);
+                    if (sends_values()) {
+                        std::byte* const bucket =
+                            group.buckets ? group.buckets->bucket(s)
+                                          : arenas_.data(turn % 2, packed_bytes(group, shard));
+                        bool const has_values = group.buckets != nullptr;
+                        static_cast<void>(exchanges[turn % 2].emplace(
+                            comm_, group.parameters, shard, bucket, has_values, scratch_[0]
+                        ));
+                        finish();
+                    }
                 }
             }
+            finish();
+        } catch (...) {
+            // Before an exchange is destroyed, which aborts without the text of the exception.
+            if constexpr (Aborts<Comm>) {
+                if (exchanges[0] || exchanges[1]) {
+                    comm_.abort(detail::blamed_on(
+                        comm_.rank(), detail::failure_of(std::current_exception())
+                    ));
+                }
+            }
+            throw;
         }
-        finish();
         device().finish();
     }
 

@@ -57,7 +57,8 @@ concept has_value_and_grad_members = requires(P& p) {
 /// |                                               | backward pass, or set_grad(p)                    |
 /// | `static void set_value(P& p, AnyView view)`   | optional, with the next: makes `view` the value  |
 /// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
-/// |                                               | ranks keep parts of values                       |
+/// |                                               | ranks keep parts of values; must not throw,      |
+/// |                                               | because it also runs while an exception unwinds  |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
 /// The default serves every class with members `value` and `grad` that are writable tensors; `grad`

@@ -16,7 +16,7 @@
 // test_sharding                      Z: "parameters are dealt out largest first, to the rank with the least"
 // test_add_param_group,
 // test_multiple_param_groups         here
-// test_collect_shards                Z: "state moves to any number of ranks and any partition ..."
+// test_collect_shards                Z: "state moves from any number of ranks to any other ..."
 // test_nondefault_process_group      here
 // test_local_optimizer_parity        here; a parameter that is frozen later is refused (Z: "a parameter that is
 //                                    frozen, or trained, after it was given is refused")

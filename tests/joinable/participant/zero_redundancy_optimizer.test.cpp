@@ -3,6 +3,7 @@
 // bit; a serial run in double; PyTorch's test_zero_redundancy_optimizer.py where it applies.
 #include <joinable/participant/zero_redundancy_optimizer.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -631,7 +632,7 @@ TEST_CASE("a flat partition gives every rank as much, but for a cache line of ea
     });
 }
 
-TEST_CASE("state moves to any number of ranks and any partition, in the middle of a training") {
+TEST_CASE("state moves to the other partition, in the middle of a training") {
     over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         std::size_t turn = 0;
         for (DType const dtype : {DType::f32, DType::f64, DType::bf16}) {
@@ -678,6 +679,91 @@ TEST_CASE("state moves to any number of ranks and any partition, in the middle o
             }
         }
     });
+}
+
+// The oracle: one rank in double, which averages over as many ranks as there are.
+TEST_CASE(
+    "state moves from any number of ranks to any other, between uneven guards" *
+    doctest::skip(!ranks_share_memory)
+) {
+    Model const model{.dtype = DType::f64, .has_strides = true, .frozen = 2};
+    AdamW const rule{.learning_rate = 0.05, .weight_decay = 0.1, .amsgrad = true};
+    std::size_t turn = 0;
+    for (int const from : {1, 2, 3, 4, 8}) {
+        for (int const to : {1, 2, 3, 4, 8}) {
+            if (is_left_out(turn++, 4, 0)) {
+                continue;
+            }
+            CAPTURE(from);
+            CAPTURE(to);
+            std::vector<StridedParam> params = make(model);
+            WholeOptimizer serial{params, rule};
+            auto const inputs = [](int epoch, int rank) {
+                return epoch == 0 ? 1 + rank % 3 : 3 - rank % 4;
+            };
+            joinable::OptimizerState<AdamW> state;
+            std::vector<Numbers> values;
+            for (int const epoch : {0, 1}) {
+                int const world = epoch == 0 ? from : to;
+                over_ranks({world}, [&](RankCommunicator& comm) {
+                    std::vector<StridedParam> own = make(model);
+                    for (std::size_t i = 0; i < values.size() && comm.rank() == 0; ++i) {
+                        write(own[i].value.view(), values[i]);
+                    }
+                    DistributedDataParallel ddp{comm, own}; // all begin as rank 0
+                    ZeroOptions const& options =
+                        all_options[(turn + static_cast<std::size_t>(epoch)) % 4];
+                    ZeroRedundancyOptimizer zero{comm, own, epoch == 0 ? rule : AdamW{}, options};
+                    int const root = comm.size() - 1;
+                    if (epoch == 1) {
+                        zero.load(
+                            comm.rank() == root ? state : joinable::OptimizerState<AdamW>{}, root
+                        );
+                    }
+                    {
+                        Join guard{participants(ddp, zero)};
+                        for (int round = 0; round < inputs(epoch, comm.rank()); ++round) {
+                            ddp.forward([] {});
+                            ddp.backward([&](auto ready) {
+                                backward(own, model, comm.rank(), 9 * epoch + round, ready);
+                            });
+                            zero.step();
+                        }
+                        guard.finish();
+                    }
+                    zero.consolidate(root);
+                    comm.barrier();
+                    if (comm.rank() == root) {
+                        state = zero.state();
+                        values = values_of(own);
+                    }
+                });
+                for (int round = 0; round < 3; ++round) {
+                    for (std::size_t i = 0; i < params.size(); ++i) {
+                        params[i].need_grad();
+                        Numbers average(params[i].grad.numel());
+                        for (int rank = 0; rank < world; ++rank) {
+                            for (std::size_t k = 0;
+                                 k < average.size() && round < inputs(epoch, rank);
+                                 ++k) {
+                                average[k] += gradient_of(rank, 9 * epoch + round, i, k) / world;
+                            }
+                        }
+                        write(params[i].grad, average);
+                    }
+                    if (round < (epoch == 0 ? std::min(world, 3) : 3)) {
+                        serial.step();
+                    }
+                }
+            }
+            auto const expected = values_of(params);
+            for (std::size_t i = 0; i < expected.size(); ++i) {
+                for (std::size_t k = 0; k < expected[i].size(); ++k) {
+                    CHECK(std::abs(values[i][k] - expected[i][k]) < 1e-12);
+                }
+            }
+        }
+    }
 }
 
 // test_state_dict, with its numbers.

@@ -108,6 +108,11 @@ TEST_CASE("every algorithm sums exactly over 1 to 17 ranks, whatever the count")
                   segment - 1,
                   segment,
                   segment + 1,
+                  w * segment - 1,
+                  w * segment,
+                  w * segment + 1,
+                  2 * w * segment - 1,
+                  2 * w * segment,
                   2 * w * segment + 1}) {
                 std::vector<std::uint64_t> values(count + 1);
                 for (std::size_t i = 0; i < count; ++i) {
@@ -126,7 +131,7 @@ TEST_CASE("every algorithm sums exactly over 1 to 17 ranks, whatever the count")
 }
 
 TEST_CASE("every dtype and operation is combined by every algorithm") {
-    for (int const ranks : {2, 3, 8}) {
+    for (int const ranks : {1, 2, 3, 5, 6, 8, 13, 17}) {
         run_ranks({ranks}, [](ThreadCommunicator& comm) {
             for (AllReducePlan const& plan : all_plans(comm.size(), 16)) {
                 MessageCommunicator over{comm, {.plan = plan}};
@@ -142,7 +147,7 @@ TEST_CASE("every dtype and operation is combined by every algorithm") {
                             }
                             // Small numbers are exact in every dtype. One factor of a product is not 1.
                             auto const of_rank = [&](int rank, std::size_t i) {
-                                int const drawn = (rank + static_cast<int>(i)) % comm.size();
+                                int const drawn = (rank + static_cast<int>(i)) % 5;
                                 return operation == ReduceOp::product ? (drawn == 0 ? 3 : 1)
                                                                       : drawn;
                             };

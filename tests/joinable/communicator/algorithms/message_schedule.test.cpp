@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <set>
@@ -211,66 +212,116 @@ Simulated trace(AllReducePlan const& plan, int ranks, std::size_t count) {
     return Simulator<>{{}, 1}.run({&schedule});
 }
 
-TEST_CASE("ranks send the messages and bytes that textbooks count") {
-    for (int ranks = 2; ranks <= 17; ++ranks) {
-        auto const w = static_cast<std::size_t>(ranks);
+/// What each rank sends.
+struct Sent {
+    std::vector<std::size_t> messages;
+    std::vector<std::size_t> elements;
+};
+
+/// By star or binomial tree, as textbooks draw them: a message to the parent, and one to each child. With `radix` 2
+/// the children of rank r are r + 1, r + 2, r + 4, ..., as long as these are below its lowest bit.
+Sent along_tree(std::size_t ranks, std::size_t radix, std::size_t count) {
+    Sent sent;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+        std::size_t messages = rank == 0 ? 0 : 1;
+        if (radix == 2) {
+            for (std::size_t bit = 1; (rank & bit) == 0 && rank + bit < ranks; bit *= 2) {
+                ++messages;
+            }
+        } else {
+            messages += rank == 0 ? ranks - 1 : 0;
+        }
+        sent.messages.push_back(messages);
+        sent.elements.push_back(messages * count);
+    }
+    return sent;
+}
+
+/// By what runs over `participants` ranks, each of which sends as much. With M ranks beyond them, each even one of the
+/// first 2 M gives its buffer to the next rank, which also sends it the result.
+Sent with_surplus(
+    std::size_t ranks,
+    std::size_t participants,
+    std::size_t messages,
+    std::size_t elements,
+    std::size_t count
+) {
+    Sent sent;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+        bool const is_paired = rank < 2 * (ranks - participants);
+        bool const is_surplus = is_paired && rank % 2 == 0;
+        sent.messages.push_back(is_surplus ? 1 : messages + (is_paired ? 1 : 0));
+        sent.elements.push_back(is_surplus ? count : elements + (is_paired ? count : 0));
+    }
+    return sent;
+}
+
+void sends(AllReducePlan const& plan, std::size_t ranks, std::size_t count, Sent const& expected) {
+    Simulated const found = trace(plan, static_cast<int>(ranks), count);
+    CAPTURE(text_of(plan));
+    CAPTURE(ranks);
+    CHECK(found.messages == expected.messages);
+    CHECK(found.elements == expected.elements);
+}
+
+TEST_CASE("each rank sends the messages and bytes that textbooks count, by every algorithm") {
+    for (std::size_t w = 1; w <= 17; ++w) {
+        auto const log = static_cast<std::size_t>(std::bit_width(w) - 1);
+        std::size_t const cube = std::size_t{1} << log;
+        std::size_t const count = 48 * w * cube;
+        std::size_t const twice = 2 * (w - 1) * count / w; // each block but one, on both ways
+        sends({star}, w, count, along_tree(w, w, count));
+        sends({tree}, w, count, along_tree(w, 2, count));
+        sends({ring}, w, count, with_surplus(w, w, 2 * (w - 1), twice, count));
+        // Blocks in three pieces: three times the messages in the first half, the same bytes.
+        std::size_t const piece = 16 * cube;
+        sends({ring, piece, {}}, w, count, with_surplus(w, w, 4 * (w - 1), twice, count));
+        sends({segmented_ring}, w, count, with_surplus(w, w, 3 * (w - 1), twice, count));
+        sends({butterfly}, w, count, with_surplus(w, cube, log, log * count, count));
+        std::size_t const halves = 2 * (cube - 1) * count / cube;
+        sends({halving_doubling}, w, count, with_surplus(w, cube, 2 * log, halves, count));
+    }
+    for (std::vector<int> const& extents :
+         {std::vector{4, 3}, {3, 4}, {2, 3, 2}, {5, 3}, {2, 2, 2, 2}, {17}, {1, 7}}) {
+        auto const w = static_cast<std::size_t>(joinable::detail::product_of(extents));
+        std::size_t messages = 0;
+        for (int const extent : extents) {
+            messages += 2 * static_cast<std::size_t>(extent - 1);
+        }
+        // The bytes of a ring, in fewer messages; also where ranks are left over.
         std::size_t const count = 48 * w;
-        Simulated const along_ring = trace({ring}, ranks, count);
-        CHECK(along_ring.messages == std::vector<std::size_t>(w, 2 * (w - 1)));
-        CHECK(along_ring.elements == std::vector<std::size_t>(w, 2 * (w - 1) * count / w));
-        // Blocks of 48 in pieces of 16: three times the messages in the first half, the same bytes.
-        Simulated const in_pieces = trace({ring, 16, {}}, ranks, count);
-        CHECK(in_pieces.messages == std::vector<std::size_t>(w, 4 * (w - 1)));
-        CHECK(in_pieces.elements == along_ring.elements);
-        CHECK(
-            trace({segmented_ring}, ranks, count).messages ==
-            std::vector<std::size_t>(w, 3 * (w - 1))
-        );
-
-        Simulated const by_star = trace({star}, ranks, count);
-        CHECK(by_star.messages[0] == w - 1);
-        CHECK(std::all_of(by_star.messages.begin() + 1, by_star.messages.end(), [](std::size_t n) {
-            return n == 1;
-        }));
-
-        Simulated const by_tree = trace({tree}, ranks, count);
-        auto const rounds = static_cast<std::size_t>(joinable::detail::rounded_up_log2(ranks));
-        CHECK(by_tree.messages[0] == rounds); // the root's, on the way down
-        std::size_t all = 0;
-        for (std::size_t const messages : by_tree.messages) {
-            all += messages;
+        for (std::size_t const more : {std::size_t{0}, std::size_t{1}, w}) {
+            sends(
+                {torus, 0, extents},
+                w + more,
+                count,
+                with_surplus(w + more, w, messages, 2 * (w - 1) * 48, count)
+            );
         }
-        CHECK(all == 2 * (w - 1));
+    }
+}
 
-        // Two trees of half of the buffer each, in blocks of 8: nobody sends more than twice the buffer.
-        Simulated const by_trees = trace({double_tree, 8, {}}, ranks, count);
-        std::size_t elements = 0;
-        for (std::size_t const sent : by_trees.elements) {
-            elements += sent;
-            CHECK(sent <= 2 * count);
+// In each tree a rank sends all blocks to its parent, and to each child. Two trees have 2 (N - 1) edges, and no rank
+// has more than two children: Sanders, Speck and Träff.
+TEST_CASE("by two trees a rank sends at most twice the buffer, and all but a few exactly that") {
+    for (std::size_t w = 2; w <= 17; ++w) {
+        std::size_t const count = 48 * w;
+        constexpr std::size_t block = 8;
+        Simulated const sent = trace({double_tree, block, {}}, static_cast<int>(w), count);
+        std::size_t const all = 2 * count;
+        std::size_t missing = 0;
+        for (std::size_t rank = 0; rank < w; ++rank) {
+            CHECK(sent.elements[rank] == sent.messages[rank] * block);
+            CHECK(sent.elements[rank] <= all);
+            CHECK(sent.elements[rank] % (count / 2) == 0);
+            missing += all - sent.elements[rank];
         }
-        CHECK(elements == 2 * (w - 1) * count);
-        CHECK(
-            *std::max_element(by_trees.messages.begin(), by_trees.messages.end()) <=
-            4 * (count / 2 / 8)
-        );
+        CHECK(missing == all); // roots have no parent: two halves; and two children are missing
     }
-    for (std::size_t const log : {1U, 2U, 3U, 4U}) {
-        std::size_t const w = std::size_t{1} << log;
-        Simulated const exchanged = trace({butterfly}, static_cast<int>(w), 48 * w);
-        CHECK(exchanged.messages == std::vector<std::size_t>(w, log));
-        CHECK(exchanged.elements == std::vector<std::size_t>(w, log * 48 * w));
-        Simulated const halved = trace({halving_doubling}, static_cast<int>(w), 48 * w);
-        CHECK(halved.messages == std::vector<std::size_t>(w, 2 * log));
-        CHECK(halved.elements == std::vector<std::size_t>(w, 2 * (w - 1) * 48));
-    }
-    // Along a torus of 4 by 3: 2 (3 + 2) messages, and the bytes of a ring.
-    Simulated const along_torus = trace({torus, 0, {4, 3}}, 12, 480);
-    CHECK(along_torus.messages == std::vector<std::size_t>(12, 10));
-    CHECK(along_torus.elements == std::vector<std::size_t>(12, 2 * 11 * 40));
-    // Rank 0 is one more than 4: it hands its buffer over, and gets the result from rank 1.
-    Simulated const with_surplus = trace({butterfly}, 5, 10);
-    CHECK(with_surplus.messages == std::vector<std::size_t>{1, 3, 2, 2, 2});
+    // Drawn by hand. 0 -> 2 -> 1, 3 and 3 -> 1 -> 2, 0: ranks 0 and 3 have one child, 1 and 2 have two.
+    CHECK(trace({double_tree, 8, {}}, 4, 32).messages == std::vector<std::size_t>{4, 8, 8, 4});
+    // 0 -> 4 -> 2 -> 1, 3 and 1 -> 0 -> 3 -> 2, 4.
+    CHECK(trace({double_tree, 8, {}}, 5, 32).messages == std::vector<std::size_t>{6, 4, 8, 8, 6});
 }
 
 TEST_CASE("two trees share the work: no rank has more than two children, and rounds suffice for all"

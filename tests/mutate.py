@@ -535,9 +535,24 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "state moves*",
     ),
     Mutation(
-        "clipping-forgets-other-owners", "optimizer/before_step.ipp",
-        "gradients.sum(squares_);", "",
+        "clipping-forgets-other-owners", "participant/detail/sharded_before_step.hpp",
+        "settle(comm_.all_reduce(all, ReduceOp::sum));", "",
         "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
+    ),
+    Mutation(
+        "squares-of-earlier-steps-are-added", "participant/detail/sharded_before_step.hpp",
+        "device.fill_zero({first, DType::f64, {count}, {1}, device.id()});", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
+    ),
+    Mutation(
+        "clipped-gradients-are-as-they-were", "optimizer/before_step.ipp",
+        "gradients.scale(factor);", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
+    ),
+    Mutation(
+        "squares-are-added-in-one-run", "device/squares.ipp",
+        "if (done % square_block == 0) {", "if (false) {",
+        "device/squares.test.cpp", "squares are summed in the order*",
     ),
     Mutation(
         "a-first-step-is-damped", "optimizer/rules.hpp",
@@ -616,8 +631,8 @@ MUTATIONS = [
         "participant/sharded_parameters.test.cpp", "what a pass does wrong*",
     ),
     Mutation(
-        "gradients-that-all-ranks-have-are-summed", "participant/sharded_optimizer.hpp",
-        "if (sharding_ == Sharding::none) {\n                return;", "if (false) {\n                return;",
+        "gradients-that-all-ranks-have-are-summed", "participant/detail/sharded_before_step.hpp",
+        "if (sharding_ != Sharding::none) {", "if (true) {",
         "participant/sharded_data_parallel.test.cpp", "an infinite gradient*",
     ),
     Mutation(
@@ -626,7 +641,7 @@ MUTATIONS = [
         "checkpoint/checkpoint.test.cpp", "what ranks wrote with one sharding*",
     ),
     Mutation(
-        "some-ranks-skip-a-step", "participant/sharded_optimizer.hpp",
+        "some-ranks-skip-a-step", "participant/detail/sharded_before_step.hpp",
         "steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())", "false",
         "participant/sharded_data_parallel.test.cpp", "a step that some ranks skip*",
     ),

@@ -24,9 +24,9 @@
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/device.hpp>
+#include <joinable/device/scratch.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
-#include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/partition.hpp>
@@ -38,6 +38,7 @@
 #include <joinable/participant/detail/shard_exchange.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/participant/detail/shard_plan.hpp>
+#include <joinable/participant/detail/sharded_before_step.hpp>
 #include <joinable/participant/detail/sharded_values.hpp>
 #include <joinable/participant/zero_options.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -307,7 +308,8 @@ protected:
     ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
         : comm_{comm}, host_{comm}, options_{std::move(options)}, sharding_{sharding},
           loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}},
-          scratch_{detail::Scratch{device()}, detail::Scratch{device()}} {}
+          scratch_{detail::Scratch{device()}, detail::Scratch{device()}},
+          before_step_{comm, host_, sharding} {}
     ShardedOptimizer(ShardedOptimizer const&) = delete;
     ShardedOptimizer& operator=(ShardedOptimizer const&) = delete;
     ~ShardedOptimizer() = default;
@@ -423,7 +425,7 @@ protected:
         share_settings(round);
     }
     void finish_step() {
-        if (!options_.before_step || call_before_step()) {
+        if (!options_.before_step || before_step_(options_.before_step, groups_)) {
             step_and_exchange([this](std::size_t k, OptimizerShard const& s) { step_shard(k, s); });
         }
     }
@@ -614,38 +616,6 @@ private:
         });
     }
 
-    bool call_before_step() {
-        owned_.clear();
-        for (Group& group : groups_) {
-            for (OptimizerShard const& shard : group.shards) {
-                shard.append_gradients(group.parameters, group.gradients, group.first, owned_);
-            }
-        }
-        device().finish(); // the engine's stream sees the gradients
-        ShardGradients::Sum const sum = [this](std::span<double> numbers) {
-            if (sharding_ == Sharding::none) {
-                return; // each rank has all gradients
-            }
-            host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
-        };
-        bool const steps =
-            options_.before_step(ShardGradients{owned_, parameter_count(), sum, device().id()});
-        std::uint64_t steppers = steps ? 1 : 0;
-        host_.all_reduce({&steppers, 1, DType::u64}, ReduceOp::sum).wait();
-        if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
-            throw ContractViolation{detail::concat(
-                "before_step skips the step on ",
-                static_cast<std::uint64_t>(comm_.size()) - steppers,
-                " of ",
-                comm_.size(),
-                " ranks",
-                steps ? ", but not on this one" : ", on this one, too",
-                "; return the same on all, by what ShardGradients::sum() gives"
-            )};
-        }
-        return steps;
-    }
-
     /// Steps the next bucket while one travels. If values are sharded, the passes exchange them.
     template <class F>
     void step_and_exchange(F const& step) {
@@ -687,8 +657,8 @@ private:
     std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
     detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
     detail::Scratch scratch_[2];
-    std::vector<std::byte> settings_;  ///< buffer of a message
-    std::vector<ShardGradient> owned_; ///< for before_step
+    std::vector<std::byte> settings_; ///< buffer of a message
+    detail::ShardedBeforeStep<Comm> before_step_;
     std::optional<OptimizerState<Rule>> consolidated_;
     JoinState state_;
 };

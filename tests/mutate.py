@@ -430,11 +430,11 @@ MUTATIONS = [
     # -- sharded optimizers ---------------------------------------------------------------------------
     Mutation(
         "joined-owners-keep-their-settings", "participant/sharded_optimizer.hpp",
-        "share_settings(round);\n    }\n    void finish_step", "}\n    void finish_step",
+        "settings_.share(comm_, host_, round, rules_, options_.shared, groups_);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "learning rates*",
     ),
     Mutation(
-        "shared-objects-do-not-travel", "participant/sharded_optimizer.hpp",
+        "shared-objects-do-not-travel", "participant/detail/sharded_settings.hpp",
         "one(object.data(), object.bytes());\n            }\n            for", "}\n            for",
         "participant/zero_redundancy_optimizer.test.cpp", "an infinite gradient*",
     ),
@@ -450,8 +450,8 @@ MUTATIONS = [
         "../trace/allocations.test.cpp", "a large parameter of one owner*",
     ),
     Mutation(
-        "settings-of-engines-do-not-travel", "participant/sharded_optimizer.hpp",
-        "one(&detail::settings_of(rule), sizeof(Settings));", "",
+        "settings-of-engines-do-not-travel", "participant/detail/sharded_settings.hpp",
+        "one(&settings_of(rule), sizeof(Settings));", "",
         "participant/local_optimizer.test.cpp", "an engine's optimizer steps*",
     ),
     Mutation(
@@ -471,7 +471,7 @@ MUTATIONS = [
     ),
     Mutation(
         "memory-for-a-state-is-not-agreed-on", "participant/sharded_optimizer.hpp",
-        'fail_together("consolidate()", [&] {', "std::invoke([&] {",
+        'fail_together("consolidate()", f);', "f();",
         "../trace/allocations.test.cpp", "an optimizer that is out of memory*",
     ),
     Mutation(
@@ -496,7 +496,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an-old-state-is-given", "participant/sharded_optimizer.hpp",
-        "consolidated_.reset(); // it is of an earlier step", "",
+        "state_.reset(); // it is of an earlier step", "",
         "participant/zero_redundancy_optimizer.test.cpp", "a state that was gathered*",
     ),
     Mutation(

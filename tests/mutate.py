@@ -472,7 +472,7 @@ MUTATIONS = [
     Mutation(
         "memory-for-a-state-is-not-agreed-on", "participant/sharded_optimizer.hpp",
         'fail_together("consolidate()", f);', "f();",
-        "../trace/allocations.test.cpp", "an optimizer that is out of memory*",
+        "../trace/allocations.test.cpp", "*an optimizer that is out of memory*",
     ),
     Mutation(
         "flat-pieces-begin-at-zero", "optimizer/shard.ipp",

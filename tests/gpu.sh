@@ -157,7 +157,7 @@ if has_header nccl.h; then
         compile over_tcp "$cxx" examples/train_text/over_tcp.cpp &
         compile without_gloo "$cxx" examples/train_text/without_gloo.cpp &
         compile without_mpi "$cxx" examples/train_text/without_mpi.cpp &
-        compile with_cuda "${nvcc[@]}" examples/train_text/with_cuda.cu &
+        compile with_cuda "${nvcc[@]}" --fmad=false examples/train_text/with_cuda.cu &
     else
         skip "CLI11 is not here, so the example train_text is not built"
     fi
@@ -178,6 +178,14 @@ for text in a:900 b:300 c:600 d:200; do
     printf "${text%%:*} text; %.0s" $(seq "${text#*:}") >"$texts/${text%%:*}.txt"
 done
 train=("$out/train_text" --device cuda --epochs 1 --bucket-bytes 8192 "$texts/a.txt")
+# A training with each sharding; all print one digest.
+same_digest=(bash -c '
+    for sharding in none optimizer gradients parameters; do
+        said=$("$@" --sharding $sharding) || { echo "$said"; exit 1; }
+        digest=$(sed -n "s/^digest of parameters *//p" <<<"$said")
+        echo "$sharding: $digest"
+        [ -n "$digest" ] && [ "$digest" = "${first=$digest}" ] || exit 1
+    done' -)
 section "tests on a GPU"
 [ -x "$out/cuda_kernels" ] && run 60 "kernels" "$out/cuda_kernels" --no-skip
 # What this program says where it finds no GPU is no failure to it.
@@ -186,6 +194,10 @@ has_captured=(bash -c 'said=$("$@") || { echo "$said"; exit 1; }; echo "$said"; 
 if [ -x "$out/train_text" ]; then
     run 60 "train_text, a thread" "${train[@]}" "$texts/d.txt" --ranks 1
     run 90 "train_text, 3 processes with uneven texts" "${train[@]}" "$texts"/{b,c,d}.txt --ranks 3 --communicator process
+    for optimizer in sgd adamw; do
+        run 90 "train_text, $optimizer sharded in four ways" "${same_digest[@]}" \
+            "${train[@]}" "$texts"/{b,d}.txt --ranks 2 --communicator process --optimizer "$optimizer"
+    done
 fi
 
 section "the same under compute-sanitizer"

@@ -430,11 +430,11 @@ MUTATIONS = [
     # -- sharded optimizers ---------------------------------------------------------------------------
     Mutation(
         "joined-owners-keep-their-settings", "participant/sharded_optimizer.hpp",
-        "share_settings(round);\n    }\n    void finish_step", "}\n    void finish_step",
+        "settings_.share(comm_, host_, round, rules_, options_.shared, groups_);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "learning rates*",
     ),
     Mutation(
-        "shared-objects-do-not-travel", "participant/sharded_optimizer.hpp",
+        "shared-objects-do-not-travel", "participant/detail/sharded_settings.hpp",
         "one(object.data(), object.bytes());\n            }\n            for", "}\n            for",
         "participant/zero_redundancy_optimizer.test.cpp", "an infinite gradient*",
     ),
@@ -450,8 +450,8 @@ MUTATIONS = [
         "../trace/allocations.test.cpp", "a large parameter of one owner*",
     ),
     Mutation(
-        "settings-of-engines-do-not-travel", "participant/sharded_optimizer.hpp",
-        "one(&detail::settings_of(rule), sizeof(Settings));", "",
+        "settings-of-engines-do-not-travel", "participant/detail/sharded_settings.hpp",
+        "one(&settings_of(rule), sizeof(Settings));", "",
         "participant/local_optimizer.test.cpp", "an engine's optimizer steps*",
     ),
     Mutation(
@@ -471,8 +471,8 @@ MUTATIONS = [
     ),
     Mutation(
         "memory-for-a-state-is-not-agreed-on", "participant/sharded_optimizer.hpp",
-        'fail_together("consolidate()", [&] {', "std::invoke([&] {",
-        "../trace/allocations.test.cpp", "an optimizer that is out of memory*",
+        'fail_together("consolidate()", f);', "f();",
+        "../trace/allocations.test.cpp", "*an optimizer that is out of memory*",
     ),
     Mutation(
         "flat-pieces-begin-at-zero", "optimizer/shard.ipp",
@@ -496,7 +496,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an-old-state-is-given", "participant/sharded_optimizer.hpp",
-        "consolidated_.reset(); // it is of an earlier step", "",
+        "state_.reset(); // it is of an earlier step", "",
         "participant/zero_redundancy_optimizer.test.cpp", "a state that was gathered*",
     ),
     Mutation(
@@ -535,9 +535,24 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "state moves*",
     ),
     Mutation(
-        "clipping-forgets-other-owners", "optimizer/before_step.ipp",
-        "gradients.sum(squares_);", "",
+        "clipping-forgets-other-owners", "participant/detail/sharded_before_step.hpp",
+        "settle(comm_.all_reduce(all, ReduceOp::sum));", "",
         "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
+    ),
+    Mutation(
+        "squares-of-earlier-steps-are-added", "participant/detail/sharded_before_step.hpp",
+        "device.fill_zero({first, DType::f64, {count}, {1}, device.id()});", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
+    ),
+    Mutation(
+        "clipped-gradients-are-as-they-were", "optimizer/before_step.ipp",
+        "gradients.scale(factor);", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
+    ),
+    Mutation(
+        "squares-are-added-in-one-run", "device/squares.ipp",
+        "if (done % square_block == 0) {", "if (false) {",
+        "device/squares.test.cpp", "squares are summed in the order*",
     ),
     Mutation(
         "a-first-step-is-damped", "optimizer/rules.hpp",
@@ -616,8 +631,8 @@ MUTATIONS = [
         "participant/sharded_parameters.test.cpp", "what a pass does wrong*",
     ),
     Mutation(
-        "gradients-that-all-ranks-have-are-summed", "participant/sharded_optimizer.hpp",
-        "if (sharding_ == Sharding::none) {\n                return;", "if (false) {\n                return;",
+        "gradients-that-all-ranks-have-are-summed", "participant/detail/sharded_before_step.hpp",
+        "if (sharding_ != Sharding::none) {", "if (true) {",
         "participant/sharded_data_parallel.test.cpp", "an infinite gradient*",
     ),
     Mutation(
@@ -626,7 +641,7 @@ MUTATIONS = [
         "checkpoint/checkpoint.test.cpp", "what ranks wrote with one sharding*",
     ),
     Mutation(
-        "some-ranks-skip-a-step", "participant/sharded_optimizer.hpp",
+        "some-ranks-skip-a-step", "participant/detail/sharded_before_step.hpp",
         "steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())", "false",
         "participant/sharded_data_parallel.test.cpp", "a step that some ranks skip*",
     ),

@@ -11,6 +11,9 @@ add_executable(
 )
 target_link_libraries(train_text_cuda PRIVATE joinable_dev joinable::nccl CLI11::CLI11)
 set_target_properties(train_text_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Shared) # one, NCCL's, too
+# Products are rounded before they are added, as on the host and by the library's rules: whatever is sharded, the
+# digest is the same.
+target_compile_options(train_text_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false>)
 target_compile_definitions(
     train_text_cuda PRIVATE JOINABLE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
 )
@@ -20,7 +23,8 @@ set(one_rank ${texts}/a.txt ${texts}/d.txt --ranks 1 --epochs 1 --bucket-bytes 8
 set(arguments_thread ${one_rank} --communicator thread)
 set(arguments_process ${one_rank} --communicator process)
 set(arguments_uneven ${three_texts} --communicator process) # also where they share a GPU
-foreach(name thread process uneven)
+set(arguments_sharded ${arguments_uneven} --optimizer adamw --sharding parameters)
+foreach(name thread process uneven sharded)
     add_test(NAME example/train_text_cuda_${name} COMMAND train_text_cuda --device cuda
                                                           ${arguments_${name}}
     )

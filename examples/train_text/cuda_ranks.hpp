@@ -66,9 +66,6 @@ inline int count_gpus() {
 
 /// @throws InputError
 inline void require_gpus(Options const& options, int gpus) {
-    if (options.rule != Rule::sgd || options.sharding != Sharding::none) {
-        throw InputError{"--device cuda has --optimizer sgd and --sharding none only"};
-    }
     if (options.communicator == Kind::thread && options.ranks > gpus) {
         throw InputError{
             "--device cuda with thread ranks needs a GPU for each of the " +
@@ -96,6 +93,9 @@ Findings train_on_gpu(Hosts& hosts, Job const& job, int gpus, MakeLaunch const& 
     DeviceModel model{
         comm.device_memory(), launch, Model{o.seed + static_cast<std::uint64_t>(hosts.rank())}
     };
+    if (o.rule != Rule::sgd || o.sharding != Sharding::none) {
+        return train_sharded(comm, hosts, model, rule_of(o), job);
+    }
     DeviceSgd optimizer{
         comm.device_memory(), launch, model.parameters(), {o.rate(), job.longest}, o.momentum
     };

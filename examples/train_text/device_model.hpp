@@ -39,14 +39,16 @@ struct DeviceParameter {
     std::string name;
     std::size_t rows;
     std::size_t columns;
-    DeviceArray<float> storage; ///< of the value, then of a gradient that is in no bucket
+    DeviceArray<float> own_value; ///< until joinable keeps the value
+    DeviceArray<float> own_grad;
     joinable::AnyView value;
-    joinable::AnyView grad; ///< in a bucket, once buckets exist
+    joinable::AnyView grad; ///< in a bucket, if ranks have all averages there
 
     DeviceParameter(joinable::Device& memory, Parameter const& start)
         : name{start.name}, rows{start.value.rows}, columns{start.value.columns},
-          storage{memory, 2 * rows * columns}, value{tensor(storage.data(), memory.id())},
-          grad{tensor(storage.data() + rows * columns, memory.id())} {}
+          own_value{memory, size()}, own_grad{memory, size()},
+          value{tensor(own_value.data(), memory.id())}, grad{tensor(own_grad.data(), memory.id())} {
+    }
 
     [[nodiscard]] std::size_t size() const { return rows * columns; }
 
@@ -58,13 +60,19 @@ private:
 
 } // namespace train_text
 
+/// The value can be released, and set to where joinable keeps it for a while.
 template <>
 struct joinable::parameter_traits<train_text::DeviceParameter> {
     using P = train_text::DeviceParameter;
-    static AnyView* value(P& p) { return &p.value; }
+    static AnyView* value(P& p) { return p.value ? &p.value : nullptr; }
     static AnyView* grad(P& p) { return &p.grad; }
     static std::string_view name(P const& p) { return p.name; }
     static void set_grad(P& p, AnyView const& view) { p.grad = view; }
+    static void set_value(P& p, AnyView const& view) { p.value = view; }
+    static void release_value(P& p) {
+        p.value = {};
+        p.own_value = {};
+    }
 };
 
 namespace train_text {
@@ -103,18 +111,23 @@ public:
         return loaded;
     }
 
-    /// `positions` must stay valid until the device has read it.
-    void forward(DeviceArray<std::uint8_t> const& text, std::vector<std::size_t> const& positions) {
+    /// `positions` must stay valid until the device has read it. The value of parameter i is there
+    /// during the lifetime of `use(i)`, and for the kernels that are launched meanwhile.
+    template <class Use = AllValues>
+    void forward(
+        DeviceArray<std::uint8_t> const& text,
+        std::vector<std::size_t> const& positions,
+        Use const& use = {}
+    ) {
         make_room(positions.size());
         put(positions, positions_.data());
         contexts_ = {text.data(), positions_.data(), Model::context};
-        run(Embed{contexts_, value(Model::embedding), input()});
-        run(Product<Tanh>{
-            input(), value(Model::hidden_weight), activation(), value(Model::hidden_bias).data
-        });
-        run(Product<>{
-            activation(), value(Model::output_weight), delta(), value(Model::output_bias).data
-        });
+        {
+            auto const held = use(Model::embedding);
+            run(Embed{contexts_, value(Model::embedding), input()});
+        }
+        apply<Tanh>(Model::hidden_weight, Model::hidden_bias, input(), activation(), use);
+        apply<Identity>(Model::output_weight, Model::output_bias, activation(), delta(), use);
         launch_(batch_, SoftmaxLoss{contexts_, delta(), bits_.data()});
     }
     /// The mean loss of the last forward pass, in bits. Blocks.
@@ -124,28 +137,35 @@ public:
     }
 
     /// Call it once after each forward pass. It calls `ready(i)` as soon as the kernel for gradient
-    /// i is enqueued, so that its bucket travels while other gradients are computed.
-    template <class Ready>
-    void backward(Ready const& ready) {
+    /// i is enqueued, so that its bucket travels while other gradients are computed. `use` as in
+    /// forward().
+    template <class Ready, class Use = AllValues>
+    void backward(Ready const& ready, Use const& use = {}) {
         launch_(Model::symbols, SumRows{delta(), grad(Model::output_bias).data});
         ready(Model::output_bias);
         run(Product<>{activation().transposed(), delta(), grad(Model::output_weight)});
         ready(Model::output_weight);
 
-        run(Product<TimesTanhDerivative>{
-            delta(),
-            value(Model::output_weight).transposed(),
-            hidden_delta(),
-            nullptr,
-            {activation()}
-        });
+        {
+            auto const held = use(Model::output_weight);
+            run(Product<TimesTanhDerivative>{
+                delta(),
+                value(Model::output_weight).transposed(),
+                hidden_delta(),
+                nullptr,
+                {activation()}
+            });
+        }
         launch_(Model::hidden, SumRows{hidden_delta(), grad(Model::hidden_bias).data});
         ready(Model::hidden_bias);
         run(Product<>{input().transposed(), hidden_delta(), grad(Model::hidden_weight)});
         ready(Model::hidden_weight);
 
         // The input is not needed any more, so its gradient overwrites it.
-        run(Product<>{hidden_delta(), value(Model::hidden_weight).transposed(), input()});
+        {
+            auto const held = use(Model::hidden_weight);
+            run(Product<>{hidden_delta(), value(Model::hidden_weight).transposed(), input()});
+        }
         View const table = grad(Model::embedding);
         launch_(table.size(), GatherEmbedding{contexts_, input(), table});
         ready(Model::embedding);
@@ -169,6 +189,13 @@ private:
         launch_(product.out.size(), product);
     }
     void run(Embed const& embed) { launch_(embed.out.size(), embed); }
+    /// out = then(in * weight + bias)
+    template <class Then, class Use>
+    void apply(std::size_t weight, std::size_t bias, View in, View out, Use const& use) {
+        auto const held_weight = use(weight);
+        auto const held_bias = use(bias);
+        run(Product<Then>{in, value(weight), out, value(bias).data});
+    }
 
     void make_room(std::size_t batch) {
         batch_ = batch;

@@ -5,6 +5,7 @@
 
 #include <joinable/zero.hpp>
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <variant>
@@ -27,6 +28,16 @@ public:
     template <class T>
     void update(joinable::UpdateRange<T> const& range) const {
         std::visit([&](auto const& rule) { rule.update(range); }, choice_);
+    }
+    /// For the memory of a device.
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t step, F const& f) const {
+        return std::visit(
+            [&](auto const& rule) -> decltype(auto) {
+                return rule.template visit_update<T>(step, f);
+            },
+            choice_
+        );
     }
 
 private:

@@ -349,27 +349,48 @@ train_by_engine(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Jo
     );
 }
 
-/// Trains with a rule of joinable; each rank has a part of its state.
-template <class Comm>
-Findings train_sharded(Comm& comm, Model& model, ChosenRule const& rule, Job const& job) {
+inline std::uint64_t digest_of(joinable::OptimizerState<ChosenRule> const& state) {
+    std::string bytes;
+    for (auto const& parameter : state.parameters) {
+        for (auto const& tensor : parameter.tensors) {
+            auto const* const data = reinterpret_cast<char const*>(tensor.elements.data());
+            bytes.append(data, tensor.elements.size());
+        }
+    }
+    return hash_of(bytes);
+}
+
+/// Trains with a rule of joinable; each rank has a part of its state, or with Sharding::none all.
+template <class Comm, class Hosts, class Model>
+Findings
+train_sharded(Comm& comm, Hosts& hosts, Model& model, ChosenRule const& rule, Job const& job) {
+    Sharding const sharding = job.options.sharding;
     FallingRate const rate{job.options.rate(), job.longest};
     joinable::ShardedDataParallel<Comm, ChosenRule, joinable::TraceTimeline> sharded{
         comm,
         model.parameters(),
         rule,
         joinable::ShardedOptions{
-            .sharding =
-                job.options.sharding == Sharding::parameters  ? joinable::Sharding::parameters
-                : job.options.sharding == Sharding::gradients ? joinable::Sharding::gradients
-                                                              : joinable::Sharding::optimizer,
+            .sharding = sharding == Sharding::parameters  ? joinable::Sharding::parameters
+                        : sharding == Sharding::gradients ? joinable::Sharding::gradients
+                        : sharding == Sharding::optimizer ? joinable::Sharding::optimizer
+                                                          : joinable::Sharding::none,
             .bucket_cap_bytes = job.options.bucket_bytes,
             .sync_at_end = false,
         }
     };
     auto const prepare = [&](std::size_t round) { sharded.rule().set_rate(rate.at(round)); };
-    auto const finish = [&](Findings& findings) { findings.state_bytes = sharded.state_bytes(); };
+    auto const finish = [&](Findings& findings) {
+        findings.state_bytes = sharded.state_bytes();
+        for (int rank = 0; sharding == Sharding::none && rank < comm.size(); ++rank) {
+            sharded.consolidate(rank);
+            if (rank == comm.rank()) {
+                findings.state_digest = digest_of(sharded.state());
+            }
+        }
+    };
     auto const train_and = [&](auto const& save) {
-        return train(comm, comm, model, Trainer{sharded, sharded, prepare, finish, save}, job);
+        return train(comm, hosts, model, Trainer{sharded, sharded, prepare, finish, save}, job);
     };
     return job.options.save.is_wanted() ? train_saved(sharded, job.options.save, train_and)
                                         : train_and(NotSaved{});
@@ -388,20 +409,21 @@ Findings train_by_rule(Comm& comm, Model& model, ChosenRule const& rule, Job con
                         }}};
     auto const finish = [&](Findings& findings) {
         whole.consolidate();
-        std::string bytes;
-        for (auto const& parameter : whole.state().parameters) {
-            for (auto const& tensor : parameter.tensors) {
-                auto const* const data = reinterpret_cast<char const*>(tensor.elements.data());
-                bytes.append(data, tensor.elements.size());
-            }
-        }
-        findings.state_digest = hash_of(bytes);
+        findings.state_digest = digest_of(whole.state());
         findings.state_bytes = whole.state_bytes();
     };
     auto ddp = data_parallel(comm, model, job.options);
     return train(
         comm, comm, model, Trainer{ddp, step, [](std::size_t) {}, finish, NotSaved{}}, job
     );
+}
+
+inline ChosenRule rule_of(Options const& options) {
+    switch (options.rule) {
+    case Rule::adam: return ChosenRule{joinable::Adam{}};
+    case Rule::adamw: return ChosenRule{joinable::AdamW{}};
+    default: return ChosenRule{joinable::Sgd{.momentum = options.momentum}};
+    }
 }
 
 /// Trains a rank on the host. Collective.
@@ -411,20 +433,15 @@ Findings train_on_host(Comm& comm, Job const& job) {
     Options const& o = job.options;
     // Ranks start with different values, and ddp takes rank 0's.
     Model model{o.seed + static_cast<std::uint64_t>(comm.rank())};
-    ChosenRule const rule{
-        o.rule == Rule::adam    ? ChosenRule::Choice{joinable::Adam{}}
-        : o.rule == Rule::adamw ? ChosenRule::Choice{joinable::AdamW{}}
-                                : ChosenRule::Choice{joinable::Sgd{.momentum = o.momentum}}
-    };
     if (o.sharding != Sharding::none) {
         if constexpr (joinable::AllGathers<Comm> && joinable::ReduceScatters<Comm>) {
-            return train_sharded(comm, model, rule, job);
+            return train_sharded(comm, comm, model, rule_of(o), job);
         } else {
             throw InputError{"--sharding needs --communicator thread, process or mpi"};
         }
     }
     if (o.rule != Rule::sgd) {
-        return train_by_rule(comm, model, rule, job);
+        return train_by_rule(comm, model, rule_of(o), job);
     }
     Sgd optimizer{model.parameters(), {o.rate(), job.longest}, o.momentum};
     return train_by_engine(comm, comm, model, optimizer, job);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cuda_ranks.hpp"
+#include "rule.hpp"
 
 namespace train_text {
 
@@ -41,7 +42,7 @@ train_on_cuda(Options const& options, std::vector<Text> const& texts, Text const
     require_gpus(options, gpus);
     return run_ranks(options, texts, held_out, [&](auto& hosts, Job const& job) {
         return train_on_gpu(hosts, job, gpus, [](joinable::NcclCommunicator& comm) {
-            comm.device_memory().use_kernels(joinable::cuda_kernels());
+            comm.device_memory().use_kernels(joinable::cuda_kernels<ChosenRule>());
             return CudaLaunch{comm.device_memory().engine_stream()};
         });
     });

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -150,8 +151,8 @@ void train_sharded(
     (void)guard.finish();
 }
 
-/// The values of a sharded training on GPUs are those of one on the host, bit for bit: averages are
-/// exact, and rules compute the same on both.
+/// The values of a sharded training on GPUs whose gradients are clipped are those of one on the host,
+/// bit for bit: averages and sums of squares are exact, and rules compute the same on both.
 template <class T, class Hosts>
 void check_sharded(Rank<Hosts>& rank, std::size_t large) {
     auto const factor = [&](int round) {
@@ -162,9 +163,11 @@ void check_sharded(Rank<Hosts>& rank, std::size_t large) {
          {joinable::Sharding::optimizer, joinable::Sharding::gradients}) {
         for (auto const partition :
              {joinable::Partition::by_parameters, joinable::Partition::flat}) {
-            joinable::ShardedOptions const options{
+            joinable::ShardedOptions options{
                 .sharding = sharding, .partition = partition, .bucket_cap_bytes = 8192
             };
+            joinable::ClipNorm clip{1.0};
+            options.before_step = std::ref(clip);
             std::vector<HostParam<T>> on_host;
             std::vector<Param> params;
             for (std::size_t const count : counts) {
@@ -179,6 +182,7 @@ void check_sharded(Rank<Hosts>& rank, std::size_t large) {
                     ready(p);
                 }
             });
+            double const norm = clip.norm();
             std::vector<std::vector<T>> values(params.size());
             train_sharded(rank.comm, rank.hosts, params, options, [&](int round, auto ready) {
                 for (std::size_t p = params.size(); p-- > 0;) {
@@ -187,6 +191,9 @@ void check_sharded(Rank<Hosts>& rank, std::size_t large) {
                     ready(p);
                 }
             });
+            expect(
+                norm > 1.0 && clip.norm() == norm, "the GPU clips by another norm than the host"
+            );
             for (std::size_t p = 0; p < params.size(); ++p) {
                 std::vector<T> there(counts[p]);
                 std::size_t const bytes = counts[p] * sizeof(T);
@@ -213,7 +220,7 @@ void check_results(Hosts& hosts, joinable::CudaKernels const& kernels, std::size
             check_all_reduce<T>(rank, large);
             check_uneven_inputs<T>(rank, large, false);
             check_uneven_inputs<T>(rank, large, true);
-            if (with.update != nullptr) {
+            if (with.sum_squares != nullptr) {
                 check_sharded<T>(rank, (std::min)(large, std::size_t{100'000}));
             }
         };

@@ -9,6 +9,7 @@
 #include <joinable/device/copy.hpp>
 #include <joinable/device/detail/permute_sections.hpp>
 #include <joinable/device/device.hpp>
+#include <joinable/device/squares.hpp>
 #include <joinable/device/update.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -32,6 +33,12 @@ public:
     void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) override {
         for (DeviceUpdate const& update : updates) {
             rule.on_host(rule.settings, update);
+        }
+    }
+    [[nodiscard]] bool can_sum_squares() const noexcept override { return true; }
+    void sum_squares(std::span<SquareSum const> sums) override {
+        for (SquareSum const& one : sums) {
+            *one.sum += detail::sum_of_squares(one.tensor);
         }
     }
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {

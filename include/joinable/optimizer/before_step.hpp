@@ -2,15 +2,12 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <span>
-#include <type_traits>
 #include <vector>
 
 #include <joinable/config.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/tensor/any_view.hpp>
-#include <joinable/tensor/dtype.hpp>
-#include <joinable/tensor/strided_view.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -20,85 +17,78 @@ struct ShardGradient {
     AnyView view;
 };
 
+/// What a sharded optimizer does on all ranks for ShardGradients. Collective.
+class ShardSums {
+public:
+    ShardSums() = default;
+    ShardSums(ShardSums const&) = delete;
+    ShardSums& operator=(ShardSums const&) = delete;
+
+    virtual void sum(std::span<double> numbers) = 0;
+    virtual void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) = 0;
+
+protected:
+    ~ShardSums() = default;
+};
+
 /// The gradients that a rank is about to step by, and sums over all ranks. Code that gets it runs
-/// on every rank, also on joined ones, and must call sum() the same number of times on each.
+/// on every rank, also on joined ones, and must call sum() and sum_squares() the same number of
+/// times on each. Gradients may be in the memory of a device: then kernels that change them go on
+/// the stream on which the engine makes gradients.
 class ShardGradients {
 public:
-    using Sum = std::function<void(std::span<double>)>;
-
     ShardGradients(
         std::span<ShardGradient const> pieces,
         std::size_t parameters,
-        Sum const& sum,
-        DeviceId device = {}
+        Device& device,
+        ShardSums& sums
     ) noexcept
-        : pieces_{pieces}, parameters_{parameters}, sum_{sum}, device_{device} {}
+        : pieces_{pieces}, parameters_{parameters}, device_{device}, sums_{sums} {}
 
     [[nodiscard]] auto begin() const noexcept { return pieces_.begin(); }
     [[nodiscard]] auto end() const noexcept { return pieces_.end(); }
-    /// Where the gradients are, also if this rank has none. On a device, kernels that change them go
-    /// on the stream on which the engine makes gradients.
-    [[nodiscard]] DeviceId device() const noexcept { return device_; }
+    /// Where the gradients are, also if this rank has none.
+    [[nodiscard]] DeviceId device() const noexcept { return device_.id(); }
     /// The number of parameters in all groups, on all ranks.
     [[nodiscard]] std::size_t parameter_count() const noexcept { return parameters_; }
+
     /// Sums numbers over all ranks, in place, such as results from each rank's own gradients. With
     /// Sharding::none each rank has all gradients, and the numbers stay as they are. Collective;
     /// the same count on every rank.
-    void sum(std::span<double> numbers) const { sum_(numbers); }
+    void sum(std::span<double> numbers) const { sums_.sum(numbers); }
     [[nodiscard]] double sum(double number) const {
-        sum_({&number, 1});
+        sums_.sum({&number, 1});
         return number;
     }
+    /// Gives the sum of the squares of each parameter's gradient on all ranks, computed in double.
+    /// `squares` has parameter_count() numbers; a frozen parameter has 0. If parameters are owned
+    /// whole, the bits are the same for any number of ranks and on every device. A number is not
+    /// finite if one of the gradient's elements is not, or one of f64 is beyond 1e154. Collective;
+    /// the host waits for it.
+    /// @throws ContractViolation  `squares` has another size, or the device has no kernels for it;
+    ///         nothing was sent.
+    void sum_squares(std::span<double> squares) const;
+    /// Multiplies all gradients by a factor, in the type that they are computed in: f16 and bf16 in
+    /// float. Local.
+    void scale(double factor) const;
 
 private:
     std::span<ShardGradient const> pieces_;
     std::size_t parameters_;
-    Sum const& sum_;
-    DeviceId device_;
+    Device& device_;
+    ShardSums& sums_;
 };
-
-namespace detail {
-
-/// The type that an element is computed in.
-template <class T>
-using wide_of = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-/// Calls f(element) for each element of a floating-point tensor, in the order of its indices.
-template <class F>
-void for_each_element(AnyView const& view, F const& f) {
-    auto const visit = [&]<class T>(std::type_identity<T>) {
-        StridedView<T> const elements = view.as<T>();
-        std::size_t const rank = view.extents().size();
-        auto const descend = [&](auto const& self, std::size_t d, T* at) -> void {
-            if (d == rank) {
-                return f(*at);
-            }
-            for (std::size_t i = 0; i < view.extents()[d]; ++i) {
-                self(self, d + 1, at + i * view.strides()[d]);
-            }
-        };
-        descend(descend, 0, elements.data());
-    };
-    switch (view.dtype()) {
-    case DType::f16: return visit(std::type_identity<Half>{});
-    case DType::bf16: return visit(std::type_identity<BFloat16>{});
-    case DType::f64: return visit(std::type_identity<double>{});
-    default: return visit(std::type_identity<float>{});
-    }
-}
-
-} // namespace detail
 
 /// Scales gradients so that the norm of all of them is at most `max_norm`: PyTorch's
 /// clip_grad_norm_, as ZeroOptions::before_step. Squares are summed in double, first for each
 /// parameter, then in the order of parameters. If parameters are owned whole, the bits are the same
-/// for any number of ranks.
+/// for any number of ranks, and on a device those of the host.
 class ClipNorm {
 public:
     explicit ClipNorm(double max_norm) noexcept : max_norm_{max_norm} {}
 
     /// Collective.
-    /// @throws ContractViolation  the gradients are on a device.
+    /// @throws ContractViolation  the gradients are on a device without kernels.
     bool operator()(ShardGradients const& gradients);
 
     /// The norm before the last step was clipped.

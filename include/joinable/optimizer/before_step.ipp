@@ -11,34 +11,42 @@
 
 namespace joinable { inline namespace v0 {
 
-JOINABLE_DEFINITION bool ClipNorm::operator()(ShardGradients const& gradients) {
-    if (gradients.device() != DeviceId{}) {
+JOINABLE_DEFINITION void ShardGradients::sum_squares(std::span<double> squares) const {
+    if (squares.size() != parameters_) {
         throw ContractViolation{detail::concat(
-            "ClipNorm reads gradients on the host, but these are on ",
-            detail::to_text(gradients.device()),
-            "; give a before_step of your own, whose kernels sum squares and scale, and which adds up the sums "
-            "of all ranks by ShardGradients::sum()"
+            "sum_squares gives a number for each of ",
+            parameters_,
+            " parameters, but was given room for ",
+            squares.size(),
+            "; give as many as parameter_count()"
         )};
     }
-    squares_.assign(gradients.parameter_count(), 0.0);
-    for (auto const& [parameter, view] : gradients) {
-        double square = 0;
-        detail::for_each_element(view, [&]<class T>(T const& element) {
-            double const number = static_cast<detail::wide_of<T>>(element);
-            square += number * number;
-        });
-        squares_[parameter] += square;
+    if (!device_.can_sum_squares()) {
+        throw ContractViolation{detail::concat(
+            detail::to_text(device_.id()),
+            " has no kernels that sum the squares of gradients; give the communicator's "
+            "device_memory().use_kernels() what joinable::cuda_kernels() returns"
+        )};
     }
-    gradients.sum(squares_);
+    if (parameters_ != 0) {
+        sums_.sum_squares(pieces_, squares);
+    }
+}
+
+JOINABLE_DEFINITION void ShardGradients::scale(double factor) const {
+    for (ShardGradient const& piece : pieces_) {
+        device_.scale_copy(piece.view, factor, piece.view);
+    }
+    device_.finish(); // later kernels of the engine see it
+}
+
+JOINABLE_DEFINITION bool ClipNorm::operator()(ShardGradients const& gradients) {
+    squares_.resize(gradients.parameter_count());
+    gradients.sum_squares(squares_);
     norm_ = std::sqrt(std::accumulate(squares_.begin(), squares_.end(), 0.0));
     double const factor = max_norm_ / (norm_ + 1e-6);
     if (!(factor >= 1.0)) { // also for NaN: it spreads to the gradients, as in PyTorch
-        for (auto const& gradient : gradients) {
-            detail::for_each_element(gradient.view, [&]<class T>(T& element) {
-                using Wide = detail::wide_of<T>;
-                element = T(static_cast<Wide>(element) * static_cast<Wide>(factor));
-            });
-        }
+        gradients.scale(factor);
     }
     return true;
 }

@@ -13,6 +13,7 @@
 #include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/host.hpp>
+#include <joinable/device/scratch.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
@@ -24,34 +25,6 @@
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 {
-
-namespace detail {
-
-/// Memory for a tensor whose elements have to be rearranged. It grows on demand.
-class Scratch {
-public:
-    explicit Scratch(Device& device) noexcept : device_{device} {}
-
-    [[nodiscard]] std::byte* data(std::size_t bytes) {
-        if (arena_.bytes() < bytes) {
-            if (is_on_host(device_)) {
-                arena_ = Arena{};
-            } else { // freeing it would wait for the device without a deadline
-                bytes = (std::max)(bytes, 2 * arena_.bytes());
-                former_.push_back(std::move(arena_));
-            }
-            arena_ = device_.allocate(bytes, Arena::default_alignment);
-        }
-        return arena_.data();
-    }
-
-private:
-    Device& device_;
-    Arena arena_;
-    std::vector<Arena> former_;
-};
-
-} // namespace detail
 
 /// One rank's view of a bucket: its pieces, their state, and the copies between parameters,
 /// gradients and the bucket. In the bucket a parameter lies whole and dense, in the order of its

@@ -25,9 +25,9 @@
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/device.hpp>
+#include <joinable/device/scratch.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
-#include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/partition.hpp>
@@ -39,6 +39,10 @@
 #include <joinable/participant/detail/shard_exchange.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/participant/detail/shard_plan.hpp>
+#include <joinable/participant/detail/sharded_before_step.hpp>
+#include <joinable/participant/detail/sharded_settings.hpp>
+#include <joinable/participant/detail/sharded_sizes.hpp>
+#include <joinable/participant/detail/sharded_state.hpp>
 #include <joinable/participant/detail/sharded_values.hpp>
 #include <joinable/participant/zero_options.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -91,44 +95,14 @@ public:
     void consolidate(int to_rank = 0) {
         require_own_state();
         require_outside("consolidate()");
-        consolidated_.reset();
-        bool const is_root = comm_.rank() == to_rank;
-        OptimizerState<Rule> state;
-        std::optional<detail::StateMessages> messages;
-        fail_together("consolidate()", [&] {
-            messages.emplace(groups_, device());
-            if (is_root) {
-                state = {rules_, std::vector<StateOfParameter>(parameter_count())};
-                for (std::size_t k = 0; k < groups_.size(); ++k) {
-                    auto const names = detail::state_names_of(rules_[k]);
-                    detail::make_tensors<StateOfParameter>(groups_[k], names, state.parameters);
-                }
-            }
+        state_.gather(comm_, host_, to_rank, rules_, groups_, [&](auto const& f) {
+            fail_together("consolidate()", f);
         });
-        for (Group const& group : groups_) {
-            detail::gather_state<Comm, StateOfParameter>(
-                comm_, host_, to_rank, group, *messages, state.parameters
-            );
-        }
-        if (is_root) {
-            consolidated_ = std::move(state);
-        }
     }
     /// The result of consolidate() on this rank: rules, step counts and tensors, in the order of
     /// the parameters. The next step frees it. Local.
     /// @throws ContractViolation  nothing was gathered here since the last step.
-    [[nodiscard]] OptimizerState<Rule> const& state() const {
-        if (!consolidated_) {
-            throw ContractViolation{detail::concat(
-                "rank ",
-                comm_.rank(),
-                " has no state: call consolidate(",
-                comm_.rank(),
-                ") on every rank before"
-            )};
-        }
-        return *consolidated_;
-    }
+    [[nodiscard]] OptimizerState<Rule> const& state() const { return state_.on(comm_.rank()); }
     /// Takes rules, step counts and state from rank `from_rank`; the other ranks' `state` is
     /// ignored. The state may come from any number of ranks and either partition. It has no values:
     /// load values of 16 bits before. Collective, outside a guard.
@@ -137,40 +111,9 @@ public:
     void load(OptimizerState<Rule> const& state, int from_rank = 0) {
         require_own_state();
         require_outside("load()");
-        bool const is_root = comm_.rank() == from_rank;
-        std::vector<Rule> rules;
-        fail_together("load()", [&] {
-            if (is_root) {
-                check_state(state);
-            }
-            rules = is_root ? state.rules : rules_;
+        state_.deal(comm_, host_, from_rank, state, rules_, groups_, [&](auto const& f) {
+            fail_together("load()", f);
         });
-        Buffer const message{rules.data(), rules.size() * sizeof(Rule), DType::u8};
-        host_.broadcast(message, from_rank).wait();
-        std::vector<std::vector<OptimizerShard>> shards;
-        std::optional<detail::StateMessages> messages;
-        fail_together("load()", [&] { // if rules keep as much state as before, its memory is reused
-            messages.emplace(groups_, device());
-            shards.resize(groups_.size());
-            for (std::size_t k = 0; k < groups_.size(); ++k) {
-                for (OptimizerShard const& shard : groups_[k].shards) {
-                    if (std::size_t const names = detail::state_names_of(rules[k]).size();
-                        names != shard.state().names()) {
-                        shards[k].push_back(shard.with_state(names));
-                    }
-                }
-            }
-        });
-        consolidated_.reset();
-        rules_ = std::move(rules);
-        for (std::size_t k = 0; k < groups_.size(); ++k) {
-            if (!shards[k].empty()) {
-                groups_[k].shards = std::move(shards[k]);
-            }
-            detail::scatter_state<Comm, StateOfParameter>(
-                comm_, host_, from_rank, groups_[k], *messages, state.parameters
-            );
-        }
     }
 
     /// The rank that steps parameter `i`. Local.
@@ -205,7 +148,7 @@ public:
     /// reads values and state in place. A shard is zeroed if the new settings keep another number
     /// of states. Local.
     void resume(std::vector<Rule> rules, std::span<std::uint64_t const> steps) {
-        consolidated_.reset();
+        state_.reset();
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             Group& group = groups_[k];
             for (OptimizerShard& shard : group.shards) {
@@ -221,48 +164,26 @@ public:
     }
 
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
-    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return join_state_; }
 
     /// A line for each rank: the elements that it steps, and the bytes of its optimizer state,
     /// including masters. The same text on every rank. Local.
     [[nodiscard]] std::string table() const {
-        std::string text = "rank    elements  bytes of state\n";
-        for (std::size_t rank = 0; rank < loads_.size(); ++rank) {
-            std::size_t elements = 0;
-            std::size_t bytes = 0;
-            for_each_shard([&](OptimizerShard const& shard) {
-                std::size_t const count = shard.kept_count(rank);
-                elements += count;
-                bytes += count * shard.state().element_bytes();
-            });
-            text += in_column(rank, 4) + in_column(elements, 12) + in_column(bytes, 16) + "\n";
-        }
-        return text;
+        return detail::table_of_shards(groups_, loads_.size());
     }
     /// Bytes of the averaged gradients, if this rank keeps only its part. Local.
     [[nodiscard]] std::size_t gradient_bytes() const noexcept {
-        std::size_t bytes = 0;
-        for_each_shard([&](OptimizerShard const& shard) {
-            bytes += shard.reduces() ? shard.part() * shard.element() : 0;
-        });
-        return bytes;
+        return detail::gradient_bytes_of(groups_);
     }
     /// Bytes of the values, if this rank keeps only its part or they lie in buckets. Local.
     [[nodiscard]] std::size_t value_bytes() const noexcept {
-        std::size_t bytes = 0;
-        for (Group const& group : groups_) {
-            bytes += group.values ? group.values->bytes() : 0;
-            bytes += group.buckets ? group.buckets->bytes() : 0;
-        }
-        return bytes;
+        return detail::value_bytes_of(groups_);
     }
     /// Bytes of the buckets in which gradients and values travel. Local.
     [[nodiscard]] std::size_t bucket_bytes() const noexcept { return arenas_.bytes(); }
     /// Bytes of optimizer state on this rank, including masters. Local.
     [[nodiscard]] std::size_t state_bytes() const noexcept {
-        std::size_t bytes = 0;
-        for_each_shard([&](OptimizerShard const& shard) { bytes += shard.state().bytes(); });
-        return bytes;
+        return detail::state_bytes_of(groups_);
     }
 
     /// For GuardView::stepped.
@@ -308,7 +229,8 @@ protected:
     ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
         : comm_{comm}, host_{comm}, options_{std::move(options)}, sharding_{sharding},
           loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}},
-          scratch_{detail::Scratch{device()}, detail::Scratch{device()}} {}
+          scratch_{detail::Scratch{device()}, detail::Scratch{device()}},
+          before_step_{comm, host_, sharding} {}
     ShardedOptimizer(ShardedOptimizer const&) = delete;
     ShardedOptimizer& operator=(ShardedOptimizer const&) = delete;
     ~ShardedOptimizer() = default;
@@ -317,12 +239,12 @@ protected:
     [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
 
     void require_outside(std::string_view verb) const {
-        if (detail::session_of(state_) != nullptr) {
+        if (detail::session_of(join_state_) != nullptr) {
             throw ContractViolation{detail::concat(
                 verb, " was called in a guard; call it before or after, on every rank"
             )};
         }
-        detail::require_listed(state_, comm_, verb);
+        detail::require_listed(join_state_, comm_, verb);
     }
 
     /// Runs f(); if it throws on one rank, all ranks throw. Collective.
@@ -423,11 +345,11 @@ protected:
         for (std::size_t group = 0; group < groups_.size(); ++group) {
             detail::check_before_step(groups_[group], rules_[group]);
         }
-        consolidated_.reset(); // it is of an earlier step
-        share_settings(round);
+        state_.reset(); // it is of an earlier step
+        settings_.share(comm_, host_, round, rules_, options_.shared, groups_);
     }
     void finish_step() {
-        if (!options_.before_step || call_before_step()) {
+        if (!options_.before_step || before_step_(options_.before_step, groups_)) {
             step_and_exchange([this](std::size_t k, OptimizerShard const& s) { step_shard(k, s); });
         }
     }
@@ -448,9 +370,6 @@ protected:
     }
 
 private:
-    using Settings = std::remove_cvref_t<decltype(detail::settings_of(std::declval<Rule&>()))>;
-    using StateOfParameter = typename OptimizerState<Rule>::Parameter;
-
     static void require_own_state() {
         static_assert(
             UpdateRule<Rule>,
@@ -471,15 +390,6 @@ private:
     }
     [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
 
-    template <class F>
-    void for_each_shard(F const& f) const {
-        for (Group const& group : groups_) {
-            for (OptimizerShard const& shard : group.shards) {
-                f(shard);
-            }
-        }
-    }
-
     /// Calls f(value, i) for the parameters that a rank steps and whose elements have an address in
     /// the engine's memory. Sharded values have none, so no other optimizer can have them.
     template <class F>
@@ -490,32 +400,6 @@ private:
                 f(value, i);
             }
         }
-    }
-
-    /// Throws ContractViolation unless the state fits this optimizer's parameters.
-    void check_state(OptimizerState<Rule> const& state) const {
-        if (state.rules.size() != rules_.size() || state.parameters.size() != parameter_count()) {
-            throw ContractViolation{detail::concat(
-                "the state is of ",
-                state.rules.size(),
-                " groups of ",
-                state.parameters.size(),
-                " parameters, but the optimizer has ",
-                rules_.size(),
-                " of ",
-                parameter_count()
-            )};
-        }
-        for (std::size_t k = 0; k < groups_.size(); ++k) {
-            detail::check_rule(state.rules[k]);
-            auto const names = detail::state_names_of(state.rules[k]);
-            detail::check_state<StateOfParameter>(groups_[k], names, state.parameters);
-        }
-    }
-
-    [[nodiscard]] static std::string in_column(std::size_t number, std::size_t width) {
-        std::string const digits = std::to_string(number);
-        return std::string(width - (std::min)(width, digits.size()), ' ') + digits;
     }
 
     /// Local; a failure here becomes a failure on all ranks.
@@ -564,90 +448,13 @@ private:
         }
         arenas_.reserve(1, (std::max)(reduced, packed));
         arenas_.reserve(2, packed);
-        std::size_t shared = (rules_.size() + 1) * sizeof(Settings);
-        for (SharedObject const& object : options_.shared) {
-            shared += object.bytes();
-        }
-        settings_.resize(shared + group.first + group.parameters.size());
+        std::size_t const parameters = group.first + group.parameters.size();
+        settings_.reserve(rules_.size() + 1, parameters, options_.shared);
     }
 
     /// The bytes of a bucket's values; 0 if they are sent in place.
     [[nodiscard]] static std::size_t packed_bytes(Group const& group, OptimizerShard const& shard) {
         return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
-    }
-
-    /// If ranks have joined, they take the settings of the lowest active rank, and step the
-    /// parameters that it steps.
-    void share_settings(Round const& round) {
-        bool const is_source = comm_.rank() == round.buffer_source();
-        for (Group& group : groups_) {
-            group.gradients.begin_step(round.is_shadow(), device());
-            if (is_source) {
-                group.gradients.list(group.parameters);
-            }
-        }
-        if (round.active_count() == comm_.size()) {
-            return;
-        }
-        auto const pass = [&](auto const& copy) {
-            std::byte* at = settings_.data();
-            auto const one = [&](void* object, std::size_t bytes) {
-                copy(static_cast<std::byte*>(object), at, bytes);
-                at += bytes;
-            };
-            for (Rule& rule : rules_) {
-                one(&detail::settings_of(rule), sizeof(Settings));
-            }
-            for (SharedObject const& object : options_.shared) {
-                one(object.data(), object.bytes());
-            }
-            for (Group& group : groups_) {
-                one(group.gradients.listed().data(), group.gradients.listed().size());
-            }
-            return static_cast<std::size_t>(at - settings_.data());
-        };
-        std::size_t const bytes = pass([&](std::byte* object, std::byte* at, std::size_t n) {
-            detail::copy_bytes(at, object, is_source ? n : 0);
-        });
-        // Not the whole buffer: it is longer on a rank that made room for a group which another
-        // rank refused.
-        Buffer const message{settings_.data(), bytes, DType::u8};
-        host_.broadcast(message, round.buffer_source()).wait();
-        pass([&](std::byte* object, std::byte* at, std::size_t n) {
-            detail::copy_bytes(object, at, is_source ? 0 : n);
-        });
-    }
-
-    bool call_before_step() {
-        owned_.clear();
-        for (Group& group : groups_) {
-            for (OptimizerShard const& shard : group.shards) {
-                shard.append_gradients(group.parameters, group.gradients, group.first, owned_);
-            }
-        }
-        device().finish(); // the engine's stream sees the gradients
-        ShardGradients::Sum const sum = [this](std::span<double> numbers) {
-            if (sharding_ == Sharding::none) {
-                return; // each rank has all gradients
-            }
-            host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
-        };
-        bool const steps =
-            options_.before_step(ShardGradients{owned_, parameter_count(), sum, device().id()});
-        std::uint64_t steppers = steps ? 1 : 0;
-        host_.all_reduce({&steppers, 1, DType::u64}, ReduceOp::sum).wait();
-        if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
-            throw ContractViolation{detail::concat(
-                "before_step skips the step on ",
-                static_cast<std::uint64_t>(comm_.size()) - steppers,
-                " of ",
-                comm_.size(),
-                " ranks",
-                steps ? ", but not on this one" : ", on this one, too",
-                "; return the same on all, by what ShardGradients::sum() gives"
-            )};
-        }
-        return steps;
     }
 
     /// Steps the next bucket while one travels. If values are sharded, the passes exchange them.
@@ -703,10 +510,10 @@ private:
     std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
     detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
     detail::Scratch scratch_[2];
-    std::vector<std::byte> settings_;  ///< buffer of a message
-    std::vector<ShardGradient> owned_; ///< for before_step
-    std::optional<OptimizerState<Rule>> consolidated_;
-    JoinState state_;
+    detail::ShardedSettings<Rule> settings_;
+    detail::ShardedBeforeStep<Comm> before_step_;
+    detail::ShardedState<Rule> state_;
+    JoinState join_state_;
 };
 
 }} // namespace joinable::v0

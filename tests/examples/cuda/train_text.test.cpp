@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_cuda/stream_communicator.hpp>
+#include <support/folder.hpp>
 #include <support/volume.hpp>
 
 // All of the example that a GPU does not run itself, over doubles of CUDA and NCCL: kernels run on the
@@ -72,6 +73,59 @@ TEST_CASE("ranks on devices train as ranks on the host do, and hold the same bit
             CHECK(on_devices[rank].rounds == on_host[rank].rounds);
             CHECK(on_devices[rank].own_rounds == on_host[rank].own_rounds);
             CHECK(on_devices[rank].shadow_rounds == on_host[rank].shadow_rounds);
+        }
+        fake_cuda::drain();
+        CHECK(fake_cuda::live_allocations() == 0);
+        CHECK(fake_cuda::live_streams() == 0);
+        CHECK(fake_cuda::live_events() == 0);
+    }
+}
+
+TEST_CASE("each rule trains to the same bits on devices, whatever is sharded there") {
+    Text const held_out = uneven_texts(1).front();
+    for (Rule const rule : {Rule::sgd, Rule::adamw}) {
+        int const ranks = rule == Rule::sgd ? 2 : 3;
+        CAPTURE(static_cast<int>(rule));
+        Options options;
+        options.ranks = ranks;
+        options.epochs = 2;
+        options.bucket_bytes = 4096;
+        options.rule = rule;
+        auto const texts = uneven_texts(ranks);
+        auto const on_host = train_ranks(options, texts, held_out);
+        options.device = Where::cuda;
+        auto const whole = train_on_doubles(options, texts, held_out);
+        CHECK(whole[0].bits_after == doctest::Approx(on_host[0].bits_after).epsilon(1e-2));
+        CHECK(whole[0].bits_after < whole[0].bits_before);
+        CHECK(whole[0].state_bytes == on_host[0].state_bytes);
+        for (Findings const& of_rank : whole) {
+            CHECK(of_rank.digest == whole[0].digest);
+            CHECK(of_rank.state_digest == whole[0].state_digest);
+        }
+        for (Sharding const sharding :
+             {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
+            options.sharding = sharding;
+            auto const sharded = train_on_doubles(options, texts, held_out);
+            std::size_t bytes = 0;
+            for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+                CHECK(sharded[rank].digest == whole[0].digest);
+                CHECK(sharded[rank].shadow_rounds == on_host[rank].shadow_rounds);
+                bytes += sharded[rank].state_bytes;
+            }
+            CHECK(bytes == whole[0].state_bytes);
+            CHECK(sharded[0].bits_after == whole[0].bits_after);
+        }
+        // A training goes on from a file, sharded otherwise.
+        if (can_save && rule == Rule::adamw) {
+            joinable_tests::Folder const folder;
+            options.sharding = Sharding::gradients;
+            options.save = {folder.file("model"), 15, ""};
+            CHECK(train_on_doubles(options, texts, held_out)[0].digest == whole[0].digest);
+            options.sharding = Sharding::parameters;
+            options.save = {"", 1, folder.file("model")};
+            auto const resumed = train_on_doubles(options, texts, held_out);
+            CHECK(resumed[0].rounds < whole[0].rounds);
+            CHECK(resumed[0].digest == whole[0].digest);
         }
         fake_cuda::drain();
         CHECK(fake_cuda::live_allocations() == 0);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <set>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/cuda.hpp>
 #include <joinable/device/copy.hpp>
+#include <joinable/device/squares.hpp>
 
 namespace joinable_tests {
 
@@ -237,8 +239,52 @@ inline cudaError_t host_updates(
     );
     return cudaSuccess;
 }
+/// Whether sums of a launch go to one number, or are of elements that are not the device's.
+inline bool are_wrong(std::vector<joinable::CudaSquares> const& sums) {
+    std::set<double const*> numbers;
+    for (joinable::CudaSquares const& one : sums) {
+        std::size_t const last = one.count == 0 ? 0 : one.order.place_of(one.count - 1);
+        std::size_t const runs = joinable::detail::square_blocks(one.count);
+        if (one.count != 0 &&
+            (!fake_cuda::is_device_memory(one.from, (last + 1) * joinable::size_of(one.dtype)) ||
+             !fake_cuda::is_device_memory(one.partials, runs * sizeof(double)))) {
+            return true;
+        }
+        if (!fake_cuda::is_device_memory(one.sum, sizeof(double)) ||
+            !numbers.insert(one.sum).second) {
+            return true;
+        }
+    }
+    return false;
+}
+inline cudaError_t
+host_squares(joinable::CudaSquares const* sums, std::size_t count, cudaStream_t stream) {
+    std::vector<joinable::CudaSquares> const list{sums, sums + count};
+    if (are_wrong(list)) {
+        return cudaErrorIllegalState;
+    }
+    fake_cuda::enqueue(stream, [list] {
+        for (joinable::CudaSquares const& one : list) {
+            joinable::Shape extents;
+            joinable::Shape steps;
+            for (std::uint32_t l = one.order.levels; l-- > 0;) {
+                extents.push_back(one.order.level[l].extent);
+                steps.push_back(one.order.level[l].step);
+            }
+            for (std::size_t run = 0; run < joinable::detail::square_blocks(one.count); ++run) {
+                one.partials[run] = 0; // kernels write there
+            }
+            *one.sum += joinable::detail::sum_of_squares(
+                {const_cast<void*>(one.from), one.dtype, extents, steps}
+            );
+        }
+    });
+    return cudaSuccess;
+}
 inline joinable::CudaKernels host_kernels() {
-    return {&host_copies, [](joinable::DeviceRule const&) { return true; }, &host_updates};
+    return {
+        &host_copies, [](joinable::DeviceRule const&) { return true; }, &host_updates, &host_squares
+    };
 }
 
 } // namespace joinable_tests

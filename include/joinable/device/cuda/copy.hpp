@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <joinable/device/detail/loops.hpp>
+#include <joinable/device/squares.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -32,6 +33,16 @@ struct CudaCopy {
     Level level[max_tensor_rank]; ///< innermost first; neighbours are merged where possible
 };
 
+/// A sum of the squares of a tensor's elements, in the form that kernels take.
+struct CudaSquares {
+    void const* from;
+    double* sum;      ///< what is added to
+    double* partials; ///< memory for the sum of each run of elements, see detail::square_blocks
+    std::size_t count;
+    detail::IndexOrder order;
+    DType dtype;
+};
+
 /// Functions that run kernels, from a source file compiled by nvcc. See cuda_kernels.hpp.
 struct CudaKernels {
     /// Runs all copies, which are independent, in the order of the stream. `copies` may change when
@@ -44,6 +55,10 @@ struct CudaKernels {
     cudaError_t (*update)(
         DeviceRule const& rule, DeviceUpdate const* updates, std::size_t count, cudaStream_t stream
     ) = nullptr;
+    /// Computes all sums, in the order of the stream. `sums` may change when this returns. The
+    /// current device is the stream's. Null: there are no such kernels.
+    cudaError_t (*sum_squares)(CudaSquares const* sums, std::size_t count, cudaStream_t stream) =
+        nullptr;
 };
 
 namespace detail {

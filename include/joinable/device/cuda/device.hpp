@@ -17,6 +17,8 @@
 #include <joinable/device/cuda/runtime_copies.hpp>
 #include <joinable/device/detail/permute_sections.hpp>
 #include <joinable/device/device.hpp>
+#include <joinable/device/scratch.hpp>
+#include <joinable/device/squares.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -65,8 +67,9 @@ private:
 /// be the same stream; a communicator with its own streams then orders them.
 ///
 /// Without kernels, copies go through the runtime, with one call for each two-dimensional block of
-/// a tensor, only the communicator can scale (ScalesSums), and nothing steps parameters. With
-/// kernels (use_kernels), a submission is one launch, packing scales, and sharded optimizers step.
+/// a tensor, only the communicator can scale (ScalesSums), and nothing steps parameters or sums
+/// squares. With kernels (use_kernels), a submission is one launch, packing scales, and sharded
+/// optimizers step.
 class CudaDevice final : public Device {
 public:
     /// The streams are of device `index` and must outlive this object; null is the default stream.
@@ -173,6 +176,38 @@ public:
         detail::CurrentCudaDevice const current{index_};
         detail::require_cuda(
             kernels_.update(rule, updates.data(), updates.size(), stream_), "a kernel of a rule"
+        );
+    }
+
+    [[nodiscard]] bool can_sum_squares() const noexcept override {
+        return kernels_.sum_squares != nullptr;
+    }
+    /// @throws ContractViolation  there are no kernels for it, or as submit().
+    /// @throws CommunicationError  the runtime refuses.
+    void sum_squares(std::span<SquareSum const> sums) override {
+        if (!can_sum_squares()) {
+            throw ContractViolation{
+                "sum_squares: there are no kernels for it; call CudaDevice::use_kernels first"
+            };
+        }
+        std::size_t blocks = 0;
+        for (SquareSum const& one : sums) {
+            require_here("sum_squares", one.tensor);
+            blocks += detail::square_blocks(one.tensor.numel());
+        }
+        auto* partials = reinterpret_cast<double*>(partials_.data(blocks * sizeof(double)));
+        std::vector<CudaSquares> squares;
+        for (auto const& [tensor, sum] : sums) {
+            std::size_t const count = tensor.numel();
+            detail::IndexOrder const order{tensor.extents(), tensor.strides()};
+            squares.push_back({tensor.data(), sum, partials, count, order, tensor.dtype()});
+            partials += detail::square_blocks(count);
+        }
+        submit();
+        detail::CurrentCudaDevice const current{index_};
+        detail::require_cuda(
+            kernels_.sum_squares(squares.data(), squares.size(), stream_),
+            "a kernel that sums squares"
         );
     }
 
@@ -296,8 +331,9 @@ private:
     cudaStream_t engine_stream_;
     cudaEvent_t event_ = nullptr;
     CudaKernels kernels_{};
-    std::vector<CudaCopy> queue_;   ///< since the last submission
-    std::vector<CudaCopy> running_; ///< of the last submission
+    std::vector<CudaCopy> queue_;     ///< since the last submission
+    std::vector<CudaCopy> running_;   ///< of the last submission
+    detail::Scratch partials_{*this}; ///< of sums of squares
 };
 
 }} // namespace joinable::v0

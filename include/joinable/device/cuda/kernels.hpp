@@ -14,6 +14,7 @@
 #include <cuda_runtime_api.h>
 
 #include <joinable/device/cuda/copy.hpp>
+#include <joinable/device/squares.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/optimizer/shard_state.hpp>
@@ -27,7 +28,8 @@ inline constexpr unsigned int block_threads = 256;
 /// The number of elements of a block of threads.
 inline constexpr std::size_t block_elements = 8 * block_threads;
 
-/// The argument of one launch, passed by value: copies or updates, each with a `count` of elements.
+/// The argument of one launch, passed by value: copies, updates or sums, each with a `count` of
+/// elements.
 template <class Item, std::size_t Room>
 struct LaunchBatch {
     Item items[Room];
@@ -212,6 +214,41 @@ std::size_t fill_batch(LaunchBatch<Item, Room>& batch, Item const* items, std::s
     return taken;
 }
 
+/// Calls `run(batch)` for each batch of all items that needs a block. Stops at the first error.
+template <class Batch, class Item, class Run>
+cudaError_t for_each_batch(Item const* items, std::size_t count, Run const& run) {
+    cudaError_t error = cudaSuccess;
+    for (std::size_t next = 0; next < count && error == cudaSuccess;) {
+        Batch batch;
+        next += fill_batch(batch, items + next, count - next);
+        if (batch.count != 0) {
+            error = run(batch);
+        }
+    }
+    return error;
+}
+
+/// Launches `kernel(batch, others...)` with `blocks` blocks.
+template <class Batch, class... Others>
+cudaError_t launch_batch(
+    void (*kernel)(Batch, Others...),
+    std::remove_const_t<Batch> const& batch,
+    std::uint32_t blocks,
+    cudaStream_t stream,
+    Others... others
+) {
+    // The runtime copies the arguments.
+    void* arguments[] = {const_cast<std::remove_const_t<Batch>*>(&batch), &others...};
+    return cudaLaunchKernel(
+        reinterpret_cast<void const*>(kernel),
+        dim3(blocks),
+        dim3(block_threads),
+        arguments,
+        0,
+        stream
+    );
+}
+
 /// Launches `kernel` with all items as its first argument, batch by batch, and with `others`.
 template <class Batch, class Item, class... Others>
 cudaError_t launch_batches(
@@ -221,25 +258,9 @@ cudaError_t launch_batches(
     cudaStream_t stream,
     Others... others
 ) {
-    for (std::size_t next = 0; next < count;) {
-        std::remove_const_t<Batch> batch;
-        next += fill_batch(batch, items + next, count - next);
-        if (std::uint32_t const blocks = batch.first_block[batch.count]; blocks != 0) {
-            void* arguments[] = {&batch, &others...};
-            auto const error = cudaLaunchKernel(
-                reinterpret_cast<void const*>(kernel),
-                dim3(blocks),
-                dim3(block_threads),
-                arguments,
-                0,
-                stream
-            );
-            if (error != cudaSuccess) {
-                return error;
-            }
-        }
-    }
-    return cudaSuccess;
+    return for_each_batch<std::remove_const_t<Batch>>(items, count, [&](auto const& batch) {
+        return launch_batch(kernel, batch, batch.first_block[batch.count], stream, others...);
+    });
 }
 
 /// A launch copies its whole argument, however full it is. A few copies therefore use a smaller
@@ -383,6 +404,92 @@ cudaError_t launch_rule(
     );
 }
 
+/// The number of sums in a launch; its argument has at most 4 KiB.
+inline constexpr std::size_t squares_in_launch = 22;
+using SquaresBatch = LaunchBatch<CudaSquares, squares_in_launch>;
+static_assert(sizeof(SquaresBatch) <= 4096);
+static_assert(block_threads == square_lanes && block_elements == square_block);
+
+/// What lane `lane` has of numbers: term(lane), term(lane + square_lanes), and so on.
+template <class Term>
+__host__ __device__ double sum_of_lane(std::size_t count, unsigned int lane, Term const& term) {
+    double sum = 0;
+    for (std::size_t i = lane; i < count; i += square_lanes) {
+        sum += term(i);
+    }
+    return sum;
+}
+template <class Stored>
+__host__ __device__ double
+squares_of_lane(CudaSquares const& squares, std::size_t begin, std::size_t end, unsigned int lane) {
+    auto const* const from = static_cast<Stored const*>(squares.from);
+    return sum_of_lane(end - begin, lane, [&](std::size_t i) {
+        return square_of(StoredElement<Stored>::read(from[squares.order.place_of(begin + i)]));
+    });
+}
+/// The lane of thread `thread` of block `block`: of the squares of a run.
+__host__ __device__ inline double
+lane_of_run(SquaresBatch const& batch, std::uint32_t block, unsigned int thread) {
+    auto const [squares, begin, end] = range_of_block(batch, block);
+    switch (squares.dtype) { // all threads of a block take the same branch
+    case DType::f16: return squares_of_lane<__half>(squares, begin, end, thread);
+    case DType::bf16: return squares_of_lane<__nv_bfloat16>(squares, begin, end, thread);
+    case DType::f64: return squares_of_lane<double>(squares, begin, end, thread);
+    default: return squares_of_lane<float>(squares, begin, end, thread);
+    }
+}
+__host__ __device__ inline void
+keep_run(SquaresBatch const& batch, std::uint32_t block, double sum) {
+    auto const [squares, begin, end] = range_of_block(batch, block);
+    squares.partials[begin / block_elements] = sum;
+}
+/// The lane of a thread: of the sums of a tensor's runs.
+__host__ __device__ inline double lane_of_tensor(CudaSquares const& squares, unsigned int thread) {
+    return sum_of_lane(square_blocks(squares.count), thread, [&](std::size_t run) {
+        return squares.partials[run];
+    });
+}
+
+/// Adds the lanes of a block's threads. Thread 0 gets the sum.
+__device__ inline double fold_lanes(double own) {
+    __shared__ double lanes[square_lanes];
+    lanes[threadIdx.x] = own;
+    for (unsigned int half = square_lanes / 2; half != 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) {
+            fold_lane(lanes, half, threadIdx.x);
+        }
+    }
+    return lanes[0];
+}
+
+/// A block for each run of elements.
+template <class Batch>
+__global__ void sum_runs(__grid_constant__ Batch const batch) {
+    double const sum = fold_lanes(lane_of_run(batch, blockIdx.x, threadIdx.x));
+    if (threadIdx.x == 0) {
+        keep_run(batch, blockIdx.x, sum);
+    }
+}
+/// A block for each tensor.
+template <class Batch>
+__global__ void sum_tensors(__grid_constant__ Batch const batch) {
+    CudaSquares const& squares = batch.items[blockIdx.x];
+    double const sum = fold_lanes(lane_of_tensor(squares, threadIdx.x));
+    if (threadIdx.x == 0) {
+        *squares.sum += sum;
+    }
+}
+inline cudaError_t launch_squares(CudaSquares const* sums, std::size_t count, cudaStream_t stream) {
+    return for_each_batch<SquaresBatch>(sums, count, [&](SquaresBatch const& batch) {
+        std::uint32_t const runs = batch.first_block[batch.count];
+        auto const error = launch_batch(&sum_runs<SquaresBatch>, batch, runs, stream);
+        return error != cudaSuccess
+                   ? error
+                   : launch_batch(&sum_tensors<SquaresBatch>, batch, batch.count, stream);
+    });
+}
+
 template <class... Rules>
 bool has_rule(DeviceRule const& rule) {
     return ((rule.id == &rule_id<Rules>) || ...);
@@ -404,11 +511,12 @@ cudaError_t launch_updates(
 
 /// Kernels for CudaDevice::use_kernels. A submission of up to 138 copies is one launch; larger ones
 /// need one launch for each 138 (17 before CUDA 12.1). The elements of a bucket that a rank steps
-/// are one launch for each 48 parameters of equal step counts. Rules compute the same bits as on
-/// the host; compile without --use_fast_math. Sgd, Adam and AdamW are always there, and `Rules` are
-/// UpdateRules of yours with visit_update(). Compiled by nvcc 13 and run thread by thread on the
-/// host; not run on a GPU yet. Include this in one source file that nvcc compiles. Other files need
-/// only a declaration of a function that returns this result.
+/// are one launch for each 48 parameters of equal step counts. Sums of squares are two launches for
+/// each 22 parameters. Rules and sums compute the same bits as on the host; compile without
+/// --use_fast_math. Sgd, Adam and AdamW are always there, and `Rules` are UpdateRules of yours with
+/// visit_update(). Compiled by nvcc 13 and run thread by thread on the host; not run on a GPU yet.
+/// Include this in one source file that nvcc compiles. Other files need only a declaration of a
+/// function that returns this result.
 template <class... Rules>
 [[nodiscard]] CudaKernels cuda_kernels() noexcept {
     static_assert(
@@ -416,7 +524,12 @@ template <class... Rules>
         "cuda_kernels: a rule steps on a device by its member 'template <class T, class F> decltype(auto) "
         "visit_update(std::uint64_t step, F const& f) const', which returns f(update); see UpdateRule"
     );
-    return {&detail::launch_all_copies, &detail::has_rule<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>, &detail::launch_updates<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>};
+    return {
+        &detail::launch_all_copies,
+        &detail::has_rule<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>,
+        &detail::launch_updates<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>,
+        &detail::launch_squares
+    };
 }
 
 }} // namespace joinable::v0

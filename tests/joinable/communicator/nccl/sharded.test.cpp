@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
+#include <functional>
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -398,6 +401,26 @@ TEST_CASE("before_step changes gradients on the device, by kernels on the engine
                             write(view, numbers);
                         });
                     }
+                    gradients.scale(0.25); // after these kernels, and before those
+                    for (joinable::ShardGradient const& gradient : gradients) {
+                        launch(engine.stream(), [view = gradient.view] {
+                            Numbers numbers = read(view);
+                            for (double& number : numbers) {
+                                number = 4 * number + 1;
+                            }
+                            write(view, numbers);
+                        });
+                    }
+                    gradients.scale(2);
+                    for (joinable::ShardGradient const& gradient : gradients) {
+                        launch(engine.stream(), [view = gradient.view] {
+                            Numbers numbers = read(view);
+                            for (double& number : numbers) {
+                                number = (number - 2) / 2;
+                            }
+                            write(view, numbers);
+                        });
+                    }
                     return gradients.sum(1.0) > 0;
                 };
                 Sgd const rule{.learning_rate = 0.125};
@@ -409,23 +432,226 @@ TEST_CASE("before_step changes gradients on the device, by kernels on the engine
     }
 }
 
-TEST_CASE("ClipNorm refuses gradients on a device on every rank, in a sentence") {
+/// The values after the same sharded training in host memory.
+template <class Rule>
+std::vector<Numbers> train_sharded_on_host(
+    ThreadCommunicator& hosts,
+    Model const& model,
+    Inputs const& inputs,
+    Rule const& rule,
+    ShardedOptions const& options
+) {
+    std::vector<StridedParam> params = make(model);
+    ShardedDataParallel sharded{hosts, params, rule, options};
+    {
+        Join guard{participants(sharded)};
+        for (int round = 0; round < inputs(hosts.rank()); ++round) {
+            sharded.forward([] {});
+            sharded.backward([&](auto ready) {
+                backward_on_host(params, hosts.rank(), round, ready);
+            });
+            sharded.step();
+        }
+        guard.finish();
+    }
+    return values_of(params);
+}
+
+TEST_CASE("ClipNorm clips on devices as on the host, bit for bit") {
+    Delay const delay;
+    Model const models[] = {
+        {},
+        {.dtype = DType::f64, .has_strides = true},
+        {.dtype = DType::bf16, .has_strides = true, .frozen = 1},
+        {.dtype = DType::f16},
+    };
+    std::size_t turn = 0;
+    for (Model const& model : models) {
+        for (ShardedOptions options : all_options) {
+            if (options.step_in_backward || options.bucket_cap_bytes != 64) {
+                continue; // the former is refused with a before_step
+            }
+            Inputs const& inputs = inputs_of[turn % 4];
+            auto const check = [&](auto& hosts, auto& comm, auto& engine) {
+                AdamW const rule{.learning_rate = 0.02};
+                // Its sums and steps do not depend on how it is sharded.
+                ShardedOptions on_host = options;
+                on_host.sharding = Sharding::optimizer;
+                on_host.partition = Partition::by_parameters;
+                joinable::ClipNorm clip{0.5};
+                on_host.before_step = std::ref(clip);
+                auto const whole = train_sharded_on_host(hosts, model, inputs, rule, on_host);
+                double const norm = clip.norm();
+                CHECK((norm > 0.5) == (comm.size() > 1 || inputs(0) != 0)); // it did clip
+                clip = joinable::ClipNorm{0.5};
+                ShardedOptions there = options;
+                there.before_step = std::ref(clip);
+                CHECK(train_sharded(hosts, comm, engine, inputs, rule, there) == whole);
+                CHECK(clip.norm() == norm); // sums of these gradients' squares are exact
+            };
+            bool const lies_otherwise = model.has_strides && options.partition == Partition::flat &&
+                                        options.sharding == Sharding::optimizer;
+            if (lies_otherwise) {
+                continue; // is refused, as on the host
+            }
+            turn % 3 == 0 ? over_streams({2}, model, check) : over_nccl({1, 2, 4}, model, check);
+            ++turn;
+        }
+    }
+}
+
+TEST_CASE("a norm at most the largest one changes nothing on a device") {
+    over_nccl({2}, {}, [](auto& hosts, auto& comm, auto& engine) {
+        Sgd const rule{.learning_rate = 0.1};
+        auto const whole = train_on_host(hosts, {}, inputs_of[1], rule);
+        joinable::ClipNorm clip{1e9};
+        ShardedOptions const options{
+            .sharding = Sharding::gradients, .before_step = std::ref(clip)
+        };
+        CHECK(train_sharded(hosts, comm, engine, inputs_of[1], rule, options) == whole);
+        CHECK(clip.norm() > 0);
+    });
+}
+
+/// Scales losses, and halves the scale where a gradient became infinite: nobody steps then.
+struct LossScale {
+    double scale = 8;
+    int skipped = 0;
+};
+
+TEST_CASE("an infinite gradient on one device makes all ranks skip the step, joined ones too") {
+    Delay const delay;
+    for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
+        for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
+            auto const check = [&](auto& hosts, auto& comm, auto& engine) {
+                int const last = comm.size() - 1;
+                int const rounds = comm.rank() == last ? 4 : 1;
+                Sgd const rule{.learning_rate = 0.5};
+                std::vector<StridedParam> expected = make({});
+                DistributedDataParallel ddp{hosts, expected};
+                WholeOptimizer<Sgd> whole{expected, rule};
+                int round_of_step = 0;
+                Step step{hosts, [&] {
+                              if (round_of_step++ != 1) { // the round with the infinity
+                                  whole.step();
+                              }
+                          }};
+                {
+                    Join guard{participants(ddp, step)};
+                    for (int round = 0; round < rounds; ++round) {
+                        ddp.forward([] {});
+                        ddp.backward([&](auto ready) {
+                            backward(expected, {}, comm.rank(), round, ready);
+                        });
+                        step.step();
+                    }
+                    guard.finish();
+                }
+                LossScale loss;
+                std::vector<double> squares;
+                ShardedOptions options{.sharding = sharding, .partition = partition};
+                options.shared = {loss};
+                options.before_step = [&](joinable::ShardGradients const& gradients) {
+                    squares.resize(gradients.parameter_count());
+                    gradients.sum_squares(squares);
+                    for (double const square : squares) {
+                        if (!std::isfinite(square)) {
+                            loss.scale /= 2;
+                            ++loss.skipped;
+                            return false;
+                        }
+                    }
+                    gradients.scale(1 / loss.scale);
+                    return true;
+                };
+                ShardedDataParallel sharded{comm, engine.params, rule, options};
+                {
+                    Join guard{participants(sharded), joinable::control(hosts)};
+                    for (int round = 0; round < rounds; ++round) {
+                        loss.scale *= 2; // only on ranks that are active
+                        sharded.forward([] {});
+                        sharded.backward([&](auto ready) {
+                            for (std::size_t i = engine.params.size(); i-- > 0;) {
+                                engine.params[i].need_grad();
+                                launch(
+                                    engine.stream(),
+                                    [grad = engine.params[i].grad,
+                                     i,
+                                     round,
+                                     rank = comm.rank(),
+                                     is_last = comm.rank() == last,
+                                     scale = loss.scale] {
+                                        Numbers numbers(grad.numel());
+                                        for (std::size_t k = 0; k < numbers.size(); ++k) {
+                                            numbers[k] = gradient_of(rank, round, i, k) * scale;
+                                        }
+                                        if (is_last && round == 1 && i == 3) {
+                                            numbers[7] = std::numeric_limits<double>::infinity();
+                                        }
+                                        write(grad, numbers);
+                                    }
+                                );
+                                ready(i);
+                            }
+                        });
+                        sharded.step();
+                    }
+                    guard.finish();
+                }
+                CHECK(engine.values() == values_of(expected));
+                CHECK(loss.skipped == 1);
+                CHECK(loss.scale == 64.0);
+            };
+            over_nccl({1, 2, 4}, {}, check);
+            over_streams({2}, {}, check);
+        }
+    }
+}
+
+TEST_CASE("without kernels that sum squares ClipNorm is refused on every rank, in a sentence") {
     over_nccl({1, 3}, {}, [](auto& hosts, auto& comm, auto& engine) {
+        joinable::CudaKernels kernels = host_kernels();
+        kernels.sum_squares = nullptr;
+        comm.device_memory().use_kernels(kernels);
         ShardedOptions const options{.before_step = joinable::ClipNorm{1.0}};
-        std::string const text =
-            "ClipNorm reads gradients on the host, but these are on CUDA device " +
-            std::to_string(comm.rank());
+        std::string const text = " has no kernels that sum the squares of gradients; give the "
+                                 "communicator's device_memory().use_kernels() what "
+                                 "joinable::cuda_kernels() returns";
         try {
             train_sharded(hosts, comm, engine, inputs_of[0], Sgd{}, options);
             FAIL("it was not refused");
         } catch (ContractViolation const& error) {
-            CHECK(std::string{error.what()}.starts_with(text));
+            CHECK(error.what() == "CUDA device " + std::to_string(comm.rank()) + text);
         } catch (joinable::PeerFailed const& error) { // of a rank that was faster
-            CHECK(
-                std::string{error.what()}.find("ClipNorm reads gradients on the host") !=
-                std::string::npos
-            );
+            CHECK(std::string{error.what()}.find(text) != std::string::npos);
         }
+    });
+}
+
+TEST_CASE("room for another number of sums is refused, in a sentence") {
+    run_ranks({1, 2}, [](ThreadCommunicator& hosts) {
+        std::vector<StridedParam> params = make({});
+        std::vector<double> squares(3);
+        ShardedDataParallel sharded{
+            hosts,
+            params,
+            Sgd{},
+            ShardedOptions{
+                .before_step =
+                    [&](joinable::ShardGradients const& gradients) {
+                        CHECK_THROWS_WITH_AS(
+                            gradients.sum_squares(squares),
+                            "sum_squares gives a number for each of 7 parameters, but was given room for 3; "
+                            "give as many as parameter_count()",
+                            ContractViolation
+                        );
+                        return true;
+                    }
+            }
+        };
+        sharded.forward([] {});
+        sharded.backward([&](auto ready) { backward(params, {}, hosts.rank(), 0, ready); });
+        sharded.step();
     });
 }
 

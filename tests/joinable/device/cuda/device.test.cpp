@@ -156,6 +156,47 @@ TEST_CASE("a submission is one launch with kernels, and nothing is launched for 
     }
 }
 
+TEST_CASE("squares are summed on a device after what was submitted before, and added") {
+    {
+        Fixture f;
+        f.device.use_kernels(joinable_tests::host_kernels());
+        CHECK(f.device.can_sum_squares());
+        for (std::size_t const count : {std::size_t{1000}, std::size_t{9000}}) { // more memory
+            DeviceTensor const sums{DType::f64, {3}, {1}};
+            DeviceTensor const dense{DType::f32, {count}, {1}};
+            DeviceTensor const rows{DType::bf16, {4, 6}, {9, 1}};
+            DeviceTensor const none{DType::f32, {0}, {1}};
+            auto* const first = sums.view().as<double>().data();
+            sums.assign({1, 2, 3});
+            dense.assign(counted(count));
+            rows.assign(Numbers(24, 2.0));
+            f.device.scale_copy(dense.view(), 2.0, dense.view());
+            joinable::SquareSum const all[] = {
+                {dense.view(), first}, {rows.view(), first + 1}, {none.view(), first + 2}
+            };
+            f.device.sum_squares(all);
+            f.finish();
+            // The squares of 1 to 100 add up to 338350.
+            double const squares = 4.0 * 338350.0 * static_cast<double>(count / 100);
+            CHECK(sums.numbers() == Numbers{1 + squares, 2 + 24 * 4.0, 3});
+        }
+        DeviceTensor const sums{DType::f64, {1}, {1}};
+        double host[4] = {};
+        joinable::SquareSum const wrong{
+            {host, DType::f64, {4}, {1}}, sums.view().as<double>().data()
+        };
+        CHECK_THROWS_AS(f.device.sum_squares({&wrong, 1}), joinable::ContractViolation);
+    }
+    CHECK(fake::live_allocations() == 0);
+    Fixture f;
+    CHECK(!f.device.can_sum_squares());
+    CHECK_THROWS_WITH_AS(
+        f.device.sum_squares({}),
+        "sum_squares: there are no kernels for it; call CudaDevice::use_kernels first",
+        joinable::ContractViolation
+    );
+}
+
 TEST_CASE("arenas are zeroed, aligned and outlive their device") {
     Arena arena;
     {

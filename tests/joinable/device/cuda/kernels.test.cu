@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -16,6 +17,7 @@
 #include <support/numbers.hpp>
 
 #include <joinable/cuda.hpp>
+#include <joinable/device/squares.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/optimizer/shard_state.hpp>
 #include <joinable/optimizer/update_rule.hpp>
@@ -56,6 +58,7 @@ namespace {
 
 using joinable::AnyView;
 using joinable::CudaCopy;
+using joinable::CudaSquares;
 using joinable::DeviceUpdate;
 using joinable::DType;
 using joinable_tests::counted;
@@ -281,6 +284,103 @@ TEST_CASE("an update's arguments fit into a launch") {
     CHECK(sizeof(joinable::detail::UpdateBatch) + 256 <= 4096);
 }
 
+/// Tensors of all layouts and some sizes, with numbers of many magnitudes, and their sums.
+struct Squared {
+    std::vector<OwnedTensor> tensors;
+    std::vector<double> sums;
+
+    Squared() {
+        for (DType const dtype : floats) {
+            for (Layout const& layout : layouts()) {
+                add(dtype, layout.extents, layout.to);
+            }
+            for (int const count : {255, 2048, 2049, 70000}) {
+                add(dtype, {static_cast<std::size_t>(count)}, {1});
+            }
+        }
+        sums.assign(tensors.size(), 0.0);
+    }
+    void add(DType dtype, joinable::Shape const& extents, joinable::Shape const& strides) {
+        tensors.emplace_back(dtype, extents, strides);
+        Numbers numbers;
+        for (std::size_t i = 0; i < tensors.back().view().numel(); ++i) {
+            numbers.push_back(
+                std::sin(static_cast<double>(i + 1)) * static_cast<double>(1 << i * 7 % 11)
+            );
+        }
+        joinable_tests::write(tensors.back().view(), numbers);
+    }
+    [[nodiscard]] std::vector<CudaSquares> squares(std::vector<double>& partials) {
+        std::vector<CudaSquares> list;
+        std::size_t runs = 0;
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+            AnyView const& view = tensors[i].view();
+            joinable::detail::IndexOrder const order{view.extents(), view.strides()};
+            list.push_back({view.data(), &sums[i], nullptr, view.numel(), order, view.dtype()});
+            runs += joinable::detail::square_blocks(view.numel());
+        }
+        partials.assign(runs, 99.0);
+        double* next = partials.data();
+        for (CudaSquares& one : list) {
+            one.partials = next;
+            next += joinable::detail::square_blocks(one.count);
+        }
+        return list;
+    }
+    /// The host's sums, which are tested elsewhere.
+    void check() const {
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+            CHECK(sums[i] == joinable::detail::sum_of_squares(tensors[i].view()));
+        }
+    }
+};
+
+/// What a block's threads do with their lanes, one after another.
+template <class Lane>
+double fold_by_threads(Lane const& lane) {
+    std::vector<double> lanes;
+    for (unsigned int thread = 0; thread < joinable::detail::block_threads; ++thread) {
+        lanes.push_back(lane(thread));
+    }
+    for (std::size_t half = lanes.size() / 2; half != 0; half /= 2) {
+        for (std::size_t thread = 0; thread < half; ++thread) {
+            joinable::detail::fold_lane(lanes.data(), half, thread);
+        }
+    }
+    return lanes.front();
+}
+
+TEST_CASE("what each thread of a launch does sums squares by the bits of the host: run by the host"
+) {
+    Squared squared;
+    std::vector<double> partials;
+    std::vector<CudaSquares> const list = squared.squares(partials);
+    int launches = 0;
+    auto const error = joinable::detail::for_each_batch<joinable::detail::SquaresBatch>(
+        list.data(),
+        list.size(),
+        [&](joinable::detail::SquaresBatch const& batch) {
+            ++launches;
+            for (std::uint32_t block = 0; block < batch.first_block[batch.count]; ++block) {
+                joinable::detail::keep_run(
+                    batch, block, fold_by_threads([&](unsigned int thread) {
+                        return joinable::detail::lane_of_run(batch, block, thread);
+                    })
+                );
+            }
+            for (std::uint32_t i = 0; i < batch.count; ++i) {
+                *batch.items[i].sum += fold_by_threads([&](unsigned int thread) {
+                    return joinable::detail::lane_of_tensor(batch.items[i], thread);
+                });
+            }
+            return cudaSuccess;
+        }
+    );
+    CHECK(error == cudaSuccess);
+    CHECK(launches == 4); // 72 tensors with elements, 22 at a time
+    squared.check();
+}
+
 bool has_no_gpu() {
     int count = 0;
     return cudaGetDeviceCount(&count) != cudaSuccess || count == 0;
@@ -339,6 +439,58 @@ TEST_CASE("the kernels step by the bits of the host on a GPU" * doctest::skip(ha
     };
     for_each_rule(check);
     check(SignDescent{});
+    (void)cudaStreamDestroy(stream);
+}
+
+TEST_CASE(
+    "the kernels sum squares by the bits of the host on a GPU" * doctest::skip(has_no_gpu())
+) {
+    cudaStream_t stream = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    for (int time = 0; time < 3; ++time) { // always the same
+        Squared squared;
+        std::vector<double> partials;
+        std::vector<CudaSquares> list = squared.squares(partials);
+        std::vector<void*> blocks;
+        auto const upload = [&](void const* from, std::size_t bytes) {
+            void* block = nullptr;
+            REQUIRE(cudaMalloc(&block, bytes + 1) == cudaSuccess);
+            REQUIRE(
+                cudaMemcpyAsync(block, from, bytes, cudaMemcpyHostToDevice, stream) == cudaSuccess
+            );
+            blocks.push_back(block);
+            return block;
+        };
+        auto* const sums =
+            static_cast<double*>(upload(squared.sums.data(), squared.sums.size() * sizeof(double)));
+        auto* next =
+            static_cast<double*>(upload(partials.data(), partials.size() * sizeof(double)));
+        for (std::size_t i = 0; i < list.size(); ++i) {
+            CudaSquares& one = list[i];
+            std::size_t const reach = one.count == 0 ? 0 : one.order.place_of(one.count - 1) + 1;
+            one.from = upload(one.from, reach * joinable::size_of(one.dtype));
+            one.sum = sums + i;
+            one.partials = next;
+            next += joinable::detail::square_blocks(one.count);
+        }
+        REQUIRE(
+            joinable::cuda_kernels().sum_squares(list.data(), list.size(), stream) == cudaSuccess
+        );
+        REQUIRE(
+            cudaMemcpyAsync(
+                squared.sums.data(),
+                sums,
+                squared.sums.size() * sizeof(double),
+                cudaMemcpyDeviceToHost,
+                stream
+            ) == cudaSuccess
+        );
+        REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+        for (void* const block : blocks) {
+            (void)cudaFree(block);
+        }
+        squared.check();
+    }
     (void)cudaStreamDestroy(stream);
 }
 

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include <joinable/agreement/host_collectives.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/device.hpp>
+#include <joinable/device/scratch.hpp>
+#include <joinable/device/squares.hpp>
+#include <joinable/error.hpp>
+#include <joinable/optimizer/before_step.hpp>
+#include <joinable/optimizer/partition.hpp>
+#include <joinable/optimizer/shard.hpp>
+#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/reduce_op.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Calls ZeroOptions::before_step on all ranks, and sums for it.
+template <class Comm>
+class ShardedBeforeStep final : ShardSums {
+public:
+    /// Refers to both, which connect the same ranks.
+    ShardedBeforeStep(Comm& comm, HostCollectives<Comm>& host, Sharding sharding)
+        : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)} {}
+
+    /// Whether the ranks step. Collective.
+    /// @throws ContractViolation  they do not return the same.
+    bool operator()(
+        std::function<bool(ShardGradients const&)> const& before_step, std::span<ShardGroup> groups
+    ) {
+        pieces_.clear();
+        std::size_t parameters = 0;
+        for (ShardGroup& group : groups) {
+            for (OptimizerShard const& shard : group.shards) {
+                shard.append_gradients(group.parameters, group.gradients, group.first, pieces_);
+            }
+            parameters += group.parameters.size();
+        }
+        Device& device = device_of(comm_);
+        device.finish(); // the engine's stream sees the gradients
+        bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this});
+        std::uint64_t steppers = steps ? 1 : 0;
+        host_.all_reduce({&steppers, 1, DType::u64}, ReduceOp::sum).wait();
+        if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
+            throw ContractViolation{concat(
+                "before_step skips the step on ",
+                static_cast<std::uint64_t>(comm_.size()) - steppers,
+                " of ",
+                comm_.size(),
+                " ranks",
+                steps ? ", but not on this one" : ", on this one, too",
+                "; return the same on all, by what ShardGradients::sum() gives"
+            )};
+        }
+        return steps;
+    }
+
+private:
+    void sum(std::span<double> numbers) override {
+        if (sharding_ != Sharding::none) { // else each rank has all gradients
+            host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
+        }
+    }
+    /// The numbers travel where the gradients are. The ranks' last collective, which has a deadline,
+    /// ends before the host waits for the download.
+    void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) override {
+        Device& device = device_of(comm_);
+        std::size_t const count = squares.size();
+        Buffer const all{sums_.data(count * sizeof(double)), count, DType::f64};
+        auto* const first = static_cast<double*>(all.data);
+        device.fill_zero({first, DType::f64, {count}, {1}, device.id()});
+        own_.clear();
+        for (ShardGradient const& piece : pieces) {
+            own_.push_back({piece.view, first + piece.parameter});
+        }
+        device.sum_squares(own_);
+        if (sharding_ == Sharding::none) { // the same sums on each rank
+            settle(comm_.broadcast(all, 0));
+        } else {
+            settle(comm_.all_reduce(all, ReduceOp::sum));
+        }
+        device.download(first, squares.data(), all.bytes());
+    }
+
+    Comm& comm_;
+    HostCollectives<Comm>& host_;
+    Sharding sharding_;
+    std::vector<ShardGradient> pieces_;
+    std::vector<SquareSum> own_;
+    Scratch sums_;
+};
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/agreement/host_collectives.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
+#include <joinable/join/joinable.hpp>
+#include <joinable/optimizer/local_optimizer.hpp>
+#include <joinable/optimizer/shard_state.hpp>
+#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/zero_options.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Sends what a step depends on to ranks that have joined: settings of the rules, shared objects,
+/// and which parameters have gradients.
+template <class Rule>
+class ShardedSettings {
+public:
+    /// Makes room for a message of so many groups and parameters. Local.
+    void reserve(
+        std::size_t groups, std::size_t parameters, std::span<joinable::SharedObject const> shared
+    ) {
+        std::size_t bytes = groups * sizeof(Settings) + parameters;
+        for (joinable::SharedObject const& object : shared) {
+            bytes += object.bytes();
+        }
+        message_.resize(bytes);
+    }
+
+    /// Begins the step of each group. If ranks have joined, they take the settings of the lowest
+    /// active rank, and step the parameters that it steps. Collective.
+    template <class Comm>
+    void share(
+        Comm& comm,
+        HostCollectives<Comm>& host,
+        Round const& round,
+        std::span<Rule> rules,
+        std::span<joinable::SharedObject const> shared,
+        std::span<ShardGroup> groups
+    ) {
+        bool const is_source = comm.rank() == round.buffer_source();
+        for (ShardGroup& group : groups) {
+            group.gradients.begin_step(round.is_shadow(), device_of(comm));
+            if (is_source) {
+                group.gradients.list(group.parameters);
+            }
+        }
+        if (round.active_count() == comm.size()) {
+            return;
+        }
+        auto const pass = [&](auto const& copy) {
+            std::byte* at = message_.data();
+            auto const one = [&](void* object, std::size_t bytes) {
+                copy(static_cast<std::byte*>(object), at, bytes);
+                at += bytes;
+            };
+            for (Rule& rule : rules) {
+                one(&settings_of(rule), sizeof(Settings));
+            }
+            for (joinable::SharedObject const& object : shared) {
+                one(object.data(), object.bytes());
+            }
+            for (ShardGroup& group : groups) {
+                one(group.gradients.listed().data(), group.gradients.listed().size());
+            }
+            return static_cast<std::size_t>(at - message_.data());
+        };
+        std::size_t const bytes = pass([&](std::byte* object, std::byte* at, std::size_t n) {
+            copy_bytes(at, object, is_source ? n : 0);
+        });
+        // Not the whole buffer: it is longer on a rank that made room for a group which another
+        // rank refused.
+        host.broadcast({message_.data(), bytes, DType::u8}, round.buffer_source()).wait();
+        pass([&](std::byte* object, std::byte* at, std::size_t n) {
+            copy_bytes(object, at, is_source ? 0 : n);
+        });
+    }
+
+private:
+    using Settings = std::remove_cvref_t<decltype(settings_of(std::declval<Rule&>()))>;
+
+    std::vector<std::byte> message_;
+};
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/participant/detail/sharded_sizes.hpp>
+
+#include <algorithm>
+
+#include <joinable/optimizer/shard.hpp>
+#include <joinable/participant/detail/bucket_values.hpp>
+#include <joinable/participant/detail/sharded_values.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Adds size(shard) over all shards.
+template <class Size>
+[[nodiscard]] std::size_t sum_over(std::span<ShardGroup const> groups, Size const& size) {
+    std::size_t sum = 0;
+    for (ShardGroup const& group : groups) {
+        for (OptimizerShard const& shard : group.shards) {
+            sum += size(shard);
+        }
+    }
+    return sum;
+}
+
+[[nodiscard]] inline std::string in_column(std::size_t number, std::size_t width) {
+    std::string const digits = std::to_string(number);
+    return std::string(width - (std::min)(width, digits.size()), ' ') + digits;
+}
+
+JOINABLE_DEFINITION std::string
+table_of_shards(std::span<ShardGroup const> groups, std::size_t ranks) {
+    std::string text = "rank    elements  bytes of state\n";
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+        std::size_t const elements =
+            sum_over(groups, [&](OptimizerShard const& shard) { return shard.kept_count(rank); });
+        std::size_t const bytes = sum_over(groups, [&](OptimizerShard const& shard) {
+            return shard.kept_count(rank) * shard.state().element_bytes();
+        });
+        text += in_column(rank, 4) + in_column(elements, 12) + in_column(bytes, 16) + "\n";
+    }
+    return text;
+}
+
+JOINABLE_DEFINITION std::size_t gradient_bytes_of(std::span<ShardGroup const> groups) noexcept {
+    return sum_over(groups, [](OptimizerShard const& shard) {
+        return shard.reduces() ? shard.part() * shard.element() : 0;
+    });
+}
+
+JOINABLE_DEFINITION std::size_t value_bytes_of(std::span<ShardGroup const> groups) noexcept {
+    std::size_t bytes = 0;
+    for (ShardGroup const& group : groups) {
+        bytes += group.values ? group.values->bytes() : 0;
+        bytes += group.buckets ? group.buckets->bytes() : 0;
+    }
+    return bytes;
+}
+
+JOINABLE_DEFINITION std::size_t state_bytes_of(std::span<ShardGroup const> groups) noexcept {
+    return sum_over(groups, [](OptimizerShard const& shard) { return shard.state().bytes(); });
+}
+
+}}} // namespace joinable::v0::detail

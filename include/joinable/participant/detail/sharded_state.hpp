@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <joinable/agreement/host_collectives.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/optimizer/local_optimizer.hpp>
+#include <joinable/optimizer/optimizer_state.hpp>
+#include <joinable/optimizer/shard.hpp>
+#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/detail/shard_plan.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The state of all ranks' shards on one rank, gathered from them or dealt out to them. The
+/// collective members take `together`, which runs a function on all ranks and throws on all if it
+/// throws on one.
+template <class Rule>
+class ShardedState {
+public:
+    /// Frees what was gathered. Local.
+    void reset() noexcept { gathered_.reset(); }
+
+    /// @throws ContractViolation  nothing was gathered on this rank.
+    [[nodiscard]] OptimizerState<Rule> const& on(int rank) const {
+        if (!gathered_) {
+            throw ContractViolation{concat(
+                "rank ", rank, " has no state: call consolidate(", rank, ") on every rank before"
+            )};
+        }
+        return *gathered_;
+    }
+
+    /// Collective.
+    template <class Comm, class Together>
+    void gather(
+        Comm& comm,
+        HostCollectives<Comm>& host,
+        int to_rank,
+        std::vector<Rule> const& rules,
+        std::span<ShardGroup const> groups,
+        Together const& together
+    ) {
+        gathered_.reset();
+        bool const is_root = comm.rank() == to_rank;
+        OptimizerState<Rule> state;
+        std::optional<StateMessages> messages;
+        together([&] {
+            messages.emplace(groups, device_of(comm));
+            if (is_root) {
+                state = {rules, std::vector<Parameter>(count_of(groups))};
+                for (std::size_t k = 0; k < groups.size(); ++k) {
+                    auto const names = state_names_of(rules[k]);
+                    make_tensors<Parameter>(groups[k], names, state.parameters);
+                }
+            }
+        });
+        for (ShardGroup const& group : groups) {
+            gather_state<Comm, Parameter>(comm, host, to_rank, group, *messages, state.parameters);
+        }
+        if (is_root) {
+            gathered_ = std::move(state);
+        }
+    }
+
+    /// Replaces rules, step counts and state by those of one rank. Collective.
+    template <class Comm, class Together>
+    void deal(
+        Comm& comm,
+        HostCollectives<Comm>& host,
+        int from_rank,
+        OptimizerState<Rule> const& state,
+        std::vector<Rule>& rules,
+        std::span<ShardGroup> groups,
+        Together const& together
+    ) {
+        bool const is_root = comm.rank() == from_rank;
+        std::vector<Rule> taken;
+        together([&] {
+            if (is_root) {
+                check(state, groups);
+            }
+            taken = is_root ? state.rules : rules;
+        });
+        Buffer const message{taken.data(), taken.size() * sizeof(Rule), DType::u8};
+        host.broadcast(message, from_rank).wait();
+        std::vector<std::vector<OptimizerShard>> shards;
+        std::optional<StateMessages> messages;
+        together([&] { // if rules keep as much state as before, its memory is reused
+            messages.emplace(groups, device_of(comm));
+            shards.resize(groups.size());
+            for (std::size_t k = 0; k < groups.size(); ++k) {
+                for (OptimizerShard const& shard : groups[k].shards) {
+                    if (std::size_t const names = state_names_of(taken[k]).size();
+                        names != shard.state().names()) {
+                        shards[k].push_back(shard.with_state(names));
+                    }
+                }
+            }
+        });
+        gathered_.reset();
+        rules = std::move(taken);
+        for (std::size_t k = 0; k < groups.size(); ++k) {
+            if (!shards[k].empty()) {
+                groups[k].shards = std::move(shards[k]);
+            }
+            scatter_state<Comm, Parameter>(
+                comm, host, from_rank, groups[k], *messages, state.parameters
+            );
+        }
+    }
+
+private:
+    using Parameter = typename OptimizerState<Rule>::Parameter;
+
+    [[nodiscard]] static std::size_t count_of(std::span<ShardGroup const> groups) noexcept {
+        return groups.empty() ? 0 : groups.back().first + groups.back().parameters.size();
+    }
+
+    /// Throws ContractViolation unless the state fits the groups.
+    static void check(OptimizerState<Rule> const& state, std::span<ShardGroup const> groups) {
+        std::size_t const parameters = count_of(groups);
+        if (state.rules.size() != groups.size() || state.parameters.size() != parameters) {
+            throw ContractViolation{concat(
+                "the state is of ",
+                state.rules.size(),
+                " groups of ",
+                state.parameters.size(),
+                " parameters, but the optimizer has ",
+                groups.size(),
+                " of ",
+                parameters
+            )};
+        }
+        for (std::size_t k = 0; k < groups.size(); ++k) {
+            check_rule(state.rules[k]);
+            auto const names = state_names_of(state.rules[k]);
+            check_state<Parameter>(groups[k], names, state.parameters);
+        }
+    }
+
+    std::optional<OptimizerState<Rule>> gathered_;
+};
+
+}}} // namespace joinable::v0::detail

@@ -56,18 +56,20 @@ concept points_to_communicator = requires(P& pointer) {
 /// the same bits. The other sums are made in the same way. Factors apply within machines.
 ///
 /// It models AllGathers if `local` models Gathers; Reduces and ReduceScatters if `local` models
-/// ReduceScatters and Scatters; Gathers and Scatters if `local` models these; ScalesSums and
-/// ScalesScatteredSums if `local` does. It models neither AllToAlls nor Splits. `across` needs
-/// nothing: if it lacks a collective, leaders broadcast and sum whole buffers instead. Parts cross
-/// the network once per machine, because ranks of a machine have neighbouring parts. For a reduce,
-/// reduce-scatter, gather or scatter a leader has scratch memory, at most for the parts of all
-/// ranks, which it keeps.
+/// ReduceScatters and Scatters; Gathers, Scatters and AllToAlls if `local` models Gathers and
+/// Scatters; ScalesSums and ScalesScatteredSums if `local` does. It does not model Splits. `across`
+/// needs nothing: if it lacks a collective, leaders broadcast and sum whole buffers instead. Parts
+/// cross the network once per machine, because ranks of a machine have neighbouring parts. For a
+/// reduce, reduce-scatter, gather or scatter a leader has scratch memory, at most for the parts of
+/// all ranks, which it keeps. For an all_to_all it has twice what its ranks send or receive; if
+/// `across` has none, what its ranks send or receive and what all ranks send to each other.
 ///
 /// Collectives run one after another in the order in which they were posted. A leader makes
 /// progress inside wait(), test() and posts; the other ranks post at once what they do on their
 /// machine. Each takes up to two places of those that `local` has in flight. A gather or scatter by
 /// counts first tells all ranks the counts, because only the root has them all; ranks then post it,
-/// and what follows, inside their waits and tests.
+/// and what follows, inside their waits and tests. So does an all_to_all by counts, with two words
+/// for each pair of ranks.
 ///
 /// An error on one rank becomes the same error on all, which names ranks by their number here. If
 /// the text comes from `local` or `across`, it says how that one numbers them. It travels by aborts
@@ -82,7 +84,7 @@ concept points_to_communicator = requires(P& pointer) {
 /// have the result before another machine's ranks find that they differ; its next collective throws.
 /// Not compared are: two roots on one machine, by the ranks of other machines; the parts of other
 /// machines' ranks in a table of counts, only their sums; and a barrier, with an all-reduce of one
-/// byte. The counts of gathers and scatters are always compared with the root's, before data moves.
+/// byte. The counts of gathers, scatters and all_to_alls are always compared before data moves.
 ///
 /// `local` and `across` must outlive this object, and nothing else uses them meanwhile. One thread
 /// at a time may use an object. All members that take buffers throw ContractViolation before any

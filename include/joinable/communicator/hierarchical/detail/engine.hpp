@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <initializer_list>
@@ -153,7 +154,7 @@ public:
 
 private:
     /// What a collective does next. Its steps are known when it begins: leaders have one scratch.
-    enum class Stage : std::uint8_t { posted, comparing, moving };
+    enum class Stage : std::uint8_t { posted, comparing, telling, moving };
 
     struct Operation {
         Operation(Request const& asked, int ranks) : request{asked} {
@@ -165,15 +166,22 @@ private:
                                                                           : request.sends;
                 sizes.copy_to(std::span{parts});
             }
+            if (has_pairs(said)) {
+                parts.resize(2 * static_cast<std::size_t>(ranks));
+                request.sends.copy_to(std::span{parts}.first(parts.size() / 2));
+                request.expects.copy_to(std::span{parts}.last(parts.size() / 2));
+            }
             request.sends = request.expects = {}; // the caller's tables
         }
         explicit Operation(std::vector<LevelStep> all)
             : stage{Stage::moving}, steps{std::move(all)} {}
 
         Request request;
-        std::vector<std::size_t> parts; ///< elements of each rank, if ranks have parts
+        std::vector<std::size_t>
+            parts; ///< elements of each rank; of pairs: see PairCounts and LevelPlan
         Stage stage = Stage::posted;
         Comparison comparison;
+        PairCounts pairs;
         std::vector<LevelStep> steps; ///< of this stage
         std::size_t started = 0;
         std::vector<std::pair<Level, std::unique_ptr<RunningStep>>> running;
@@ -267,11 +275,9 @@ private:
 
     // -- collectives ------------------------------------------------------------------------------
 
-    /// Whether ranks compare first. The elements of ranks are told with that, because only the root
-    /// of a gather or scatter has the table, and leaders need it.
+    /// Whether ranks compare first. The elements of ranks are told with that.
     [[nodiscard]] bool compares(Descriptor const& said) const noexcept {
-        return options_.check || (said.has_counts && (said.collective == Collective::gather ||
-                                                      said.collective == Collective::scatter));
+        return options_.check || tells_parts(said);
     }
     /// Ranks other than leaders start what they can: all up to one that compares first.
     void start_posted() {
@@ -279,7 +285,7 @@ private:
             if (operation.stage == Stage::posted) {
                 (void)start_more(operation);
             }
-            if (operation.stage == Stage::comparing) {
+            if (operation.stage != Stage::moving) {
                 return;
             }
         }
@@ -296,6 +302,12 @@ private:
         }
         do {
             LevelStep const& next = operation.steps[operation.started++];
+            for (LeadersCopy const& copy : next.copies) {
+                std::memcpy(copy.to, copy.from, copy.bytes);
+            }
+            if (!next.copies.empty()) {
+                continue;
+            }
             (void)on_level(next.level, [&] {
                 operation.running.emplace_back(
                     next.level,
@@ -312,18 +324,24 @@ private:
         if (operation.stage == Stage::posted && compares(request.signature)) {
             operation.stage = Stage::comparing;
             operation.comparison = {request, operation.parts, rank(), machines_.ranks()};
-            auto const words = operation.comparison.words();
-            Buffer const sum{words.data(), words.size(), DType::u64};
-            plan(operation, {{Collective::all_reduce, DType::u64}, sum, sum});
+            plan_sum(operation, operation.comparison.words());
             return;
         }
         if (operation.stage == Stage::comparing) {
-            if (auto const reason = operation.comparison.difference()) {
-                fail(*reason);
+            end_by(operation.comparison.difference());
+            if (has_pairs(request.signature)) {
+                operation.stage = Stage::telling;
+                operation.pairs = {operation.parts, rank(), machines_.ranks()};
+                plan_sum(operation, operation.pairs.words());
+                return;
             }
             for (std::size_t i = 0; i < operation.parts.size(); ++i) {
                 operation.parts[i] = operation.comparison.part(static_cast<int>(i));
             }
+        }
+        if (operation.stage == Stage::telling) {
+            end_by(operation.pairs.difference(request.signature));
+            operation.parts = operation.pairs.parts();
         }
         operation.stage = Stage::moving;
         Request all = request;
@@ -331,6 +349,10 @@ private:
             all.in = all.out = Buffer{&met_, 1, DType::u8};
         }
         plan(operation, all);
+    }
+    void plan_sum(Operation& operation, std::span<std::uint64_t> words) {
+        Buffer const sum{words.data(), words.size(), DType::u64};
+        plan(operation, {{Collective::all_reduce, DType::u64}, sum, sum});
     }
     void plan(Operation& operation, Request const& request) {
         operation.started = 0;
@@ -423,6 +445,11 @@ private:
                     throw CommunicationError{"a communicator was aborted, and does not say why"};
                 });
             }
+        }
+    }
+    void end_by(std::optional<AbortReason> const& reason) {
+        if (reason) {
+            fail(*reason);
         }
     }
     [[noreturn]] void fail(AbortReason const& reason) {

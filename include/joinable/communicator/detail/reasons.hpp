@@ -42,6 +42,12 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
     };
 }
 
+/// Whether a reason says that, whatever precedes it.
+[[nodiscard]] inline bool is_leaving(AbortReason const& reason) {
+    return reason.kind == FailureKind::peer_failed &&
+           reason.message.ends_with(" left while others wait for it");
+}
+
 /// The ranks `overdue` "did not <do>" in time, while `rank` does what `meanwhile` says.
 [[nodiscard]] inline AbortReason reason_of_delay(
     std::vector<int> const& overdue,

@@ -13,11 +13,15 @@
 #include <joinable/communicator/detail/engine_work.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/hierarchical/detail/engine.hpp>
+#include <joinable/communicator/hierarchical/detail/groups.hpp>
 #include <joinable/communicator/hierarchical/detail/level_plan.hpp>
 #include <joinable/communicator/hierarchical/options.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -56,18 +60,20 @@ concept points_to_communicator = requires(P& pointer) {
 /// the same bits. The other sums are made in the same way. Factors apply within machines.
 ///
 /// It models AllGathers if `local` models Gathers; Reduces and ReduceScatters if `local` models
-/// ReduceScatters and Scatters; Gathers and Scatters if `local` models these; ScalesSums and
-/// ScalesScatteredSums if `local` does. It models neither AllToAlls nor Splits. `across` needs
-/// nothing: if it lacks a collective, leaders broadcast and sum whole buffers instead. Parts cross
-/// the network once per machine, because ranks of a machine have neighbouring parts. For a reduce,
-/// reduce-scatter, gather or scatter a leader has scratch memory, at most for the parts of all
-/// ranks, which it keeps.
+/// ReduceScatters and Scatters; Gathers, Scatters and AllToAlls if `local` models Gathers and
+/// Scatters; ScalesSums and ScalesScatteredSums if `local` does; Splits if both do. `across`
+/// needs nothing: if it lacks a collective, leaders broadcast and sum whole buffers instead. Parts
+/// cross the network once per machine, because ranks of a machine have neighbouring parts. For a
+/// reduce, reduce-scatter, gather or scatter a leader has scratch memory, at most for the parts of
+/// all ranks, which it keeps. For an all_to_all it has twice what its ranks send or receive; if
+/// `across` has none, what its ranks send or receive and what all ranks send to each other.
 ///
 /// Collectives run one after another in the order in which they were posted. A leader makes
 /// progress inside wait(), test() and posts; the other ranks post at once what they do on their
 /// machine. Each takes up to two places of those that `local` has in flight. A gather or scatter by
 /// counts first tells all ranks the counts, because only the root has them all; ranks then post it,
-/// and what follows, inside their waits and tests.
+/// and what follows, inside their waits and tests. So does an all_to_all by counts, with two words
+/// for each pair of ranks.
 ///
 /// An error on one rank becomes the same error on all, which names ranks by their number here. If
 /// the text comes from `local` or `across`, it says how that one numbers them. It travels by aborts
@@ -82,7 +88,7 @@ concept points_to_communicator = requires(P& pointer) {
 /// have the result before another machine's ranks find that they differ; its next collective throws.
 /// Not compared are: two roots on one machine, by the ranks of other machines; the parts of other
 /// machines' ranks in a table of counts, only their sums; and a barrier, with an all-reduce of one
-/// byte. The counts of gathers and scatters are always compared with the root's, before data moves.
+/// byte. The counts of gathers, scatters and all_to_alls are always compared before data moves.
 ///
 /// `local` and `across` must outlive this object, and nothing else uses them meanwhile. One thread
 /// at a time may use an object. All members that take buffers throw ContractViolation before any
@@ -142,7 +148,7 @@ public:
     [[nodiscard]] bool is_aborted() const
         requires detail::has_abort<Local> && detail::has_abort<Across>
     {
-        return engine_.is_aborted();
+        return engine_.is_aborted() || (own_levels_.parent && own_levels_.parent());
     }
     /// Local; of both levels, for waits that start later. Returns the deadline that was in force,
     /// the shorter one if they had two.
@@ -164,6 +170,35 @@ public:
     {
         return engine_.missing_ranks();
     }
+    /// Collective; blocks. The ranks of each color form a group, ordered by key, then by rank. Each
+    /// level is split in the same way, and the group owns the results, with the deadline and
+    /// the options of this communicator. Aborting this communicator aborts the group, but not the
+    /// reverse. Errors name ranks by their numbers in the group where they occur. Destroy groups
+    /// before this communicator.
+    ///
+    /// Leaders alone are connected. So a group with ranks of several machines has the leaders of
+    /// these machines, each as the first of its machine's ranks. A group on one machine may have any
+    /// of its ranks. In both cases ranks of one machine follow each other.
+    /// @throws ContractViolation  on all ranks, which can go on: a group is not as described above.
+    ///                            On this rank alone, before it communicates: the color is negative.
+    /// @throws what all_reduce() and split() of the levels throw, on all ranks.
+    [[nodiscard]] auto split(int color, int key)
+        requires detail::has_split<Local> && detail::has_split<Across>
+    {
+        if (color < 0) {
+            throw ContractViolation{
+                detail::concat("split needs a color of at least 0, but was given ", color)
+            };
+        }
+        std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()));
+        detail::GroupChoice& own = choices[static_cast<std::size_t>(rank())];
+        own = {color, key};
+        this->all_reduce({choices.data(), 2 * choices.size(), DType::i32}, ReduceOp::bit_or).wait();
+        detail::Machines const group =
+            detail::machines_of_group(choices, engine_.machines(), rank());
+        return of_group(engine_.split(own, group));
+    }
+
     /// Local. Memory that the ranks of this machine need not copy: see AllocatesArena.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment)
@@ -179,6 +214,16 @@ private:
         return {engine_, engine_.post(request)};
     }
 
+    template <class, class>
+    friend class HierarchicalCommunicator;
+    explicit HierarchicalCommunicator(detail::GroupLevels<Local, Across> group)
+        : own_levels_{std::move(group)}, engine_{own_levels_} {}
+    template <class L, class A>
+    [[nodiscard]] static HierarchicalCommunicator<L, A> of_group(detail::GroupLevels<L, A> group) {
+        return HierarchicalCommunicator<L, A>{std::move(group)};
+    }
+
+    detail::GroupLevels<Local, Across> own_levels_; ///< of a group
     detail::HierarchicalEngine<Local, Across> engine_;
     detail::Unwinding unwinding_;
 };

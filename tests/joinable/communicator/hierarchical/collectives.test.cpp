@@ -44,16 +44,18 @@ using Sizes = std::vector<int>;
 static_assert(joinable::AllGathers<ThreadMachines> && joinable::Reduces<ThreadMachines>);
 static_assert(joinable::Gathers<ThreadMachines> && joinable::Scatters<ThreadMachines>);
 static_assert(joinable::ScalesScatteredSums<ThreadMachines>);
-static_assert(!joinable::AllToAlls<ThreadMachines>);
+static_assert(joinable::AllToAlls<ThreadMachines>);
 /// Machines offer what their ranks can do; the leaders need no more than sums and broadcasts.
 using OverTcp = HierarchicalCommunicator<ThreadCommunicator, joinable::TcpCommunicator>;
 static_assert(joinable::AllGathers<OverTcp> && joinable::Reduces<OverTcp>);
 static_assert(joinable::Gathers<OverTcp> && joinable::Scatters<OverTcp>);
+static_assert(joinable::AllToAlls<OverTcp>);
 static_assert(joinable::ScalesScatteredSums<OverTcp>);
 using OfTcp = HierarchicalCommunicator<joinable::TcpCommunicator, ThreadCommunicator>;
 static_assert(!joinable::AllGathers<OfTcp> && !joinable::ReduceScatters<OfTcp>);
 static_assert(!joinable::Reduces<OfTcp> && !joinable::Gathers<OfTcp>);
 static_assert(!joinable::Scatters<OfTcp> && !joinable::ScalesSums<OfTcp>);
+static_assert(!joinable::AllToAlls<OfTcp>);
 
 [[nodiscard]] std::size_t index(int rank) {
     return static_cast<std::size_t>(rank);
@@ -167,6 +169,46 @@ TEST_CASE("every rank of every machine is a root, of equal parts and of parts by
                 check_root(comm, root, std::vector<std::size_t>(index(comm.size()), 3), false);
                 check_root(comm, root, uneven_counts(comm.size()), true);
             }
+        });
+    });
+}
+
+/// Elements from one rank to another: some pairs have none.
+[[nodiscard]] std::size_t count_between(int from, int to) {
+    return index(from * 3 + to * to + 1) % 4;
+}
+
+template <class Comm>
+void check_exchange(Comm& comm) {
+    std::vector<std::size_t> sends;
+    std::vector<std::size_t> expects;
+    std::vector<std::int32_t> in;
+    std::vector<std::int32_t> expected;
+    for (int other = 0; other < comm.size(); ++other) {
+        sends.push_back(count_between(comm.rank(), other));
+        expects.push_back(count_between(other, comm.rank()));
+        for (std::size_t i = 0; i < sends.back(); ++i) {
+            in.push_back(element(comm.rank() * 100 + other, i));
+        }
+        for (std::size_t i = 0; i < expects.back(); ++i) {
+            expected.push_back(element(other * 100 + comm.rank(), i));
+        }
+    }
+    std::vector<std::int32_t> out(expected.size(), -1);
+    joinable::all_to_all(comm, in, out, sends, expects).wait();
+    CHECK(out == expected);
+}
+
+TEST_CASE("in an all_to_all every pair of ranks may have another count") {
+    for (Sizes const& sizes : machine_layouts) {
+        CAPTURE(text_of(sizes));
+        run_machines(sizes, [](ThreadMachines& comm) { check_exchange(comm); });
+        run_machines(sizes, [](ThreadMachines& comm) { check_exchange(comm); }, {.check = true});
+    }
+    run_tcp_threads(3, [](joinable::TcpCommunicator& across) { // leaders get the blocks of all
+        joinable::run_threads(across.rank() + 1, [&](ThreadCommunicator& local) {
+            OverTcp comm{local, local.rank() == 0 ? &across : nullptr};
+            check_exchange(comm);
         });
     });
 }
@@ -368,6 +410,13 @@ struct Kind {
                  joinable::reduce_scatter(comm, whole, part, ReduceOp::max, counts).wait();
              });
          }},
+        {"all_to_all",
+         [](ThreadMachines& comm) {
+             buffers(comm, [&](auto&, auto& whole, auto& counts) {
+                 auto received = whole;
+                 joinable::all_to_all(comm, whole, received, counts, counts).wait();
+             });
+         }},
         {"reduce",
          [](ThreadMachines& comm) {
              buffers(comm, [&](auto&, auto& whole, auto&) {
@@ -482,6 +531,33 @@ TEST_CASE(
             std::vector<int> const culprits = root == 0 ? std::vector{0, 1} : std::vector{1, 3};
             failures.check(culprits, is_scatter ? "scatter" : "gather");
         }
+    }
+}
+
+TEST_CASE("counts that differ in an all_to_all are Mismatch on all ranks, also without check") {
+    // What machines send to each other is the same in sum.
+    auto const body = [](ThreadMachines& comm) {
+        std::vector<std::size_t> const sends(4, 2);
+        std::vector<std::size_t> const expects = comm.rank() == 3
+                                                     ? std::vector<std::size_t>{1, 3, 2, 2}
+                                                     : std::vector<std::size_t>(4, 2);
+        std::vector<std::int32_t> const in(8, comm.rank());
+        std::vector<std::int32_t> out(8, -1);
+        try {
+            joinable::all_to_all(comm, in, out, sends, expects).wait();
+        } catch (joinable::Mismatch const&) {
+            CHECK(out == std::vector<std::int32_t>(8, -1));
+            throw;
+        }
+    };
+    MachineFailures<joinable::Mismatch> const failures{{2, 2}, body};
+    failures.check({0, 3}, "all_to_all");
+    for (auto const& failure : failures.of_rank) {
+        CHECK(
+            failure->what() ==
+            std::string{"counts differ in all_to_all by counts of i32: rank 0 has 2 elements "
+                        "for rank 3, which expects 1"}
+        );
     }
 }
 

@@ -54,7 +54,7 @@ static_assert(joinable::ReportsMissing<ThreadMachines>);
 static_assert(!joinable::AllocatesArena<ThreadMachines>); // as threads
 static_assert(joinable::AllocatesArena<
               HierarchicalCommunicator<joinable::ProcessCommunicator, ThreadCommunicator>>);
-static_assert(!joinable::AllToAlls<ThreadMachines>);
+static_assert(joinable::AllToAlls<ThreadMachines>);
 using OverTcp = HierarchicalCommunicator<ThreadCommunicator, joinable::TcpCommunicator>;
 static_assert(joinable::RenewsDeadline<OverTcp>);
 static_assert(!joinable::AllocatesArena<

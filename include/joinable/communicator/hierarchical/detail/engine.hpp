@@ -6,8 +6,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -20,9 +22,11 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/poll_pause.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/settle.hpp>
 #include <joinable/communicator/hierarchical/detail/comparison.hpp>
+#include <joinable/communicator/hierarchical/detail/groups.hpp>
 #include <joinable/communicator/hierarchical/detail/level_plan.hpp>
 #include <joinable/communicator/hierarchical/detail/level_step.hpp>
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
@@ -49,18 +53,14 @@ public:
     /// Collective. `across` is not null on leaders only.
     HierarchicalEngine(Local& local, Across* across, HierarchicalOptions const& options)
         : local_{local}, across_{across}, options_{options} {
-        if constexpr (has_set_deadline<Local>) {
-            deadline_ = local.set_deadline(default_deadline);
-            local.set_deadline(deadline_);
-        }
-        if constexpr (has_set_deadline<Across>) {
-            if (across != nullptr) {
-                std::chrono::nanoseconds const theirs = across->set_deadline(deadline_);
-                across->set_deadline(theirs);
-                deadline_ = (std::min)(deadline_, theirs);
-            }
-        }
+        find_deadline();
         meet();
+    }
+    /// Local, because split() has met. The group must outlive this.
+    explicit HierarchicalEngine(GroupLevels<Local, Across> const& group)
+        : local_{*group.local}, across_{group.across.get()}, options_{group.options},
+          machines_{group.machines}, parent_{group.parent} {
+        find_deadline();
     }
     HierarchicalEngine(HierarchicalEngine const&) = delete;
     HierarchicalEngine& operator=(HierarchicalEngine const&) = delete;
@@ -75,6 +75,7 @@ public:
         if (failure_) {
             throw_failure(*failure_);
         }
+        hear_parent();
         std::uint64_t const number = done_ + operations_.size();
         operations_.emplace_back(request, machines_.ranks());
         if (is_leader()) {
@@ -86,7 +87,7 @@ public:
     }
     [[nodiscard]] bool is_done(std::uint64_t number) const noexcept { return number < done_; }
     void wait(std::uint64_t number) {
-        if (has_two_levels()) {
+        if (has_two_levels() || parent_) {
             for (PollPause pause{std::chrono::microseconds{20}}; !advance(number, Waiting::tests);
                  pause()) {
             }
@@ -96,6 +97,49 @@ public:
     }
     [[nodiscard]] bool test(std::uint64_t number) { return advance(number, Waiting::tests); }
     [[nodiscard]] bool progress(std::uint64_t number) { return advance(number, Waiting::polls); }
+
+    /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all.
+    [[nodiscard]] auto split(GroupChoice choice, Machines const& group) {
+        using LocalGroup = decltype(local_.split(0, 0));
+        using AcrossGroup = decltype(across_->split(0, 0));
+        GroupLevels<LocalGroup, AcrossGroup> levels{nullptr, nullptr, group, options_, [this] {
+                                                        return heard();
+                                                    }};
+        (void)on_level(Level::local, [&] {
+            levels.local.reset(new LocalGroup(local_.split(choice.color, choice.key)));
+            return true;
+        });
+        if (across_ != nullptr) { // one group for each color, in the order of the group's machines
+            (void)on_level(Level::across, [&] {
+                levels.across.reset(new AcrossGroup(across_->split(choice.color, group.own())));
+                return true;
+            });
+        }
+        if (group.count() == 1) { // any of its ranks may be the first one
+            levels.across.reset();
+        }
+        return levels;
+    }
+
+    /// Local. Why all ranks have ended, also if no collective of theirs is under way, and tells both
+    /// levels. A rank that has left does not end the groups of the others.
+    [[nodiscard]] std::optional<AbortReason> heard() {
+        auto reason = failure_;
+        if (!reason && parent_) {
+            reason = parent_();
+        }
+        if (!reason) {
+            reason = reason_on(local_, Level::local);
+        }
+        if (!reason && across_ != nullptr) {
+            reason = reason_on(*across_, Level::across);
+        }
+        if (!reason || is_leaving(*reason)) {
+            return std::nullopt;
+        }
+        abort(*reason);
+        return failure_;
+    }
 
     /// All ranks throw the first reason that reaches them.
     void abort(AbortReason const& reason) {
@@ -153,7 +197,7 @@ public:
 
 private:
     /// What a collective does next. Its steps are known when it begins: leaders have one scratch.
-    enum class Stage : std::uint8_t { posted, comparing, moving };
+    enum class Stage : std::uint8_t { posted, comparing, telling, moving };
 
     struct Operation {
         Operation(Request const& asked, int ranks) : request{asked} {
@@ -165,15 +209,22 @@ private:
                                                                           : request.sends;
                 sizes.copy_to(std::span{parts});
             }
+            if (has_pairs(said)) {
+                parts.resize(2 * static_cast<std::size_t>(ranks));
+                request.sends.copy_to(std::span{parts}.first(parts.size() / 2));
+                request.expects.copy_to(std::span{parts}.last(parts.size() / 2));
+            }
             request.sends = request.expects = {}; // the caller's tables
         }
         explicit Operation(std::vector<LevelStep> all)
             : stage{Stage::moving}, steps{std::move(all)} {}
 
         Request request;
-        std::vector<std::size_t> parts; ///< elements of each rank, if ranks have parts
+        std::vector<std::size_t>
+            parts; ///< elements of each rank; of pairs: see PairCounts and LevelPlan
         Stage stage = Stage::posted;
         Comparison comparison;
+        PairCounts pairs;
         std::vector<LevelStep> steps; ///< of this stage
         std::size_t started = 0;
         std::vector<std::pair<Level, std::unique_ptr<RunningStep>>> running;
@@ -183,6 +234,20 @@ private:
     /// Whether this rank waits for others on both levels. If not, it may block.
     [[nodiscard]] bool has_two_levels() const {
         return local_.size() > 1 && across_ != nullptr && across_->size() > 1;
+    }
+
+    void find_deadline() {
+        if constexpr (has_set_deadline<Local>) {
+            deadline_ = local_.set_deadline(default_deadline);
+            local_.set_deadline(deadline_);
+        }
+        if constexpr (has_set_deadline<Across>) {
+            if (across_ != nullptr) {
+                std::chrono::nanoseconds const theirs = across_->set_deadline(deadline_);
+                across_->set_deadline(theirs);
+                deadline_ = (std::min)(deadline_, theirs);
+            }
+        }
     }
 
     // -- meeting ----------------------------------------------------------------------------------
@@ -267,11 +332,9 @@ private:
 
     // -- collectives ------------------------------------------------------------------------------
 
-    /// Whether ranks compare first. The elements of ranks are told with that, because only the root
-    /// of a gather or scatter has the table, and leaders need it.
+    /// Whether ranks compare first. The elements of ranks are told with that.
     [[nodiscard]] bool compares(Descriptor const& said) const noexcept {
-        return options_.check || (said.has_counts && (said.collective == Collective::gather ||
-                                                      said.collective == Collective::scatter));
+        return options_.check || tells_parts(said);
     }
     /// Ranks other than leaders start what they can: all up to one that compares first.
     void start_posted() {
@@ -279,7 +342,7 @@ private:
             if (operation.stage == Stage::posted) {
                 (void)start_more(operation);
             }
-            if (operation.stage == Stage::comparing) {
+            if (operation.stage != Stage::moving) {
                 return;
             }
         }
@@ -296,6 +359,12 @@ private:
         }
         do {
             LevelStep const& next = operation.steps[operation.started++];
+            for (LeadersCopy const& copy : next.copies) {
+                std::memcpy(copy.to, copy.from, copy.bytes);
+            }
+            if (!next.copies.empty()) {
+                continue;
+            }
             (void)on_level(next.level, [&] {
                 operation.running.emplace_back(
                     next.level,
@@ -312,18 +381,24 @@ private:
         if (operation.stage == Stage::posted && compares(request.signature)) {
             operation.stage = Stage::comparing;
             operation.comparison = {request, operation.parts, rank(), machines_.ranks()};
-            auto const words = operation.comparison.words();
-            Buffer const sum{words.data(), words.size(), DType::u64};
-            plan(operation, {{Collective::all_reduce, DType::u64}, sum, sum});
+            plan_sum(operation, operation.comparison.words());
             return;
         }
         if (operation.stage == Stage::comparing) {
-            if (auto const reason = operation.comparison.difference()) {
-                fail(*reason);
+            end_by(operation.comparison.difference());
+            if (has_pairs(request.signature)) {
+                operation.stage = Stage::telling;
+                operation.pairs = {operation.parts, rank(), machines_.ranks()};
+                plan_sum(operation, operation.pairs.words());
+                return;
             }
             for (std::size_t i = 0; i < operation.parts.size(); ++i) {
                 operation.parts[i] = operation.comparison.part(static_cast<int>(i));
             }
+        }
+        if (operation.stage == Stage::telling) {
+            end_by(operation.pairs.difference(request.signature));
+            operation.parts = operation.pairs.parts();
         }
         operation.stage = Stage::moving;
         Request all = request;
@@ -331,6 +406,10 @@ private:
             all.in = all.out = Buffer{&met_, 1, DType::u8};
         }
         plan(operation, all);
+    }
+    void plan_sum(Operation& operation, std::span<std::uint64_t> words) {
+        Buffer const sum{words.data(), words.size(), DType::u64};
+        plan(operation, {{Collective::all_reduce, DType::u64}, sum, sum});
     }
     void plan(Operation& operation, Request const& request) {
         operation.started = 0;
@@ -348,6 +427,7 @@ private:
                 end();
             }
             if (!advance_first(waiting)) {
+                hear_parent();
                 if (has_two_levels()) {
                     listen();
                 }
@@ -413,6 +493,27 @@ private:
             keep_alive();
         }
     }
+    void hear_parent() {
+        if (parent_) {
+            if (auto const reason = parent_()) {
+                fail(*reason);
+            }
+        }
+    }
+    template <class Comm>
+    [[nodiscard]] std::optional<AbortReason> reason_on(Comm& comm, Level level) const {
+        if constexpr (has_abort<Comm>) {
+            if (comm.is_aborted()) {
+                try {
+                    std::uint8_t byte = 0;
+                    comm.broadcast({&byte, 1, DType::u8}, 0).wait();
+                } catch (...) {
+                    return globalised(reason_of(std::current_exception()), level, machines_);
+                }
+            }
+        }
+        return std::nullopt;
+    }
     template <class Comm>
     void listen_to(Comm& comm, Level level) {
         if constexpr (has_abort<Comm>) {
@@ -423,6 +524,11 @@ private:
                     throw CommunicationError{"a communicator was aborted, and does not say why"};
                 });
             }
+        }
+    }
+    void end_by(std::optional<AbortReason> const& reason) {
+        if (reason) {
+            fail(*reason);
         }
     }
     [[noreturn]] void fail(AbortReason const& reason) {
@@ -439,6 +545,7 @@ private:
     Across* across_;
     HierarchicalOptions options_;
     Machines machines_;
+    std::function<std::optional<AbortReason>()> parent_; ///< of a group
     Arena scratch_; ///< of the collective that a leader has begun
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::chrono::steady_clock::time_point last_sign_{}; ///< of life, from a leader that waits

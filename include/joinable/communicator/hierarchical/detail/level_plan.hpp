@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <numeric>
 #include <span>
@@ -33,7 +34,7 @@ struct OffersOfMachines {
         scaled_sums && reduce_scatter && has_scaled_reduce_scatter<Local>;
     static constexpr bool gather = has_gather<Local> && has_scatter<Local>;
     static constexpr bool scatter = gather;
-    static constexpr bool all_to_all = false;
+    static constexpr bool all_to_all = gather;
 };
 
 /// Divides a collective of all ranks into the steps of one rank on its levels. On each machine a
@@ -41,7 +42,8 @@ struct OffersOfMachines {
 template <class Local, class Across>
 class LevelPlan {
 public:
-    /// `parts` has the elements of each rank, if ranks have parts. A leader's steps use `scratch`
+    /// `parts` has the elements of each rank, if ranks have parts. In an all_to_all by counts it has
+    /// those from rank 0 to each, then those from rank 1, and so on. A leader's steps use `scratch`
     /// until they are done.
     LevelPlan(
         Machines const& machines,
@@ -62,12 +64,19 @@ public:
         case Collective::scaled_reduce_scatter: reduce_scatter(); break;
         case Collective::gather: gather(); break;
         case Collective::scatter: scatter(); break;
+        case Collective::all_to_all: all_to_all(); break;
         default: all_reduce();
         }
         return std::move(steps_);
     }
 
 private:
+    /// Neighbours.
+    struct Ranks {
+        int begin;
+        int end;
+    };
+
     void broadcast() {
         LevelStep across = spread(Level::across, out_, root_machine());
         LevelStep local = spread(Level::local, out_, has_root_here() ? local_root() : 0);
@@ -151,6 +160,105 @@ private:
         take(by_ranks(Collective::scatter, part, out_));
     }
 
+    /// Leaders exchange blocks. A block has what one machine's ranks send to another's, by sender,
+    /// then by receiver. Before that a leader makes blocks of what its ranks send, and afterwards
+    /// what each of them receives. Leaders without an all_to_all get the blocks of all.
+    void all_to_all() {
+        Ranks const own = ranks_at(machines_.own());
+        Ranks const all{0, machines_.ranks()};
+        bool const exchanges = has_all_to_all<Across> && machines_.count() > 1;
+        std::size_t const sent = between(own, all);
+        std::size_t const received = between(all, own);
+        std::size_t const most = (std::max)(sent, received);
+        Buffer const memory = at_leader(most + (exchanges ? most : between(all, all)));
+        Buffer const whole = within(memory, 0, most);
+        Buffer const blocks = within(memory, most, memory.count - most);
+
+        take(by_ranks(Collective::gather, in_, within(whole, 0, sent), [&](Ranks rank) {
+            return between(rank, all);
+        }));
+        if (is_leader()) {
+            std::size_t const first =
+                exchanges ? 0 : between({0, own.begin}, all); // of this machine's blocks
+            make_blocks(whole, within(blocks, first, sent));
+            Buffer const arrived = exchanges ? whole : blocks;
+            exchange_blocks(blocks, arrived, exchanges);
+            make_parts(arrived, exchanges ? blocks : whole, exchanges);
+        }
+        Buffer const parts = within(exchanges ? blocks : whole, 0, received);
+        take(by_ranks(Collective::scatter, parts, out_, [&](Ranks rank) {
+            return between(all, rank);
+        }));
+    }
+    void exchange_blocks(Buffer blocks, Buffer arrived, bool exchanges) {
+        Ranks const own = ranks_at(machines_.own());
+        Ranks const all{0, machines_.ranks()};
+        if (!exchanges) {
+            for (int machine = 0; machine < machines_.count(); ++machine) {
+                Ranks const those = ranks_at(machine);
+                std::size_t const before = between({0, those.begin}, all);
+                take(spread(Level::across, within(blocks, before, between(those, all)), machine));
+            }
+            return;
+        }
+        LevelStep step =
+            in_place(Level::across, Collective::all_to_all, within(arrived, 0, between(all, own)));
+        step.signature.has_counts = true;
+        step.in = within(blocks, 0, between(own, all));
+        for (int machine = 0; machine < machines_.count(); ++machine) {
+            step.counts.push_back(between(own, ranks_at(machine)));
+            step.counts_out.push_back(between(ranks_at(machine), own));
+        }
+        take(std::move(step));
+    }
+    /// From what each rank of this machine sends.
+    void make_blocks(Buffer whole, Buffer blocks) {
+        Ranks const own = ranks_at(machines_.own());
+        std::vector<std::size_t> next; // of each rank, in `whole`
+        for (int from = own.begin; from < own.end; ++from) {
+            next.push_back(between({own.begin, from}, {0, machines_.ranks()}));
+        }
+        std::size_t written = 0;
+        LevelStep step;
+        for (int machine = 0; machine < machines_.count(); ++machine) {
+            for (int from = own.begin; from < own.end; ++from) {
+                std::size_t const count = between({from, from + 1}, ranks_at(machine));
+                std::size_t& read = next[static_cast<std::size_t>(from - own.begin)];
+                add_copy(step, within(blocks, written, count), within(whole, read, count));
+                read += count;
+                written += count;
+            }
+        }
+        take_copies(std::move(step));
+    }
+    /// To what each rank of this machine receives.
+    void make_parts(Buffer blocks, Buffer whole, bool exchanges) {
+        Ranks const own = ranks_at(machines_.own());
+        std::vector<std::size_t> next; // of each rank, in `whole`
+        for (int to = own.begin; to < own.end; ++to) {
+            next.push_back(between({0, machines_.ranks()}, {own.begin, to}));
+        }
+        std::size_t read = 0;
+        LevelStep step;
+        for (int machine = 0; machine < machines_.count(); ++machine) {
+            Ranks const those = ranks_at(machine);
+            if (!exchanges) { // among that machine's blocks for all
+                read = between({0, those.begin}, {0, machines_.ranks()}) +
+                       between(those, {0, own.begin});
+            }
+            for (int from = those.begin; from < those.end; ++from) {
+                for (int to = own.begin; to < own.end; ++to) {
+                    std::size_t const count = between({from, from + 1}, {to, to + 1});
+                    std::size_t& written = next[static_cast<std::size_t>(to - own.begin)];
+                    add_copy(step, within(whole, written, count), within(blocks, read, count));
+                    read += count;
+                    written += count;
+                }
+            }
+        }
+        take_copies(std::move(step));
+    }
+
     // -- steps of several of them -----------------------------------------------------------------
 
     /// Sums the inputs of a machine at its leader. The others' inputs do not change.
@@ -197,10 +305,20 @@ private:
     }
     /// With the parts of this machine's ranks.
     [[nodiscard]] LevelStep by_ranks(Collective collective, ConstBuffer in, Buffer out) const {
+        return by_ranks(collective, in, out, [&](Ranks rank) {
+            return parts_[static_cast<std::size_t>(rank.begin)];
+        });
+    }
+    /// With parts of `count_of(rank)` elements.
+    template <class F>
+    [[nodiscard]] LevelStep
+    by_ranks(Collective collective, ConstBuffer in, Buffer out, F const& count_of) const {
         LevelStep step = in_place(Level::local, collective, out);
         step.in = in;
-        auto const own = own_ranks();
-        step.counts.assign(own.begin(), own.end());
+        Ranks const own = ranks_at(machines_.own());
+        for (int rank = own.begin; rank < own.end; ++rank) {
+            step.counts.push_back(count_of(Ranks{rank, rank + 1}));
+        }
         return step;
     }
     /// With the parts of machines.
@@ -229,6 +347,26 @@ private:
         bool const is_done =
             is_alone && step.in.data == step.out.data && !is_scaled(step.signature.collective);
         if ((is_local || is_leader()) && !is_done) {
+            steps_.push_back(std::move(step));
+        }
+    }
+
+    static void add_copy(LevelStep& step, Buffer to, Buffer from) {
+        auto* const data = static_cast<std::byte*>(to.data);
+        auto const* const read = static_cast<std::byte const*>(from.data);
+        if (!step.copies.empty()) {
+            LeadersCopy& last = step.copies.back();
+            if (last.to + last.bytes == data && last.from + last.bytes == read) {
+                last.bytes += to.bytes();
+                return;
+            }
+        }
+        if (to.count != 0) {
+            step.copies.push_back({data, read, to.bytes()});
+        }
+    }
+    void take_copies(LevelStep step) {
+        if (!step.copies.empty()) {
             steps_.push_back(std::move(step));
         }
     }
@@ -268,6 +406,14 @@ private:
         std::size_t const before = offset_of(parts_, first) * size_of(said_.dtype);
         return {static_cast<std::byte*>(all.data) + before, sum_of(ranks_of(machine)), all.dtype};
     }
+    /// So many elements of a leader's memory.
+    [[nodiscard]] Buffer within(Buffer memory, std::size_t first, std::size_t count) const {
+        if (!is_leader()) {
+            return none();
+        }
+        auto* const data = static_cast<std::byte*>(memory.data) + first * size_of(memory.dtype);
+        return {data, count, memory.dtype};
+    }
     [[nodiscard]] Buffer part_of(Buffer all) const { return part_of(all, machines_.own()); }
 
     [[nodiscard]] std::span<std::size_t const> ranks_of(int machine) const {
@@ -277,10 +423,25 @@ private:
             static_cast<std::size_t>(machines_.first_of(machine + 1) - first)
         );
     }
-    [[nodiscard]] std::span<std::size_t const> own_ranks() const {
-        return ranks_of(machines_.own());
+    [[nodiscard]] std::size_t own_parts() const { return sum_of(ranks_of(machines_.own())); }
+    [[nodiscard]] Ranks ranks_at(int machine) const {
+        return {machines_.first_of(machine), machines_.first_of(machine + 1)};
     }
-    [[nodiscard]] std::size_t own_parts() const { return sum_of(own_ranks()); }
+    /// The elements that some ranks send to others in an all_to_all.
+    [[nodiscard]] std::size_t between(Ranks from, Ranks to) const {
+        auto const senders = static_cast<std::size_t>(from.end - from.begin);
+        auto const receivers = static_cast<std::size_t>(to.end - to.begin);
+        if (!said_.has_counts) {
+            return senders * receivers * said_.count;
+        }
+        std::size_t sum = 0;
+        for (std::size_t sender = 0; sender < senders; ++sender) {
+            std::size_t const row = (static_cast<std::size_t>(from.begin) + sender) *
+                                    static_cast<std::size_t>(machines_.ranks());
+            sum += sum_of(parts_.subspan(row + static_cast<std::size_t>(to.begin), receivers));
+        }
+        return sum;
+    }
     [[nodiscard]] static std::size_t sum_of(std::span<std::size_t const> parts) {
         return std::accumulate(parts.begin(), parts.end(), std::size_t{0});
     }

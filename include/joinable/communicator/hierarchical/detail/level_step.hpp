@@ -19,13 +19,22 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A collective of one level, which is a part of one of all ranks.
+/// Bytes that a leader copies within its memory. Source and destination do not overlap.
+struct LeadersCopy {
+    std::byte* to;
+    std::byte const* from;
+    std::size_t bytes;
+};
+
+/// A collective of one level, which is a part of one of all ranks. Or, if it has copies, only these.
 struct LevelStep {
     Level level = Level::local;
     Descriptor signature = {}; ///< with counts if parts differ
     ConstBuffer in = {};       ///< as `out` if the collective is in place
     Buffer out = {};
-    std::vector<std::size_t> counts = {}; ///< of each rank of the level
+    std::vector<std::size_t> counts = {};     ///< of each rank of the level
+    std::vector<std::size_t> counts_out = {}; ///< of an all_to_all: what comes from each
+    std::vector<LeadersCopy> copies = {};
 };
 
 /// A step that was started, whatever type its work has.
@@ -107,6 +116,11 @@ template <class Comm>
             return by_parts([&](auto... counts) {
                 return comm.scatter(in, out, said.root, counts...);
             });
+        }
+        break;
+    case Collective::all_to_all:
+        if constexpr (has_all_to_all<Comm>) {
+            return run(comm.all_to_all(in, out, Counts{step.counts}, Counts{step.counts_out}));
         }
         break;
     default: break;

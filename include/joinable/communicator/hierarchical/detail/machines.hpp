@@ -75,7 +75,8 @@ sealed(AbortReason const& reason, Level level, Machines const& machines) {
     AbortReason result{reason.kind, {}, std::string{sealed_mark}};
     for (int const rank : reason.ranks) {
         result.message += concat(rank == reason.ranks.front() ? "" : ",", rank);
-        if (!machines.are_known()) {
+        if (!machines.are_known() ||
+            rank >= machines.ranks()) { // a rank of a group around this one
             continue;
         }
         int const machine = machines.machine_of(rank);

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: BSL-1.0
+// Groups of ranks of several machines as communicators of their own.
+#include <joinable/communicator/hierarchical/communicator.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/closed_forms.hpp>
+#include <support/machines.hpp>
+#include <support/tcp_ranks.hpp>
+#include <support/wait_until.hpp>
+
+#include <joinable/communicator/capabilities.hpp>
+#include <joinable/error.hpp>
+#include <joinable/hierarchical.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::DType;
+using joinable::ReduceOp;
+using joinable::ThreadCommunicator;
+using Sizes = std::vector<int>;
+
+static_assert(joinable::Splits<ThreadMachines>);
+static_assert(!joinable::Splits<
+              joinable::HierarchicalCommunicator<ThreadCommunicator, joinable::TcpCommunicator>>);
+
+int sum_of_ones(auto& comm) {
+    std::int32_t one = 1;
+    comm.all_reduce({&one, 1, DType::i32}, ReduceOp::sum).wait();
+    return one;
+}
+
+/// Splits by `choose(comm)`, a color and a key, and compares the group with the one that all ranks' own
+/// choices say.
+void check_group(
+    ThreadMachines& comm, std::function<std::pair<int, int>(ThreadMachines&, int)> const& choose
+) {
+    auto const [color, key] = choose(comm, comm.rank());
+    auto group = comm.split(color, key);
+    std::vector<std::pair<int, int>> members; // key and rank
+    for (int rank = 0; rank < comm.size(); ++rank) {
+        auto const [other, place] = choose(comm, rank);
+        if (other == color) {
+            members.emplace_back(place, rank);
+        }
+    }
+    std::sort(members.begin(), members.end());
+    CHECK(group.size() == static_cast<int>(members.size()));
+    CHECK(members[static_cast<std::size_t>(group.rank())].second == comm.rank());
+    for (int root = 0; root < group.size(); ++root) {
+        std::int32_t told = comm.rank();
+        group.broadcast({&told, 1, DType::i32}, root).wait();
+        CHECK(told == members[static_cast<std::size_t>(root)].second);
+    }
+    closed_forms::check_all<float>(group, {0, 3});
+    CHECK(sum_of_ones(comm) == comm.size()); // both can be used in turn
+    auto deeper = group.split(0, 0);
+    CHECK(deeper.rank() == group.rank());
+    closed_forms::check_all<float>(deeper, {3});
+}
+
+TEST_CASE("groups over machines are those of the colors, in the order of the keys") {
+    for (Sizes const& sizes : machine_layouts) {
+        CAPTURE(text_of(sizes));
+        run_machines(sizes, [](ThreadMachines& comm) {
+            CAPTURE(comm.rank());
+            check_group(comm, [](auto&, int) { return std::pair{7, 0}; });
+            check_group(comm, [](auto&, int rank) { return std::pair{rank, 0}; });
+            // Each machine has its own, in reverse order: any of its ranks may be the first.
+            check_group(comm, [](auto& all, int rank) {
+                return std::pair{all.machine_of(rank), -rank};
+            });
+            // The leaders are among themselves, and so are the others of each machine.
+            check_group(comm, [](auto& all, int rank) {
+                int const machine = all.machine_of(rank);
+                bool const leads = rank == 0 || all.machine_of(rank - 1) != machine;
+                return std::pair{leads ? 0 : 1 + machine, 0};
+            });
+            // The machines in reverse order, with the second rank of each by itself.
+            check_group(comm, [](auto& all, int rank) {
+                int const machine = all.machine_of(rank);
+                bool const is_second = rank > 0 && all.machine_of(rank - 1) == machine &&
+                                       (rank == 1 || all.machine_of(rank - 2) != machine);
+                return std::pair{is_second ? 1 + machine : 0, -machine};
+            });
+        });
+    }
+}
+
+TEST_CASE("a group that leaders do not connect is refused on all ranks, which go on") {
+    run_machines({2, 1, 2}, [](ThreadMachines& comm) {
+        int const second = comm.rank() == 1 || comm.rank() == 4 ? 1 : 0;
+        CHECK_THROWS_WITH_AS(
+            (void)comm.split(second, 0),
+            "split needs the leader of each machine, if a group has ranks of several, because leaders "
+            "alone are connected; but in the group of color 1 the first rank of machine 0 is rank 1, "
+            "and its leader is rank 0",
+            joinable::ContractViolation
+        );
+        CHECK_THROWS_AS((void)comm.split(0, -comm.rank()), joinable::ContractViolation);
+        CHECK_THROWS_WITH_AS(
+            (void)comm.split(0, comm.rank() == 1 ? 9 : comm.rank()),
+            "split needs keys that keep the ranks of a machine next to each other, but in the group of "
+            "color 0 rank 1 of machine 0 comes after ranks of another machine",
+            joinable::ContractViolation
+        );
+        CHECK_THROWS_AS((void)comm.split(-1, 0), joinable::ContractViolation);
+        CHECK(sum_of_ones(comm) == 5);
+    });
+}
+
+TEST_CASE("a group of machines inherits the deadline and whether ranks compare") {
+    auto const body = [](ThreadMachines& comm) {
+        comm.set_deadline(std::chrono::seconds{57});
+        auto group = comm.split(0, 0);
+        CHECK(group.set_deadline(std::chrono::seconds{60}) == std::chrono::seconds{57});
+        std::vector<std::int32_t> values(8, 1);
+        group.broadcast({values.data(), 8, DType::i32}, comm.rank() == 3 ? 0 : 1).wait();
+    };
+    MachineFailures<joinable::Mismatch> const failures{
+        {2, 2},
+        [&](ThreadMachines& comm) {
+            try {
+                body(comm);
+            } catch (joinable::Mismatch const& error) {
+                CHECK(!comm.is_aborted()); // the group's failures are its own
+                comm.barrier();
+                comm.abort({joinable::FailureKind::mismatch, error.ranks(), error.what()});
+                throw;
+            }
+        },
+        {.check = true}
+    };
+    failures.check({3}, "broadcast");
+}
+
+TEST_CASE("an abort reaches the groups of machines that were split off, and theirs") {
+    for (int culprit = 0; culprit < 4; ++culprit) {
+        MachineFailures<joinable::PeerFailed> const failures{
+            {2, 2},
+            [&](ThreadMachines& comm) {
+                // The group of the leaders has no number 3.
+                bool const leads = comm.rank() % 2 == 0;
+                auto group = comm.split(leads ? 0 : comm.rank(), 0);
+                auto deeper = group.split(0, 0);
+                comm.barrier();
+                deeper.barrier();
+                if (comm.rank() == culprit) {
+                    comm.abort({joinable::FailureKind::peer_failed, {culprit}, "out of memory"});
+                    deeper.barrier();
+                }
+                for (;;) {
+                    deeper.barrier();
+                }
+            }
+        };
+        failures.check({culprit}, "deeper");
+    }
+}
+
+TEST_CASE("groups over machines go on without a rank of another group that has left") {
+    run_machines({3, 2}, [](ThreadMachines& comm) {
+        auto group = comm.split(comm.rank() == 2 ? 1 : 0, 0);
+        comm.barrier();
+        if (comm.rank() == 2) {
+            return;
+        }
+        if (comm.machine() == 0) {
+            wait_until([&] { return comm.is_aborted(); }); // rank 2 has ended
+        }
+        for (int round = 0; round < 3; ++round) {
+            CHECK(sum_of_ones(group) == 4);
+        }
+    });
+}
+
+} // namespace

@@ -77,6 +77,26 @@ link_lost() { # packets, up to now
             $(link_count "$b" tx_packets) - $(link_count "$a" rx_packets)))
     fi
 }
+link_probe() { # bytes to send; prints the round trip in microseconds and the megabytes per second
+    ip netns exec "$a" python3 "${BASH_SOURCE%/*}/probe.py" serve 10.77.0.1 "$1" &
+    ip netns exec "$b" python3 "${BASH_SOURCE%/*}/probe.py" measure 10.77.0.1 "$1"
+    wait $!
+}
+# Starts a program under Open MPI, as many ranks on each machine. Its daemon on the other machine is started by a
+# program that takes the place of ssh. Machines need names of their own.
+link_mpirun() { # mpirun, a folder, ranks of a machine, the program and its arguments
+    local mpirun=$1 folder=$2 ranks=$3
+    shift 3
+    cat >"$folder/agent" <<END
+#!/usr/bin/env bash
+shift
+exec ip netns exec $b unshare --uts bash -c "hostname $b; \$*"
+END
+    chmod +x "$folder/agent"
+    ip netns exec "$a" unshare --uts bash -c "hostname $a; exec \"\$@\"" - "$mpirun" --allow-run-as-root \
+        -H "10.77.0.1:$ranks,10.77.0.2:$ranks" -n $((2 * ranks)) --bind-to none --mca plm_rsh_agent "$folder/agent" \
+        --mca oob_tcp_if_include 10.77.0.0/24 --mca btl_tcp_if_include 10.77.0.0/24 --mca btl self,vader,tcp "$@"
+}
 link_kill() { # all processes of both machines
     local space process
     for space in "$a" "$b"; do

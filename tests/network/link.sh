@@ -43,6 +43,7 @@ link_open() {
     ip -n "$b" address add 10.77.0.2/24 dev "$name"
     for space in "$a" "$b"; do
         ip -n "$space" link set lo up
+        ip -n "$space" link set "$name" addrgenmode none # or the kernel sends packets of its own, by IPv6
         ip -n "$space" link set "$name" up
     done
 }

@@ -10,7 +10,7 @@ import sys
 import time
 
 PORT = 5555
-ROUND_TRIPS = 300
+ROUND_TRIPS = 100
 DEADLINE = 60  # seconds
 
 

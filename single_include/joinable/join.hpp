@@ -3008,7 +3008,8 @@ concept has_value_and_grad_members = requires(P& p) {
 /// |                                               | backward pass, or set_grad(p)                    |
 /// | `static void set_value(P& p, AnyView view)`   | optional, with the next: makes `view` the value  |
 /// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
-/// |                                               | ranks keep parts of values                       |
+/// |                                               | ranks keep parts of values; must not throw,      |
+/// |                                               | because it also runs while an exception unwinds  |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
 /// The default serves every class with members `value` and `grad` that are writable tensors; `grad`
@@ -4308,6 +4309,173 @@ concept SharesMemory = Communicator<C> && detail::has_share<C>;
 
 }} // namespace joinable::v0
 
+// ---- joinable/device/squares.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// A sum of the squares of a tensor's elements, for Device::sum_squares().
+struct SquareSum {
+    AnyView tensor; ///< of a floating-point dtype
+    double* sum;    ///< in the memory of the tensor's device
+};
+
+namespace detail {
+
+// The order of a sum of squares, which is the same on every device, and so are the bits. Elements
+// count in the order of their indices, the last index changes fastest, wherever they lie in memory.
+// The squares of each run of `square_block` elements are summed, then the sums of the runs, both in
+// the same way: number i goes to lane i % square_lanes, a lane adds its numbers in order, and the
+// upper half of the lanes is added to the lower half until one lane is left.
+
+inline constexpr std::size_t square_lanes = 256;
+inline constexpr std::size_t square_block = 8 * square_lanes;
+
+/// The number of runs.
+[[nodiscard]] JOINABLE_HOST_DEVICE constexpr std::size_t square_blocks(std::size_t elements
+) noexcept {
+    return (elements + square_block - 1) / square_block;
+}
+
+/// Lane `lane` of the lower half takes its number of the upper half.
+JOINABLE_HOST_DEVICE inline void fold_lane(double* lanes, std::size_t half, std::size_t lane) {
+    lanes[lane] += lanes[lane + half];
+}
+
+/// A square has the same bits whether a compiler fuses it with the following sum or not: that of a
+/// float is exact in double.
+JOINABLE_HOST_DEVICE inline double square_of(float number) {
+    double const wide = static_cast<double>(number);
+    return wide * wide;
+}
+JOINABLE_HOST_DEVICE inline double square_of(double number) {
+    double square;
+    JOINABLE_ROUNDED_PRODUCT(square, number, number);
+    return square;
+}
+
+/// Where the elements of a tensor lie, in the order of their indices. Steps are in elements.
+struct IndexOrder {
+    struct Level {
+        std::size_t extent;
+        std::size_t step;
+    };
+
+    std::uint32_t levels;         ///< at least one
+    Level level[max_tensor_rank]; ///< innermost first; neighbours are merged where possible
+
+    IndexOrder(Shape const& extents, Shape const& strides);
+    IndexOrder() = default;
+
+    [[nodiscard]] JOINABLE_HOST_DEVICE std::size_t place_of(std::size_t element) const {
+        std::size_t place = 0;
+        for (std::uint32_t l = 0; l + 1 < levels; ++l) {
+            place += element % level[l].extent * level[l].step;
+            element /= level[l].extent;
+        }
+        return place + element * level[levels - 1].step;
+    }
+};
+
+/// The sum for a tensor in host memory.
+[[nodiscard]] double sum_of_squares(AnyView const& tensor);
+
+} // namespace detail
+
+}} // namespace joinable::v0
+
+// ---- joinable/device/squares.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <array>
+#include <type_traits>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION IndexOrder::IndexOrder(Shape const& extents, Shape const& strides)
+    : levels{0}, level{} {
+    for (std::size_t d = extents.size(); d-- > 0;) {
+        if (extents[d] == 1) {
+            continue;
+        }
+        if (levels != 0 && level[levels - 1].extent * level[levels - 1].step == strides[d]) {
+            level[levels - 1].extent *= extents[d];
+        } else {
+            level[levels++] = {extents[d], strides[d]};
+        }
+    }
+    if (levels == 0) { // a single element
+        level[levels++] = {1, 1};
+    }
+}
+
+/// Numbers that are added in lanes.
+struct SquareLanes {
+    std::array<double, square_lanes> sums{};
+
+    [[nodiscard]] double total() noexcept {
+        for (std::size_t half = square_lanes / 2; half != 0; half /= 2) {
+            for (std::size_t lane = 0; lane < half; ++lane) {
+                fold_lane(sums.data(), half, lane);
+            }
+        }
+        return sums.front();
+    }
+};
+
+template <class T>
+[[nodiscard]] double sum_of_squares_as(T const* first, std::size_t count, IndexOrder const& order) {
+    using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    SquareLanes all;
+    SquareLanes block;
+    std::size_t blocks = 0;
+    auto const close = [&] {
+        all.sums[blocks++ % square_lanes] += block.total();
+        block = {};
+    };
+    auto const [run, step] = order.level[0];
+    std::size_t done = 0;
+    for (std::size_t begin = 0; begin < count; begin += run) {
+        T const* from = first + order.place_of(begin);
+        for (std::size_t left = run; left != 0;) {
+            std::size_t const lane = done % square_lanes;
+            std::size_t const some = (std::min)(left, square_lanes - lane);
+            for (std::size_t i = 0; i < some; ++i) {
+                block.sums[lane + i] += square_of(static_cast<Wide>(from[i * step]));
+            }
+            from += some * step;
+            left -= some;
+            done += some;
+            if (done % square_block == 0) {
+                close();
+            }
+        }
+    }
+    if (done % square_block != 0) {
+        close();
+    }
+    return all.total();
+}
+
+JOINABLE_DEFINITION double sum_of_squares(AnyView const& tensor) {
+    std::size_t const count = tensor.numel();
+    IndexOrder const order{tensor.extents(), tensor.strides()};
+    switch (tensor.dtype()) {
+    case DType::f16:
+        return sum_of_squares_as(static_cast<Half const*>(tensor.data()), count, order);
+    case DType::bf16:
+        return sum_of_squares_as(static_cast<BFloat16 const*>(tensor.data()), count, order);
+    case DType::f64:
+        return sum_of_squares_as(static_cast<double const*>(tensor.data()), count, order);
+    default: return sum_of_squares_as(static_cast<float const*>(tensor.data()), count, order);
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/device/update.hpp
 
 namespace joinable { inline namespace v0 {
@@ -4393,6 +4561,13 @@ public:
     [[nodiscard]] virtual bool can_update(DeviceRule const& rule) const noexcept = 0;
     /// Submits, then steps elements by a rule. `rule` and `updates` may change when this returns.
     virtual void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) = 0;
+
+    /// Whether sum_squares() works.
+    [[nodiscard]] virtual bool can_sum_squares() const noexcept = 0;
+    /// Submits, then adds the squares of each tensor's elements to a number, in double, in the order
+    /// of device/squares.hpp: all devices compute the same bits. No two numbers are the same one.
+    /// `sums` may change when this returns.
+    virtual void sum_squares(std::span<SquareSum const> sums) = 0;
 
     /// Submits, then moves sections within an arena: see detail::permute_sections.
     virtual void permute(Arena const& arena, std::vector<detail::Section>& sections) = 0;
@@ -4566,6 +4741,12 @@ public:
     void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) override {
         for (DeviceUpdate const& update : updates) {
             rule.on_host(rule.settings, update);
+        }
+    }
+    [[nodiscard]] bool can_sum_squares() const noexcept override { return true; }
+    void sum_squares(std::span<SquareSum const> sums) override {
+        for (SquareSum const& one : sums) {
+            *one.sum += detail::sum_of_squares(one.tensor);
         }
     }
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
@@ -7956,6 +8137,82 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/detail/failure.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The reason to tell peers about an exception. A failure that came from other ranks keeps its
+/// culprits. Any other has none yet, which stands for the rank that throws it.
+AbortReason failure_of(std::exception_ptr const& error);
+
+/// The failure that ended the communicator by which ranks meet, from its exception.
+AbortReason reason_of(std::exception_ptr const& error);
+
+std::string failure_text(std::vector<int> const& ranks, std::string const& text);
+
+/// The same reason, ready to be thrown on other ranks. Without culprits `rank` is the culprit,
+/// unless it is an error without culprits on all ranks.
+AbortReason blamed_on(int rank, AbortReason reason);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/detail/failure.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION AbortReason failure_of(std::exception_ptr const& error) {
+    if (!error) {
+        return {FailureKind::peer_failed, {}, {}};
+    }
+    try {
+        std::rethrow_exception(error);
+    } catch (PeerFailed const& failure) {
+        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
+    } catch (TimedOut const& failure) {
+        return {FailureKind::timed_out, failure.ranks(), failure.what()};
+    } catch (Mismatch const& failure) {
+        return {FailureKind::mismatch, failure.ranks(), failure.what()};
+    } catch (std::exception const& other) {
+        return {FailureKind::peer_failed, {}, other.what()};
+    } catch (...) {
+        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
+    }
+}
+
+JOINABLE_DEFINITION AbortReason reason_of(std::exception_ptr const& error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (CommunicationError const& failure) {
+        return {FailureKind::communication, {}, failure.what()};
+    } catch (ContractViolation const& failure) {
+        return {FailureKind::contract, {}, failure.what()};
+    } catch (...) {
+        return failure_of(error);
+    }
+}
+
+JOINABLE_DEFINITION std::string
+failure_text(std::vector<int> const& ranks, std::string const& text) {
+    std::string const left = "an exception left the guard";
+    return ranks_text(ranks) + " failed: " + (text.empty() ? left : text);
+}
+
+JOINABLE_DEFINITION AbortReason blamed_on(int rank, AbortReason reason) {
+    bool const is_of_all =
+        reason.kind == FailureKind::communication || reason.kind == FailureKind::contract;
+    if (reason.ranks.empty() && !is_of_all) {
+        reason.ranks = {rank};
+        reason.message = failure_text(reason.ranks, reason.message);
+    }
+    return reason;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/agreement/agree.hpp
 
 /// @file
@@ -8059,83 +8316,21 @@ void agree(
     std::exception_ptr const& local_error = {}
 );
 
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/detail/failure.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// The reason to tell peers about an exception. A failure that came from other ranks keeps its
-/// culprits. Any other has none yet, which stands for the rank that throws it.
-AbortReason failure_of(std::exception_ptr const& error);
-
-/// The failure that ended the communicator by which ranks meet, from its exception.
-AbortReason reason_of(std::exception_ptr const& error);
-
-std::string failure_text(std::vector<int> const& ranks, std::string const& text);
-
-/// The same reason, ready to be thrown on other ranks. Without culprits `rank` is the culprit,
-/// unless it is an error without culprits on all ranks.
-AbortReason blamed_on(int rank, AbortReason reason);
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/detail/failure.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION AbortReason failure_of(std::exception_ptr const& error) {
-    if (!error) {
-        return {FailureKind::peer_failed, {}, {}};
-    }
+/// Runs f() where the others expect no failure: they run collectives next. If it throws, these throw
+/// PeerFailed with its text, provided that the communicator can abort.
+template <Communicator Comm, class F>
+void abort_if_throws(Comm& comm, F const& f) {
     try {
-        std::rethrow_exception(error);
-    } catch (PeerFailed const& failure) {
-        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
-    } catch (TimedOut const& failure) {
-        return {FailureKind::timed_out, failure.ranks(), failure.what()};
-    } catch (Mismatch const& failure) {
-        return {FailureKind::mismatch, failure.ranks(), failure.what()};
-    } catch (std::exception const& other) {
-        return {FailureKind::peer_failed, {}, other.what()};
+        f();
     } catch (...) {
-        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
+        if constexpr (Aborts<Comm>) {
+            comm.abort(blamed_on(comm.rank(), failure_of(std::current_exception())));
+        }
+        throw;
     }
-}
-
-JOINABLE_DEFINITION AbortReason reason_of(std::exception_ptr const& error) {
-    try {
-        std::rethrow_exception(error);
-    } catch (CommunicationError const& failure) {
-        return {FailureKind::communication, {}, failure.what()};
-    } catch (ContractViolation const& failure) {
-        return {FailureKind::contract, {}, failure.what()};
-    } catch (...) {
-        return failure_of(error);
-    }
-}
-
-JOINABLE_DEFINITION std::string
-failure_text(std::vector<int> const& ranks, std::string const& text) {
-    std::string const left = "an exception left the guard";
-    return ranks_text(ranks) + " failed: " + (text.empty() ? left : text);
-}
-
-JOINABLE_DEFINITION AbortReason blamed_on(int rank, AbortReason reason) {
-    bool const is_of_all =
-        reason.kind == FailureKind::communication || reason.kind == FailureKind::contract;
-    if (reason.ranks.empty() && !is_of_all) {
-        reason.ranks = {rank};
-        reason.message = failure_text(reason.ranks, reason.message);
-    }
-    return reason;
 }
 
 }}} // namespace joinable::v0::detail
-
-#endif
 
 // ---- joinable/agreement/agree.ipp
 
@@ -13351,7 +13546,7 @@ private:
         }
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
-        reducer_->take_gradients();
+        detail::abort_if_throws(comm, [&] { reducer_->take_gradients(); });
         reducer_->register_memory();
         if (start) {
             start->run(comm, 0);
@@ -15312,6 +15507,12 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
     return {
         FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
     };
+}
+
+/// Whether a reason says that, whatever precedes it.
+[[nodiscard]] inline bool is_leaving(AbortReason const& reason) {
+    return reason.kind == FailureKind::peer_failed &&
+           reason.message.ends_with(" left while others wait for it");
 }
 
 /// The ranks `overdue` "did not <do>" in time, while `rank` does what `meanwhile` says.

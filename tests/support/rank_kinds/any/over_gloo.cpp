@@ -10,6 +10,7 @@ namespace joinable_tests {
 // Ranks are threads.
 bool const ranks_share_memory = true;
 bool const sums_in_rank_order = true;
+bool const sums_have_one_order = true;
 bool const compares_collectives = true;
 
 void over_ranks(

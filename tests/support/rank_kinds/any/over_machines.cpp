@@ -10,6 +10,7 @@ namespace joinable_tests {
 // Ranks are threads, of machines of threads.
 bool const ranks_share_memory = true;
 bool const sums_in_rank_order = false;
+bool const sums_have_one_order = true;
 bool const compares_collectives = true;
 
 /// The first machine has one rank, the second two, and so on; the last one has the rest.

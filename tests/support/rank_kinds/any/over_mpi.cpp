@@ -8,6 +8,7 @@ namespace joinable_tests {
 // Every process of mpirun runs the tests, and those that a group has no place for wait.
 bool const ranks_share_memory = false;
 bool const sums_in_rank_order = false;
+bool const sums_have_one_order = false;
 bool const compares_collectives = false;
 
 /// What a body throws is PeerFailed.

@@ -15,6 +15,7 @@ namespace joinable_tests {
 using RankCommunicator = AnyCommunicator;
 extern bool const ranks_share_memory;
 extern bool const sums_in_rank_order;
+extern bool const sums_have_one_order;
 inline constexpr bool combines_bits = true;
 extern bool const compares_collectives;
 

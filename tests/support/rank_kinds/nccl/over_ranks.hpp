@@ -15,6 +15,7 @@ namespace joinable_tests {
 using RankCommunicator = HostNccl;
 inline constexpr bool ranks_share_memory = true;
 inline constexpr bool sums_in_rank_order = true;
+inline constexpr bool sums_have_one_order = true;
 inline constexpr bool combines_bits = false;
 inline constexpr bool compares_collectives = false;
 

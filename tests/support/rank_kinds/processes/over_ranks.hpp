@@ -16,6 +16,7 @@ namespace joinable_tests {
 using RankCommunicator = joinable::ProcessCommunicator;
 inline constexpr bool ranks_share_memory = false;
 inline constexpr bool sums_in_rank_order = true;
+inline constexpr bool sums_have_one_order = true;
 inline constexpr bool combines_bits = true;
 inline constexpr bool compares_collectives = true;
 

@@ -21,6 +21,8 @@ using RankCommunicator = joinable::ThreadCommunicator;
 inline constexpr bool ranks_share_memory = true;
 /// Whether sums have the bits of a sum in rank order. Tests that compare them with such sums are skipped elsewhere.
 inline constexpr bool sums_in_rank_order = true;
+/// Whether all collectives sum in one order, so that the parts of a sum have the bits of the whole.
+inline constexpr bool sums_have_one_order = true;
 /// Whether integers can be combined bit by bit.
 inline constexpr bool combines_bits = true;
 /// Whether ranks compare what they are about to do in every collective.

@@ -15,6 +15,7 @@ relay=
 link_open() {
     command -v ip >/dev/null || { echo "skipped: there is no ip: install iproute2" && return 77; }
     ip netns add "$a" 2>/dev/null || { echo "skipped: this user may not make network namespaces" && return 77; }
+    ip netns exec "$a" true 2>/dev/null || { echo "skipped: no program can be started in a network namespace" && return 77; }
     ip netns add "$b"
     local space loss=()
     [ "$2" -eq 0 ] || loss=(loss "$(awk "BEGIN { print 100 / $2 }")%")

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // What an all_reduce costs beside a bare gloo::allreduce: one program, turn by turn, so that a busy machine
-// slows both. It forks its ranks: bench_gloo [ranks] [turns]. Rank 0 prints medians in microseconds.
+// slows both. It forks its ranks: bench_gloo [ranks] [turns]. Or it is the rank of one machine, which meets the others in
+// an empty folder: bench_gloo ranks turns rank address folder. Rank 0 prints medians in microseconds.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -42,9 +43,10 @@ double microseconds(joinable::GlooCommunicator& comm, Run const& run) {
     return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-std::shared_ptr<gloo::Context> bare_context(int rank, int size, std::string const& folder) {
+std::shared_ptr<gloo::Context>
+bare_context(int rank, int size, std::string const& address, std::string const& folder) {
     gloo::rendezvous::FileStore store{folder};
-    auto device = gloo::transport::tcp::CreateDevice("127.0.0.1");
+    auto device = gloo::transport::tcp::CreateDevice(address.c_str());
     auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
     context->connectFullMesh(store, device);
     return context;
@@ -93,14 +95,18 @@ void compare(
     }
 }
 
-void run(int rank, int size, std::size_t turns, std::string const& folder) {
+void run(
+    int rank, int size, std::size_t turns, std::string const& address, std::string const& folder
+) {
     joinable::GlooCommunicator comm{joinable::GlooOptions{
         .rank = rank,
         .size = size,
         .store = joinable::GlooFile{folder + "/ranks"},
-        .address = "127.0.0.1"
+        .address = address
     }};
-    auto const context = bare_context(rank, size, folder + "/bare");
+    auto const bare_folder = folder + "/bare";
+    std::filesystem::create_directory(bare_folder); // by all ranks: one of them makes it
+    auto const context = bare_context(rank, size, address, bare_folder);
     for (std::size_t const bytes : {std::size_t{8}, std::size_t{1} << 16U, std::size_t{1} << 20U}) {
         compare(comm, context, bytes, turns);
     }
@@ -113,14 +119,17 @@ int main(int count, char** arguments) {
     int const size = count > 1 ? std::atoi(arguments[1]) : 2;
     auto const turns =
         static_cast<std::size_t>(count > 2 ? std::strtoul(arguments[2], nullptr, 10) : 200);
+    if (count == 6) {
+        run(std::atoi(arguments[3]), size, turns, arguments[4], arguments[5]);
+        return 0;
+    }
     std::string folder = (std::filesystem::temp_directory_path() / "joinable.XXXXXX").string();
     if (::mkdtemp(folder.data()) == nullptr) {
         return 1;
     }
-    std::filesystem::create_directory(folder + "/bare");
     for (int rank = 0; rank < size; ++rank) {
         if (::fork() == 0) {
-            run(rank, size, turns, folder);
+            run(rank, size, turns, "127.0.0.1", folder);
             return 0;
         }
     }

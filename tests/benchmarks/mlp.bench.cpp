@@ -295,10 +295,23 @@ void measure_rank(Comm& comm, std::string_view name, int blocks) {
     }
 }
 
+#if defined(MLP_WITH_GLOO)
+void measure_gloo_rank(
+    int rank, std::string const& address, std::string const& folder, int blocks
+) {
+    pin(rank); // as are the threads that the communicator starts
+    joinable::GlooCommunicator comm{
+        {.rank = rank, .size = 2, .store = joinable::GlooFile{folder + "/ranks"}, .address = address
+        }
+    };
+    measure_rank(comm, "gloo", blocks);
+}
+#endif
+
 } // namespace
 
 int main(int count, char** arguments) {
-    std::string_view const name = count == 3 ? arguments[1] : "";
+    std::string_view const name = count >= 3 ? arguments[1] : "";
     if (name == "threads") {
         joinable::run_threads(2, [&](auto& comm) {
             measure_rank(comm, name, std::atoi(arguments[2]));
@@ -308,6 +321,11 @@ int main(int count, char** arguments) {
             measure_rank(comm, name, std::atoi(arguments[2]));
         });
 #if defined(MLP_WITH_GLOO)
+    } else if (name == "gloo" &&
+               count == 6) { // the rank of a machine, its address, a folder of both
+        measure_gloo_rank(
+            std::atoi(arguments[3]), arguments[4], arguments[5], std::atoi(arguments[2])
+        );
     } else if (name == "gloo") {
         char folder[] = "/tmp/joinable_mlp.XXXXXX";
         if (mkdtemp(folder) == nullptr) {
@@ -315,17 +333,7 @@ int main(int count, char** arguments) {
             return 1;
         }
         pid_t const other = fork();
-        int const rank = other == 0 ? 1 : 0;
-        pin(rank); // as are the threads that the communicator starts
-        {
-            joinable::GlooCommunicator comm{
-                {.rank = rank,
-                 .size = 2,
-                 .store = joinable::GlooFile{std::string{folder} + "/ranks"},
-                 .address = "127.0.0.1"}
-            };
-            measure_rank(comm, name, std::atoi(arguments[2]));
-        }
+        measure_gloo_rank(other == 0 ? 1 : 0, "127.0.0.1", folder, std::atoi(arguments[2]));
         if (other != 0) {
             waitpid(other, nullptr, 0);
             rmdir(folder);

@@ -14,22 +14,8 @@ out=build/mlp
 mkdir -p "$out"
 . tests/benchmarks/peers.sh
 
-# Other packages have a cblas.h, too, but not OpenBLAS's blasint.
-printf '#include <cblas.h>\nblasint size;\n' | ${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null ||
-    install_package libopenblas-dev
-has_gloo() { printf "#include <gloo/context.h>\n" | ${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null; }
-options=
-ways="threads processes"
-if has_gloo; then
-    options="-DMLP_WITH_GLOO -lgloo"
-    ways="$ways gloo"
-fi
-if command -v mpirun.openmpi >/dev/null && mpi=$(mpicxx.openmpi --showme 2>/dev/null); then # by Debian's names
-    options="$options -DMLP_WITH_MPI -DOMPI_SKIP_MPICXX ${mpi#* }"
-    ways="$ways mpi"
-fi
-# shellcheck disable=SC2086 # several words
-${CXX:-c++} -std=c++20 -O2 -DNDEBUG -pthread -Iinclude tests/benchmarks/mlp.bench.cpp $options -lopenblas -o "$out/mlp"
+build_mlp
+ways="threads processes $peers"
 python_with_gloo >/dev/null || install_package python3-torch || true
 torch_python=$(python_with_gloo) || echo "PyTorch is left out: python3 has no torch, and it could not be installed"
 

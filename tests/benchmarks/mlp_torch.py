@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSL-1.0
-"""What mlp.bench.cpp measures, with PyTorch's DistributedDataParallel over Gloo: mlp_torch.py <blocks>."""
+"""What mlp.bench.cpp measures, with PyTorch's DistributedDataParallel over Gloo: mlp_torch.py <blocks>. It starts
+two ranks, or it is the one that RANK names, which meets the other at MASTER_ADDR."""
 import os
 import statistics
 import sys
@@ -23,7 +24,8 @@ def perceptron(widths):
 def measure(rank, blocks):
     os.sched_setaffinity(0, {rank % os.cpu_count()})
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29517"))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29517")
     dist.init_process_group("gloo", rank=rank, world_size=2)
     loss = nn.CrossEntropyLoss()
     for name, (widths, iterations) in MODELS.items():
@@ -66,4 +68,7 @@ def measure(rank, blocks):
 
 
 if __name__ == "__main__":
-    mp.spawn(measure, args=(int(sys.argv[1]),), nprocs=2)
+    if "RANK" in os.environ:
+        measure(int(os.environ["RANK"]), int(sys.argv[1]))
+    else:
+        mp.spawn(measure, args=(int(sys.argv[1]),), nprocs=2)

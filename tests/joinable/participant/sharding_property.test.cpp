@@ -24,7 +24,6 @@
 #include <doctest/doctest.h>
 
 #include <over_ranks.hpp>
-#include <support/alike.hpp>
 #include <support/draw.hpp>
 #include <support/gathered_param.hpp>
 #include <support/numbers.hpp>
@@ -474,11 +473,15 @@ template <class Rule>
 void compare(TrainingPlan<Rule> const& plan) {
     over_ranks({plan.world}, [&](RankCommunicator& comm) {
         auto const whole = Engine<Rule>{comm, plan}.train_whole();
-        CHECK(are_alike(Engine<Rule>{comm, plan}.train_sharded(), whole, plan.dtype));
+        CHECK(Engine<Rule>{comm, plan}.train_sharded() == whole);
     });
 }
 
-TEST_CASE("any training with a sharded optimizer has the values of the whole one, bit for bit") {
+// Where collectives sum in orders of their own, values of 16 bits drift apart in twenty rounds.
+TEST_CASE(
+    "any training with a sharded optimizer has the values of the whole one, bit for bit" *
+    doctest::skip(!sums_have_one_order)
+) {
     std::uint64_t first = 0;
     std::uint64_t count = volume<std::uint64_t>(200);
     if (char const* const seeds = std::getenv("JOINABLE_TEST_SEEDS")) {
@@ -617,7 +620,10 @@ void compare(Row const& row, Draw& draw) {
     }
 }
 
-TEST_CASE("every pair of choices trains as the whole optimizer does, bit for bit") {
+TEST_CASE(
+    "every pair of choices trains as the whole optimizer does, bit for bit" *
+    doctest::skip(!sums_have_one_order)
+) {
     Draw draw{1};
     if (char const* const product = std::getenv("JOINABLE_TEST_PRODUCT")) {
         std::size_t first = 0;

@@ -65,6 +65,13 @@ template <class R>
 concept has_state_names = requires(R const& rule) {
     { rule.state_names() } -> std::convertible_to<std::span<std::string_view const>>;
 };
+/// A span of an array that is returned by value would outlive the array.
+template <class Names>
+concept outlives_the_call = std::is_lvalue_reference_v<Names> ||
+                            std::ranges::enable_borrowed_range<std::remove_cvref_t<Names>>;
+template <class R>
+concept has_lasting_state_names =
+    requires(R const& rule) { requires outlives_the_call<decltype(rule.state_names())>; };
 template <class R>
 concept has_update =
     requires(R const& rule, UpdateRange<float> const& floats, UpdateRange<double> const& doubles) {
@@ -99,7 +106,8 @@ void check_rule(R const& rule) {
 /// | expression             | result                             | meaning                                  |
 /// |------------------------|------------------------------------|------------------------------------------|
 /// | `rule.state_names()`   | std::span<std::string_view const>  | names of the numbers that it keeps for   |
-/// |                        |                                    | each element; as many at every step      |
+/// |                        |                                    | each element; as many at every step; not |
+/// |                        |                                    | of an array returned by value            |
 /// | `rule.update(range)`   |                                    | steps an UpdateRange of float or double  |
 /// | `rule.check()`         |                                    | optional; throws ContractViolation if    |
 /// |                        |                                    | the settings are invalid                 |
@@ -118,8 +126,9 @@ void check_rule(R const& rule) {
 /// members of an aggregate.
 /// Not checkable, but required: no pointer within a member, no std::span, no std::string_view.
 template <class R>
-concept UpdateRule = std::is_trivially_copyable_v<R> && detail::has_state_names<R> &&
-                     detail::has_update<R> && !detail::has_pointer<R>();
+concept UpdateRule =
+    std::is_trivially_copyable_v<R> && detail::has_state_names<R> &&
+    detail::has_lasting_state_names<R> && detail::has_update<R> && !detail::has_pointer<R>();
 
 /// Says in one sentence why a class is not an UpdateRule.
 template <class R>
@@ -133,6 +142,11 @@ consteval bool models_update_rule() {
         detail::has_state_names<R>,
         "UpdateRule: expected a const member 'std::span<std::string_view const> state_names()'; a rule "
         "without state returns {}"
+    );
+    static_assert(
+        !detail::has_state_names<R> || detail::has_lasting_state_names<R>,
+        "UpdateRule: state_names() returns an array by value, which dies before its span is read; return a "
+        "span of a static array, or a reference to it"
     );
     static_assert(
         !detail::has_pointer<R>(),

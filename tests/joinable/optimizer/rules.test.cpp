@@ -4,11 +4,14 @@
 #include <joinable/optimizer/rules.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <variant>
 #include <vector>
@@ -31,6 +34,18 @@ using joinable::detail::InstructionSet;
 static_assert(joinable::models_update_rule<Sgd>());
 static_assert(joinable::models_update_rule<Adam>());
 static_assert(joinable::models_update_rule<AdamW>());
+
+/// A rule whose names are of type Names.
+template <class Names>
+struct NamedBy {
+    Names state_names() const;
+    template <class T>
+    void update(UpdateRange<T> const& range) const;
+};
+static_assert(joinable::UpdateRule<NamedBy<std::span<std::string_view const>>>);
+static_assert(joinable::UpdateRule<NamedBy<std::array<std::string_view, 2> const&>>);
+static_assert(!joinable::UpdateRule<NamedBy<std::array<std::string_view, 2>>>); // dies too early
+static_assert(!joinable::UpdateRule<NamedBy<std::vector<std::string_view>>>);
 
 double value_of(std::size_t i) {
     return (static_cast<double>(i % 7) - 3.0) / 4.0;

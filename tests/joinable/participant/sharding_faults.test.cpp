@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <set>
 #include <stdexcept>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -63,7 +64,7 @@ struct Failing {
 struct FailingRule {
     double learning_rate = 0.5;
 
-    static std::array<std::string_view, 0> state_names() { return {}; }
+    static std::span<std::string_view const> state_names() { return {}; }
     template <class T>
     void update(joinable::UpdateRange<T> const& range) const {
         calls.call("update");

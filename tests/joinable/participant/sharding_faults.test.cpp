@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <set>
-#include <stdexcept>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>

@@ -151,8 +151,9 @@ if has_header nccl.h; then
         skip "CUPTI's header is not here, so a guard's work on the GPU is not counted"
     fi
     if has_header CLI/CLI.hpp; then
-        programs+=("train_text train_text over_machines over_tcp without_gloo without_mpi with_cuda")
+        programs+=("train_text train_text engine over_machines over_tcp without_gloo without_mpi with_cuda")
         compile train_text "$cxx" "-DJOINABLE_SOURCE_DIR=\"$PWD\"" examples/train_text/main.cpp &
+        compile engine "$cxx" examples/train_text/engine.cpp &
         compile over_machines "$cxx" examples/train_text/over_machines.cpp &
         compile over_tcp "$cxx" examples/train_text/over_tcp.cpp &
         compile without_gloo "$cxx" examples/train_text/without_gloo.cpp &

@@ -156,9 +156,10 @@ def check_fragments(blocks, options, work):
     parts += [block.call() for block in fragments]
     parts.append("\n}\n")
     (work / "fragments.cpp").write_text("".join(parts), encoding="utf-8")
+    once = ["-DJOINABLE_SEPARATE_COMPILATION", options.library] if options.library else []
     build(
-        options.compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{options.include}",
-        f"-I{ROOT / 'tests'}", "-pthread", work / "fragments.cpp", "-o", work / "fragments",
+        options.compiler, *options.options.split(), "-std=c++20", "-Wall", "-Wextra", "-Werror",
+        f"-I{options.include}", f"-I{ROOT / 'tests'}", "-pthread", work / "fragments.cpp", *once, "-o", work / "fragments",
     )
     return [e for block in fragments for e in check(block, work / "fragments", block.name)]
 
@@ -178,7 +179,7 @@ def check_program(page, blocks, options, work):
     (folder / "CMakeLists.txt").write_text(projects[0].text, encoding="utf-8")
     build(
         "cmake", "-G", "Ninja", "-S", folder, "-B", folder / "build", f"-DCMAKE_CXX_COMPILER={options.compiler}",
-        "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror", f"-DFETCHCONTENT_SOURCE_DIR_JOINABLE={ROOT}",
+        f"-DCMAKE_CXX_FLAGS={options.options} -Wall -Wextra -Werror", f"-DFETCHCONTENT_SOURCE_DIR_JOINABLE={ROOT}",
     )
     build("cmake", "--build", folder / "build")
     return check(programs[0], folder / "build/train")
@@ -219,6 +220,8 @@ def check_shape(blocks):
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--compiler", default="g++")
 parser.add_argument("--include", type=pathlib.Path, default=ROOT / "include")
+parser.add_argument("--library", help="compiled once, for the fragments; without it they have it in headers")
+parser.add_argument("--options", default="", help="further options of the compiler")
 parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/readme")
 options = parser.parse_args()
 options.work = options.work.resolve()

@@ -13,6 +13,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "options.hpp"
 #include "train.hpp"
 
 namespace train_text {

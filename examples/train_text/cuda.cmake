@@ -6,8 +6,9 @@ if(NOT TARGET joinable::nccl)
 endif()
 enable_language(CUDA)
 add_executable(
-    train_text_cuda train_text/main.cpp train_text/over_machines.cpp train_text/over_tcp.cpp
-                    train_text/without_gloo.cpp train_text/without_mpi.cpp train_text/with_cuda.cu
+    train_text_cuda train_text/main.cpp train_text/engine.cpp train_text/over_machines.cpp
+                    train_text/over_tcp.cpp train_text/without_gloo.cpp train_text/without_mpi.cpp
+                    train_text/with_cuda.cu
 )
 target_link_libraries(train_text_cuda PRIVATE joinable_dev joinable::nccl CLI11::CLI11)
 set_target_properties(train_text_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Shared) # one, NCCL's, too

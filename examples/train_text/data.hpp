@@ -13,21 +13,15 @@
 #include <limits>
 #include <set>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "options.hpp"
+
 namespace train_text {
-
-using Text = std::vector<std::uint8_t>;
-
-/// The input cannot be read; the text says which one and why.
-struct InputError : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
 
 struct File {
     std::string path;

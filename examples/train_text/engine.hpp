@@ -72,53 +72,10 @@ struct joinable::parameter_traits<train_text::Parameter> {
 
 namespace train_text {
 
-/// out += a * b. The inner loop runs along contiguous rows, so that it vectorises.
-inline void multiply_add(Matrix const& a, Matrix const& b, Matrix& out) {
-    for (std::size_t i = 0; i < a.rows; ++i) {
-        for (std::size_t k = 0; k < a.columns; ++k) {
-            float const factor = a.row(i)[k];
-            float const* const from = b.row(k);
-            float* const to = out.row(i);
-            for (std::size_t j = 0; j < b.columns; ++j) {
-                to[j] += factor * from[j];
-            }
-        }
-    }
-}
-
-/// out = transpose(a) * b
-inline void multiply_transposed(Matrix const& a, Matrix const& b, Matrix& out) {
-    out.numbers.assign(out.numbers.size(), 0.0F);
-    for (std::size_t i = 0; i < a.rows; ++i) {
-        for (std::size_t k = 0; k < a.columns; ++k) {
-            float const factor = a.row(i)[k];
-            float const* const from = b.row(i);
-            float* const to = out.row(k);
-            for (std::size_t j = 0; j < b.columns; ++j) {
-                to[j] += factor * from[j];
-            }
-        }
-    }
-}
-
-inline Matrix transposed(Matrix const& a) {
-    Matrix out{a.columns, a.rows};
-    for (std::size_t i = 0; i < a.rows; ++i) {
-        for (std::size_t j = 0; j < a.columns; ++j) {
-            out.row(j)[i] = a.row(i)[j];
-        }
-    }
-    return out;
-}
-
-inline void sum_rows(Matrix const& a, Matrix& out) {
-    out.numbers.assign(out.numbers.size(), 0.0F);
-    for (std::size_t i = 0; i < a.rows; ++i) {
-        for (std::size_t j = 0; j < a.columns; ++j) {
-            out.numbers[j] += a.row(i)[j];
-        }
-    }
-}
+void multiply_add(Matrix const& a, Matrix const& b, Matrix& out);        ///< out += a * b
+void multiply_transposed(Matrix const& a, Matrix const& b, Matrix& out); ///< out = transpose(a) * b
+[[nodiscard]] Matrix transposed(Matrix const& a);
+void sum_rows(Matrix const& a, Matrix& out);
 
 /// A learning rate that falls linearly to zero over `steps`, because the last rounds of an epoch
 /// have fewer active ranks and therefore noisier averages.

@@ -13,8 +13,9 @@
 
 #include "arguments.hpp"
 #include "data.hpp"
-#include "launched.hpp"
+#include "launch.hpp"
 #include "on_cuda.hpp"
+#include "options.hpp"
 #include "report.hpp"
 #include "train.hpp"
 

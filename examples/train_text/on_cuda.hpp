@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "train.hpp"
+#include "options.hpp"
 
 namespace train_text {
 

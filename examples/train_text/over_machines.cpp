@@ -6,8 +6,9 @@
 #include <cstddef>
 #include <memory>
 
-#include "data.hpp"
+#include "launch.hpp"
 #include "launched.hpp"
+#include "options.hpp"
 
 namespace {
 

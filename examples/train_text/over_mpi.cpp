@@ -6,7 +6,9 @@
 
 #include <mpi.h>
 
+#include "launch.hpp"
 #include "launched.hpp"
+#include "options.hpp"
 
 namespace {
 

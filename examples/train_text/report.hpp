@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "data.hpp"
+#include "options.hpp"
 #include "train.hpp"
 
 namespace train_text {

@@ -14,18 +14,9 @@
 #include <limits>
 #include <string>
 
-#include "data.hpp"
+#include "options.hpp"
 
 namespace train_text {
-
-/// The values of --checkpoint, --checkpoint-every and --resume.
-struct SaveOptions {
-    std::string file;
-    std::size_t every = 100;
-    std::string resume;
-
-    [[nodiscard]] bool is_wanted() const { return !file.empty() || !resume.empty(); }
-};
 
 /// Saves nothing.
 struct NotSaved {

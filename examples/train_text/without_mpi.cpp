@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-#include "data.hpp"
-#include "launched.hpp"
+#include "launch.hpp"
+#include "options.hpp"
 
 int train_text::run_over_mpi(Options const&, Program const&) {
     throw InputError{

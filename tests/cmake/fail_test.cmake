@@ -22,10 +22,12 @@ if(COMPILER MATCHES "nvcc")
     list(APPEND options -x cu -Werror all-warnings -ptx -o /dev/null) # its front end for the device alone
 else()
     set(kind "g\\+\\+")
+    set(first_only -fmax-errors=1) # with its notes; what comes after it is not read
     if(COMPILER MATCHES "clang")
         set(kind "clang\\+\\+")
+        set(first_only -ferror-limit=1)
     endif()
-    list(APPEND options -fsyntax-only -Werror)
+    list(APPEND options -fsyntax-only -Werror ${first_only})
 endif()
 # In PRECOMPILED lie <joinable/join.hpp> and <joinable/zero.hpp> already parsed. What the compiler says stays the same: of the
 # lines that say who includes the header, g++ names the file there in place of SOURCE.

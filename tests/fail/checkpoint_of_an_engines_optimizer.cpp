@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: Checkpoint: an engine's optimizer keeps its state itself; save and load it on the owner of each parameter, which owner_of() names
+#include <joinable/zero.hpp>
+
 #include <joinable/checkpoint.hpp>
 
 #include <vector>

@@ -117,7 +117,7 @@ BANNED = {
     r"\b(is|are|be) gone\b": "say what destroyed, freed or ended it",
     r"\b(is|are|was|be) at it\b": "name what it does",
     r"\b(comes for|is to be had|of no account)\b": "use a plain verb",
-    r"(?:^[ /#*|-]*|[.:] )Who \w+ (?![^?]*\?)": "name the rank, the thread or the caller",
+    r"(?:^[ /#*|-]*|[.:] )Who \w+ (?![^?\n]*\?)": "name the rank, the thread or the caller",
     r"\bwhat comes of\b": "say what results",
     r"\bsa(y|ys|id) it all\b": "say what it does",
     r"(?:^[ /#*|-]*|[.:] )Of (a|an|the|what|each|all|its|those|some|one|two) ": "begin with the subject",
@@ -317,10 +317,11 @@ for folder in ("tests", "examples"):
 spoken = [*ROOT.glob("*"), *(p for folder in ("include", "tests", "examples") for p in (ROOT / folder).rglob("*"))]
 for path in sorted(spoken):
     if path.suffix in SPOKEN and path.name not in ("layers.py", "scripts_test.py"):
-        for number, line in enumerate(path.read_text().split("\n"), 1):
-            for turn, instead in BANNED.items():
-                if found := re.search(turn, line):
-                    errors.append(f"R10 {path.relative_to(ROOT)}:{number}: '{found[0].strip()}': {instead}")
+        text = path.read_text()
+        for turn, instead in BANNED.items():
+            for found in re.finditer(turn, text, re.M):
+                number = text.count("\n", 0, found.start()) + 1
+                errors.append(f"R10 {path.relative_to(ROOT)}:{number}: '{found[0].strip()}': {instead}")
 
 
 def picture():

@@ -32,7 +32,7 @@ void train_text::multiply_transposed(Matrix const& a, Matrix const& b, Matrix& o
     }
 }
 
-Matrix train_text::transposed(Matrix const& a) {
+train_text::Matrix train_text::transposed(Matrix const& a) {
     Matrix out{a.columns, a.rows};
     for (std::size_t i = 0; i < a.rows; ++i) {
         for (std::size_t j = 0; j < a.columns; ++j) {

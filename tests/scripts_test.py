@@ -283,7 +283,7 @@ class Budget(Copy):
         budget["four_hooks"]["limit"]["added"] = 1
         budget["umbrella"]["budget"]["own_lines"] //= 2
         path.write_text(json.dumps(budget))
-        status, output = self.run_script(self.script)
+        status, output = self.run_script(self.script, "four_hooks", "tcp", "umbrella")
         self.assertNotEqual(status, 0)
         self.assertIn("check_budget.py --update and say why", output)
         self.assertIn("but the limit is 1: make it cheaper", output)

@@ -12,11 +12,12 @@ standard headers that joinable's headers include must be in the list, and those 
 never reach may not come by way of others either. What depends on the machine or on the standard
 library's version is printed, not judged: seconds, and all instantiations.
 
-  python3 tests/budget/check_budget.py            compares
+  python3 tests/budget/check_budget.py [NAME...]  compares
   python3 tests/budget/check_budget.py --update   writes what is measured as the budget; say why in
                                                   the commit. Lists and limits are edited by hand.
 """
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -125,35 +126,42 @@ def judge_headers(name, included, reached, entry):
         yield f"{name}: <{header}> is reached, but must not be: find who includes it by -H"
 
 
+def measure(name, entry):
+    """What is measured, headers that are included and reached, and what is printed but not judged."""
+    source = HERE / f"{name}.cpp"
+    measured = {}
+    if "object_bytes" in entry["limit"]:
+        measured["object_bytes"] = object_bytes(source)
+    if "instantiations" not in entry["budget"]:
+        return measured, set(), set(), f"{name}:"
+    lines, included, reached = preprocess(source)
+    own, everything, seconds = instantiate(source)
+    measured |= {"own_lines": lines, "instantiations": own}
+    return measured, included, reached, f"{name}: {everything} instantiations in all, compiled in {seconds:.1f} s"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--update", action="store_true", help="write what is measured")
-    update = parser.parse_args().update
+    parser.add_argument("names", nargs="*", help="what to compare, core and these; without any, everything")
+    options = parser.parse_args()
     if not shutil.which(COMPILER):
         print(f"skipped: {COMPILER} is not installed")
         return
     budget = json.loads(BUDGET.read_text())
+    chosen = [name for name in budget if not options.names or name in ("core", *options.names)]
+    if "nccl" in chosen and not (CUDA_INCLUDE / "nccl.h").exists():
+        print(f"nccl: skipped, there is no {CUDA_INCLUDE / 'nccl.h'}")
+        chosen.remove("nccl")
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = dict(zip(chosen, pool.map(lambda name: measure(name, budget[name]), chosen)))
     errors = []
-    of_core = None  # core comes first
-    for name, entry in budget.items():
-        source = HERE / f"{name}.cpp"
-        if name == "nccl" and not (CUDA_INCLUDE / "nccl.h").exists():
-            print(f"{name}: skipped, there is no {CUDA_INCLUDE / 'nccl.h'}")
-            continue
-        measured = {}
-        if "object_bytes" in entry["limit"]:
-            measured["object_bytes"] = object_bytes(source)
-        if "instantiations" in entry["budget"]:
-            lines, included, reached = preprocess(source)
-            own, everything, seconds = instantiate(source)
-            of_core = of_core or own
-            measured |= {"own_lines": lines, "instantiations": own}
-            print(f"{name}: {everything} instantiations in all, compiled in {seconds:.1f} s")
-        else:
-            print(f"{name}:")
+    for name, (measured, included, reached, title) in results.items():
+        entry = budget[name]
+        print(title)
         if "added" in entry["limit"]:
-            measured["added"] = own - of_core
-        if update:
+            measured["added"] = measured["instantiations"] - results["core"][0]["instantiations"]
+        if options.update:
             entry["budget"] = measured
         for what, value in measured.items():
             line, error = judge(name, what, value, entry)
@@ -163,7 +171,7 @@ def main():
             errors += judge_headers(name, included, reached, entry)
     for error in errors:
         print(error, file=sys.stderr)
-    if update:
+    if options.update:
         BUDGET.write_text(json.dumps(budget, indent=2) + "\n")
     sys.exit(bool(errors))
 

@@ -40,6 +40,8 @@ if(PRECOMPILED AND first MATCHES "<joinable/(join|zero).hpp>")
         list(APPEND options -include-pch ${PRECOMPILED}/${CMAKE_MATCH_1}.pch)
     endif()
     list(APPEND options ${ONCE}) # as the headers were parsed
+elseif(kind STREQUAL "nvcc")
+    list(APPEND options ${ONCE})
 endif()
 set(ENV{LC_ALL} C)
 execute_process(

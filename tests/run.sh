@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSL-1.0
 # Installs what the tests need, builds all in Release and runs every test once.
 # --all adds: benchmarks are compiled, layers, links, the single header, reference, packages, formatting, cost of
-# including, headers alone, nvcc, suites over MPI, Gloo and machines of threads, thread sanitizer by clang 19, and
-# the other sanitizers by clang 14, the oldest, over the single header and also over NCCL and processes, with frames
-# drawn at random by TCP; what this machine cannot have is skipped and named. Each step says what the one before it
+# including, headers alone, nvcc, suites over processes, MPI, Gloo and machines of threads, thread sanitizer by clang
+# 19, and the other sanitizers by clang 14, the oldest, over the single header and NCCL, with frames drawn at random
+# by TCP; what this machine cannot have is skipped and named. Each step says what the one before it
 # took; the last lines are ctest's.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -121,7 +121,7 @@ fi
 # With -O0 the compiler takes half of the time for tests. They link the library compiled once, which keeps them fast.
 options=(-DJOINABLE_TEST_OPTIONS=-O0 -DJOINABLE_BUILD_BENCHMARKS=$all)
 if $all; then # examples and benchmarks as users have them
-    options+=("-DJOINABLE_TEST_RANKS=threads;mpi;gloo;machines")
+    options+=("-DJOINABLE_TEST_RANKS=threads;processes;mpi;gloo;machines")
 else
     options+=("-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" -DJOINABLE_TEST_RANKS=threads)
 fi

@@ -18,6 +18,7 @@
 
 #include <doctest/doctest.h>
 #include <support/ranks.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/join/guard.hpp>
@@ -207,6 +208,9 @@ TEST_CASE("an exception in any call of a sharded training is PeerFailed on all o
         for (int culprit = 0; culprit < 3; ++culprit) {
             bool has_failed = true;
             for (std::size_t call = 0; has_failed; ++call) {
+                if (joinable_tests::is_left_out(call, 3, culprit)) {
+                    continue;
+                }
                 CAPTURE(static_cast<int>(way));
                 CAPTURE(culprit);
                 CAPTURE(call);

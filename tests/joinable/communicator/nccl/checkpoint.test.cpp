@@ -22,6 +22,7 @@
 #include <support/nccl_ranks.hpp>
 #include <support/ranks.hpp>
 #include <support/sharded_training.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/checkpoint.hpp>
 #include <joinable/join.hpp>
@@ -133,7 +134,7 @@ TEST_CASE("a checkpoint of a device is that of the host, byte for byte, and is r
                         CHECK((bytes_of(again) == bytes_of(on_host)));
                     }
                 };
-                run_ranks({1, 2}, [&](ThreadCommunicator& hosts) {
+                auto const run = [&](ThreadCommunicator& hosts) {
                     DeviceEngine engine{model, hosts.rank()};
                     if (partition == Partition::flat && hosts.size() == 2) {
                         StreamCommunicator comm{hosts, engine.stream()};
@@ -146,7 +147,9 @@ TEST_CASE("a checkpoint of a device is that of the host, byte for byte, and is r
                         comm.device_memory().use_kernels(host_kernels());
                         check(hosts, comm, engine);
                     }
-                });
+                };
+                auto const turn = static_cast<std::size_t>(number / 2);
+                in_turn({1, 2}, turn, [&](int size) { run_ranks({size}, run); });
                 check_nothing_is_left();
             }
         }

@@ -10,8 +10,8 @@
 
 /// @file
 /// What tests of guards and participants run over. Each program that has them finds one header of this
-/// name: here ranks are threads, in ../processes they are processes, and in
-/// ../nccl they have an NCCL communicator each.
+/// name: here ranks are threads, in ../nccl they have an NCCL communicator each, and in ../any they are
+/// what the program is linked with.
 
 namespace joinable_tests {
 

@@ -207,19 +207,17 @@ TEST_CASE("a room reserves all that it gives once, but of a group's memory the p
         REQUIRE(data >= memory.data());
         auto const begin = static_cast<std::size_t>(data - memory.data());
         REQUIRE(begin + bytes <= memory.size());
-        for (std::size_t i = begin; i < begin + bytes; ++i) {
-            REQUIRE(!is_reserved[i]);
-            is_reserved[i] = true;
-        }
+        auto const first = is_reserved.begin() + static_cast<std::ptrdiff_t>(begin);
+        auto const end = first + static_cast<std::ptrdiff_t>(bytes);
+        REQUIRE(std::find(first, end, true) == end);
+        std::fill(first, end, true);
     };
     Room room{memory, reserve};
     auto const all_reserved = [&](std::byte const* data, BlockPart part) {
         auto const begin = static_cast<std::size_t>(data - memory.data()) + part.offset;
-        bool is_so = true;
-        for (std::size_t i = begin; i < begin + part.bytes; ++i) {
-            is_so = is_so && is_reserved[i];
-        }
-        return is_so;
+        auto const first = is_reserved.begin() + static_cast<std::ptrdiff_t>(begin);
+        auto const end = first + static_cast<std::ptrdiff_t>(part.bytes);
+        return std::find(first, end, false) == end;
     };
     std::vector<std::span<std::byte>> taken;
     std::uint64_t state = 1;

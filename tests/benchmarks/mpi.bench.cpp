@@ -90,8 +90,10 @@ int main(int count, char** arguments) {
         joinable::MpiCommunicator comm{MPI_COMM_WORLD};
         auto const turns =
             static_cast<std::size_t>(count > 1 ? std::strtoul(arguments[1], nullptr, 10) : 300);
-        for (std::size_t const bytes : {8U, 1U << 20U}) {
-            compare(comm, bytes, turns);
+        std::size_t const mebibyte = 1U << 20U;
+        for (std::size_t const bytes :
+             {std::size_t{8}, mebibyte, 4 * mebibyte, 16 * mebibyte, 64 * mebibyte}) {
+            compare(comm, bytes, bytes > mebibyte ? turns * mebibyte / bytes + 10 : turns);
         }
     }
     MPI_Finalize();

@@ -338,7 +338,10 @@ TEST_CASE("a Step does on joined ranks what it does on active ones, if gradients
                     continue;
                 }
                 for_each_rule([&](auto const& rule) {
-                    Training const training = training_of(inputs, comm.size(), habit, turn++);
+                    if (is_left_out(++turn, 3, 0)) {
+                        return;
+                    }
+                    Training const training = training_of(inputs, comm.size(), habit, turn - 1);
                     CAPTURE(static_cast<int>(habit));
                     auto const whole = train_serially(training, {}, rule);
                     CHECK(train_whole(comm, training, {}, rule) == whole);

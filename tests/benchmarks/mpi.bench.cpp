@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // What an all_reduce costs beside a bare MPI_Iallreduce: one program, turn by turn, so that a busy machine
-// slows both. A plain program for mpirun: bench_mpi [turns]. Rank 0 prints medians in microseconds.
+// slows both. A plain program for mpirun: bench_mpi [turns [MiB]]. Rank 0 prints medians in microseconds, of 8 bytes
+// and of 1, 4, 16, ... MiB up to that many.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -88,12 +89,13 @@ int main(int count, char** arguments) {
     MPI_Init(&count, &arguments);
     {
         joinable::MpiCommunicator comm{MPI_COMM_WORLD};
-        auto const turns =
-            static_cast<std::size_t>(count > 1 ? std::strtoul(arguments[1], nullptr, 10) : 300);
-        std::size_t const mebibyte = 1U << 20U;
-        for (std::size_t const bytes :
-             {std::size_t{8}, mebibyte, 4 * mebibyte, 16 * mebibyte, 64 * mebibyte}) {
-            compare(comm, bytes, bytes > mebibyte ? turns * mebibyte / bytes + 10 : turns);
+        auto const argument = [&](int i, unsigned long otherwise) {
+            return count > i ? std::strtoul(arguments[i], nullptr, 10) : otherwise;
+        };
+        std::size_t const turns = argument(1, 300);
+        compare(comm, 8, turns);
+        for (std::size_t mebibytes = 1; mebibytes <= argument(2, 1); mebibytes *= 4) {
+            compare(comm, mebibytes << 20U, turns / mebibytes + 10);
         }
     }
     MPI_Finalize();

@@ -313,17 +313,30 @@ private:
 
     void follow(Round const& round) override {
         std::deque<Replayed> under_way; // active ranks may start several before they wait for one
-        for (Step next = exchange({}, round); next.kind != Step::Kind::section_end;
-             next = exchange({}, round)) {
-            while (!under_way.empty() && under_way.front().work.test()) {
-                under_way.pop_front();
+        try {
+            for (Step next = exchange({}, round); next.kind != Step::Kind::section_end;
+                 next = exchange({}, round)) {
+                while (!under_way.empty() && under_way.front().work.test()) {
+                    under_way.pop_front();
+                }
+                if (next.kind == Step::Kind::barrier) {
+                    own_.barrier();
+                } else {
+                    under_way.push_back(replay(next));
+                }
             }
-            if (next.kind == Step::Kind::barrier) {
-                own_.barrier();
-            } else {
-                under_way.push_back(replay(next));
+        } catch (Mismatch const&) {
+            // Destroyed before it is complete, a work would abort. Ranks that still ask for the difference would
+            // then hear of this rank instead.
+            try {
+                wait_for(under_way);
+            } catch (Error const&) { // NOLINT(bugprone-empty-catch): the difference is the reason
             }
+            throw;
         }
+        wait_for(under_way);
+    }
+    static void wait_for(std::deque<Replayed>& under_way) {
         for (Replayed& replayed : under_way) {
             replayed.work.wait();
         }

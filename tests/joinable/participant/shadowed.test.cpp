@@ -23,9 +23,11 @@
 #include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/normalized_net.hpp>
+#include <support/ranks.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/self.hpp>
+#include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/action.hpp>
@@ -721,6 +723,77 @@ TEST_CASE("ranks that issue different collectives throw Mismatch, all of them, w
             });
         }
     }
+}
+
+/// Its sums are there once they are waited for. It counts those that nobody waits for.
+class Late {
+public:
+    Late(joinable::ThreadCommunicator& comm, int& dropped)
+        : comm_{comm.split(0, comm.rank())}, dropped_{dropped} {}
+
+    class Work {
+    public:
+        Work(joinable::ThreadWork work, int& dropped)
+            : work_{std::move(work)}, dropped_{&dropped} {}
+        Work(Work&& other) noexcept
+            : work_{std::move(other.work_)}, dropped_{std::exchange(other.dropped_, nullptr)} {}
+        Work& operator=(Work&&) = delete;
+        ~Work() {
+            if (dropped_ != nullptr) {
+                ++*dropped_;
+            }
+        }
+        void wait() {
+            dropped_ = nullptr;
+            work_.wait();
+        }
+        [[nodiscard]] bool test() const { return dropped_ == nullptr; }
+
+    private:
+        joinable::ThreadWork work_;
+        int* dropped_;
+    };
+    [[nodiscard]] int rank() const { return comm_.rank(); }
+    [[nodiscard]] int size() const { return comm_.size(); }
+    Work all_reduce(joinable::Buffer buffer, ReduceOp op) {
+        return {comm_.all_reduce(buffer, op), dropped_};
+    }
+    Work broadcast(joinable::Buffer buffer, int root) {
+        return {comm_.broadcast(buffer, root), dropped_};
+    }
+    void barrier() { comm_.barrier(); }
+    Late split(int, int) { return {comm_, dropped_}; }
+
+private:
+    joinable::ThreadCommunicator comm_;
+    int& dropped_;
+};
+
+TEST_CASE("what a joined rank has under way is complete before it says that ranks differ") {
+    run_ranks({3, 4, 8}, [](joinable::ThreadCommunicator& comm) {
+        int dropped = 0;
+        {
+            Late late{comm, dropped};
+            joinable::ShadowedCommunicator<Late> hidden{late};
+            auto params = make_params<double>({1});
+            DistributedDataParallel<Late> ddp{late, params};
+            ddp.attach_collectives(hidden);
+            auto const train = [&] {
+                Join guard{participants(ddp)};
+                for (int input = 0; input < (comm.rank() == 0 ? 0 : 1); ++input) {
+                    ddp.forward([&] {
+                        double number = 1;
+                        joinable::all_reduce(hidden, std::span{&number, 1}).wait();
+                        ReduceOp const op = comm.rank() == 2 ? ReduceOp::max : ReduceOp::sum;
+                        joinable::all_reduce(hidden, std::span{&number, 1}, op).wait();
+                    });
+                }
+                guard.finish();
+            };
+            CHECK_THROWS_AS(train(), Mismatch);
+        }
+        CHECK(dropped == 0);
+    });
 }
 
 TEST_CASE("where all ranks are active, one that issues more than the others times out for all") {

@@ -23,7 +23,8 @@ namespace joinable_tests {
 /// A work of any communicator.
 class AnyWork {
 public:
-    template <joinable::Work W>
+    template <class W>
+        requires(!std::same_as<W, AnyWork> && joinable::Work<W>)
     explicit AnyWork(W work) : work_{std::make_unique<Of<W>>(std::move(work))} {}
 
     void wait() { work_->wait(); }

@@ -314,17 +314,7 @@ private:
     void follow(Round const& round) override {
         std::deque<Replayed> under_way; // active ranks may start several before they wait for one
         try {
-            for (Step next = exchange({}, round); next.kind != Step::Kind::section_end;
-                 next = exchange({}, round)) {
-                while (!under_way.empty() && under_way.front().work.test()) {
-                    under_way.pop_front();
-                }
-                if (next.kind == Step::Kind::barrier) {
-                    own_.barrier();
-                } else {
-                    under_way.push_back(replay(next));
-                }
-            }
+            replay_section(round, under_way);
         } catch (Mismatch const&) {
             // Destroyed before it is complete, a work would abort. Ranks that still ask for the difference would
             // then hear of this rank instead.
@@ -335,6 +325,19 @@ private:
             throw;
         }
         wait_for(under_way);
+    }
+    void replay_section(Round const& round, std::deque<Replayed>& under_way) {
+        for (Step next = exchange({}, round); next.kind != Step::Kind::section_end;
+             next = exchange({}, round)) {
+            while (!under_way.empty() && under_way.front().work.test()) {
+                under_way.pop_front();
+            }
+            if (next.kind == Step::Kind::barrier) {
+                own_.barrier();
+            } else {
+                under_way.push_back(replay(next));
+            }
+        }
     }
     static void wait_for(std::deque<Replayed>& under_way) {
         for (Replayed& replayed : under_way) {

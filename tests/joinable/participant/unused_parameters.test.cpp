@@ -314,10 +314,11 @@ TEST_CASE(
         for (Inputs const& inputs : inputs_of) {
             for (Habit const habit : habits) {
                 for_each_rule([&](auto const& rule) {
-                    if (is_left_out(++turn, 3, 0)) {
+                    std::size_t const seed = turn++;
+                    if (is_left_out(seed, 3, 0)) {
                         return;
                     }
-                    Training training = training_of(inputs, comm.size(), habit, turn - 1);
+                    Training training = training_of(inputs, comm.size(), habit, seed);
                     for (bool const is_static : {false, true}) {
                         training.is_static = is_static;
                         CAPTURE(static_cast<int>(habit));
@@ -341,10 +342,11 @@ TEST_CASE("a Step does on joined ranks what it does on active ones, if gradients
                     continue;
                 }
                 for_each_rule([&](auto const& rule) {
-                    if (is_left_out(++turn, 3, 0)) {
+                    std::size_t const seed = turn++;
+                    if (is_left_out(seed, 3, 0)) {
                         return;
                     }
-                    Training const training = training_of(inputs, comm.size(), habit, turn - 1);
+                    Training const training = training_of(inputs, comm.size(), habit, seed);
                     CAPTURE(static_cast<int>(habit));
                     auto const whole = train_serially(training, {}, rule);
                     CHECK(train_whole(comm, training, {}, rule) == whole);

@@ -135,6 +135,13 @@ inline void add_rank_options(CLI::App& app, Options& options) {
             "--ranks processes there. Each machine sums first; TCP connects the machines."
         )
         .transform(one_of(kinds()));
+    app.add_flag(
+           "--tcp-roll-calls",
+           options.has_tcp_roll_calls,
+           "With mpi: the guard's roll calls go by TCP, and MPI moves the gradients. \n"
+           "JOINABLE_ADDR, JOINABLE_PORT and JOINABLE_SECRET say where rank 0 is."
+    )
+        ->group("Ranks");
     group.add("--deadline", options.patience, "X", "Seconds that a rank waits for the others.")
         .check(CLI::PositiveNumber);
     std::map<std::string, Where> const devices{{"host", Where::host}, {"cuda", Where::cuda}};
@@ -273,6 +280,9 @@ inline Options parse(CLI::App& app, int argc, char** argv, std::string const& re
         throw CLI::ValidationError{
             "--ranks", "the launcher says how many there are: leave it out with tcp, gloo or mpi"
         };
+    }
+    if (options.has_tcp_roll_calls && options.communicator != Kind::mpi) {
+        throw CLI::ValidationError{"--tcp-roll-calls", "needs --communicator mpi"};
     }
     if (options.paths.empty()) {
         options.paths = {repository};

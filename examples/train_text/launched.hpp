@@ -17,15 +17,19 @@
 namespace train_text {
 
 /// Trains this rank, together with those of the other processes. Collective.
-template <class Comm>
+template <class Comm, class Hosts>
 std::vector<Findings> train_launched(
-    Comm& comm, Options const& options, std::vector<Text> const& texts, Text const& held_out
+    Comm& comm,
+    Hosts& hosts,
+    Options const& options,
+    std::vector<Text> const& texts,
+    Text const& held_out
 ) {
     auto const rank = static_cast<std::size_t>(comm.rank());
     // Rank 0 sees the progress of its own process only.
     Workload const workload{options, texts, 1};
     std::vector<Findings> findings(texts.size());
-    findings[rank] = train_on_host(comm, workload.job(options, texts[rank], held_out));
+    findings[rank] = train_on_host(comm, hosts, workload.job(options, texts[rank], held_out));
     int root = 0;
     for (Findings& one : findings) {
         joinable::Buffer const bytes{&one, sizeof one, joinable::DType::u8};
@@ -34,12 +38,12 @@ std::vector<Findings> train_launched(
     return findings;
 }
 
-/// Runs the program on a rank. If it fails, it tells the other ranks why.
-template <class Comm>
-int run_as_rank(Comm& comm, Options options, Program const& program) {
+/// Runs the program on a rank. If it fails, it tells the other ranks why. `hosts` is for roll calls.
+template <class Comm, class Hosts>
+int run_as_rank(Comm& comm, Hosts& hosts, Options options, Program const& program) {
     options.ranks = comm.size();
-    auto const train = [&comm](auto const&... arguments) {
-        return train_launched(comm, arguments...);
+    auto const train = [&](auto const&... arguments) {
+        return train_launched(comm, hosts, arguments...);
     };
     try {
         return program(options, train, comm.rank());
@@ -48,6 +52,10 @@ int run_as_rank(Comm& comm, Options options, Program const& program) {
         comm.abort({joinable::FailureKind::peer_failed, {comm.rank()}, text});
         throw;
     }
+}
+template <class Comm>
+int run_as_rank(Comm& comm, Options const& options, Program const& program) {
+    return run_as_rank(comm, comm, options, program);
 }
 
 /// The same on a rank that meets the others as its launcher says.

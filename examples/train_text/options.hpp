@@ -44,7 +44,8 @@ struct Options {
     Kind communicator = Kind::thread;
     Where device = Where::host;
     int ranks = 4;
-    double patience = 300; ///< how many seconds a rank waits for the others
+    bool has_tcp_roll_calls = false; ///< beside MPI, which moves the data
+    double patience = 300;           ///< how many seconds a rank waits for the others
     int epochs = 3;
     std::size_t batch_size = 64;
     std::size_t bucket_bytes = std::size_t{1} << 20U;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/mpi.hpp>
+#include <joinable/tcp.hpp>
 
 #include <chrono>
 #include <thread>
@@ -41,6 +42,15 @@ public:
     }
 };
 
+/// The same ranks, connected by TCP as the launcher says.
+joinable::TcpCommunicator tcp_ranks(train_text::Options const& options) {
+    try {
+        return joinable::TcpCommunicator::from_environment(options.deadline());
+    } catch (joinable::ContractViolation const& error) {
+        throw train_text::InputError{error.what()};
+    }
+}
+
 } // namespace
 
 int train_text::run_over_mpi(Options const& options, Program const& program) {
@@ -50,5 +60,9 @@ int train_text::run_over_mpi(Options const& options, Program const& program) {
         // Without a guard a rank that runs out does something else than the others.
         {.deadline = options.deadline(), .check = options.without_join}
     };
-    return run_as_rank(comm, options, program);
+    if (!options.has_tcp_roll_calls) {
+        return run_as_rank(comm, options, program);
+    }
+    joinable::TcpCommunicator hosts = tcp_ranks(options);
+    return run_as_rank(comm, hosts, options, program);
 }

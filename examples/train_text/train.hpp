@@ -144,7 +144,7 @@ void write_recorded(Hosts& hosts, joinable::TraceTimeline const& timeline, Optio
 }
 
 /// Trains on this rank's text, together with the other ranks on theirs. `comm` moves gradients;
-/// `hosts` connects the same ranks on the host. Both are the same object if ranks compute on the
+/// `hosts` connects the same ranks on the host. Both may be the same object if ranks compute on the
 /// host.
 template <class Comm, class Hosts, class Model, class Passes, class Optimizer, class Save>
 Findings train(
@@ -335,8 +335,9 @@ train_sharded(Comm& comm, Hosts& hosts, Model& model, ChosenRule const& rule, Jo
 }
 
 /// Trains with a rule of joinable; every rank has all of its state.
-template <class Comm>
-Findings train_by_rule(Comm& comm, Model& model, ChosenRule const& rule, Job const& job) {
+template <class Comm, class Hosts>
+Findings
+train_by_rule(Comm& comm, Hosts& hosts, Model& model, ChosenRule const& rule, Job const& job) {
     FallingRate const rate{job.options.rate(), job.longest};
     joinable::SelfCommunicator alone; // so that one rank owns everything
     joinable::ZeroRedundancyOptimizer whole{alone, model.parameters(), rule};
@@ -352,7 +353,7 @@ Findings train_by_rule(Comm& comm, Model& model, ChosenRule const& rule, Job con
     };
     auto ddp = data_parallel(comm, model, job.options);
     return train(
-        comm, comm, model, Trainer{ddp, step, [](std::size_t) {}, finish, NotSaved{}}, job
+        comm, hosts, model, Trainer{ddp, step, [](std::size_t) {}, finish, NotSaved{}}, job
     );
 }
 
@@ -364,32 +365,32 @@ inline ChosenRule rule_of(Options const& options) {
     }
 }
 
-/// Trains a rank on the host. Collective.
+/// Trains a rank on the host. Collective. `hosts` connects the same ranks as `comm`, for roll calls.
 /// @throws InputError  this communicator has no sharded optimizers.
-template <class Comm>
-Findings train_on_host(Comm& comm, Job const& job) {
+template <class Comm, class Hosts>
+Findings train_on_host(Comm& comm, Hosts& hosts, Job const& job) {
     Options const& o = job.options;
     // Ranks start with different values, and ddp takes rank 0's.
     Model model{o.seed + static_cast<std::uint64_t>(comm.rank())};
     if (o.sharding != Sharding::none) {
         if constexpr (joinable::AllGathers<Comm> && joinable::ReduceScatters<Comm>) {
-            return train_sharded(comm, comm, model, rule_of(o), job);
+            return train_sharded(comm, hosts, model, rule_of(o), job);
         } else {
             throw InputError{"--sharding needs --communicator thread, process or mpi"};
         }
     }
     if (o.rule != Rule::sgd) {
-        return train_by_rule(comm, model, rule_of(o), job);
+        return train_by_rule(comm, hosts, model, rule_of(o), job);
     }
     Sgd optimizer{model.parameters(), {o.rate(), job.longest}, o.momentum};
-    return train_by_engine(comm, comm, model, optimizer, job);
+    return train_by_engine(comm, hosts, model, optimizer, job);
 }
 
 /// Trains threads or processes on the host.
 inline std::vector<Findings>
 train_ranks(Options const& options, std::vector<Text> const& texts, Text const& held_out) {
     return run_ranks(options, texts, held_out, [](auto& hosts, Job const& job) {
-        return train_on_host(hosts, job);
+        return train_on_host(hosts, hosts, job);
     });
 }
 

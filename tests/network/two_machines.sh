@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSL-1.0
 # The main example trains over a link between two machines (link.sh), which takes 1 ms each way and loses one packet in
 # 500: by TCP, by machines of process ranks (also sharded), by Gloo if it was built with it, and by MPI if there is an
-# mpirun of Open MPI. Its result must be that of threads. Then the link is cut for good in the middle of all but
-# TCP: each rank must say within its deadline what it misses.
+# mpirun of Open MPI, with roll calls by MPI and by TCP. Its result must be that of threads. Then the link is cut for
+# good in the middle of all but TCP: each rank must say within its deadline what it misses.
 #   two_machines.sh TRAIN_TEXT FOLDER [MPIRUN]
 # Exit status: 0 if all is well, 1 if not, 77 if this machine has no right to make namespaces, or no ip.
 set -euo pipefail
@@ -66,6 +66,7 @@ END
     link_mpirun "$mpirun" "$folder" 2 "$folder/rank" "$train" "${texts[@]}" --communicator mpi "$@" \
         >"$folder/mpirun.log" 2>&1 </dev/null &
 }
+start_mpi_with_tcp() { start_mpi --tcp-roll-calls "$@"; }
 ranks() { # processes of the example that run on both machines
     local space process
     for space in "$a" "$b"; do
@@ -142,4 +143,6 @@ if [ -z "$mpirun" ] || ! grep -qE "Open MPI|OpenRTE" <<<"$("$mpirun" --version 2
 else
     train_whole mpi
     train_until_cut mpi 4 1 "within [0-9]+ s"
+    train_whole mpi_with_tcp
+    train_until_cut mpi_with_tcp 4 1 "within [0-9]+ s|out of reach"
 fi

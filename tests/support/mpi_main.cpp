@@ -3,11 +3,15 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdio>
 #include <string_view>
 
 #include <mpi.h>
 #include <support/count_failed_checks.hpp>
 #include <support/shared.hpp>
+
+#include <joinable/communicator/mpi/communicator.hpp>
+#include <joinable/error.hpp>
 
 namespace {
 
@@ -43,15 +47,27 @@ private:
     static inline MPI_Win window = MPI_WIN_NULL;
 };
 
+/// Whether the library refuses to make a communicator now.
+bool is_refused() {
+    try {
+        joinable::MpiCommunicator const comm{MPI_COMM_WORLD};
+    } catch (joinable::ContractViolation const&) {
+        return true;
+    }
+    return false;
+}
+
 } // namespace
 
 /// Every process that mpirun has started runs the same tests in the same order. What fails in one of them
-/// fails the program. --funneled asks MPI for that level of threads, for the test that it is too low.
+/// fails the program. So does a communicator before MPI is initialised, or after it is finalised. --funneled asks
+/// MPI for that level of threads, for the test that it is too low.
 int main(int count, char** arguments) {
     int level = MPI_THREAD_MULTIPLE;
     for (int i = 1; i < count; ++i) {
         level = arguments[i] == std::string_view{"--funneled"} ? MPI_THREAD_FUNNELED : level;
     }
+    bool const is_refused_before = is_refused();
     MPI_Init_thread(&count, &arguments, level, &level);
     // MPICH raises there what it finds wrong with a request, whatever its communicator says.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -61,5 +77,9 @@ int main(int count, char** arguments) {
     MPI_Allreduce(&result, &worst, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
     WorldMemory::end();
     MPI_Finalize();
+    if (!is_refused_before || !is_refused()) {
+        std::puts("a communicator was made before MPI was initialised, or after it was finalised");
+        return 1;
+    }
     return worst;
 }

@@ -259,37 +259,54 @@ TEST_CASE("an arena outlives its communicator") {
 TEST_CASE(
     "a handle that is given away is freed, one that is lent is not, and the engine's collectives never mix"
 ) {
+    static int freed = 0; // communicators with an attribute of this key
     run_mpi_groups({1, 2, 3, 4}, [](MPI_Comm group) {
+        freed = 0;
+        int key = MPI_KEYVAL_INVALID;
+        auto const count = [](MPI_Comm, int, void*, void*) {
+            ++freed;
+            return MPI_SUCCESS;
+        };
+        MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, count, &key, nullptr);
         MPI_Comm own = MPI_COMM_NULL;
         MPI_Comm_dup(group, &own);
+        MPI_Comm_set_attr(own, key, nullptr);
         {
             auto comm = MpiCommunicator::from_native_handle(own);
             CHECK(comm.native_handle() == own);
             std::vector<int> ones{1};
             joinable::all_reduce(comm, ones).wait();
             CHECK(ones[0] == comm.size());
+            CHECK(freed == 0);
         }
-        MpiCommunicator comm{group};
-        CHECK(comm.native_handle() != group);
-        // Ranks post ours and the engine's in different orders.
-        std::vector<int> ours{1};
-        int theirs = 2;
-        int sum = 0;
-        MPI_Request request = MPI_REQUEST_NULL;
-        auto const post_theirs = [&] {
-            MPI_Iallreduce(&theirs, &sum, 1, MPI_INT, MPI_SUM, group, &request);
-        };
-        if (comm.rank() % 2 == 0) {
-            post_theirs();
+        CHECK(freed == 1);
+        MPI_Comm_set_attr(group, key, nullptr);
+        {
+            MpiCommunicator comm{group};
+            CHECK(comm.native_handle() != group);
+            // Ranks post ours and the engine's in different orders.
+            std::vector<int> ours{1};
+            int theirs = 2;
+            int sum = 0;
+            MPI_Request request = MPI_REQUEST_NULL;
+            auto const post_theirs = [&] {
+                MPI_Iallreduce(&theirs, &sum, 1, MPI_INT, MPI_SUM, group, &request);
+            };
+            if (comm.rank() % 2 == 0) {
+                post_theirs();
+            }
+            auto work = joinable::all_reduce(comm, ours);
+            if (comm.rank() % 2 != 0) {
+                post_theirs();
+            }
+            work.wait();
+            MPI_Wait(&request, MPI_STATUS_IGNORE);
+            CHECK(ours[0] == comm.size());
+            CHECK(sum == 2 * comm.size());
         }
-        auto work = joinable::all_reduce(comm, ours);
-        if (comm.rank() % 2 != 0) {
-            post_theirs();
-        }
-        work.wait();
-        MPI_Wait(&request, MPI_STATUS_IGNORE);
-        CHECK(ours[0] == comm.size());
-        CHECK(sum == 2 * comm.size());
+        CHECK(freed == 1);
+        MPI_Comm_delete_attr(group, key);
+        MPI_Comm_free_keyval(&key);
     });
 }
 

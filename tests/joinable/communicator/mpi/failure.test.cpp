@@ -6,6 +6,7 @@
 #include <chrono>
 #include <climits>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -15,6 +16,9 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <support/mpi_ranks.hpp>
@@ -37,6 +41,13 @@ using Clock = std::chrono::steady_clock;
 
 std::size_t kept() {
     return joinable::detail::kept_mpi_ranks().size();
+}
+
+/// Whether the process has memory there.
+bool is_mapped(std::byte const* place) {
+    auto const page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+    auto const start = reinterpret_cast<std::uintptr_t>(place) / page * page;
+    return ::msync(reinterpret_cast<void*>(start), page, MS_ASYNC) == 0;
 }
 
 struct Injected : std::runtime_error {
@@ -249,6 +260,35 @@ TEST_CASE("all ranks keep what MPI has where none can tell the others what was c
     });
 }
 
+TEST_CASE("all ranks keep what MPI has where what was cut off differs, or has counts") {
+    for (bool const has_counts : {false, true}) {
+        run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
+            CAPTURE(has_counts);
+            std::size_t const before = kept();
+            {
+                MpiCommunicator comm{group};
+                auto const size = static_cast<std::size_t>(comm.size());
+                std::vector<float> x(3, 1);
+                std::vector<float> all(3 * size);
+                std::vector<std::size_t> const counts(size, 3);
+                std::optional<joinable::MpiWork> work;
+                if (!has_counts) { // no rank is the root that it names
+                    work.emplace(joinable::broadcast(comm, x, (comm.rank() + 1) % comm.size()));
+                } else if (comm.rank() != 1) {
+                    work.emplace(joinable::all_gather(comm, x, all, counts));
+                }
+                MPI_Barrier(group);
+                if (comm.rank() == 1) {
+                    comm.abort({FailureKind::peer_failed, {1}, "enough"});
+                } else {
+                    CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+                }
+            }
+            CHECK(kept() == before + 1);
+        });
+    }
+}
+
 TEST_CASE("a work that is complete before an abort is heard does not throw it") {
     run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
         MpiCommunicator comm{group};
@@ -294,6 +334,63 @@ TEST_CASE("where a rank has ended, the others keep what MPI has, and end at once
         CHECK(kept() == before + 1);
         CHECK(Clock::now() - start < std::chrono::seconds{10});
     });
+}
+
+TEST_CASE("after an abort a rank waits 2 s for one that does not end, and keeps what MPI has") {
+    run_mpi_groups({2, 3}, [](MPI_Comm group) {
+        std::size_t const before = kept();
+        auto comm = std::make_unique<MpiCommunicator>(group);
+        bool const is_late = comm->rank() == 0;
+        std::vector<float> x(3, 1);
+        {
+            std::optional<joinable::MpiWork> work;
+            if (!is_late) {
+                work.emplace(joinable::all_reduce(*comm, x));
+            }
+            MPI_Barrier(group);
+            if (is_late) {
+                comm->abort({FailureKind::peer_failed, {0}, "enough"});
+            } else {
+                CHECK_THROWS_AS(comm->barrier(), joinable::PeerFailed);
+            }
+        }
+        if (is_late) {
+            MPI_Barrier(group); // the others have ended
+            return;
+        }
+        auto const start = Clock::now();
+        comm.reset();
+        auto const taken = Clock::now() - start;
+        CHECK(taken > std::chrono::milliseconds{1900});
+        CHECK(taken < std::chrono::seconds{10}); // of a deadline of five minutes
+        CHECK(kept() == before + 1);
+        MPI_Barrier(group);
+    });
+}
+
+TEST_CASE("an arena that is destroyed after an abort leaves its memory to MPI, else it frees it") {
+    for (bool const aborts : {false, true}) {
+        run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
+            CAPTURE(aborts);
+            std::byte const* place = nullptr;
+            bool is_culprit = false;
+            try {
+                MpiCommunicator comm{group};
+                is_culprit = aborts && comm.rank() == 1;
+                auto arena = comm.allocate(40U << 20U); // the heap unmaps so much when it is freed
+                place = arena.data();
+                if (is_culprit) {
+                    throw Injected{"disk on fire"};
+                }
+                comm.all_reduce({arena.data(), 1000, DType::f32}, ReduceOp::sum).wait();
+                CHECK(!aborts);
+            } catch (Injected const&) {
+            } catch (joinable::PeerFailed const&) {
+                CHECK(aborts);
+            }
+            CHECK(is_mapped(place) == (aborts && !is_culprit));
+        });
+    }
 }
 
 TEST_CASE("an exception of a rank does not cut off what it has done its part of, or has none in") {

@@ -93,6 +93,7 @@ struct EpochPlan {
     bool has_value_views; ///< values in buckets
     /// A partition of the user's own: the owners of each group, or empty lists.
     std::vector<std::vector<int>> owners;
+    std::vector<bool> evaluates; ///< by round: a forward pass alone
 };
 template <class Rule>
 struct TrainingPlan {
@@ -188,6 +189,9 @@ EpochPlan draw_epoch(Draw& draw, int world, Way way, Groups const& groups) {
         for (std::size_t k = 0; has_owners && k < group.size(); ++k) {
             owners.push_back(static_cast<int>(draw.below(ranks)));
         }
+    }
+    for (int round = 0; round < most_rounds; ++round) {
+        plan.evaluates.push_back(!is_alone && plan.sync_every == 1 && draw.one_in(6));
     }
     return plan;
 }
@@ -430,6 +434,13 @@ private:
         auto const rank = static_cast<std::size_t>(comm_.rank());
         for (int round = 0; round < epoch.lengths[rank]; ++round) {
             RoundNotice const notice = notice_of(epoch, round);
+            if (epoch.evaluates[static_cast<std::size_t>(round)]) {
+                model.forward(
+                    [&](auto const&... use) { use_values(use...); },
+                    {.phase = joinable::Phase::evaluate}
+                );
+                continue;
+            }
             if (round % epoch.sync_every == 0) {
                 reset_gradients(epoch.zeroes);
             }

@@ -87,6 +87,7 @@ struct Findings {
     std::size_t shadow_rounds;
     std::uint64_t digest;       ///< of the bits of all parameters
     std::uint64_t state_digest; ///< of the optimizer's state, if every rank has all of it
+    std::size_t value_bytes;    ///< of the parameters that this rank keeps between rounds
     std::size_t state_bytes;    ///< of the optimizer's state on this rank
     double seconds;             ///< of training
     double waited;              ///< in roll calls, included in `seconds`

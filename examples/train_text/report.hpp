@@ -28,14 +28,17 @@ struct Sizes {
 };
 
 inline void print_ranks(std::vector<Text> const& texts, std::vector<Findings> const& findings) {
-    std::printf("\nrank      bytes    own rounds    shadow rounds    optimizer bytes\n");
+    std::printf(
+        "\nrank      bytes    own rounds    shadow rounds    parameter bytes    optimizer bytes\n"
+    );
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
         std::printf(
-            "%4zu %10zu %13zu %16zu %18zu\n",
+            "%4zu %10zu %13zu %16zu %18zu %18zu\n",
             rank,
             texts[rank].size(),
             findings[rank].own_rounds,
             findings[rank].shadow_rounds,
+            findings[rank].value_bytes,
             findings[rank].state_bytes
         );
     }

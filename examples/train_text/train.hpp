@@ -214,7 +214,11 @@ Findings train(
     write_recorded(hosts, trainer.passes.timeline(), options);
 
     [[maybe_unused]] auto const values = all_values(trainer.passes);
-    findings.digest = digest_of(values_of(model));
+    auto const numbers = values_of(model);
+    findings.digest = digest_of(numbers);
+    for (auto const& parameter : numbers) {
+        findings.value_bytes += parameter.size() * sizeof(float);
+    }
     trainer.finish(findings);
     if (rank == 0) {
         findings.bits_after = bits_per_byte(model, job.held_out);
@@ -319,6 +323,9 @@ train_sharded(Comm& comm, Hosts& hosts, Model& model, ChosenRule const& rule, Jo
     };
     auto const prepare = [&](std::size_t round) { sharded.rule().set_rate(rate.at(round)); };
     auto const finish = [&](Findings& findings) {
+        if (sharding == Sharding::parameters) {
+            findings.value_bytes = sharded.value_bytes();
+        }
         findings.state_bytes = sharded.state_bytes();
         for (int rank = 0; sharding == Sharding::none && rank < comm.size(); ++rank) {
             sharded.consolidate(rank);

@@ -210,12 +210,16 @@ TEST_CASE(
                 options.sharding = sharding;
                 std::vector<Findings> const sharded = train_ranks(options, texts, text);
                 std::size_t bytes = 0;
+                std::size_t value_bytes = 0;
                 for (std::size_t rank = 0; rank < texts.size(); ++rank) {
                     CHECK(sharded[rank].digest == whole[0].digest);
                     CHECK(whole[rank].state_digest == whole[0].state_digest);
                     bytes += sharded[rank].state_bytes;
+                    value_bytes += sharded[rank].value_bytes;
                 }
                 CHECK(bytes == whole[0].state_bytes);
+                std::size_t const copies = sharding == Sharding::parameters ? 1 : texts.size();
+                CHECK(value_bytes == copies * whole[0].value_bytes);
                 CHECK(sharded[0].bits_after < sharded[0].bits_before);
             }
         }

@@ -67,6 +67,7 @@ struct joinable::parameter_traits<joinable_tests::CopyingParamOf<T>> {
     using P = joinable_tests::CopyingParamOf<T>;
     static std::vector<T>* value(P& p) { return &p.value; }
     static AnyView* grad(P& p) { return p.grad ? &p.grad : nullptr; }
+    static bool requires_grad(P const& p) { return p.requires_grad; }
     static void set_grad(P& p, AnyView const& view) { p.grad = view; }
     static void set_value(P& p, AnyView const& view) {
         auto const* const data = static_cast<T const*>(view.data());

@@ -94,6 +94,21 @@ public:
     explicit Column(std::size_t count) : Matrix<T>{count, 1} {}
 };
 
+/// An engine's optimizer of one array of numbers.
+class Momentum {
+public:
+    void step(float rate, float* values, float const* gradient, std::size_t count) {
+        velocity_.resize(count);
+        for (std::size_t k = 0; k < count; ++k) {
+            velocity_[k] = 0.9F * velocity_[k] + gradient[k];
+            values[k] -= rate * velocity_[k];
+        }
+    }
+
+private:
+    std::vector<float> velocity_;
+};
+
 } // namespace house
 
 /// What an engine's layers have in common, whatever their numbers are.

@@ -4,6 +4,7 @@
 #include <joinable/checkpoint/checkpoint.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -28,6 +29,7 @@
 #include <support/numbers.hpp>
 #include <support/strided_param.hpp>
 #include <support/volume.hpp>
+#include <support/whole_optimizer.hpp>
 
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
@@ -391,6 +393,124 @@ TEST_CASE(
     });
 }
 
+/// Rounds come in pairs, of which the second one syncs. Rank r of the first training has 6 to 3 batches, and of the
+/// second one, which goes on from round 4, 4 to 1: where that is odd, its last gradient and weight are carried to
+/// the next round that syncs.
+constexpr int first_of_second = 4;
+int end_of(int training, int rank) {
+    return training == 0 ? 6 - rank % 4 : first_of_second + 4 - rank % 4;
+}
+std::uint64_t weight_of(int rank, int round) {
+    return static_cast<std::uint64_t>(1 + (rank + 2 * round) % 3);
+}
+double carried_gradient(int rank, int round, std::size_t i, std::size_t k) {
+    auto const r = static_cast<std::size_t>(rank);
+    auto const t = static_cast<std::size_t>(round);
+    return static_cast<double>((r * 7 + t * 5 + i * 3 + k * 11) % 17) / 8.0 - 1.0;
+}
+
+/// One training by `comm`'s ranks, from what `save` says on.
+template <class Comm, class Zero, class Save>
+void train_in_pairs(
+    Comm& comm, std::vector<StridedParam>& params, Zero& zero, Save& save, int training
+) {
+    DistributedDataParallel ddp{comm, params, {.gradient_kind = joinable::GradientKind::sum}};
+    auto const first = static_cast<int>(2 * save.rounds());
+    Join guard{participants(ddp, zero, save)};
+    for (int round = first; round < end_of(training, comm.rank()); ++round) {
+        bool const syncs = round % 2 == 1;
+        ddp.forward([] {}, {.will_sync = syncs, .weight = weight_of(comm.rank(), round)});
+        ddp.backward([&](auto ready) {
+            for (std::size_t i = params.size(); i-- > 0;) {
+                params[i].need_grad();
+                Numbers numbers(params[i].grad.numel());
+                numbers = syncs ? read(params[i].grad) : numbers;
+                for (std::size_t k = 0; k < numbers.size(); ++k) {
+                    numbers[k] += carried_gradient(comm.rank(), round, i, k);
+                }
+                write(params[i].grad, numbers);
+                ready(i);
+            }
+        });
+        if (syncs) {
+            zero.step();
+            save.step();
+        }
+    }
+    guard.finish();
+}
+
+// The oracle: one rank in double.
+TEST_CASE(
+    "any number of ranks goes on in the middle of an uneven guard, whose ranks accumulate and have weights"
+) {
+    Folder const folder;
+    std::string const name = folder.file("middle");
+    Model const model{.dtype = DType::f64, .is_permuted = true};
+    // Sums that are zero but for rounding make no steps.
+    AdamW const rule{.learning_rate = 0.02, .epsilon = 1e-2, .weight_decay = 0.1, .amsgrad = true};
+    std::size_t turn = 0;
+    for (int const from : {1, 2, 3, 4, 8}) {
+        for (int const to : {1, 2, 3, 4, 8}) {
+            if (is_left_out(turn++, 4, 0)) {
+                continue;
+            }
+            over_ranks({from}, [&](RankCommunicator& comm) {
+                auto params = make(model);
+                ZeroRedundancyOptimizer zero{comm, params, rule, all_options[turn % 4]};
+                Checkpoint save{zero, name, {.every = 2}}; // of three rounds that sync
+                train_in_pairs(comm, params, zero, save, 0);
+                CHECK(save.rounds() == 3);
+            });
+            std::vector<StridedParam> serial = make(model);
+            WholeOptimizer<AdamW> whole{serial, rule};
+            for (int round = 0; round < 8; round += 2) {
+                int const training = round < first_of_second ? 0 : 1;
+                double weights = 0;
+                std::vector<Numbers> sums;
+                for (StridedParam& param : serial) {
+                    param.need_grad();
+                    sums.emplace_back(param.grad.numel());
+                }
+                for (int rank = 0; rank < (training == 0 ? from : to); ++rank) {
+                    for (int r = round; r < round + 2 && r < end_of(training, rank); ++r) {
+                        weights += static_cast<double>(weight_of(rank, r));
+                        for (std::size_t i = 0; i < sums.size(); ++i) {
+                            for (std::size_t k = 0; k < sums[i].size(); ++k) {
+                                sums[i][k] += carried_gradient(rank, r, i, k);
+                            }
+                        }
+                    }
+                }
+                for (std::size_t i = 0; i < sums.size(); ++i) {
+                    for (double& number : sums[i]) {
+                        number /= weights;
+                    }
+                    write(serial[i].grad, sums[i]);
+                }
+                whole.step();
+            }
+            auto const expected = values_of(serial);
+            over_ranks({to}, [&](RankCommunicator& comm) {
+                auto params = make(model, 1.5);
+                ZeroRedundancyOptimizer zero{comm, params, AdamW{}, all_options[turn / 2 % 4]};
+                Checkpoint save{zero, name, {.every = 99}};
+                save.read();
+                CHECK(save.rounds() == 2);
+                train_in_pairs(comm, params, zero, save, 1);
+                CHECK(save.rounds() == 4);
+                auto const found = values_of(params);
+                CAPTURE(from);
+                for (std::size_t i = 0; i < expected.size(); ++i) {
+                    for (std::size_t k = 0; k < expected[i].size(); ++k) {
+                        CHECK(std::abs(found[i][k] - expected[i][k]) < 1e-12);
+                    }
+                }
+            });
+        }
+    }
+}
+
 /// What a rank throws, by type and text; nothing where it throws nothing.
 template <class F>
 std::string failure_of(F const& f) {
@@ -439,6 +559,61 @@ TEST_CASE("a file that was cut anywhere is refused on all ranks, and nothing cha
             says(failure_of([&] { save.read(); }), "contract: ");
             CHECK(values_of(params) == before);
             CHECK(zero.rule().learning_rate == 3);
+            comm.barrier(); // it can be used
+        });
+    }
+}
+
+TEST_CASE("a file with a wrong header is refused by one text on all ranks, and nothing changes") {
+    Folder const folder;
+    std::string const name = folder.file("wrong");
+    over_ranks({2}, [&](RankCommunicator& comm) {
+        auto params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        Checkpoint{zero, name}.write();
+    });
+    std::string const whole = contents_of(name);
+    auto const with_length = [&](std::uint64_t length) {
+        std::string changed = whole;
+        std::memcpy(changed.data(), &length, sizeof length); // safetensors' files are little-endian
+        return changed;
+    };
+    auto const with = [&](std::string_view old, std::string_view other) {
+        std::string changed = whole;
+        auto const at = changed.find(old);
+        REQUIRE(at != std::string::npos);
+        return changed.replace(at, old.size(), other);
+    };
+    struct Case {
+        std::string contents;
+        std::string_view expected;
+    };
+    std::uint64_t length = 0;
+    std::memcpy(&length, whole.data(), sizeof length);
+    Case const cases[] = {
+        {with_length(length - 8), ""},
+        {with_length(whole.size()), ""},
+        {with_length(~std::uint64_t{0}), ""},
+        {with("{", "["), "no JSON"},
+        {with("\"dtype\"", "\"dtypo\""), "has no dtype"},
+        {with("\"F32\"", "\"I32\""), "expected is tensor"},
+        {with("[8,8]", "[8,9]"), "f32 (8, 9)"},
+        {with("\"data_offsets\":[0,", "\"data_offsets\":[4,"), ""},
+        {with("__metadata__", "__metadate__"), ""},
+    };
+    for (Case const& c : cases) {
+        write_contents(name, c.contents);
+        over_ranks({1, 2, 3}, [&](RankCommunicator& comm) {
+            auto params = make({}, 2);
+            auto const before = values_of(params);
+            ZeroRedundancyOptimizer zero{comm, params, Adam{.learning_rate = 3}};
+            Checkpoint save{zero, name};
+            std::string const failure = failure_of([&] { save.read(); });
+            says(failure, "contract: checkpoint " + name);
+            says(failure, c.expected);
+            CHECK(values_of(params) == before);
+            CHECK(zero.rule().learning_rate == 3);
+            CHECK(save.rounds() == 0);
             comm.barrier(); // it can be used
         });
     }

@@ -15,12 +15,14 @@
 #include <doctest/doctest.h>
 
 #include <over_ranks.hpp>
+#include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/numbers.hpp>
 
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded_data_parallel.hpp>
 #include <joinable/participant/zero_redundancy_optimizer.hpp>
 
 namespace {
@@ -31,6 +33,9 @@ using joinable::DistributedDataParallel;
 using joinable::DType;
 using joinable::Join;
 using joinable::participants;
+using joinable::ShardedDataParallel;
+using joinable::ShardedOptions;
+using joinable::Sharding;
 using joinable::WholeParameter;
 using joinable::ZeroOptions;
 using joinable::ZeroRedundancyOptimizer;
@@ -83,8 +88,12 @@ double rate_of(int round) {
     return 0.125 / (1 + round);
 }
 
-std::vector<Param<double>> make() {
-    std::vector<Param<double>> params = make_params<double>({6, 1, 3, 4});
+template <class P = Param<double>>
+std::vector<P> make() {
+    std::vector<P> params;
+    for (std::size_t const size : {6U, 1U, 3U, 4U}) {
+        params.emplace_back(size);
+    }
     for (std::size_t i = 0; i < params.size(); ++i) {
         for (std::size_t k = 0; k < params[i].value.size(); ++k) {
             params[i].value[k] = 1.0 + static_cast<double>((i + 3 * k) % 5);
@@ -120,7 +129,8 @@ std::vector<std::vector<double>> serial(int world) {
     return values;
 }
 
-void pass(std::vector<Param<double>>& params, int rank, int round) {
+template <class P>
+void pass(std::vector<P>& params, int rank, int round) {
     for (std::size_t i = 0; i < params.size(); ++i) {
         for (std::size_t k = 0; k < params[i].value.size(); ++k) {
             params[i].g(k) = gradient_of(rank, round, i, k);
@@ -173,6 +183,54 @@ TEST_CASE("an engine's optimizer steps whole parameters on their owners, joined 
                 CHECK(zero.rule().size() == owned); // nobody else has the state
                 CHECK(zero.state_bytes() == 0);
             }
+        }
+    });
+}
+
+TEST_CASE("an engine's optimizer steps whole parameters in each sharding, on joined owners too") {
+    using Weights =
+        CopyingParamOf<double>; // has room for a gradient, also while its value is released
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto const expected = serial(comm.size());
+        for (Sharding const sharding :
+             {Sharding::none, Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
+            std::vector<Weights> params = make<Weights>();
+            ShardedDataParallel sharded{
+                comm,
+                params,
+                TrustingMomentum{},
+                ShardedOptions{.sharding = sharding, .bucket_cap_bytes = 24}
+            };
+            {
+                Join guard{participants(sharded)};
+                for (int round = 0; round < inputs_of(comm.rank()); ++round) {
+                    sharded.rule().settings().learning_rate = rate_of(round);
+                    sharded.forward([](auto) {});
+                    sharded.backward([&](auto ready, auto use) {
+                        for (std::size_t const i : std::vector<std::size_t>{3, 2, 0}) {
+                            static_cast<void>(use(i));
+                            for (std::size_t k = 0; k < expected[i].size(); ++k) {
+                                params[i].g(k) = gradient_of(comm.rank(), round, i, k);
+                            }
+                            ready(i);
+                        }
+                    });
+                    sharded.step();
+                }
+                guard.finish();
+            }
+            std::size_t owned = 0;
+            auto const held = sharded.use_all();
+            for (std::size_t i = 0; i < params.size(); ++i) {
+                owned += params[i].requires_grad &&
+                                 (sharding == Sharding::none || sharded.owner_of(i) == comm.rank())
+                             ? 1U
+                             : 0U;
+                for (std::size_t k = 0; k < expected[i].size(); ++k) {
+                    CHECK(std::abs(params[i].value[k] - expected[i][k]) < 1e-12);
+                }
+            }
+            CHECK(sharded.rule().size() == owned);
         }
     });
 }

@@ -4,9 +4,11 @@
 #include <joinable/participant/sharded_data_parallel.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <span>
@@ -29,6 +31,7 @@
 
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
+#include <joinable/participant/zero_redundancy_optimizer.hpp>
 
 namespace {
 
@@ -196,6 +199,306 @@ TEST_CASE(
         }
     });
 }
+
+// -- each sharding, and a ZeroRedundancyOptimizer ------------------------------------------------------
+
+constexpr Sharding shardings[] = {
+    Sharding::none, Sharding::optimizer, Sharding::gradients, Sharding::parameters
+};
+
+template <class Model, class Params>
+void run_passes(Model& model, Engine<Params>& engine, auto const& change) {
+    auto const backward = [&](auto const& ready, auto const& use) {
+        engine.backward(
+            [&](std::size_t i) {
+                change(i);
+                ready(i);
+            },
+            use
+        );
+    };
+    if constexpr (requires { model.use_all(); }) {
+        model.forward([&](auto use) { engine.forward(use); });
+        model.backward(backward);
+    } else {
+        model.forward([&] { engine.forward(no_use); });
+        model.backward([&](auto ready) { backward(ready, no_use); });
+    }
+}
+auto const nothing = [](std::size_t) {};
+
+/// The last rank has nine batches and votes to stop in its third round, the others have one to three.
+template <class Guard, class Comm, class Params>
+void run_until_vote(Guard& guard, Comm& comm, Params& params, auto const& round) {
+    Engine engine{params, comm.rank()};
+    bool const is_last = comm.rank() == comm.size() - 1;
+    for (; guard.next(engine.round < (is_last ? 9 : 1 + comm.rank() % 3)); ++engine.round) {
+        round(engine);
+        if (is_last && engine.round == 2) {
+            guard.vote_stop();
+        }
+    }
+    auto const result = guard.finish();
+    CHECK(result.stopped_early);
+    CHECK(result.rounds == 3);
+}
+
+TEST_CASE("a vote ends a sharded training after the rounds, and with the values, of the whole one"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        // Some gradients add up to zero, but for rounding, which a small epsilon would make steps of.
+        AdamW const rule{.learning_rate = 0.02, .epsilon = 1e-2};
+        std::vector<StridedParam> expected = make({});
+        {
+            DistributedDataParallel ddp{comm, expected};
+            WholeOptimizer<AdamW> whole{expected, rule};
+            Step step{comm, [&] { whole.step(); }};
+            Join guard{participants(ddp, step)};
+            run_until_vote(guard, comm, expected, [&](auto& engine) {
+                run_passes(ddp, engine, nothing);
+                step.step();
+            });
+        }
+        auto const values = values_of(expected);
+        for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
+            for (bool const is_alone : {false, true}) {
+                std::vector<StridedParam> params = make({});
+                DistributedDataParallel ddp{comm, params};
+                joinable::ZeroRedundancyOptimizer zero{
+                    comm, params, rule, {.partition = partition, .reduces_gradients = is_alone}
+                };
+                if (is_alone) {
+                    Join guard{participants(zero)};
+                    run_until_vote(guard, comm, params, [&](auto& engine) {
+                        engine.forward(no_use);
+                        engine.backward(nothing, no_use);
+                        zero.step();
+                    });
+                } else {
+                    Join guard{participants(zero, ddp)};
+                    run_until_vote(guard, comm, params, [&](auto& engine) {
+                        run_passes(ddp, engine, nothing);
+                        zero.step();
+                    });
+                }
+                CHECK(are_alike(values_of(params), values));
+            }
+            for (Sharding const sharding : shardings) {
+                Gathered params = gathered(make({}));
+                ShardedDataParallel sharded{
+                    comm,
+                    params,
+                    rule,
+                    ShardedOptions{
+                        .sharding = sharding, .partition = partition, .bucket_cap_bytes = 64
+                    }
+                };
+                {
+                    Join guard{participants(sharded)};
+                    run_until_vote(guard, comm, params, [&](auto& engine) {
+                        run_passes(sharded, engine, nothing);
+                        sharded.step();
+                    });
+                }
+                CHECK(are_alike(all_values(sharded, params), values));
+            }
+        }
+    });
+}
+
+/// The factor of the losses, which `before_step` halves where a gradient overflowed.
+struct LossScale {
+    double scale = 8;
+    int skipped = 0;
+};
+
+/// The last rank has five batches, the others one or two. Active ranks double the scale before a pass. In the
+/// third round a gradient of the last rank overflows.
+template <class Guard, class Comm, class Model, class Optimizer, class Params>
+void train_scaled(
+    Guard& guard, Comm& comm, Model& model, Optimizer& optimizer, Params& params, LossScale* loss
+) {
+    Engine engine{params, comm.rank()};
+    bool const is_last = comm.rank() == comm.size() - 1;
+    for (; engine.round < (is_last ? 5 : 1 + comm.rank() % 2); ++engine.round) {
+        if (loss != nullptr) {
+            loss->scale *= 2;
+        }
+        run_passes(model, engine, [&](std::size_t i) {
+            if (loss == nullptr) {
+                return; // the oracle knows the round
+            }
+            auto const& grad = engine_of(params[i]).grad;
+            Numbers numbers = read(grad);
+            for (double& number : numbers) {
+                number *= loss->scale;
+            }
+            if (i == 1 && engine.round == 2) {
+                numbers[0] = std::numeric_limits<double>::infinity();
+            }
+            write(grad, numbers);
+        });
+        optimizer.step();
+    }
+    guard.finish();
+}
+
+TEST_CASE("in each sharding gradients are unscaled, clipped, and skipped by all where one overflows"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        joinable::Sgd const rule{.learning_rate = 0.1, .momentum = 0.5};
+        std::vector<StridedParam> expected = make({});
+        { // what each rank does to all averages
+            DistributedDataParallel ddp{comm, expected};
+            WholeOptimizer<joinable::Sgd> whole{expected, rule};
+            int rounds = 0;
+            Step step{comm, [&] {
+                          if (rounds++ == 2) {
+                              return;
+                          }
+                          double square = 0;
+                          for (StridedParam const& param : expected) {
+                              double own = 0;
+                              for (double const number : read(param.grad)) {
+                                  own += number * number;
+                              }
+                              square += own;
+                          }
+                          double const factor = 0.25 / (std::sqrt(square) + 1e-6);
+                          CHECK(factor < 1.0);
+                          for (StridedParam const& param : expected) {
+                              Numbers numbers = read(param.grad);
+                              for (double& number : numbers) {
+                                  number = static_cast<float>(number) * static_cast<float>(factor);
+                              }
+                              write(param.grad, numbers);
+                          }
+                          whole.step();
+                      }};
+            Join guard{participants(ddp, step)};
+            train_scaled(guard, comm, ddp, step, expected, nullptr);
+        }
+        auto const values = values_of(expected);
+        for (Sharding const sharding : shardings) {
+            for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
+                LossScale loss;
+                joinable::ClipNorm clip{0.25};
+                auto const before_step = [&](joinable::ShardGradients const& gradients) {
+                    gradients.scale(1 / loss.scale);
+                    clip(gradients);
+                    if (std::isfinite(clip.norm())) {
+                        return true;
+                    }
+                    loss.scale /= 2;
+                    ++loss.skipped;
+                    return false;
+                };
+                Gathered params = gathered(make({}));
+                ShardedDataParallel sharded{
+                    comm,
+                    params,
+                    rule,
+                    ShardedOptions{
+                        .sharding = sharding,
+                        .partition = partition,
+                        .bucket_cap_bytes = 64,
+                        .before_step = before_step,
+                        .shared = {loss}
+                    }
+                };
+                {
+                    Join guard{participants(sharded)};
+                    train_scaled(guard, comm, sharded, sharded, params, &loss);
+                }
+                CAPTURE(static_cast<int>(sharding));
+                CHECK(
+                    loss.scale == 128.0
+                ); // doubled five times and halved once, on joined ranks too
+                CHECK(loss.skipped == 1);
+                auto const found = all_values(sharded, params);
+                if (partition == Partition::by_parameters) {
+                    CHECK(are_alike(found, values));
+                    continue;
+                }
+                for (std::size_t i = 0; i < values.size(); ++i) {
+                    for (std::size_t k = 0; k < values[i].size(); ++k) {
+                        CHECK(std::abs(found[i][k] - values[i][k]) < 1e-6);
+                    }
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("a partition of the user's own gives each rank what it says, and trains as the whole one"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        Model const model{.frozen = 3};
+        AdamW const rule{.learning_rate = 0.02, .epsilon = 1e-2}; // as above
+        auto const whole = whole_values(comm, model, inputs_of[1], rule);
+        int const last = comm.size() - 1;
+        for (bool const is_lone : {false, true}) { // the last rank has everything
+            std::vector<int> owners;
+            for (int i = 0; i < 7; ++i) {
+                owners.push_back(is_lone ? last : (last + i * i) % comm.size());
+            }
+            std::vector<StridedParam> const sizes = make(model);
+            std::size_t owned = 0;
+            for (std::size_t i = 0; i < sizes.size(); ++i) {
+                bool const is_own = owners[i] == comm.rank() && i != model.frozen;
+                owned += is_own ? sizes[i].value.view().numel() : 0;
+            }
+            auto const check_owners = [&](auto const& optimizer) {
+                for (std::size_t i = 0; i < owners.size(); ++i) {
+                    bool const has_owner = i != model.frozen && sizes[i].value.view().numel() != 0;
+                    CHECK((!has_owner || optimizer.owner_of(i) == owners[i]));
+                }
+                CHECK(optimizer.state_bytes() == 2 * owned * sizeof(float));
+            };
+            {
+                std::vector<StridedParam> params = make(model);
+                DistributedDataParallel ddp{comm, params};
+                joinable::ZeroRedundancyOptimizer zero{
+                    comm, params, rule, {.owners = owners, .bucket_cap_bytes = 64}
+                };
+                check_owners(zero);
+                Engine engine{params, comm.rank()};
+                Join guard{participants(ddp, zero)};
+                for (; engine.round < inputs_of[1](comm.rank()); ++engine.round) {
+                    run_passes(ddp, engine, nothing);
+                    zero.step();
+                }
+                guard.finish();
+                CHECK(are_alike(values_of(params), whole));
+            }
+            for (Sharding const sharding : shardings) {
+                if (sharding == Sharding::none) {
+                    continue; // each rank steps all
+                }
+                Gathered params = gathered(make(model));
+                ShardedDataParallel sharded{
+                    comm,
+                    params,
+                    rule,
+                    ShardedOptions{.sharding = sharding, .owners = owners, .bucket_cap_bytes = 64}
+                };
+                check_owners(sharded);
+                Engine engine{params, comm.rank()};
+                {
+                    Join guard{participants(sharded)};
+                    for (; engine.round < inputs_of[1](comm.rank()); ++engine.round) {
+                        run_passes(sharded, engine, nothing);
+                        sharded.step();
+                    }
+                    guard.finish();
+                }
+                CHECK(are_alike(all_values(sharded, params), whole));
+            }
+        }
+    });
+}
+
+// -- sharded values -----------------------------------------------------------------------------------
 
 TEST_CASE("every dtype, layout and choice of trained parameters has its values sharded") {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
@@ -677,10 +980,14 @@ TEST_CASE("rounds that evaluate, accumulate, skip or fail give what whole values
             options.buffer_sync = options.partition == Partition::flat ? BufferSync::before_forward
                                                                        : BufferSync::after_forward;
             ShardedOptions whole = options;
-            whole.sharding = Sharding::gradients;
             whole.step_in_backward = false;
             whole.units = {};
-            CHECK(train_with_failures(comm, options) == train_with_failures(comm, whole));
+            auto const values = train_with_failures(comm, options);
+            for (Sharding const sharding :
+                 {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
+                whole.sharding = sharding;
+                CHECK(are_alike(values, train_with_failures(comm, whole)));
+            }
         }
     });
 }

@@ -91,6 +91,9 @@ struct EpochPlan {
     /// With sharded values: those of each group, or an empty list.
     std::vector<std::vector<std::size_t>> units;
     bool has_value_views; ///< values in buckets
+    /// A partition of the user's own: the owners of each group, or empty lists.
+    std::vector<std::vector<int>> owners;
+    std::vector<bool> evaluates; ///< by round: a forward pass alone
 };
 template <class Rule>
 struct TrainingPlan {
@@ -180,6 +183,16 @@ EpochPlan draw_epoch(Draw& draw, int world, Way way, Groups const& groups) {
     }
     plan.has_value_views =
         (way == Way::sharded_optimizer || way == Way::sharded_gradients) && draw.one_in(2);
+    bool const has_owners = draw.one_in(3);
+    for (auto const& group : groups) {
+        auto& owners = plan.owners.emplace_back();
+        for (std::size_t k = 0; has_owners && k < group.size(); ++k) {
+            owners.push_back(static_cast<int>(draw.below(ranks)));
+        }
+    }
+    for (int round = 0; round < most_rounds; ++round) {
+        plan.evaluates.push_back(!is_alone && plan.sync_every == 1 && draw.one_in(6));
+    }
     return plan;
 }
 
@@ -272,14 +285,19 @@ public:
         OptimizerState<Rule> state;
         std::vector<std::vector<Numbers>> values;
         for (EpochPlan const& epoch : plan_.epochs) {
+            auto const owners_of = [&](std::size_t g) {
+                bool const is_flat = epoch.options.partition == Partition::flat;
+                return is_flat && epoch.way != Way::not_sharded ? std::vector<int>{}
+                                                                : epoch.owners[g];
+            };
             auto const train_epoch = [&](auto& optimizer, auto& groups, auto const& train) {
                 for (std::size_t g = 1; g < groups.size(); ++g) {
                     if constexpr (requires { optimizer.use_all(); }) {
                         optimizer.add_parameter_group(
-                            groups[g], plan_.rules[g], {}, epoch.units[g]
+                            groups[g], plan_.rules[g], owners_of(g), epoch.units[g]
                         );
                     } else {
-                        optimizer.add_parameter_group(groups[g], plan_.rules[g]);
+                        optimizer.add_parameter_group(groups[g], plan_.rules[g], owners_of(g));
                     }
                 }
                 if (!values.empty()) {
@@ -296,7 +314,9 @@ public:
                 values.push_back(read_values());
             };
             if (epoch.way == Way::beside_a_model || epoch.way == Way::alone) {
-                ZeroRedundancyOptimizer zero{comm_, groups_[0], plan_.rules[0], epoch.options};
+                ZeroOptions options = epoch.options;
+                options.owners = owners_of(0);
+                ZeroRedundancyOptimizer zero{comm_, groups_[0], plan_.rules[0], options};
                 train_epoch(zero, groups_, [&](auto const& set_rates) {
                     epoch.way == Way::alone ? train_alone(epoch, zero, set_rates)
                                             : train_by_model(epoch, zero, set_rates);
@@ -308,6 +328,7 @@ public:
                                 : epoch.way == Way::sharded_gradients ? Sharding::gradients
                                                                       : Sharding::parameters,
                     .partition = epoch.options.partition,
+                    .owners = owners_of(0),
                     .bucket_cap_bytes = epoch.options.bucket_cap_bytes,
                     .step_in_backward = epoch.steps_early,
                     .gradient_as_bucket_view = plan_.data_parallel.gradient_as_bucket_view,
@@ -413,6 +434,13 @@ private:
         auto const rank = static_cast<std::size_t>(comm_.rank());
         for (int round = 0; round < epoch.lengths[rank]; ++round) {
             RoundNotice const notice = notice_of(epoch, round);
+            if (epoch.evaluates[static_cast<std::size_t>(round)]) {
+                model.forward(
+                    [&](auto const&... use) { use_values(use...); },
+                    {.phase = joinable::Phase::evaluate}
+                );
+                continue;
+            }
             if (round % epoch.sync_every == 0) {
                 reset_gradients(epoch.zeroes);
             }

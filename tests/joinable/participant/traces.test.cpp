@@ -166,18 +166,21 @@ public:
         return this->inner_.all_reduce(buffer, op);
     }
     auto broadcast(joinable::Buffer buffer, int root) {
+        broadcasts += buffer.dtype == joinable::DType::f32 ? 1 : 0;
         add(1, buffer.count, buffer.dtype);
         return this->inner_.broadcast(buffer, root);
     }
     auto all_gather(joinable::ConstBuffer in, joinable::Buffer out)
         requires joinable::AllGathers<Comm>
     {
+        gathers += out.dtype == joinable::DType::f32 ? 1 : 0;
         add(1, out.count, out.dtype);
         return this->inner_.all_gather(in, out);
     }
     auto all_gather(joinable::ConstBuffer in, joinable::Buffer out, Counts counts)
         requires joinable::AllGathers<Comm>
     {
+        gathers += out.dtype == joinable::DType::f32 ? 1 : 0;
         add(1, out.count, out.dtype);
         return this->inner_.all_gather(in, out, counts);
     }
@@ -197,6 +200,8 @@ public:
     }
 
     std::size_t bytes = 0;
+    int broadcasts = 0;
+    int gathers = 0;
 
 private:
     void add(std::size_t times, std::size_t count, joinable::DType dtype) {
@@ -277,6 +282,33 @@ TEST_CASE("sharded trainings send two or three models in a round, on joined rank
                           sharded.step();
                       }) == models * others);
             }
+        });
+    }
+}
+
+TEST_CASE("after a step a bucket is one all-gather, or one broadcast from each of its owners") {
+    using joinable::Partition;
+    for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
+        over_ranks({2, 3, 4, 8}, [&](RankCommunicator& inner) {
+            joinable::ZeroOptions const options{
+                .partition = partition, .bucket_cap_bytes = 12 * 96 * sizeof(float)
+            };
+            auto params = make_params<float>(std::vector<std::size_t>(24, 96)); // two buckets
+            CountingCommunicator comm{inner};
+            joinable::ZeroRedundancyOptimizer zero{comm, params, joinable::Adam{}, options};
+            comm.gathers = comm.broadcasts = 0;
+            zero.step();
+            bool const gathers = joinable::AllGathers<CountingCommunicator<RankCommunicator>>;
+            CHECK(comm.gathers == (gathers ? 2 : 0));
+            CHECK(comm.broadcasts == (gathers ? 0 : 2 * comm.size()));
+
+            CoreOnly core{inner};
+            CountingCommunicator few{core};
+            joinable::ZeroRedundancyOptimizer other{few, params, joinable::Adam{}, options};
+            few.broadcasts = 0;
+            other.step();
+            CHECK(few.gathers == 0);
+            CHECK(few.broadcasts == 2 * few.size());
         });
     }
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
-// An exception at every point of a sharded training at which the library calls the engine, its rule or its functions:
-// all other ranks throw PeerFailed, which names the rank and its text.
+// An exception, or death, at every point of a sharded training at which the library calls the engine, its rule or its
+// functions: all other ranks throw PeerFailed, which names the rank and its text.
 #include <joinable/participant/sharded_data_parallel.hpp>
 #include <joinable/participant/zero_redundancy_optimizer.hpp>
 
 #include <array>
 #include <atomic>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <set>
@@ -17,10 +18,11 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
+#include <support/shared.hpp>
 #include <support/volume.hpp>
 
-#include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/data_parallel.hpp>
@@ -32,15 +34,19 @@ struct Injected : std::domain_error {
     using std::domain_error::domain_error;
 };
 
-/// The calls of this rank, of which one throws.
+/// The calls of this rank, of which one throws, or kills it.
 struct Calls {
     std::size_t count = 0;
     std::size_t fails_at = SIZE_MAX;
-    std::string_view failed = {}; ///< what threw
+    bool kills = false;
+    std::string_view* seen = nullptr; ///< gets what failed
 
     void call(std::string_view what) {
         if (count++ == fails_at) {
-            failed = what;
+            *seen = what;
+            if (kills) {
+                std::raise(SIGKILL);
+            }
             throw Injected{"the engine is out of memory"};
         }
     }
@@ -108,17 +114,18 @@ namespace {
 using namespace joinable_tests;
 using joinable::Join;
 using joinable::participants;
+using joinable::Partition;
 using joinable::ShardedDataParallel;
 using joinable::ShardedOptions;
 using joinable::ShardGradients;
 using joinable::Sharding;
-using joinable::ThreadCommunicator;
 using joinable::ZeroRedundancyOptimizer;
 
-enum class Way { none, optimizer, gradients, parameters, in_backward, beside_a_model, alone };
+enum class Way { none, optimizer, flat, gradients, parameters, in_backward, beside_a_model, alone };
 constexpr Way ways[] = {
     Way::none,
     Way::optimizer,
+    Way::flat,
     Way::gradients,
     Way::parameters,
     Way::in_backward,
@@ -127,8 +134,8 @@ constexpr Way ways[] = {
 };
 
 /// Ranks run out one after another, so that they also fail while they shadow.
-template <class Guard, class Round>
-void run(Guard& guard, ThreadCommunicator& comm, Round const& round) {
+template <class Guard, class Comm, class Round>
+void run(Guard& guard, Comm& comm, Round const& round) {
     for (int i = 0; i <= comm.rank(); ++i) {
         round();
     }
@@ -146,7 +153,8 @@ bool before(ShardGradients const& gradients) {
     return gradients.sum(0.0) == 0.0;
 }
 
-void train(ThreadCommunicator& comm, Way way) {
+template <class Comm>
+void train(Comm& comm, Way way) {
     std::vector<Failing> params;
     for (int i = 0; i < 3; ++i) {
         params.emplace_back(3U);
@@ -179,10 +187,11 @@ void train(ThreadCommunicator& comm, Way way) {
         return;
     }
     ShardedOptions options{.bucket_cap_bytes = 12};
-    options.sharding = way == Way::none         ? Sharding::none
-                       : way == Way::optimizer  ? Sharding::optimizer
-                       : way == Way::parameters ? Sharding::parameters
-                                                : Sharding::gradients;
+    options.sharding = way == Way::none                            ? Sharding::none
+                       : way == Way::optimizer || way == Way::flat ? Sharding::optimizer
+                       : way == Way::parameters                    ? Sharding::parameters
+                                                                   : Sharding::gradients;
+    options.partition = way == Way::flat ? Partition::flat : Partition::by_parameters;
     options.step_in_backward = way == Way::in_backward;
     options.gradient_as_bucket_view = way == Way::optimizer;
     if (!options.step_in_backward) {
@@ -202,43 +211,63 @@ void train(ThreadCommunicator& comm, Way way) {
     calls = {};
 }
 
-TEST_CASE("an exception in any call of a sharded training is PeerFailed on all other ranks") {
+/// What happens to the culprit, and how a training ended on a rank.
+enum class Fault { throws, kills };
+enum class End { finished, failed, was_told };
+struct Seen {
+    std::array<End, 8> ends{};
+    std::string_view where; ///< the call that failed
+};
+
+/// Trains a rank, and tells `seen`, which process ranks share, how that ended. The fault happens in this call.
+template <class Comm>
+void train_and_see(Comm& comm, Way way, Fault fault, int culprit, std::size_t call, Seen& seen) {
+    std::string const rank = "rank " + std::to_string(culprit);
+    End& end = seen.ends[static_cast<std::size_t>(comm.rank())];
+    calls = {};
+    calls.fails_at = comm.rank() == culprit ? call : SIZE_MAX;
+    calls.seen = &seen.where;
+    calls.kills = fault == Fault::kills;
+    try {
+        train(comm, way);
+        end = End::finished;
+    } catch (Injected const&) {
+        end = End::failed;
+    } catch (joinable::PeerFailed const& error) {
+        CHECK(
+            error.what() == rank + (calls.kills ? " failed: its process was killed by signal 9"
+                                                : " failed: the engine is out of memory")
+        );
+        CHECK(error.rank() == culprit);
+        end = End::was_told;
+    }
+}
+
+/// One call in `stride` fails, on each rank. `run(body)` runs body(comm) on the ranks.
+template <class Run>
+void check_each_fault(Fault fault, int world, std::size_t stride, Run const& run) {
+    stride *= under_sanitizer ? 3 : 1;
     std::set<std::string_view> failed;
+    std::size_t turn = 0;
     for (Way const way : ways) {
-        for (int culprit = 0; culprit < 3; ++culprit) {
+        for (int culprit = 0; culprit < world; ++culprit) {
             bool has_failed = true;
-            for (std::size_t call = 0; has_failed; ++call) {
-                if (joinable_tests::is_left_out(call, 3, culprit)) {
-                    continue;
-                }
+            for (std::size_t call = turn++ % stride; has_failed; call += stride) {
                 CAPTURE(static_cast<int>(way));
+                CAPTURE(world);
                 CAPTURE(culprit);
                 CAPTURE(call);
-                std::array<std::string, 3> texts;
-                std::array<std::string_view, 3> where;
-                run_ranks({3}, [&](ThreadCommunicator& comm) {
-                    auto const rank = static_cast<std::size_t>(comm.rank());
-                    calls = {};
-                    calls.fails_at = comm.rank() == culprit ? call : SIZE_MAX;
-                    try {
-                        train(comm, way);
-                    } catch (Injected const& error) {
-                        texts[rank] = error.what();
-                        where[rank] = calls.failed;
-                    } catch (joinable::PeerFailed const& error) {
-                        texts[rank] = error.what();
-                        CHECK(error.rank() == culprit);
-                    }
-                });
-                std::string const text = "the engine is out of memory";
-                std::string const told = "rank " + std::to_string(culprit) + " failed: " + text;
-                has_failed = texts[static_cast<std::size_t>(culprit)] == text;
-                std::string_view const what = where[static_cast<std::size_t>(culprit)];
-                CAPTURE(what);
-                failed.insert(what);
-                for (std::size_t rank = 0; rank < 3; ++rank) {
-                    bool const is_culprit = static_cast<int>(rank) == culprit;
-                    CHECK(texts[rank] == (!has_failed ? "" : is_culprit ? text : told));
+                Shared<Seen> const seen;
+                seen->ends.fill(End::failed); // as of a rank that is killed
+                run([&](auto& comm) { train_and_see(comm, way, fault, culprit, call, *seen); });
+                CAPTURE(seen->where);
+                failed.insert(seen->where);
+                has_failed = !seen->where.empty();
+                for (int rank = 0; rank < world; ++rank) {
+                    End const expected = !has_failed       ? End::finished
+                                         : rank == culprit ? End::failed
+                                                           : End::was_told;
+                    CHECK(seen->ends[static_cast<std::size_t>(rank)] == expected);
                 }
             }
         }
@@ -247,6 +276,32 @@ TEST_CASE("an exception in any call of a sharded training is PeerFailed on all o
          {"value", "grad", "set_grad", "release_grad", "set_value", "update", "before_step"}) {
         CAPTURE(what);
         CHECK(failed.contains(what));
+    }
+}
+
+TEST_CASE("an exception in any call of a sharded training is PeerFailed on all other ranks") {
+    for (int const world : {1, 2, 3, 4, 8}) {
+        std::size_t const stride = world == 3 ? 1 : 3 * static_cast<std::size_t>(world);
+        check_each_fault(Fault::throws, world, stride, [&](auto const& body) {
+            run_ranks({world}, body);
+        });
+    }
+}
+
+TEST_CASE(
+    "a throw, or death, in any call of a sharded training is PeerFailed on other process ranks"
+) {
+    for (int const world : {2, 3, 4, 8}) {
+        std::size_t const stride = 5 * static_cast<std::size_t>(world);
+        check_each_fault(Fault::throws, world, stride, [&](auto const& body) {
+            run_process_ranks({world}, body);
+        });
+        check_each_fault(Fault::kills, world, stride, [&](auto const& body) {
+            try {
+                run_process_ranks({world}, body);
+            } catch (joinable::PeerFailed const&) { // the others have said whom it names
+            }
+        });
     }
 }
 

@@ -411,9 +411,8 @@ TEST_CASE("in each sharding gradients are unscaled, clipped, and skipped by all 
                     train_scaled(guard, comm, sharded, sharded, params, &loss);
                 }
                 CAPTURE(static_cast<int>(sharding));
-                CHECK(
-                    loss.scale == 128.0
-                ); // doubled five times and halved once, on joined ranks too
+                // Doubled five times and halved once, on joined ranks too.
+                CHECK(loss.scale == 128.0);
                 CHECK(loss.skipped == 1);
                 auto const found = all_values(sharded, params);
                 if (partition == Partition::by_parameters) {

@@ -154,7 +154,7 @@ bool before(ShardGradients const& gradients) {
 }
 
 template <class Comm>
-void train(Comm& comm, Way way) {
+void train_by(Comm& comm, Way way) {
     std::vector<Failing> params;
     for (int i = 0; i < 3; ++i) {
         params.emplace_back(3U);
@@ -229,7 +229,7 @@ void train_and_see(Comm& comm, Way way, Fault fault, int culprit, std::size_t ca
     calls.seen = &seen.where;
     calls.kills = fault == Fault::kills;
     try {
-        train(comm, way);
+        train_by(comm, way);
         end = End::finished;
     } catch (Injected const&) {
         end = End::failed;

@@ -243,16 +243,20 @@ void train_and_see(Comm& comm, Way way, Fault fault, int culprit, std::size_t ca
     }
 }
 
-/// One call in `stride` fails, on each rank. `run(body)` runs body(comm) on the ranks.
+using Kinds = std::set<std::string_view>; ///< of calls
+
+/// One call in `stride` fails, on each rank. `run(body)` runs body(comm) on the ranks. Adds to `failed`.
 template <class Run>
-void check_each_fault(Fault fault, int world, std::size_t stride, Run const& run) {
-    stride *= under_sanitizer ? 8 : 1;
-    std::set<std::string_view> failed;
+void check_each_fault(Fault fault, int world, std::size_t stride, Kinds& failed, Run const& run) {
+    stride *= under_sanitizer ? 3 : 1;
     std::size_t turn = 0;
     for (Way const way : ways) {
         for (int culprit = 0; culprit < world; ++culprit) {
+            if (is_left_out(++turn, 5, world)) {
+                continue;
+            }
             bool has_failed = true;
-            for (std::size_t call = turn++ % stride; has_failed; call += stride) {
+            for (std::size_t call = turn % stride; has_failed; call += stride) {
                 CAPTURE(static_cast<int>(way));
                 CAPTURE(world);
                 CAPTURE(culprit);
@@ -272,40 +276,45 @@ void check_each_fault(Fault fault, int world, std::size_t stride, Run const& run
             }
         }
     }
-    if (under_sanitizer) { // too few calls fail
-        return;
-    }
+}
+
+/// Under a sanitizer too few calls fail for that.
+void check_all_kinds(Kinds const& failed) {
     for (std::string_view const what :
          {"value", "grad", "set_grad", "release_grad", "set_value", "update", "before_step"}) {
         CAPTURE(what);
-        CHECK(failed.contains(what));
+        CHECK((under_sanitizer || failed.contains(what)));
     }
 }
 
 TEST_CASE("an exception in any call of a sharded training is PeerFailed on all other ranks") {
+    Kinds failed;
     for (int const world : {1, 2, 3, 4, 8}) {
         std::size_t const stride = world == 3 ? 1 : 3 * static_cast<std::size_t>(world);
-        check_each_fault(Fault::throws, world, stride, [&](auto const& body) {
+        check_each_fault(Fault::throws, world, stride, failed, [&](auto const& body) {
             run_ranks({world}, body);
         });
     }
+    check_all_kinds(failed);
 }
 
 TEST_CASE(
     "a throw, or death, in any call of a sharded training is PeerFailed on other process ranks"
 ) {
+    Kinds failed;
     for (int const world : {2, 3, 4, 8}) {
         std::size_t const stride = 5 * static_cast<std::size_t>(world);
-        check_each_fault(Fault::throws, world, stride, [&](auto const& body) {
+        check_each_fault(Fault::throws, world, stride, failed, [&](auto const& body) {
             run_process_ranks({world}, body);
         });
-        check_each_fault(Fault::kills, world, stride, [&](auto const& body) {
+        check_each_fault(Fault::kills, world, stride, failed, [&](auto const& body) {
             try {
                 run_process_ranks({world}, body);
             } catch (joinable::PeerFailed const&) { // the others have said whom it names
             }
         });
     }
+    check_all_kinds(failed);
 }
 
 } // namespace

@@ -19,6 +19,7 @@
 
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/poll_pause.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/gloo/detail/collectives.hpp>
@@ -154,6 +155,7 @@ public:
 
     /// The reason reaches the others before the connections close.
     void abort(AbortReason const& reason) {
+        let_arrive();
         own_reason_ = own_reason_.value_or(reason);
         control_.abort(reason);
         end();
@@ -342,6 +344,12 @@ private:
             return operation.stalled.reaches(time, longest_gap.value_or(PolledTime::gap_of_tests));
         };
         bool const is_over = control_.is_aborted();
+        if (is_over && !operation.is_compared) { // the last arrival may have come just before that
+            compare_arrivals(&operation);
+            if (is_complete(operation)) {
+                return;
+            }
+        }
         if (is_over && (is_broken || !operation.is_compared)) {
             throw_reason();
         }
@@ -366,6 +374,22 @@ private:
             if (one.get() == last) {
                 return;
             }
+        }
+    }
+    /// Data may overtake arrivals: what is complete here is not cut off by what this rank says next.
+    void let_arrive() noexcept {
+        auto const is_missing = [&](auto const& one) {
+            return !one->is_compared && is_complete(*one);
+        };
+        auto const end = std::chrono::steady_clock::now() + std::chrono::milliseconds{100};
+        try {
+            PollPause pause{short_time};
+            while (std::any_of(open_.begin(), open_.end(), is_missing) && !control_.is_aborted() &&
+                   std::chrono::steady_clock::now() < end) {
+                compare_arrivals();
+                pause();
+            }
+        } catch (...) { // NOLINT(bugprone-empty-catch): another reason was first
         }
     }
     /// Whether all ranks have arrived. @throws Mismatch; what ends all ranks, if some did not arrive

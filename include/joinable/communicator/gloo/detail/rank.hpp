@@ -322,7 +322,8 @@ private:
     /// this at once: the data may be complete without it, or its closed connections tell.
     /// @throws what ends all ranks
     void look(Operation& operation, Gap longest_gap) {
-        compare_arrivals(&operation);
+        bool const is_over = control_.is_aborted(); // arrivals that came before that are compared
+        compare_arrivals(&operation);               // throws the reason if one did not
         if (!operation.is_compared) {
             take_over_from_parent();
             if (longest_gap && detail::test(*operation.arriving, *longest_gap)) {
@@ -343,14 +344,7 @@ private:
         auto const has_stalled_for = [&](std::chrono::nanoseconds time) {
             return operation.stalled.reaches(time, longest_gap.value_or(PolledTime::gap_of_tests));
         };
-        bool const is_over = control_.is_aborted();
-        if (is_over && !operation.is_compared) { // the last arrival may have come just before that
-            compare_arrivals(&operation);
-            if (is_complete(operation)) {
-                return;
-            }
-        }
-        if (is_over && (is_broken || !operation.is_compared)) {
+        if (is_over && is_broken) {
             throw_reason();
         }
         if (is_broken) { // because another rank has closed its connections, which says why, or died

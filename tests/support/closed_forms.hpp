@@ -27,10 +27,12 @@ namespace joinable_tests { namespace closed_forms {
 inline int number(int rank, std::size_t i) {
     return 1 + (rank + static_cast<int>(i)) % 2;
 }
-inline int combined(joinable::ReduceOp op, int world, std::size_t i) {
-    int result = number(0, i);
+/// The numbers of all ranks, combined one after another: of_rank(rank) is a rank's.
+template <class OfRank>
+int combined(joinable::ReduceOp op, int world, OfRank const& of_rank) {
+    int result = of_rank(0);
     for (int rank = 1; rank < world; ++rank) {
-        int const next = number(rank, i);
+        int const next = of_rank(rank);
         switch (op) {
         case joinable::ReduceOp::sum: result += next; break;
         case joinable::ReduceOp::product: result *= next; break;
@@ -41,6 +43,9 @@ inline int combined(joinable::ReduceOp op, int world, std::size_t i) {
         }
     }
     return result;
+}
+inline int combined(joinable::ReduceOp op, int world, std::size_t i) {
+    return combined(op, world, [i](int rank) { return number(rank, i); });
 }
 
 /// The elements of one rank: in memory of the communicator, or of the heap.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -86,5 +87,27 @@ private:
     std::vector<StridedParam>& params_;
     std::vector<State> state_;
 };
+
+/// Clips the gradients by the norm of all of them, as ClipNorm does. Returns the factor. The squares of a parameter
+/// are added up before those of the others.
+inline double clip_whole(std::vector<StridedParam> const& params, double most) {
+    double square = 0;
+    for (StridedParam const& param : params) {
+        double own = 0;
+        for (double const number : read(param.grad)) {
+            own += number * number;
+        }
+        square += own;
+    }
+    double const factor = most / (std::sqrt(square) + 1e-6);
+    for (StridedParam const& param : params) {
+        Numbers numbers = read(param.grad);
+        for (double& number : numbers) {
+            number = static_cast<float>(number) * static_cast<float>(factor);
+        }
+        write(param.grad, numbers);
+    }
+    return factor;
+}
 
 } // namespace joinable_tests

@@ -20,6 +20,7 @@
 #include <doctest/doctest.h>
 #include <simulator/plans.hpp>
 #include <simulator/simulator.hpp>
+#include <support/closed_forms.hpp>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
 #include <support/volume.hpp>
@@ -163,18 +164,10 @@ TEST_CASE("every dtype and operation is combined by every algorithm") {
                             values.push_back(
                                 static_cast<T>(static_cast<float>(of_rank(comm.rank(), i)))
                             );
-                            int result = of_rank(0, i);
-                            for (int rank = 1; rank < comm.size(); ++rank) {
-                                int const other = of_rank(rank, i);
-                                switch (operation) {
-                                case ReduceOp::sum: result += other; break;
-                                case ReduceOp::product: result *= other; break;
-                                case ReduceOp::min: result = (std::min)(result, other); break;
-                                case ReduceOp::max: result = (std::max)(result, other); break;
-                                case ReduceOp::bit_and: result &= other; break;
-                                case ReduceOp::bit_or: result |= other; break;
-                                }
-                            }
+                            int const result =
+                                closed_forms::combined(operation, comm.size(), [&](int rank) {
+                                    return of_rank(rank, i);
+                                });
                             expected.push_back(static_cast<float>(result));
                         }
                         over.all_reduce({values.data(), values.size(), dtype}, operation).wait();

@@ -25,6 +25,7 @@
 
 #include <doctest/doctest.h>
 #include <support/all_reducer.hpp>
+#include <support/closed_forms.hpp>
 #include <support/linear_model.hpp>
 #include <support/machines.hpp>
 #include <support/tcp_ranks.hpp>
@@ -106,18 +107,10 @@ TEST_CASE("every dtype and operation is combined over all ranks") {
                         comm.all_reduce({values.data(), values.size(), dtype}, operation).wait();
                         std::size_t wrong = 0;
                         for (std::size_t i = 0; i < values.size(); ++i) {
-                            int result = of_rank(0, i);
-                            for (int rank = 1; rank < comm.size(); ++rank) {
-                                int const other = of_rank(rank, i);
-                                switch (operation) {
-                                case ReduceOp::sum: result += other; break;
-                                case ReduceOp::product: result *= other; break;
-                                case ReduceOp::min: result = (std::min)(result, other); break;
-                                case ReduceOp::max: result = (std::max)(result, other); break;
-                                case ReduceOp::bit_and: result &= other; break;
-                                case ReduceOp::bit_or: result |= other; break;
-                                }
-                            }
+                            int const result =
+                                closed_forms::combined(operation, comm.size(), [&](int rank) {
+                                    return of_rank(rank, i);
+                                });
                             wrong += static_cast<float>(values[i]) == static_cast<float>(result)
                                          ? 0U
                                          : 1U;

@@ -36,10 +36,15 @@ endfunction()
 
 # A program of `sources` over an MPI, and a test for each number of processes; it leaves out what `left_out` matches.
 function(joinable_test_mpi program target mpirun numbers left_out) # sources...
-    add_executable(${program} support/mpi_main.cpp ${ARGN})
-    target_include_directories(${program} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-    target_link_libraries(${program} PRIVATE joinable_dev doctest::doctest rapidcheck ${target})
-    target_compile_options(${program} PRIVATE ${JOINABLE_TEST_OPTIONS})
+    string(MAKE_C_IDENTIFIER ${target}_main main)
+    if(NOT TARGET ${main})
+        add_library(${main} OBJECT support/mpi_main.cpp)
+        target_include_directories(${main} PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+        target_link_libraries(${main} PUBLIC joinable_dev doctest::doctest rapidcheck ${target})
+        target_compile_options(${main} PUBLIC ${JOINABLE_TEST_OPTIONS})
+    endif()
+    add_executable(${program} ${ARGN})
+    target_link_libraries(${program} PRIVATE ${main})
     foreach(number ${numbers})
         joinable_mpirun(start ${mpirun} ${number})
         add_test(
@@ -50,14 +55,18 @@ function(joinable_test_mpi program target mpirun numbers left_out) # sources...
         )
         set_tests_properties(${program}/${number} PROPERTIES TIMEOUT 1200 RUN_SERIAL TRUE) # they keep all cores busy
     endforeach()
-    if("${ARGN}" MATCHES "mpi/progress_thread") # over an MPI that is asked for less
-        joinable_mpirun(start ${mpirun} 2)
-        add_test(
-            NAME ${program}/funneled
-            COMMAND ${start} $<TARGET_FILE:${program}> --funneled "--test-case=*below MPI_THREAD_MULTIPLE*"
-        )
-        set_tests_properties(${program}/funneled PROPERTIES TIMEOUT 120)
-    endif()
+endfunction()
+
+# The tests of the communicator itself, also over an MPI that is asked for less.
+joinable_test_units(mpi_units test_mpi ${mpi_sources})
+function(joinable_test_mpi_communicator program target mpirun numbers)
+    joinable_test_mpi(${program} ${target} ${mpirun} "${numbers}" "" ${mpi_units})
+    joinable_mpirun(start ${mpirun} 2)
+    add_test(
+        NAME ${program}/funneled
+        COMMAND ${start} $<TARGET_FILE:${program}> --funneled "--test-case=*below MPI_THREAD_MULTIPLE*"
+    )
+    set_tests_properties(${program}/funneled PROPERTIES TIMEOUT 120)
 endfunction()
 
 set(names)
@@ -68,13 +77,13 @@ foreach(name openmpi mpich)
     endif()
 endforeach()
 if("openmpi" IN_LIST names)
-    joinable_test_mpi(test_openmpi joinable_mpi_openmpi ${JOINABLE_MPIRUN_openmpi} "3;8" "" ${mpi_sources})
+    joinable_test_mpi_communicator(test_openmpi joinable_mpi_openmpi ${JOINABLE_MPIRUN_openmpi} "3;8")
 endif()
 if("mpich" IN_LIST names) # its processes never yield a core to each other
-    joinable_test_mpi(test_mpich joinable_mpi_mpich ${JOINABLE_MPIRUN_mpich} "2" "" ${mpi_sources})
+    joinable_test_mpi_communicator(test_mpich joinable_mpi_mpich ${JOINABLE_MPIRUN_mpich} "2")
 endif()
 if(NOT names AND TARGET joinable::mpi)
-    joinable_test_mpi(test_mpi joinable::mpi ${MPIEXEC_EXECUTABLE} "3;8" "" ${mpi_sources})
+    joinable_test_mpi_communicator(test_mpi joinable::mpi ${MPIEXEC_EXECUTABLE} "3;8")
 elseif(NOT names)
     message(STATUS "skipped: no MPI is found, so nothing tests joinable/mpi.hpp")
 endif()

@@ -21,6 +21,7 @@
 
 #include <support/failed_checks.hpp>
 #include <support/hang.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/communicator/shared_memory/process.hpp>
 #include <joinable/communicator/shared_memory/process/members.hpp>
@@ -126,7 +127,7 @@ private:
 /// Runs `body(comm)` over groups of unrelated processes of these sizes, one after another.
 template <class Body>
 void run_named_ranks(std::initializer_list<int> sizes, Body const& body) {
-    for (int const size : sizes) {
+    for (int const size : groups_of_processes(sizes)) {
         std::string const job = fresh_job();
         Processes processes;
         for (int rank = 0; rank < size; ++rank) {

@@ -15,6 +15,7 @@
 #include <support/named_ranks.hpp>
 #include <support/ranks.hpp>
 #include <support/shared.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/communicator/shared_memory/run_processes.hpp>
 
@@ -24,7 +25,7 @@ namespace joinable_tests {
 /// in one of them is printed by it, and PeerFailed here.
 template <class Body>
 void run_process_ranks(std::initializer_list<int> sizes, Body const& body) {
-    for (int const size : sizes) {
+    for (int const size : groups_of_processes(sizes)) {
         Alarm const at_hang;
         Shared<std::atomic<int>> const failed;
         auto const of_rank = [&](joinable::ProcessCommunicator& comm) {

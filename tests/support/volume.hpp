@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <initializer_list>
+#include <vector>
 
 /// @file
 /// How much a test repeats. A sanitizer makes some tests fifty times as slow, so there they repeat less: Release
@@ -12,17 +13,22 @@
 
 namespace joinable_tests {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool under_sanitizer = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-inline constexpr bool under_sanitizer = true;
+enum class Sanitizer { none, address, thread };
+
+#if defined(__SANITIZE_ADDRESS__) // as g++ says it
+inline constexpr Sanitizer sanitizer = Sanitizer::address;
+#elif defined(__SANITIZE_THREAD__)
+inline constexpr Sanitizer sanitizer = Sanitizer::thread;
+#elif !defined(__has_feature) // as clang says it
+inline constexpr Sanitizer sanitizer = Sanitizer::none;
+#elif __has_feature(address_sanitizer)
+inline constexpr Sanitizer sanitizer = Sanitizer::address;
+#elif __has_feature(thread_sanitizer)
+inline constexpr Sanitizer sanitizer = Sanitizer::thread;
 #else
-inline constexpr bool under_sanitizer = false;
+inline constexpr Sanitizer sanitizer = Sanitizer::none;
 #endif
-#else
-inline constexpr bool under_sanitizer = false;
-#endif
+inline constexpr bool under_sanitizer = sanitizer != Sanitizer::none;
 
 /// How often to repeat what Release repeats `whole` times: a tenth under a sanitizer, and at least once.
 template <class Number>
@@ -50,6 +56,19 @@ void in_turn(std::initializer_list<int> sizes, std::size_t k, Run const& run) {
             run(sizes.begin()[i]);
         }
     }
+}
+
+/// Which of these groups of processes run: all of them, and under the thread sanitizer, which sees one process at a
+/// time, the smallest one that has other ranks.
+[[nodiscard]] inline std::vector<int> groups_of_processes(std::initializer_list<int> sizes) {
+    std::vector<int> groups{sizes};
+    if (sanitizer == Sanitizer::thread) {
+        std::sort(groups.begin(), groups.end());
+        auto const first =
+            std::find_if(groups.begin(), groups.end() - 1, [](int n) { return n > 1; });
+        groups = {*first};
+    }
+    return groups;
 }
 
 } // namespace joinable_tests

@@ -204,24 +204,20 @@ TEST_CASE("a shared buffer is there until the last rank has given it up, and not
 }
 
 TEST_CASE("a buffer from before the ranks were made has their results") {
-    auto const results = shared_buffer<Finding>(8);
-    auto const sum = shared_buffer<std::int64_t>(1);
     auto const nothing = shared_buffer<float>(0);
     CHECK(nothing.size() == 0);
-    int world = 0;
-    std::int64_t expected = 0;
-    run_all_ranks({1, 2, 3, 4, 8}, [&](auto& comm) {
-        results[static_cast<std::size_t>(comm.rank())] = {comm.size(), 1.5 * comm.rank(), {}};
-        std::atomic_ref{sum[0]}.fetch_add(comm.rank() + 1);
-    });
-    for (int const ranks : {1, 2, 3, 4, 8}) {
-        world = ranks;
-        expected += 3 * ranks * (ranks + 1) / 2; // threads, then processes of two kinds
-    }
-    CHECK(sum[0] == expected);
-    for (int rank = 0; rank < world; ++rank) {
-        CHECK(results[static_cast<std::size_t>(rank)].rank == world);
-        CHECK(results[static_cast<std::size_t>(rank)].loss == 1.5 * rank);
+    for (int const world : {1, 2, 3, 4, 8}) {
+        auto const results = shared_buffer<Finding>(static_cast<std::size_t>(world));
+        auto const sum = shared_buffer<std::int64_t>(1);
+        run_all_ranks({world}, [&](auto& comm) {
+            results[static_cast<std::size_t>(comm.rank())] = {comm.size(), 1.5 * comm.rank(), {}};
+            std::atomic_ref{sum[0]}.fetch_add(comm.rank() + 1);
+        });
+        CHECK(sum[0] == 3 * world * (world + 1) / 2); // threads, then processes of two kinds
+        for (int rank = 0; rank < world; ++rank) {
+            CHECK(results[static_cast<std::size_t>(rank)].rank == world);
+            CHECK(results[static_cast<std::size_t>(rank)].loss == 1.5 * rank);
+        }
     }
 }
 

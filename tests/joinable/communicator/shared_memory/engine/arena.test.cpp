@@ -20,6 +20,7 @@
 #include <support/repeating.hpp>
 #include <support/segment_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/self.hpp>
@@ -324,8 +325,12 @@ std::vector<float> results_of_all(Comm& comm, std::size_t count, Placement place
 }
 
 TEST_CASE("collectives are the same bit for bit over threads and processes, in arenas and not") {
-    for (std::size_t const count : {5U, 3000U, 70'001U}) {
+    for (std::size_t k = 0; std::size_t const count : {5U, 3000U, 70'001U}) {
+        ++k;
         for (int const world : {1, 2, 3, 4, 8}) {
+            if (joinable_tests::is_left_out(k, 3, world)) {
+                continue;
+            }
             std::vector<std::vector<float>> of_threads(static_cast<std::size_t>(world));
             run_ranks({world}, [&](joinable::ThreadCommunicator& comm) {
                 of_threads[static_cast<std::size_t>(comm.rank())] =

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <initializer_list>
+#include <limits>
 #include <vector>
 
 /// @file
@@ -58,17 +59,18 @@ void in_turn(std::initializer_list<int> sizes, std::size_t k, Run const& run) {
     }
 }
 
-/// Which of these groups of processes run: all of them, and under the thread sanitizer, which sees one process at a
-/// time, the smallest one that has other ranks.
-[[nodiscard]] inline std::vector<int> groups_of_processes(std::initializer_list<int> sizes) {
+inline constexpr int any_size = (std::numeric_limits<int>::max)();
+
+/// Of these sizes of groups those of at most `most` ranks, and always the first.
+[[nodiscard]] inline std::vector<int> groups_up_to(int most, std::initializer_list<int> sizes) {
     std::vector<int> groups{sizes};
-    if (sanitizer == Sanitizer::thread) {
-        std::sort(groups.begin(), groups.end());
-        auto const first =
-            std::find_if(groups.begin(), groups.end() - 1, [](int n) { return n > 1; });
-        groups = {*first};
-    }
+    std::erase_if(groups, [&](int size) { return size > most && size != *sizes.begin(); });
     return groups;
+}
+
+/// Which of these groups of processes run. The thread sanitizer sees one process at a time, so a pair is enough there.
+[[nodiscard]] inline std::vector<int> groups_of_processes(std::initializer_list<int> sizes) {
+    return groups_up_to(sanitizer == Sanitizer::thread ? 2 : any_size, sizes);
 }
 
 } // namespace joinable_tests

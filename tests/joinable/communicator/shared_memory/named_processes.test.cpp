@@ -35,6 +35,7 @@
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
 #include <support/time_of_death.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/make_arena.hpp>
@@ -79,7 +80,7 @@ std::uint64_t mapped_at() {
 
 TEST_CASE("ranks see the memory at different addresses, and its file is removed once all have come"
 ) {
-    for (int const world : {1, 2, 3, 4, 8}) {
+    for (int const world : groups_of_processes({1, 2, 3, 4, 8})) {
         std::string const job = fresh_job();
         Processes processes;
         for (int rank = 0; rank < world; ++rank) {
@@ -185,7 +186,7 @@ struct Fates {
 };
 
 TEST_CASE("a rank that is killed anywhere is named on all others, long before the deadline") {
-    for (int const world : {2, 3, 4, 8}) {
+    for (int const world : groups_of_processes({2, 3, 4, 8})) {
         std::vector<Clock::duration> delays;
         for (int culprit = 0; culprit < world; ++culprit) {
             for (int point = world > 3 ? culprit % 3 : 0; point < 13; point += world > 3 ? 3 : 1) {
@@ -519,7 +520,7 @@ TEST_CASE("an arena outlives its communicator, and the memory goes with the last
 }
 
 TEST_CASE("a rank that never comes is named by all others at the deadline") {
-    for (int const world : {2, 3, 8}) {
+    for (int const world : groups_of_processes({2, 3, 8})) {
         for (int const culprit : {0, 1, world - 1}) {
             // Without rank 0 there is no object, and each gives up for itself. Else one does so for
             // all: the last one to come.

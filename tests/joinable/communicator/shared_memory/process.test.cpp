@@ -30,6 +30,7 @@
 #include <support/process_ranks.hpp>
 #include <support/segment_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/make_arena.hpp>
@@ -91,7 +92,7 @@ TEST_CASE("a rank that is killed anywhere is named on all others, long before th
     Shared<std::atomic<Clock::rep>> heard_at;
     Shared<std::atomic<int>> named;
     Leftovers const before;
-    for (int const world : {2, 3, 4, 8}) {
+    for (int const world : groups_of_processes({2, 3, 4, 8})) {
         std::vector<Clock::duration> delays;
         for (int point = 0; point < 12; ++point) {
             int const culprit = point % world;
@@ -181,7 +182,7 @@ TEST_CASE("a rank that is killed while it computes for all leaves nobody waiting
 TEST_CASE("what a rank throws is thrown here with its number and text, and named on the others") {
     Shared<std::atomic<int>> named;
     Leftovers const before;
-    for (int const world : {1, 2, 3, 4, 8}) {
+    for (int const world : groups_of_processes({1, 2, 3, 4, 8})) {
         for (int culprit = 0; culprit < world; ++culprit) {
             *named = 0;
             std::string const text = "rank " + std::to_string(culprit) + " failed: no such word";

@@ -27,6 +27,7 @@
 #include <support/process_ranks.hpp>
 #include <support/segment_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/shared_memory/run_processes.hpp>
@@ -100,7 +101,7 @@ void spin_until(std::atomic<bool> const& flag) {
 
 TEST_CASE("a rank that is killed is named on the rank that waits for its message") {
     Shared<std::atomic<int>> const named;
-    for (int const world : {2, 3, 4, 8}) {
+    for (int const world : groups_of_processes({2, 3, 4, 8})) {
         for (int const culprit : {0, world - 1}) {
             *named = 0;
             check_killed(world, culprit, [&](ProcessCommunicator& comm) {
@@ -357,7 +358,7 @@ void run_steps(ProcessCommunicator& comm, Step const& step) {
 
 TEST_CASE("a rank that is killed anywhere among groups ends them all") {
     Shared<std::atomic<int>> const ended;
-    for (int const world : {2, 3, 4, 8}) {
+    for (int const world : groups_of_processes({2, 3, 4, 8})) {
         for (int point = 0; point < 12; ++point) {
             int const culprit = point % world;
             *ended = 0;

@@ -228,6 +228,8 @@ private:
     // The script of an iteration, the same on ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass, bool has_joined = false) {
+        // A device may have got its kernels since.
+        reduction_scales_ = scales(comm_, reduction_);
         contributes_ = factor != 0.0; // else zeros are packed
         gradients_.begin(has_joined);
         bool const scales_later = reduction_scales_ && contributes_;

@@ -77,6 +77,25 @@ TEST_CASE("gradients are averaged over NCCL, by copies and as bucket views, in e
     fake_cuda::delay_every_operation({});
 }
 
+TEST_CASE("gradients are averaged over NCCL when the device gets its kernels after the model") {
+    for (bool const views : {false, true}) {
+        run_models({1, 2, 3, 4}, DType::f32, false, [&](auto& hosts, auto& comm, auto& model) {
+            DistributedDataParallel ddp{comm, model.params, small_buckets(views)};
+            for (int batch = 0; batch < 3; ++batch) {
+                if (batch == 1) {
+                    comm.device_memory().use_kernels(joinable_tests::host_kernels());
+                }
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) { model.backward(batch, ready); });
+                CHECK(
+                    model.gradients() ==
+                    model.averages(batch, all_ranks(0, hosts.size()), hosts.size())
+                );
+            }
+        });
+    }
+}
+
 TEST_CASE("joined ranks shadow over NCCL, and receive the averages") {
     for (bool const views : {false, true}) {
         for (bool const has_kernels : {false, true}) {

@@ -95,7 +95,8 @@ public:
     /// Collective, outside a guard. Writes the file now. On the first two errors all ranks throw
     /// the same type, the old file stays, and the communicator is usable.
     /// @throws CommunicationError  a rank cannot write.
-    /// @throws ContractViolation  in a guard, or two parameters have one name.
+    /// @throws ContractViolation  in a guard, two parameters have one name, or a rule keeps another
+    ///         number of states than when its group was added.
     /// @throws what the communicator throws.
     void write() {
         require_outside("write()");
@@ -201,6 +202,9 @@ private:
         std::vector<std::uint64_t> words; // steps of each parameter, hash of each tensor
         detail::PartsOnHost on_host = parts_on_host();
         detail::on_all_ranks(control, [&](AgreementList&) {
+            for (std::size_t k = 0; k < zero_.groups().size(); ++k) {
+                detail::check_state_count(zero_.groups()[k], zero_.rules()[k]);
+            }
             layout.emplace(layout_by(file_, zero_.rules()));
             layout->place();
             parts = layout->own_state();

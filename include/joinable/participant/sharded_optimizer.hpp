@@ -90,7 +90,8 @@ public:
 
     /// Gathers the state of all ranks at `to_rank`, where state() returns it, in host memory.
     /// Collective, outside a guard.
-    /// @throws ContractViolation  called in a guard, or `to_rank` is out of range.
+    /// @throws ContractViolation  called in a guard, `to_rank` is out of range, or a rule keeps
+    ///         another number of states than when its group was added; nothing was changed.
     /// @throws what the communicator throws.
     void consolidate(int to_rank = 0) {
         require_own_state();
@@ -106,8 +107,8 @@ public:
     /// Takes rules, step counts and state from rank `from_rank`; the other ranks' `state` is
     /// ignored. The state may come from any number of ranks and either partition. It has no values:
     /// load values of 16 bits before. Collective, outside a guard.
-    /// @throws ContractViolation  called in a guard, or the state is of another model; then the
-    ///         other ranks throw PeerFailed, and nothing was changed.
+    /// @throws ContractViolation  called in a guard, `from_rank` is out of range, or the state is
+    ///         of another model; then the other ranks throw PeerFailed, and nothing was changed.
     void load(OptimizerState<Rule> const& state, int from_rank = 0) {
         require_own_state();
         require_outside("load()");

@@ -860,6 +860,30 @@ TEST_CASE("in a guard write() and read() are refused, and every has a meaning") 
     });
 }
 
+TEST_CASE("a rule whose number of states has changed is refused, and the old file stays") {
+    Folder const folder;
+    over_ranks({1, 2, 3}, [&](RankCommunicator& comm) {
+        auto params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.momentum = 0.5}};
+        std::string const name = folder.file("of_" + std::to_string(comm.size()));
+        Checkpoint save{zero, name};
+        save.write();
+        std::string const before = contents_of(name);
+        comm.barrier();
+        zero.rule().momentum = 0;
+        char const* const text =
+            "the rule of a group keeps 0 numbers for each element now, but kept 1 when it was given";
+        says(failure_of([&] { save.write(); }), text);
+        says(failure_of([&] { zero.consolidate(); }), text);
+        CHECK(contents_of(name) == before);
+        comm.barrier();
+        zero.rule().momentum = 0.5;
+        save.write();
+        CHECK(contents_of(name) == before);
+        comm.barrier();
+    });
+}
+
 TEST_CASE("outside a guard step() counts and writes, too") {
     Folder const folder;
     over_ranks({1, 3}, [&](RankCommunicator& comm) {

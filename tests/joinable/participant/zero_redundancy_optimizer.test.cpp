@@ -923,6 +923,13 @@ TEST_CASE("what cannot be sharded is refused with its name") {
         ).starts_with("of all groups, parameter "));
         CHECK(refusal([&] { static_cast<void>(zero.owner_of(2)); }
         ).starts_with("parameter 2 has no owner"));
+        std::string const ranks = joinable::detail::concat(" from 0 to ", comm.size() - 1);
+        CHECK(refusal([&] {
+                  zero.consolidate(99);
+              }) == "expected a to_rank" + ranks + ", but got 99");
+        CHECK(refusal([&] {
+                  zero.load({}, -1);
+              }) == "expected a from_rank" + ranks + ", but got -1");
         zero.rule().momentum = 0.9;
         CHECK(
             refusal([&] { zero.step(); }) ==

@@ -129,11 +129,12 @@ public:
 
     /// Renames the file to `target`, so that it also survives a power loss.
     void replace(std::string const& target, std::string const& folder) {
+        File const place{folder, File::Access::folder}; // may fail, while the old file is there
         if (std::rename(path_.c_str(), target.c_str()) != 0) {
             fail_at("rename to", target);
         }
         is_renamed_ = true;
-        File{folder, File::Access::folder}.sync();
+        place.sync();
     }
 
 private:

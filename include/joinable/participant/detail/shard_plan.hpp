@@ -217,13 +217,9 @@ void agree_on_rule(AgreementList& list, Rule const& rule) {
 /// `averaged` are the values whose gradients a guard averages.
 void check_averaged(ShardGroup const& group, std::vector<void const*> const& averaged);
 
-/// Checks that a group and its rule have not changed since they were added.
+/// Checks that a rule keeps as many numbers for each element as its group has room for.
 template <class Rule>
-void check_before_step(ShardGroup const& group, Rule const& rule) {
-    check_rule(rule);
-    if (group.buckets) {
-        group.buckets->check();
-    }
+void check_state_count(ShardGroup const& group, Rule const& rule) {
     std::size_t const names = group.shards.front().state().names();
     std::size_t const names_now = state_names_of(rule).size();
     if (names_now != names) {
@@ -235,6 +231,16 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
             " when it was given; leave settings that add or drop state as they were"
         )};
     }
+}
+
+/// Checks that a group and its rule have not changed since they were added.
+template <class Rule>
+void check_before_step(ShardGroup const& group, Rule const& rule) {
+    check_rule(rule);
+    if (group.buckets) {
+        group.buckets->check();
+    }
+    check_state_count(group, rule);
     for (std::size_t i = 0, frozen = 0; i < group.parameters.size(); ++i) {
         bool const was_frozen = frozen < group.frozen.size() && group.frozen[frozen] == i;
         frozen += was_frozen ? 1 : 0;

@@ -51,11 +51,15 @@ public:
         std::span<ShardGroup const> groups,
         Together const& together
     ) {
-        gathered_.reset();
         bool const is_root = comm.rank() == to_rank;
         OptimizerState<Rule> state;
         std::optional<StateMessages> messages;
         together([&] {
+            check_rank("to_rank", to_rank, comm.size());
+            for (std::size_t k = 0; k < groups.size(); ++k) {
+                check_state_count(groups[k], rules[k]);
+            }
+            gathered_.reset();
             messages.emplace(groups, device_of(comm));
             if (is_root) {
                 state = {rules, std::vector<Parameter>(count_of(groups))};
@@ -87,6 +91,7 @@ public:
         bool const is_root = comm.rank() == from_rank;
         std::vector<Rule> taken;
         together([&] {
+            check_rank("from_rank", from_rank, comm.size());
             if (is_root) {
                 check(state, groups);
             }
@@ -125,6 +130,14 @@ private:
 
     [[nodiscard]] static std::size_t count_of(std::span<ShardGroup const> groups) noexcept {
         return groups.empty() ? 0 : groups.back().first + groups.back().parameters.size();
+    }
+
+    static void check_rank(char const* name, int rank, int size) {
+        if (rank < 0 || rank >= size) {
+            throw ContractViolation{
+                concat("expected a ", name, " from 0 to ", size - 1, ", but got ", rank)
+            };
+        }
     }
 
     /// Throws ContractViolation unless the state fits the groups.

@@ -183,10 +183,9 @@ public:
             if (ready_check_) {
                 ready_check_->begin();
             }
-            reducer_->prepare_for_backward(
-                averaging_.factor(comm_, round_), unused, round_.buffer_source()
-            );
-            stage_ = Stage::backward;
+            double const factor = averaging_.factor(comm_, round_);
+            stage_ = Stage::backward; // skip() can follow if `unused` throws
+            reducer_->prepare_for_backward(factor, unused, round_.buffer_source());
             ranges_.open_backward(reducer_->timeline());
         });
     }

@@ -422,15 +422,19 @@ TEST_CASE("nobody else communicates between a forward pass that waited and its b
 }
 
 TEST_CASE("a rank that skips its batch sends and takes buffers as the others do") {
-    enum class Fails : std::uint8_t { before, in_forward, in_backward };
-    for (Fails const fails : {Fails::before, Fails::in_forward, Fails::in_backward}) {
+    enum class Fails : std::uint8_t { before, in_forward, between, in_backward };
+    for (Fails const fails :
+         {Fails::before, Fails::in_forward, Fails::between, Fails::in_backward}) {
         for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
             for (int const culprit : {0, 1}) { // the source, and another
                 over_ranks({2, 3, 4}, [&](RankCommunicator& comm) {
                     Params params = make_params<double>({1});
                     std::vector<std::vector<double>> mean(1, std::vector<double>(1));
                     DistributedDataParallel ddp{
-                        comm, params, buffers(mean), {.buffer_sync = position}
+                        comm,
+                        params,
+                        buffers(mean),
+                        {.find_unused = fails == Fails::between, .buffer_sync = position}
                     };
                     Join guard{participants(ddp)};
                     for (int i = 0; i < 3; ++i) {
@@ -447,7 +451,13 @@ TEST_CASE("a rank that skips its batch sends and takes buffers as the others do"
                             };
                             try {
                                 ddp.forward([&] { fail_in(Fails::in_forward); });
-                                ddp.backward([&](auto const&) { fail_in(Fails::in_backward); });
+                                ddp.backward(
+                                    [&](auto const&) { fail_in(Fails::in_backward); },
+                                    [&](std::size_t) { // which parameters are unused
+                                        fail_in(Fails::between);
+                                        return false;
+                                    }
+                                );
                             } catch (std::domain_error const&) {
                                 ddp.skip();
                             }

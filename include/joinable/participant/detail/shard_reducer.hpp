@@ -167,6 +167,9 @@ public:
 
     /// Contributes zeros from now on.
     void contribute_nothing() {
+        if (!is_open_) {
+            throw ContractViolation{"zeros were to be contributed outside an iteration"};
+        }
         if (launched_ != 0) {
             refuse_late_skip(static_cast<int>(comm_.rank()));
         }

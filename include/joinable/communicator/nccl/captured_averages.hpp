@@ -32,7 +32,8 @@ public:
           factors_{comm.device_memory().allocate(sizeof(Factors), Arena::default_alignment)} {}
     NcclCapturedAverages(NcclCapturedAverages const&) = delete;
     NcclCapturedAverages& operator=(NcclCapturedAverages const&) = delete;
-    /// Waits for unfinished runs up to the deadline; during unwinding it aborts.
+    /// Waits for unfinished runs, and for what was posted beside them, up to the deadline. During
+    /// unwinding it aborts unfinished runs.
     ~NcclCapturedAverages() {
         for (NcclLaunch*& turn : turns_) {
             try {
@@ -42,6 +43,10 @@ public:
                 end(turn);
             } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
             }
+        }
+        try { // freeing memory waits for all work of the device, and has no deadline
+            graph_.rank().finish_launches();
+        } catch (...) { // NOLINT(bugprone-empty-catch): the failure has ended it on all ranks
         }
     }
 

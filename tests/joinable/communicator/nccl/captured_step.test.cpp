@@ -453,6 +453,37 @@ TEST_CASE("a rank that never launches the graph is told of by the deadline") {
     check_nothing_is_left();
 }
 
+TEST_CASE(
+    "the scope of a captured step ends at the deadline where a peer never joins what came after"
+) {
+    for (int const world : {2, 3, 4}) {
+        std::atomic<int> posted{0};
+        run_nccl_ranks({world}, [&](auto& comm, auto&, cudaStream_t stream) {
+            Engine engine{stream};
+            DeviceArray<float> const metric{{1.0F}, stream};
+            {
+                CapturedStep captured{comm, engine.gradients(), [&](auto const& ready) {
+                                          engine.passes(ready);
+                                      }};
+                captured.step();
+                comm.synchronize();
+                if (comm.rank() == 1) {
+                    wait_until([&] { return comm.is_aborted(); });
+                } else {
+                    comm.all_reduce(metric.buffer(), ReduceOp::sum).wait();
+                    ++posted;
+                }
+                if (comm.rank() == 0) { // gives up, when the one is the only one to miss
+                    wait_until(posted, world - 1);
+                    comm.set_deadline(std::chrono::milliseconds{300});
+                }
+            }
+            CHECK(comm.is_aborted());
+        });
+    }
+    check_nothing_is_left();
+}
+
 TEST_CASE("an exception that leaves the scope of a captured step ends what a peer never joins") {
     for (int const world : {2, 3, 4, 8}) {
         auto const run = [&] {

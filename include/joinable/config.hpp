@@ -68,7 +68,11 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #define JOINABLE_LOOP_OPTIONS
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl"
 #else
+#if defined(__x86_64__)
 #define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
+#else // nothing is fused, which JOINABLE_ROUNDED_PRODUCT relies on
+#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3", "fp-contract=off"),
+#endif
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
 // For loops of at most 16 turns over an array that should stay in registers. nvcc warns of the

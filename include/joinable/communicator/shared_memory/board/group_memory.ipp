@@ -13,21 +13,22 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION
 Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve, Clear clear)
-    : memory_{memory}, reserve_{std::move(reserve)}, clear_{std::move(clear)},
+    : memory_{memory}, size_{memory.size()}, reserve_{std::move(reserve)}, clear_{std::move(clear)},
       unreserved_{{0, memory.size()}}, gaps_{{0, memory.size()}} {}
 
 JOINABLE_DEFINITION Arena Room::arena(std::size_t bytes, std::size_t alignment) {
     std::lock_guard const lock{mutex_};
     std::size_t const half = memory_.size() / 2;
     if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
-        !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
-        arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
-        memory_ = memory_.first(half);
+        !arenas_owner_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
+        arenas_owner_ = ArenaSpace::make(memory_.subspan(half), reserve_);
+        arenas_.store(arenas_owner_.get(), std::memory_order_release);
+        size_.store(half, std::memory_order_relaxed);
         last->end = half;
     }
     std::optional<Arena> found;
-    if (arenas_) {
-        found = arenas_->allocate(bytes, alignment);
+    if (arenas_owner_) {
+        found = arenas_owner_->allocate(bytes, alignment);
     }
     return found ? std::move(*found) : Arena{bytes, alignment};
 }
@@ -69,7 +70,7 @@ JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
     constexpr std::size_t page = 4096; // so that what is left consists of few large parts
     std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
     begin -= (std::min)(begin, (in_page + begin) % page);
-    end = (std::min)((in_page + end + page - 1) / page * page - in_page, memory_.size());
+    end = (std::min)((in_page + end + page - 1) / page * page - in_page, size());
     auto const first = std::upper_bound(
         unreserved_.begin(),
         unreserved_.end(),

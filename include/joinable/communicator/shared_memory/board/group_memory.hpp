@@ -63,7 +63,8 @@ class Room {
 public:
     static constexpr bool is_all_in_reach = false;
 
-    /// Zeroes memory. It may throw what ArenaSpace::Reserve throws.
+    /// Zeroes memory. It may give whole pages back to the system, so they are reserved again before
+    /// they are used. It may throw what ArenaSpace::Reserve throws.
     using Clear = std::function<void(std::byte* data, std::size_t bytes)>;
 
     /// `reserve` is called before bytes are used for the first time.
@@ -106,8 +107,12 @@ private:
         std::size_t end;
     };
 
+    static constexpr std::size_t page = 4096;
+
     /// Reserves what is not reserved yet of the pages of these bytes.
     void reserve(std::size_t begin, std::size_t end);
+    /// The pages that lie in these bytes are no longer reserved.
+    void unreserve(std::size_t begin, std::size_t end);
 
     std::span<std::byte> memory_;   ///< never changes
     std::atomic<std::size_t> size_; ///< of the part of it for everything but arenas

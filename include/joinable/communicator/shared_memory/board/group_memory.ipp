@@ -56,6 +56,8 @@ Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zer
         reserve(gap->begin + part.offset, gap->begin + part.offset + part.bytes);
     }
     if (zeros.bytes != 0) {
+        std::size_t const begin = gap->begin + zeros.offset;
+        unreserve(begin, begin + zeros.bytes); // before that: it may throw halfway
         clear_(found + zeros.offset, zeros.bytes);
     }
     gap->begin += size;
@@ -67,7 +69,7 @@ Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zer
 }
 
 JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
-    constexpr std::size_t page = 4096; // so that what is left consists of few large parts
+    // Whole pages, so that what is left consists of few large parts.
     std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
     begin -= (std::min)(begin, (in_page + begin) % page);
     end = (std::min)((in_page + end + page - 1) / page * page - in_page, size());
@@ -91,6 +93,26 @@ JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
             }
         }
     }
+}
+
+JOINABLE_DEFINITION void Room::unreserve(std::size_t begin, std::size_t end) {
+    std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
+    begin = (in_page + begin + page - 1) / page * page - in_page;
+    end -= (std::min)(end, (in_page + end) % page);
+    if (begin >= end) {
+        return;
+    }
+    // The parts that the new one meets become one with it.
+    auto const first = std::find_if(unreserved_.begin(), unreserved_.end(), [&](Gap const& gap) {
+        return begin <= gap.end;
+    });
+    auto const last =
+        std::find_if(first, unreserved_.end(), [&](Gap const& gap) { return end < gap.begin; });
+    if (first != last) {
+        begin = (std::min)(begin, first->begin);
+        end = (std::max)(end, std::prev(last)->end);
+    }
+    unreserved_.insert(unreserved_.erase(first, last), {begin, end});
 }
 
 JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexcept {

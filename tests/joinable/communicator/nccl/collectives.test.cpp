@@ -429,6 +429,31 @@ TEST_CASE("many collectives at once are finished in any order, however long NCCL
     fake_nccl::set_polls_in_progress(1);
 }
 
+TEST_CASE("works that are only waited for give their events back once the device has run them") {
+    run_nccl_ranks({1, 3}, [](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+        DeviceArray<int> const data{{0}, stream};
+        auto const run_late = [&] { // the host is done before the device begins
+            std::atomic<int> begun{0};
+            fake_cuda::enqueue(stream, [&] { wait_until(begun, 1); });
+            for (int k = 0; k < 4; ++k) {
+                comm.all_reduce(data.buffer(), ReduceOp::sum).wait();
+            }
+            ++begun;
+            cuda(cudaStreamSynchronize(stream));
+        };
+        run_late();
+        hosts.barrier();
+        std::size_t const events = fake_cuda::live_events();
+        hosts.barrier();
+        for (int turn = 0; turn < 30; ++turn) {
+            run_late();
+        }
+        hosts.barrier();
+        CHECK(fake_cuda::live_events() == events);
+        hosts.barrier();
+    });
+}
+
 TEST_CASE("nothing is left of a communicator after its destruction") {
     std::size_t const streams = fake_cuda::live_streams();
     std::size_t const events = fake_cuda::live_events();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -99,15 +100,27 @@ public:
 
     /// The launch for the next collective, with one more user: the open group, or a launch of its
     /// own.
-    /// @throws CommunicationError  CUDA cannot create an event.
+    /// @throws CommunicationError  CUDA cannot create an event, or an earlier launch failed.
     [[nodiscard]] NcclLaunch& take() {
         if (group_ != nullptr) {
             ++group_->users;
             return *group_;
         }
-        for (auto const& launch : all_) {
-            if (launch->users == 0 && launch->is_settled()) {
-                return reset(*launch);
+        // wait() leaves the launch unfinished, so this asks the device. One stream runs launches
+        // in order: after the first one that has not run, it need not ask about later ones.
+        bool may_have_run = true;
+        for (auto place = all_.begin(); place != all_.end(); ++place) {
+            NcclLaunch& launch = **place;
+            if (launch.users != 0) {
+                continue;
+            }
+            if (!launch.is_settled() && may_have_run) {
+                check_cuda(launch.look(), "cudaEventQuery");
+                may_have_run = launch.is_settled();
+            }
+            if (launch.is_settled()) {
+                std::rotate(place, place + 1, all_.end());
+                return reset(launch);
             }
         }
         auto launch = std::make_unique<NcclLaunch>();
@@ -182,7 +195,7 @@ public:
         });
         return oldest;
     }
-    /// Calls f(launch) for each launch that may still run, in the order of creation.
+    /// Calls f(launch) for each launch that may still run, the oldest first.
     template <class F>
     void for_each_unfinished(F const& f) const {
         for (auto const& launch : all_) {
@@ -200,7 +213,7 @@ private:
         return launch;
     }
 
-    std::vector<std::unique_ptr<NcclLaunch>> all_;
+    std::vector<std::unique_ptr<NcclLaunch>> all_; ///< in the order in which they were taken
     NcclLaunch* unsettled_ = nullptr;
     NcclLaunch* group_ = nullptr;
     std::uint64_t posted_ = 0;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -14,15 +15,15 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory that is divided into the arenas of one rank. One thread at a time may use it. Its owner
-/// or any arena keeps it alive, so an arena may outlive its communicator.
+/// Memory that is divided into the arenas of one rank. Any thread may use it: arenas of several
+/// communicators lie in it. Its owner or any arena keeps it alive, so an arena may outlive its
+/// communicator.
 /// @pre the memory itself stays mapped while `reserve` exists
 class ArenaSpace {
 public:
     struct Close {
         void operator()(ArenaSpace* space) const noexcept {
-            space->is_closed_ = true;
-            space->end_if_unused();
+            space->finish([space] { space->is_closed_ = true; });
         }
     };
     using Owner = std::unique_ptr<ArenaSpace, Close>;
@@ -43,7 +44,7 @@ public:
     [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept;
 
 private:
-    struct Range { ///< struct Range { ///< as offsets in the memory
+    struct Range { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
     };
@@ -53,14 +54,23 @@ private:
     ~ArenaSpace() = default;
 
     static void release(void* context, std::byte* data, std::size_t) noexcept;
-    void end_if_unused() noexcept {
-        if (is_closed_ && taken_.empty()) {
+    /// Calls f() under the lock, and then ends this object if nothing uses it any more.
+    template <class F>
+    void finish(F const& f) noexcept {
+        bool is_unused = false;
+        {
+            std::lock_guard const lock{mutex_};
+            f();
+            is_unused = is_closed_ && taken_.empty();
+        }
+        if (is_unused) { // so no other thread can come
             delete this;
         }
     }
 
     std::span<std::byte> memory_;
     Reserve reserve_;
+    std::mutex mutex_;         ///< for what follows
     std::vector<Range> taken_; ///< sorted by offset
     bool is_closed_ = false;
 };

@@ -14,6 +14,7 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) {
         return Arena{};
     }
+    std::lock_guard const lock{mutex_};
     auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
     std::size_t end = 0; // of the previous arena
     for (auto next = taken_.begin();; ++next) {
@@ -42,8 +43,9 @@ JOINABLE_DEFINITION bool ArenaSpace::holds(void const* data, std::size_t bytes) 
 JOINABLE_DEFINITION void ArenaSpace::release(void* context, std::byte* data, std::size_t) noexcept {
     auto* const space = static_cast<ArenaSpace*>(context);
     auto const begin = static_cast<std::size_t>(data - space->memory_.data());
-    std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
-    space->end_if_unused();
+    space->finish([&] {
+        std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
+    });
 }
 
 }}} // namespace joinable::v0::detail

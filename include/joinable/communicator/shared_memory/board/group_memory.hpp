@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -62,7 +63,8 @@ class Room {
 public:
     static constexpr bool is_all_in_reach = false;
 
-    /// Zeroes memory. It may throw what ArenaSpace::Reserve throws.
+    /// Zeroes memory. It may give whole pages back to the system, so they are reserved again before
+    /// they are used. It may throw what ArenaSpace::Reserve throws.
     using Clear = std::function<void(std::byte* data, std::size_t bytes)>;
 
     /// `reserve` is called before bytes are used for the first time.
@@ -76,14 +78,18 @@ public:
 
     /// The largest block that it could give if none were in use. Half of the memory from the first
     /// arena on.
-    [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
+    [[nodiscard]] std::size_t size() const noexcept {
+        return size_.load(std::memory_order_relaxed);
+    }
 
     /// An arena in the upper half of the memory, which allocate() then no longer uses. On the heap
     /// if there is no room. Throws what `reserve` throws.
     [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment);
     /// Whether the other ranks can reach the buffer in place: whether it is in an arena.
     [[nodiscard]] bool reaches(ConstBuffer buffer) const noexcept {
-        return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
+        // Without the lock: each collective asks, and another thread may make the first arena.
+        ArenaSpace const* const arenas = arenas_.load(std::memory_order_acquire);
+        return arenas != nullptr && arenas->holds(buffer.data, buffer.bytes());
     }
 
     /// The lowest free block, because memory that was used before is in the caches. Null if there
@@ -101,14 +107,20 @@ private:
         std::size_t end;
     };
 
+    static constexpr std::size_t page = 4096;
+
     /// Reserves what is not reserved yet of the pages of these bytes.
     void reserve(std::size_t begin, std::size_t end);
+    /// The pages that lie in these bytes are no longer reserved.
+    void unreserve(std::size_t begin, std::size_t end);
 
-    std::span<std::byte> memory_; ///< for everything but arenas
+    std::span<std::byte> memory_;   ///< never changes
+    std::atomic<std::size_t> size_; ///< of the part of it for everything but arenas
     ArenaSpace::Reserve reserve_;
     Clear clear_;
-    std::vector<Gap> unreserved_; ///< sorted by offset; parts of it others may have reserved
-    ArenaSpace::Owner arenas_;    ///< from the first arena on
+    std::vector<Gap> unreserved_;    ///< sorted by offset; parts of it others may have reserved
+    ArenaSpace::Owner arenas_owner_; ///< from the first arena on
+    std::atomic<ArenaSpace*> arenas_{nullptr}; ///< what that owns
     std::mutex mutex_;
     std::vector<Gap> gaps_; ///< sorted by offset
     std::size_t given_ = 0;

@@ -13,21 +13,22 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION
 Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve, Clear clear)
-    : memory_{memory}, reserve_{std::move(reserve)}, clear_{std::move(clear)},
+    : memory_{memory}, size_{memory.size()}, reserve_{std::move(reserve)}, clear_{std::move(clear)},
       unreserved_{{0, memory.size()}}, gaps_{{0, memory.size()}} {}
 
 JOINABLE_DEFINITION Arena Room::arena(std::size_t bytes, std::size_t alignment) {
     std::lock_guard const lock{mutex_};
     std::size_t const half = memory_.size() / 2;
     if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
-        !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
-        arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
-        memory_ = memory_.first(half);
+        !arenas_owner_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
+        arenas_owner_ = ArenaSpace::make(memory_.subspan(half), reserve_);
+        arenas_.store(arenas_owner_.get(), std::memory_order_release);
+        size_.store(half, std::memory_order_relaxed);
         last->end = half;
     }
     std::optional<Arena> found;
-    if (arenas_) {
-        found = arenas_->allocate(bytes, alignment);
+    if (arenas_owner_) {
+        found = arenas_owner_->allocate(bytes, alignment);
     }
     return found ? std::move(*found) : Arena{bytes, alignment};
 }
@@ -55,6 +56,8 @@ Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zer
         reserve(gap->begin + part.offset, gap->begin + part.offset + part.bytes);
     }
     if (zeros.bytes != 0) {
+        std::size_t const begin = gap->begin + zeros.offset;
+        unreserve(begin, begin + zeros.bytes); // before that: it may throw halfway
         clear_(found + zeros.offset, zeros.bytes);
     }
     gap->begin += size;
@@ -66,10 +69,10 @@ Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zer
 }
 
 JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
-    constexpr std::size_t page = 4096; // so that what is left consists of few large parts
+    // Whole pages, so that what is left consists of few large parts.
     std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
     begin -= (std::min)(begin, (in_page + begin) % page);
-    end = (std::min)((in_page + end + page - 1) / page * page - in_page, memory_.size());
+    end = (std::min)((in_page + end + page - 1) / page * page - in_page, size());
     auto const first = std::upper_bound(
         unreserved_.begin(),
         unreserved_.end(),
@@ -90,6 +93,26 @@ JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
             }
         }
     }
+}
+
+JOINABLE_DEFINITION void Room::unreserve(std::size_t begin, std::size_t end) {
+    std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
+    begin = (in_page + begin + page - 1) / page * page - in_page;
+    end -= (std::min)(end, (in_page + end) % page);
+    if (begin >= end) {
+        return;
+    }
+    // The parts that the new one meets become one with it.
+    auto const first = std::find_if(unreserved_.begin(), unreserved_.end(), [&](Gap const& gap) {
+        return begin <= gap.end;
+    });
+    auto const last =
+        std::find_if(first, unreserved_.end(), [&](Gap const& gap) { return end < gap.begin; });
+    if (first != last) {
+        begin = (std::min)(begin, first->begin);
+        end = (std::max)(end, std::prev(last)->end);
+    }
+    unreserved_.insert(unreserved_.erase(first, last), {begin, end});
 }
 
 JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexcept {

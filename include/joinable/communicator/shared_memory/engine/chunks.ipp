@@ -88,9 +88,9 @@ JOINABLE_DEFINITION bool run_chunks(
     if (computes) {
         if (done != 0) {
             board.progress(rank, sequence).done.fetch_add(done);
-            board.room.wake();
         }
         board.end_computing(rank, worker);
+        board.room.wake(); // after that: a rank may wait for chunks, or until nobody computes any
     }
     return chunks_are_done(board, sequence, cut);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -359,6 +361,39 @@ TEST_CASE("a collective on arenas copies nothing, one on other memory does") {
             }
         }
     }
+}
+
+TEST_CASE("threads with a communicator each make and destroy arenas in the memory that a rank has"
+) {
+    constexpr unsigned rounds = 3000;
+    auto const use = [](ProcessCommunicator& comm, unsigned first_mark, std::atomic<int>& wrong) {
+        std::array<Arena, 4> arenas;
+        std::vector<double> own(3000, 1.0); // too large to go without a copy
+        for (unsigned round = 0; round < rounds; ++round) {
+            Arena& arena = arenas.at(round % arenas.size());
+            std::byte const mark{static_cast<unsigned char>(first_mark + round % arenas.size())};
+            bool const is_whole =
+                std::all_of(arena.data(), arena.data() + arena.bytes(), [&](std::byte byte) {
+                    return byte == mark;
+                });
+            arena = Arena{};
+            arena = joinable::make_arena(comm, 64 + 40 * (round % 7));
+            wrong += is_whole && is_zero(arena) ? 0 : 1;
+            std::memset(arena.data(), static_cast<int>(mark), arena.bytes());
+            if (round % 50 == 0) {
+                comm.all_reduce({own.data(), own.size(), DType::f64}, ReduceOp::max).wait();
+            }
+        }
+    };
+    run_process_ranks({1, 2}, [&](ProcessCommunicator& comm) {
+        ProcessCommunicator other = comm.split(0, comm.rank());
+        std::atomic<int> wrong{0};
+        {
+            std::jthread const second{[&] { use(other, 101, wrong); }};
+            use(comm, 1, wrong);
+        }
+        CHECK(wrong == 0);
+    });
 }
 
 TEST_CASE("arenas of ranks that fail are no trouble to the others") {

@@ -199,7 +199,10 @@ TEST_CASE("a group of many ranks reserves what all use, not what grows with the 
     }
 }
 
-TEST_CASE("a room reserves all that it gives once, but of a group's memory the parts in use") {
+TEST_CASE(
+    "a room reserves all that it gives once, and again what zeroing gave back to the system, but "
+    "of a group's memory the parts in use"
+) {
     std::vector<std::byte> memory(1 << 18);
     std::vector<bool> is_reserved(memory.size());
     auto const reserve = [&](std::byte const* data, std::size_t bytes) {
@@ -212,7 +215,18 @@ TEST_CASE("a room reserves all that it gives once, but of a group's memory the p
         REQUIRE(std::find(first, end, true) == end);
         std::fill(first, end, true);
     };
-    Room room{memory, reserve};
+    auto const clear = [&](std::byte* data, std::size_t bytes) { // whole pages as MADV_REMOVE does
+        std::fill_n(data, bytes, std::byte{0});
+        constexpr std::size_t page = 4096;
+        std::size_t const before = (page - reinterpret_cast<std::uintptr_t>(data) % page) % page;
+        if (before < bytes) {
+            auto const first = is_reserved.begin() + (data - memory.data());
+            auto const begin = static_cast<std::ptrdiff_t>(before);
+            auto const inner = static_cast<std::ptrdiff_t>((bytes - before) / page * page);
+            std::fill(first + begin, first + begin + inner, false);
+        }
+    };
+    Room room{memory, reserve, clear};
     auto const all_reserved = [&](std::byte const* data, BlockPart part) {
         auto const begin = static_cast<std::size_t>(data - memory.data()) + part.offset;
         auto const first = is_reserved.begin() + static_cast<std::ptrdiff_t>(begin);

@@ -17,6 +17,9 @@
 #include <thread>
 #include <vector>
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <doctest/doctest.h>
 #include <support/gloo_ranks.hpp>
 #include <support/keep_alive.hpp>
@@ -307,6 +310,33 @@ TEST_CASE("a rank over Gloo that leaves ends no group of others, which still hea
         CHECK_THROWS_AS(group.barrier(), joinable::ContractViolation);
         CHECK_THROWS_AS(inner.barrier(), joinable::ContractViolation);
     });
+}
+
+TEST_CASE("a rank over Gloo that cannot listen for a group tells the others of it at once") {
+    for (int const leader : {0, 1}) {
+        Shared<std::atomic<int>> over;
+        auto const ends = run_gloo_processes(2, [&](GlooCommunicator& comm) {
+            comm.barrier();
+            if (comm.rank() == leader) { // has no file left
+                int const next = ::dup(0);
+                rlimit const none{static_cast<rlim_t>(next), static_cast<rlim_t>(next)};
+                ::close(next);
+                REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+            }
+            try {
+                static_cast<void>(comm.split(0, comm.rank() == leader ? 0 : 1));
+                FAIL_CHECK("no exception");
+            } catch (joinable::CommunicationError const& error) {
+                CHECK(std::string{error.what()}.starts_with(
+                    "rank " + std::to_string(leader) + " cannot go on by Gloo: "
+                ));
+            }
+            CHECK(comm.is_aborted());
+            ++*over;
+            wait_until(*over, 2); // the leader stays until the other one has thrown
+        });
+        CHECK(ends == std::vector<int>(2, 0));
+    }
 }
 
 /// What a rank throws when the last one says something else than the others.

@@ -611,6 +611,52 @@ TEST_CASE("a rank that breaks the protocol ends the group, and rank 0 lives on")
     }
 }
 
+TEST_CASE("a collective is complete if its last arrival and an abort come together") {
+    using joinable::detail::bytes_of;
+    using joinable::detail::FrameHeader;
+    using joinable::detail::FrameKind;
+    Watchdog const watchdog{2};
+    joinable::TcpListener listener{"127.0.0.1"};
+    std::uint16_t const port = listener.port();
+    std::atomic<bool> has_posted{false};
+    std::jthread const rank_0{[&] {
+        auto comm = TcpCommunicator::attach(std::move(listener), tcp_options(0, 2));
+        std::int32_t value = 1;
+        auto work = comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum);
+        has_posted = true;
+        CHECK_NOTHROW(work.wait());
+        CHECK(value == 3);
+        CHECK_THROWS_WITH_AS(comm.barrier(), "enough", joinable::Mismatch);
+    }};
+    joinable::TcpOptions const options = tcp_options(1, 2);
+    auto const socket = joinable::detail::connect_rank(
+        1,
+        {2, options.job, options.secret},
+        "127.0.0.1",
+        port,
+        std::chrono::steady_clock::now() + 30s
+    );
+    wait_until([&] { return has_posted.load(); });
+    std::int32_t const value = 2;
+    FrameHeader arrival;
+    arrival.kind = FrameKind::arrival;
+    arrival.collective = joinable::detail::Collective::all_reduce;
+    arrival.dtype = DType::i32;
+    arrival.count = 1;
+    arrival.bytes = sizeof value;
+    auto const reason = joinable::detail::packed({FailureKind::mismatch, {1}, "enough"});
+    FrameHeader abort;
+    abort.kind = FrameKind::abort;
+    abort.bytes = reason.size();
+    std::vector<std::byte> said; // in one piece, so that the hub reads all of it at once
+    for (auto const part :
+         {bytes_of(arrival), bytes_of(value), bytes_of(abort), std::span<std::byte const>{reason}
+         }) {
+        said.insert(said.end(), part.begin(), part.end());
+    }
+    CHECK(socket.send(said) == said.size());
+}
+
 /// What a rank tells the hub next.
 joinable::detail::FrameHeader next_frame(joinable::detail::Socket const& socket) {
     joinable::detail::FrameHeader header;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // How ranks that are connected by TCP find each other, and whom they turn away.
 #include <joinable/communicator/tcp/detail/connect.hpp>
+#include <joinable/communicator/tcp/detail/handshake_server.hpp>
 #include <joinable/tcp.hpp>
 
 #include <atomic>
@@ -19,11 +20,13 @@
 #include <utility>
 #include <vector>
 
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <support/tcp_ranks.hpp>
+#include <support/wait_until.hpp>
 
 namespace {
 
@@ -138,6 +141,42 @@ TEST_CASE("strangers that send garbage, nothing or too little keep nobody out") 
                 send_all(silent.back(), std::span{hello}.first(static_cast<std::size_t>(i % 40)));
             }
         }
+    });
+}
+
+TEST_CASE("a stranger that is refused and sends on is heard piece by piece, between the others") {
+    Watchdog const watchdog{2};
+    Socket listener = joinable::detail::listen_at("127.0.0.1", 0);
+    Socket const stranger = raw_connection(port_of(listener));
+    joinable::detail::HandshakeServer server{std::move(listener), test_job(2)};
+    auto const look = [&] {
+        server.look(
+            [](int rank) { return rank == 0; }, [](int, Socket const&) { FAIL("is none"); }
+        );
+    };
+    auto hello = joinable::detail::hello_of(1, test_job(2));
+    hello[8] ^= std::byte{1}; // the version of the protocol: what follows may be anything
+    send_all(stranger, std::span{hello}.first(12));
+    std::vector<std::byte> told(4096);
+    wait_until([&] {
+        look();
+        return stranger.receive(told).value_or(0) != 0;
+    });
+    std::vector<pollfd> polled;
+    server.poll(polled);
+    REQUIRE(polled.size() == 2); // the listener, too
+    auto const unread = [&] {
+        int bytes = 0;
+        REQUIRE(::ioctl(polled.back().fd, FIONREAD, &bytes) == 0);
+        return bytes;
+    };
+    send_all(stranger, std::vector<std::byte>(10'000));
+    wait_until([&] { return unread() == 10'000; });
+    look(); // once it read all that came, for ever if that never ended
+    CHECK(unread() > 0);
+    wait_until([&] {
+        look();
+        return unread() == 0;
     });
 }
 

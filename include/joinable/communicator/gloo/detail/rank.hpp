@@ -182,7 +182,12 @@ public:
             if (auto const reason = arrival.difference()) {
                 fail(*reason);
             }
-            return meeting_of_group(control_, options_, own_address_, splits_++, color, key);
+            try {
+                return meeting_of_group(control_, options_, own_address_, splits_++, color, key);
+            } catch (std::exception const& error) {
+                // The others wait for this rank, which cannot listen; or they failed before it.
+                fail({FailureKind::communication, {}, blame(error.what())});
+            }
         });
     }
 

@@ -95,11 +95,11 @@ connect_to(std::string const& address, std::uint16_t port, TimePoint end, int ra
                 failure = errno;
             }
             if (failure == EINPROGRESS || failure == EINTR) {
-                wait_for(
-                    socket, POLLOUT, (std::min)(end, std::chrono::steady_clock::now() + for_one)
-                );
                 pollfd polled{socket.handle(), POLLOUT, 0};
-                wait_for_any({&polled, 1}, {});
+                auto const give_up = (std::min)(end, std::chrono::steady_clock::now() + for_one);
+                do { // a signal ends a wait early
+                    wait_for_any({&polled, 1}, give_up);
+                } while (polled.revents == 0 && std::chrono::steady_clock::now() < give_up);
                 socklen_t size = sizeof failure;
                 ::getsockopt(socket.handle(), SOL_SOCKET, SO_ERROR, &failure, &size);
                 failure = failure == 0 && polled.revents == 0 ? ETIMEDOUT : failure;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <deque>
@@ -103,16 +104,20 @@ private:
     /// Whether the connection stays open.
     template <class IsHere, class Admit>
     bool listen_to(Stranger& stranger, IsHere const& is_here, Admit const& admit) {
+        if (stranger.is_refused) { // one piece at a time, or one that never pauses is heard alone
+            std::array<std::byte, 512> ignored{};
+            return stranger.socket.receive(ignored).has_value();
+        }
         for (;;) {
-            std::size_t const whole = stranger.is_refused ? 0 : size_of_hello(stranger.said);
-            if (whole == 0 && !stranger.is_refused) {
+            std::size_t const whole = size_of_hello(stranger.said);
+            if (whole == 0) {
                 return false;
             }
-            if (whole != 0 && whole == stranger.said.size()) {
+            if (whole == stranger.said.size()) {
                 return decide(stranger, is_here, admit);
             }
-            std::size_t const begun = stranger.is_refused ? 0 : stranger.said.size();
-            stranger.said.resize(stranger.is_refused ? 512 : whole);
+            std::size_t const begun = stranger.said.size();
+            stranger.said.resize(whole);
             auto const got = stranger.socket.receive(std::span{stranger.said}.subspan(begun));
             stranger.said.resize(begun + got.value_or(0));
             if (!got || *got == 0) {
@@ -141,7 +146,6 @@ private:
         if (refusal) {
             stranger.socket.end_sending();
             stranger.is_refused = true;
-            stranger.said.clear();
             return true;
         }
         if (sent == greeting.size()) {

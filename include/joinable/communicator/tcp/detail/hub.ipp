@@ -90,9 +90,6 @@ JOINABLE_DEFINITION void Hub::attend_to(int rank) {
     } else {
         flush(one);
     }
-    while (!end_ && collectives_.is_complete()) {
-        finish_collective();
-    }
 }
 
 JOINABLE_DEFINITION std::span<std::byte>
@@ -145,6 +142,10 @@ JOINABLE_DEFINITION void Hub::take(int rank, FrameHeader const& header) {
         // An arrival that began before the end does not count.
         if (!end_) {
             collectives_.arrive(header, rank);
+        }
+        // Complete it now: the next frame of this rank may end all.
+        while (!end_ && collectives_.is_complete()) {
+            finish_collective();
         }
         break;
     case FrameKind::abort:

@@ -93,7 +93,8 @@ public:
     GlooCommunicator& operator=(GlooCommunicator const&) = delete;
     /// The rank leaves: ranks that wait for it throw PeerFailed. Waits up to the deadline for ranks
     /// that have not arrived in a collective of this rank. During unwinding it aborts without
-    /// waiting.
+    /// waiting. The rank has left only when all groups that it split off are destroyed, too; so
+    /// destroy groups first.
     ~GlooCommunicator() { rank_->close(unwinding_.has_begun()); }
 
     [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
@@ -130,9 +131,11 @@ public:
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
     /// then by their rank here. The group has connections, a hub and a thread of its own, and
     /// inherits the deadline. Aborting this communicator aborts the group, but not the reverse. A
-    /// rank that leaves this communicator ends no group of the others. Errors name ranks by their
-    /// numbers in the group where they occur.
-    /// @throws Mismatch  some ranks run something else.
+    /// rank that leaves this communicator ends no group of the others. It has left only when its
+    /// groups are destroyed, too; so destroy groups first. Errors name ranks by their numbers in
+    /// the group where they occur.
+    /// @throws Mismatch            some ranks run something else.
+    /// @throws CommunicationError  the first rank of a group cannot listen for it.
     [[nodiscard]] GlooCommunicator split(int color, int key) {
         if (color < 0) {
             throw ContractViolation{

@@ -39,8 +39,11 @@ struct GlooOptions {
     std::string address = {};
     std::chrono::nanoseconds connect_timeout = default_deadline; ///< for construction
     /// Applies to all waits after that. If all ranks have posted a collective in time, its data has
-    /// one more deadline after the last sign of progress. Then all ranks throw
-    /// CommunicationError, which says between which ranks no data moved.
+    /// one more deadline, which begins again with each message that has passed. So each message
+    /// must pass within the deadline: a broadcast between two ranks, each part of an all_gather or
+    /// all_to_all, and each send(). A slow link may need a longer deadline. If no message of a
+    /// collective passes in time, all ranks throw CommunicationError, which says between which
+    /// ranks no data moved.
     std::chrono::nanoseconds deadline = default_deadline;
 };
 

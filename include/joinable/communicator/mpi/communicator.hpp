@@ -46,7 +46,7 @@ namespace joinable { inline namespace v0 {
 /// An abort travels as a message that every wait and test polls, so a busy rank sees it at its next
 /// wait. Collectives in flight then stay with MPI, and their memory, arenas included, is kept until
 /// the process ends. Ranks that all destroy their communicators without unwinding avoid this: for
-/// up to 2 s they complete these collectives for each other. That fails if a rank has more than 118
+/// up to 2 s they complete these collectives for each other. That fails if a rank has more than 117
 /// collectives open, compared ones (MpiOptions::check), ones with counts, or a send. It also fails
 /// if a collective is complete on all ranks that have posted it.
 ///

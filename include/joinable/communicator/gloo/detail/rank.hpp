@@ -237,7 +237,8 @@ private:
             seconds,
             " s, in ",
             operation.request.signature.text(),
-            ", which all ranks have posted: the network between them is broken, or one is stopped"
+            ", which all ranks have posted: the network between them is broken or too slow for "
+            "the deadline, or one is stopped"
         );
     }
 

@@ -106,7 +106,11 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #define JOINABLE_LOOP_OPTIONS
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl"
 #else
+#if defined(__x86_64__)
 #define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
+#else // nothing is fused, which JOINABLE_ROUNDED_PRODUCT relies on
+#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3", "fp-contract=off"),
+#endif
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
 // For loops of at most 16 turns over an array that should stay in registers. nvcc warns of the
@@ -7737,6 +7741,8 @@ private:
     // The script of an iteration, the same on ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass, bool has_joined = false) {
+        // A device may have got its kernels since.
+        reduction_scales_ = scales(comm_, reduction_);
         contributes_ = factor != 0.0; // else zeros are packed
         gradients_.begin(has_joined);
         bool const scales_later = reduction_scales_ && contributes_;
@@ -12863,10 +12869,9 @@ public:
             if (ready_check_) {
                 ready_check_->begin();
             }
-            reducer_->prepare_for_backward(
-                averaging_.factor(comm_, round_), unused, round_.buffer_source()
-            );
-            stage_ = Stage::backward;
+            double const factor = averaging_.factor(comm_, round_);
+            stage_ = Stage::backward; // skip() can follow if `unused` throws
+            reducer_->prepare_for_backward(factor, unused, round_.buffer_source());
             ranges_.open_backward(reducer_->timeline());
         });
     }
@@ -14304,15 +14309,15 @@ template <class Lookup>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory that is divided into the arenas of one rank. One thread at a time may use it. Its owner
-/// or any arena keeps it alive, so an arena may outlive its communicator.
+/// Memory that is divided into the arenas of one rank. Any thread may use it: arenas of several
+/// communicators lie in it. Its owner or any arena keeps it alive, so an arena may outlive its
+/// communicator.
 /// @pre the memory itself stays mapped while `reserve` exists
 class ArenaSpace {
 public:
     struct Close {
         void operator()(ArenaSpace* space) const noexcept {
-            space->is_closed_ = true;
-            space->end_if_unused();
+            space->finish([space] { space->is_closed_ = true; });
         }
     };
     using Owner = std::unique_ptr<ArenaSpace, Close>;
@@ -14333,7 +14338,7 @@ public:
     [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept;
 
 private:
-    struct Range { ///< struct Range { ///< as offsets in the memory
+    struct Range { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
     };
@@ -14343,14 +14348,23 @@ private:
     ~ArenaSpace() = default;
 
     static void release(void* context, std::byte* data, std::size_t) noexcept;
-    void end_if_unused() noexcept {
-        if (is_closed_ && taken_.empty()) {
+    /// Calls f() under the lock, and then ends this object if nothing uses it any more.
+    template <class F>
+    void finish(F const& f) noexcept {
+        bool is_unused = false;
+        {
+            std::lock_guard const lock{mutex_};
+            f();
+            is_unused = is_closed_ && taken_.empty();
+        }
+        if (is_unused) { // so no other thread can come
             delete this;
         }
     }
 
     std::span<std::byte> memory_;
     Reserve reserve_;
+    std::mutex mutex_;         ///< for what follows
     std::vector<Range> taken_; ///< sorted by offset
     bool is_closed_ = false;
 };
@@ -14372,6 +14386,7 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) {
         return Arena{};
     }
+    std::lock_guard const lock{mutex_};
     auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
     std::size_t end = 0; // of the previous arena
     for (auto next = taken_.begin();; ++next) {
@@ -14400,8 +14415,9 @@ JOINABLE_DEFINITION bool ArenaSpace::holds(void const* data, std::size_t bytes) 
 JOINABLE_DEFINITION void ArenaSpace::release(void* context, std::byte* data, std::size_t) noexcept {
     auto* const space = static_cast<ArenaSpace*>(context);
     auto const begin = static_cast<std::size_t>(data - space->memory_.data());
-    std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
-    space->end_if_unused();
+    space->finish([&] {
+        std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
+    });
 }
 
 }}} // namespace joinable::v0::detail
@@ -14458,7 +14474,8 @@ class Room {
 public:
     static constexpr bool is_all_in_reach = false;
 
-    /// Zeroes memory. It may throw what ArenaSpace::Reserve throws.
+    /// Zeroes memory. It may give whole pages back to the system, so they are reserved again before
+    /// they are used. It may throw what ArenaSpace::Reserve throws.
     using Clear = std::function<void(std::byte* data, std::size_t bytes)>;
 
     /// `reserve` is called before bytes are used for the first time.
@@ -14472,14 +14489,18 @@ public:
 
     /// The largest block that it could give if none were in use. Half of the memory from the first
     /// arena on.
-    [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
+    [[nodiscard]] std::size_t size() const noexcept {
+        return size_.load(std::memory_order_relaxed);
+    }
 
     /// An arena in the upper half of the memory, which allocate() then no longer uses. On the heap
     /// if there is no room. Throws what `reserve` throws.
     [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment);
     /// Whether the other ranks can reach the buffer in place: whether it is in an arena.
     [[nodiscard]] bool reaches(ConstBuffer buffer) const noexcept {
-        return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
+        // Without the lock: each collective asks, and another thread may make the first arena.
+        ArenaSpace const* const arenas = arenas_.load(std::memory_order_acquire);
+        return arenas != nullptr && arenas->holds(buffer.data, buffer.bytes());
     }
 
     /// The lowest free block, because memory that was used before is in the caches. Null if there
@@ -14497,14 +14518,20 @@ private:
         std::size_t end;
     };
 
+    static constexpr std::size_t page = 4096;
+
     /// Reserves what is not reserved yet of the pages of these bytes.
     void reserve(std::size_t begin, std::size_t end);
+    /// The pages that lie in these bytes are no longer reserved.
+    void unreserve(std::size_t begin, std::size_t end);
 
-    std::span<std::byte> memory_; ///< for everything but arenas
+    std::span<std::byte> memory_;   ///< never changes
+    std::atomic<std::size_t> size_; ///< of the part of it for everything but arenas
     ArenaSpace::Reserve reserve_;
     Clear clear_;
-    std::vector<Gap> unreserved_; ///< sorted by offset; parts of it others may have reserved
-    ArenaSpace::Owner arenas_;    ///< from the first arena on
+    std::vector<Gap> unreserved_;    ///< sorted by offset; parts of it others may have reserved
+    ArenaSpace::Owner arenas_owner_; ///< from the first arena on
+    std::atomic<ArenaSpace*> arenas_{nullptr}; ///< what that owns
     std::mutex mutex_;
     std::vector<Gap> gaps_; ///< sorted by offset
     std::size_t given_ = 0;
@@ -14526,21 +14553,22 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION
 Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve, Clear clear)
-    : memory_{memory}, reserve_{std::move(reserve)}, clear_{std::move(clear)},
+    : memory_{memory}, size_{memory.size()}, reserve_{std::move(reserve)}, clear_{std::move(clear)},
       unreserved_{{0, memory.size()}}, gaps_{{0, memory.size()}} {}
 
 JOINABLE_DEFINITION Arena Room::arena(std::size_t bytes, std::size_t alignment) {
     std::lock_guard const lock{mutex_};
     std::size_t const half = memory_.size() / 2;
     if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
-        !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
-        arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
-        memory_ = memory_.first(half);
+        !arenas_owner_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
+        arenas_owner_ = ArenaSpace::make(memory_.subspan(half), reserve_);
+        arenas_.store(arenas_owner_.get(), std::memory_order_release);
+        size_.store(half, std::memory_order_relaxed);
         last->end = half;
     }
     std::optional<Arena> found;
-    if (arenas_) {
-        found = arenas_->allocate(bytes, alignment);
+    if (arenas_owner_) {
+        found = arenas_owner_->allocate(bytes, alignment);
     }
     return found ? std::move(*found) : Arena{bytes, alignment};
 }
@@ -14568,6 +14596,8 @@ Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zer
         reserve(gap->begin + part.offset, gap->begin + part.offset + part.bytes);
     }
     if (zeros.bytes != 0) {
+        std::size_t const begin = gap->begin + zeros.offset;
+        unreserve(begin, begin + zeros.bytes); // before that: it may throw halfway
         clear_(found + zeros.offset, zeros.bytes);
     }
     gap->begin += size;
@@ -14579,10 +14609,10 @@ Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zer
 }
 
 JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
-    constexpr std::size_t page = 4096; // so that what is left consists of few large parts
+    // Whole pages, so that what is left consists of few large parts.
     std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
     begin -= (std::min)(begin, (in_page + begin) % page);
-    end = (std::min)((in_page + end + page - 1) / page * page - in_page, memory_.size());
+    end = (std::min)((in_page + end + page - 1) / page * page - in_page, size());
     auto const first = std::upper_bound(
         unreserved_.begin(),
         unreserved_.end(),
@@ -14603,6 +14633,26 @@ JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
             }
         }
     }
+}
+
+JOINABLE_DEFINITION void Room::unreserve(std::size_t begin, std::size_t end) {
+    std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
+    begin = (in_page + begin + page - 1) / page * page - in_page;
+    end -= (std::min)(end, (in_page + end) % page);
+    if (begin >= end) {
+        return;
+    }
+    // The parts that the new one meets become one with it.
+    auto const first = std::find_if(unreserved_.begin(), unreserved_.end(), [&](Gap const& gap) {
+        return begin <= gap.end;
+    });
+    auto const last =
+        std::find_if(first, unreserved_.end(), [&](Gap const& gap) { return end < gap.begin; });
+    if (first != last) {
+        begin = (std::min)(begin, first->begin);
+        end = (std::max)(end, std::prev(last)->end);
+    }
+    unreserved_.insert(unreserved_.erase(first, last), {begin, end});
 }
 
 JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexcept {
@@ -17409,9 +17459,9 @@ JOINABLE_DEFINITION bool run_chunks(
     if (computes) {
         if (done != 0) {
             board.progress(rank, sequence).done.fetch_add(done);
-            board.room.wake();
         }
         board.end_computing(rank, worker);
+        board.room.wake(); // after that: a rank may wait for chunks, or until nobody computes any
     }
     return chunks_are_done(board, sequence, cut);
 }

@@ -789,6 +789,46 @@ MUTATIONS = [
         "at_leader(in_.count, {const_cast<void*>(in_.data), in_.count, in_.dtype})",
         "communicator/hierarchical/collectives.test.cpp", "every rank of every machine*",
     ),
+    # -- what a user changes, or a process does, between two steps ------------------------------------
+    Mutation(
+        "a-checkpoint-takes-any-number-of-states", "checkpoint/checkpoint.hpp",
+        "detail::check_state_count(zero_.groups()[k], zero_.rules()[k]);", "static_cast<void>(k);",
+        "checkpoint/checkpoint.test.cpp", "a rule whose number*",
+    ),
+    Mutation(
+        "consolidating-takes-any-number-of-states", "participant/detail/sharded_state.hpp",
+        "check_state_count(groups[k], rules[k]);", "static_cast<void>(k);",
+        "checkpoint/checkpoint.test.cpp", "a rule whose number*",
+    ),
+    Mutation(
+        "consolidating-takes-any-rank", "participant/detail/sharded_state.hpp",
+        'check_rank("to_rank", to_rank, comm.size());', "",
+        "participant/zero_redundancy_optimizer.test.cpp", "what cannot be sharded*",
+    ),
+    Mutation(
+        "skip-sends-again-what-was-exchanged", "participant/passes.hpp",
+        "stage_ = Stage::backward; // skip() can follow if `unused` throws\n"
+        "            reducer_->prepare_for_backward(factor, unused, round_.buffer_source());",
+        "reducer_->prepare_for_backward(factor, unused, round_.buffer_source());\n"
+        "            stage_ = Stage::backward;",
+        "participant/module_state.test.cpp", "a rank that skips its batch*",
+    ),
+    Mutation(
+        "what-a-group-gives-back-stays-reserved", "communicator/shared_memory/board/group_memory.ipp",
+        "unreserve(begin, begin + zeros.bytes);", "static_cast<void>(begin);",
+        "communicator/shared_memory/group/group.test.cpp", "a room reserves all*",
+    ),
+    Mutation(
+        "a-refused-stranger-is-heard-until-it-pauses", "communicator/tcp/detail/handshake_server.hpp",
+        "return stranger.socket.receive(ignored).has_value();",
+        "for (;;) {\n"
+        "                auto const got = stranger.socket.receive(ignored);\n"
+        "                if (!got || *got == 0) {\n"
+        "                    return got.has_value();\n"
+        "                }\n"
+        "            }",
+        "communicator/tcp/meeting.test.cpp", "a stranger that is refused*",
+    ),
 ]
 
 

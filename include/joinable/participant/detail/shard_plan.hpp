@@ -232,6 +232,13 @@ void check_state_count(ShardGroup const& group, Rule const& rule) {
         )};
     }
 }
+/// The same for all groups and their rules.
+template <class Rules>
+void check_state_counts(std::span<ShardGroup const> groups, Rules const& rules) {
+    for (std::size_t k = 0; k < groups.size(); ++k) {
+        check_state_count(groups[k], rules[k]);
+    }
+}
 
 /// Checks that a group and its rule have not changed since they were added.
 template <class Rule>

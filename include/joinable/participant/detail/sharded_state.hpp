@@ -56,9 +56,7 @@ public:
         std::optional<StateMessages> messages;
         together([&] {
             check_rank("to_rank", to_rank, comm.size());
-            for (std::size_t k = 0; k < groups.size(); ++k) {
-                check_state_count(groups[k], rules[k]);
-            }
+            check_state_counts(groups, rules);
             gathered_.reset();
             messages.emplace(groups, device_of(comm));
             if (is_root) {

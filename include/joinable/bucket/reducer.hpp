@@ -61,8 +61,7 @@ public:
         Reduction reduction = {},
         detail::TakeGradients take = detail::TakeGradients::now
     )
-        : comm_{comm}, host_{comm}, reduction_{std::move(reduction)},
-          reduction_scales_{scales(comm, reduction_)},
+        : comm_{comm}, host_{comm}, reduction_{checked(comm, std::move(reduction))},
           gradients_{
               std::move(parameters),
               options,
@@ -228,11 +227,10 @@ private:
     // The script of an iteration, the same on ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass, bool has_joined = false) {
-        // A device may have got its kernels since.
-        reduction_scales_ = scales(comm_, reduction_);
         contributes_ = factor != 0.0; // else zeros are packed
+        // A device may have got its kernels since the last iteration.
+        bool const scales_later = scales(comm_, reduction_) && contributes_;
         gradients_.begin(has_joined);
-        bool const scales_later = reduction_scales_ && contributes_;
         end_ranges(); // of an iteration that failed
         iteration_.begin(scales_later ? 1.0 : factor, has_pass);
         factor_ = scales_later ? factor : 1.0;
@@ -292,6 +290,10 @@ private:
         return run;
     }
 
+    [[nodiscard]] static Reduction checked(Comm& comm, Reduction reduction) {
+        static_cast<void>(scales(comm, reduction));
+        return reduction;
+    }
     [[nodiscard]] static bool scales(Comm& comm, Reduction const& reduction) {
         bool const can = reduction.scales(comm);
         if (!can && !detail::device_of(comm).can_scale()) {
@@ -368,7 +370,6 @@ private:
     Comm& comm_;
     detail::HostCollectives<Comm> host_;
     Reduction reduction_;
-    bool reduction_scales_;
     double factor_ = 1; ///< applied by the reduction
     bool contributes_ = false;
     detail::Gradients gradients_;

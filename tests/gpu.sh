@@ -1,244 +1,132 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSL-1.0
-# On a machine with an NVIDIA GPU, proves what the other tests can only show over doubles of CUDA and NCCL, and
-# measures it: bash tests/gpu.sh, at most 8 minutes, no network. Without a GPU it says so and ends with 0; --build
-# compiles all the same. What is missing here is named. Ends with 1 when something fails, an aim that is missed is
-# printed only. Several ranks share one GPU where there are too few; then they take turns, and what NCCL does is slow.
-#
-# CUDA_HOME and NCCL_HOME say where the CUDA Toolkit and NCCL are, CXX names the compiler.
+# Checks on a machine with an NVIDIA GPU what other tests show over fake CUDA and NCCL libraries, and measures it.
+#   bash tests/gpu.sh [--results FOLDER] --build            compiles programs into build/gpu; needs nvcc and doctest, no GPU
+#   bash tests/gpu.sh [--results FOLDER] --run [number...]  runs all checks or these; compiles nothing, ends within 540 s
+# It exits with 1 if something failed, else with 3 if something did not run, and with 0 only if all ran and passed. A
+# missed aim is printed and fails nothing. All output also goes to FOLDER/gpu.txt. NCCL_HOME and CUDA_HOME name folders
+# that are searched beside those of nvcc and of Python's wheels; GPU_ARCH names the architecture (sm_90).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-case "$#:${1-}" in
-0: | 1:--build) ;;
-*) echo "usage: bash tests/gpu.sh [--build]" >&2; exit 2 ;;
-esac
+export bin=build/gpu
 
-seconds_in_all=470
-out=build/gpu
-failures=()
-skipped=()
-current=
-section() { # name of the one that begins, after the verdict on the one that ends
-    if [ -n "$current" ] && [ ${#failures[@]} -gt "$failed_before" ]; then
-        echo "-- $current: FAIL"
-    elif [ -n "$current" ]; then
-        echo "-- $current: $([ "$passed" -gt 0 ] && echo PASS || echo nothing ran)"
-    fi
-    printf '\n== %s (%d s so far)\n' "$*" $SECONDS
-    current=$*
-    failed_before=${#failures[@]}
-    passed=0
+# number | name | needs | most seconds | command, in the order of a whole run
+checks=(
+    "1|facts, and the device's own copy|facts|20|\$bin/facts"
+    "3|kernels against the host, bit for bit|kernels|40|\$bin/kernels --no-skip"
+    "4|order on streams, races provoked|streams|40|\$bin/streams order"
+    "2|NCCL of one rank|ranks|60|NCCL_DEBUG=WARN \$bin/ranks one 1 | quiet; \$bin/ranks check 1; \$bin/ranks operations 1"
+    "7|packing beside the device's own copy|packing|40|\$bin/packing"
+    "10|a perceptron beside PyTorch's|perceptron torch|60|\$bin/perceptron 1 \$notes; python3 tests/gpu/ddp_torch.py 1 \$notes"
+    "5|a captured step|ranks two_ranks|40|\$bin/ranks captured 1; \$bin/ranks captured 2"
+    "6|several ranks: sums, failures, a killed one|ranks two_ranks|80|for n in 2 3 4; do for what in check operations pair; do \$bin/ranks \$what \$n; done; done"
+    "8|overlap with a backward pass|streams|40|\$bin/streams overlap"
+    "9|a guard on the device's timeline|timeline two_ranks|40|\$bin/timeline 1; \$bin/timeline 2"
+    "12|host time of an all-reduce|ranks two_ranks|30|\$bin/ranks measure 1; \$bin/ranks host_time 2"
+    "13|libtorch on the device|libtorch torch two_ranks|60|LD_LIBRARY_PATH=\$torch:\$LD_LIBRARY_PATH \$bin/libtorch"
+    "11|memory, initialisation, races and barriers|kernels streams sanitizer|120|for tool in memcheck initcheck racecheck synccheck; do sanitize \$tool \$bin/kernels; sanitize \$tool \$bin/streams order --small; done"
+)
+# program | sources and libraries; those that compile longest come first
+programs=(
+    "ranks|tests/gpu/main.cpp tests/gpu/kernels.cu -l:libnccl.so.2"
+    "perceptron|tests/gpu/perceptron.cpp tests/gpu/kernels.cu -l:libnccl.so.2 -l:libcublas.so.13"
+    "timeline|tests/gpu/timeline.cpp tests/gpu/kernels.cu -l:libnccl.so.2 -l:libcupti.so.13"
+    "streams|tests/gpu/streams.cu"
+    "kernels|tests/joinable/device/cuda/kernels.test.cu tests/support/main.cpp"
+    "packing|tests/gpu/packing.cu"
+    "facts|tests/gpu/facts.cu"
+)
+
+find_folders() {
+    local nvcc home
+    ! nvcc=$(readlink -f "$(command -v nvcc)") || CUDA_HOME=${CUDA_HOME:-${nvcc%/bin/nvcc}}
+    folders=
+    for home in ${NCCL_HOME-} "${CUDA_HOME:-/usr/local/cuda}" $(python3 -c 'import nvidia
+for path in nvidia.__path__: print(path + "/nccl", path + "/cu13")' 2>/dev/null); do
+        folders+=" -isystem $home/include -L$home/lib -L$home/lib64"
+        LD_LIBRARY_PATH=$home/lib:$home/lib64:${LD_LIBRARY_PATH-}
+    done
+    torch=$(python3 -c 'import torch; print(torch.__path__[0] + "/lib")' 2>/dev/null)
+    export torch LD_LIBRARY_PATH folders
 }
-skip() { echo "skipped: $*"; skipped+=("${*%%,*}"); }
-# Most seconds, a name, a command. Its output is shown; a hang ends.
-run() {
-    local limit=$1 name=$2 left=$((seconds_in_all - SECONDS)) status
-    shift 2
-    [ "$left" -lt "$limit" ] && limit=$left
-    if [ "$limit" -le 0 ]; then
-        echo "$name: FAIL, no time is left"
-        failures+=("$name")
-        return 1
-    fi
-    timeout -k 5 "$limit" "$@"
-    status=$?
-    if [ $status -eq 0 ]; then
-        echo "$name: PASS"
-        passed=$((passed + 1))
-        return 0
-    fi
-    [ $status -ge 124 ] && echo "$name took longer than $limit s, or was killed"
-    echo "$name: FAIL ($status)"
-    failures+=("$name")
+
+compile() { # a line of `programs`
+    local program=${1%%|*} log
+    rm -f "$bin/$program"
+    # shellcheck disable=SC2086 # words
+    log=$(timeout -k 5 600 nvcc -std=c++20 -O2 -arch="${GPU_ARCH:-sm_90}" -Iinclude -Itests $folders \
+        -Xlinker --allow-shlib-undefined -Xlinker -s -o "$bin/$program" ${1#*|} 2>&1) && echo "built: $program" && return
+    printf 'NOT BUILT: %s\n%s\n' "$program" "$(tail -n 20 <<<"$log")"
     return 1
 }
-finish() {
-    section "verdict"
-    [ ${#skipped[@]} -eq 0 ] || printf 'skipped: %s\n' "${skipped[@]}"
-    if [ ${#failures[@]} -ne 0 ]; then
-        printf 'FAIL: %s\n' "${failures[@]}"
-        exit 1
-    fi
-    echo "PASS: ${1-everything that ran}"
-    exit 0
+build() {
+    command -v nvcc >/dev/null || { echo "NOT BUILT: nvcc is missing; set CUDA_HOME, or add it to the PATH"; return 3; }
+    echo "compiling ${#programs[@]} programs, about 3 minutes on two cores"
+    mkdir -p "$bin"
+    export -f compile
+    printf '%s\n' "${programs[@]}" | xargs -d '\n' -P "$(nproc)" -n 1 bash -c 'compile "$@"' - || return 1
+    bash tests/gpu/libtorch.sh "$bin/libtorch"
 }
 
-printf '== what is here\n'
-has_gpu=false
-if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep '^GPU'; then
-    has_gpu=true
-    nvidia-smi --query-gpu=name,driver_version,compute_mode --format=csv,noheader
-elif [ "${1-}" != --build ]; then
-    skip "there is no NVIDIA GPU here (nvidia-smi -L names none), so nothing can be run on one"
-    exit 0
-fi
-cuda=${CUDA_HOME:-/usr/local/cuda}
-PATH=$PATH:$cuda/bin
-if ! command -v nvcc >/dev/null; then
-    skip "nvcc is not here (CUDA_HOME=$cuda), so nothing can be built"
-    exit 0
-fi
-cuda=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
-cxx=${CXX:-g++}
-if ! command -v "$cxx" >/dev/null; then
-    skip "$cxx is not here (CXX), so nothing can be built"
-    exit 0
-fi
-includes=(-Iinclude -Itests)
-libraries=()
-for folder in ${NCCL_HOME:+"$NCCL_HOME"} "$cuda" "$cuda"/targets/*-linux; do
-    [ -d "$folder/include" ] && includes+=(-isystem "$folder/include")
-    for lib in "$folder/lib64" "$folder/lib"; do
-        [ -d "$lib" ] && libraries+=("-L$lib" "-Wl,-rpath,$lib")
-    done
-done
-has_header() { echo "#include <$1>" | "$cxx" -std=c++20 "${includes[@]}" -x c++ -E - >/dev/null 2>&1; }
-nvcc --version | tail -n 2 | head -n 1
-"$cxx" --version | head -n 1
-
-section "build"
-mkdir -p "$out/objects"
-compile() { # object, compiler and its arguments
-    local object=$1
-    shift
-    timeout -k 5 240 "$@" -std=c++20 -O2 "${includes[@]}" -c -o "$out/objects/$object.o" >"$out/objects/$object.log" 2>&1
-    echo $? >"$out/objects/$object.status"
+# Says why something that checks need is not here; nothing if it is.
+missing() {
+    case $1 in
+    gpu) nvidia-smi -L 2>/dev/null | grep -q '^GPU' || echo "there is no NVIDIA GPU (nvidia-smi -L names none)" ;;
+    torch) python3 -c 'import torch; torch.ones(1).cuda()' &>/dev/null || echo "python3 has no PyTorch that uses the GPU" ;;
+    sanitizer) timeout 20 bash -c 'sanitize memcheck $bin/facts --probe' &>/dev/null || echo "compute-sanitizer runs no kernel here" ;;
+    two_ranks) timeout 20 $bin/ranks meet 2 &>/dev/null || echo "two ranks of NCCL do not meet on this GPU" ;;
+    *) [ -x "$bin/$1" ] || echo "$bin/$1 is missing; bash tests/gpu.sh --build makes it" ;;
+    esac
 }
-link() { # program, objects, other libraries as -l...
-    local program=$1 object others=()
-    while [[ ${*: -1} == -l* ]]; do
-        others+=("${*: -1}")
-        set -- "${@:1:$#-1}"
-    done
-    shift
-    for object in "$@"; do
-        if [ "$(cat "$out/objects/$object.status" 2>/dev/null)" != 0 ]; then
-            tail -n 20 "$out/objects/$object.log"
-            echo "build of $program: FAIL"
-            failures+=("build of $program")
-            return 1
+sanitize() { # tool, a program and its arguments
+    compute-sanitizer --tool "$1" --error-exitcode 9 --report-api-errors no "${@:2}"
+}
+quiet() { # NCCL may warn only after the program aborts a communicator
+    tee "$notes.said"
+    ! sed '/^-- first abort/q' "$notes.said" | grep 'NCCL WARN' >&2
+}
+run() { # numbers
+    local check number name needs limit command need why left status failed=() skipped=()
+    local -A known
+    export -f sanitize quiet
+    export NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 notes # ranks of one machine, which seem to be on several
+    notes=$(mktemp -d)/notes
+    nvidia-smi --query-gpu=name,driver_version,compute_mode --format=csv,noheader 2>/dev/null
+    for check in "${checks[@]}"; do
+        IFS='|' read -r number name needs limit command <<<"$check"
+        [ $# -eq 0 ] || [[ " $* " == *" $number "* ]] || continue
+        printf '\n== %s: %s (%d s so far)\n' "$number" "$name" $SECONDS
+        why=
+        for need in gpu $needs; do
+            [ -n "$why" ] || why=${known[$need]=$(missing "$need")}
+        done
+        left=$((${GPU_SECONDS:-540} - SECONDS))
+        [ -n "$why" ] || [ $left -gt 0 ] || why="no time is left"
+        if [ -n "$why" ]; then
+            echo "== $number NOT RUN: $why"
+            skipped+=("$number")
+            continue
         fi
+        timeout -k 5 $((left < limit ? left : limit)) bash -euo pipefail -c "$command"
+        status=$?
+        [ $status -eq 0 ] || failed+=("$number")
+        echo "== $number $([ $status -eq 0 ] && echo PASS || echo "FAIL ($status$([ $status -lt 124 ] || echo ': it took too long, or was killed'))")"
     done
-    local objects=("${@/#/$out/objects/}")
-    run 60 "build of $program" "$cxx" "${objects[@]/%/.o}" "${libraries[@]}" "${others[@]}" -lnccl -lcudart -pthread -o "$out/$program"
+    rm -r "${notes%/notes}"
+    printf '\n== after %d s: failed: %s; not run: %s\n' $SECONDS "${failed[*]:-none}" "${skipped[*]:-none}"
+    [ ${#failed[@]} -eq 0 ] || return 1
+    [ ${#skipped[@]} -eq 0 ] || return 3
 }
-rm -f "$out"/objects/* "$out"/{cuda_kernels,real_nccl,ranks,perceptron,counts,train_text,exposed_*}
-nvcc=(nvcc -ccbin "$cxx")
-$has_gpu && nvcc+=(-arch=native)
-programs=()
-if has_header doctest/doctest.h; then
-    programs+=("cuda_kernels kernel_test doctest")
-    compile kernel_test "${nvcc[@]}" tests/joinable/device/cuda/kernels.test.cu &
-    compile doctest "$cxx" tests/support/main.cpp &
-else
-    skip "doctest is not here, so test_cuda_kernels is not built"
-fi
-if has_header nccl.h; then
-    programs+=("real_nccl real_nccl" "ranks ranks kernels")
-    compile real_nccl "$cxx" tests/consumer/nccl.cpp &
-    compile ranks "$cxx" tests/gpu/main.cpp &
-    compile kernels "${nvcc[@]}" tests/gpu/kernels.cu &
-    if has_header cublas_v2.h; then
-        programs+=("perceptron perceptron kernels -lcublas")
-        compile perceptron "$cxx" tests/gpu/perceptron.cpp &
-    else
-        skip "cuBLAS's header is not here, so no perceptron is measured beside PyTorch's"
-    fi
-    if has_header cupti.h; then
-        programs+=("counts counts kernels -lcupti")
-        compile counts "$cxx" tests/gpu/counts.cpp &
-    else
-        skip "CUPTI's header is not here, so a guard's work on the GPU is not counted"
-    fi
-    if has_header CLI/CLI.hpp; then
-        programs+=("train_text train_text engine over_machines over_tcp without_gloo without_mpi with_cuda")
-        compile train_text "$cxx" "-DJOINABLE_SOURCE_DIR=\"$PWD\"" examples/train_text/main.cpp &
-        compile engine "$cxx" examples/train_text/engine.cpp &
-        compile over_machines "$cxx" examples/train_text/over_machines.cpp &
-        compile over_tcp "$cxx" examples/train_text/over_tcp.cpp &
-        compile without_gloo "$cxx" examples/train_text/without_gloo.cpp &
-        compile without_mpi "$cxx" examples/train_text/without_mpi.cpp &
-        compile with_cuda "${nvcc[@]}" --fmad=false examples/train_text/with_cuda.cu &
-    else
-        skip "CLI11 is not here, so the example train_text is not built"
-    fi
-else
-    skip "NCCL's header is not here (NCCL_HOME), so only the kernels are tested"
-fi
-wait
-for program in "${programs[@]}"; do
-    read -ra words <<<"$program"
-    link "${words[0]}" "${words[@]:1}"
-done
-$has_gpu || finish "everything compiles and links; without a GPU nothing ran"
 
-export NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 # ranks of one machine, which seem to be on several
-texts=$out/texts
-mkdir -p "$texts"
-for text in a:900 b:300 c:600 d:200; do
-    printf "${text%%:*} text; %.0s" $(seq "${text#*:}") >"$texts/${text%%:*}.txt"
-done
-train=("$out/train_text" --device cuda --epochs 1 --bucket-bytes 8192 "$texts/a.txt")
-# A training with each sharding; all print one digest.
-same_digest=(bash -c '
-    for sharding in none optimizer gradients parameters; do
-        said=$("$@" --sharding $sharding) || { echo "$said"; exit 1; }
-        digest=$(sed -n "s/^digest of parameters *//p" <<<"$said")
-        echo "$sharding: $digest"
-        [ -n "$digest" ] && [ "$digest" = "${first=$digest}" ] || exit 1
-    done' -)
-section "tests on a GPU"
-[ -x "$out/cuda_kernels" ] && run 60 "kernels" "$out/cuda_kernels" --no-skip
-# What this program says where it finds no GPU is no failure to it.
-has_captured=(bash -c 'said=$("$@") || { echo "$said"; exit 1; }; echo "$said"; grep -q "its captured average" <<<"$said"' -)
-[ -x "$out/real_nccl" ] && run 60 "NCCL of one rank, and a captured step" "${has_captured[@]}" "$out/real_nccl"
-if [ -x "$out/train_text" ]; then
-    run 60 "train_text, a thread" "${train[@]}" "$texts/d.txt" --ranks 1
-    run 90 "train_text, 3 processes with uneven texts" "${train[@]}" "$texts"/{b,c,d}.txt --ranks 3 --communicator process
-    for optimizer in sgd adamw; do
-        run 90 "train_text, $optimizer sharded in four ways" "${same_digest[@]}" \
-            "${train[@]}" "$texts"/{b,d}.txt --ranks 2 --communicator process --optimizer "$optimizer"
-    done
+results=/dev/null
+if [ "${1-}" = --results ] && [ -d "${2-}" ]; then
+    results=$2/gpu.txt
+    shift 2
 fi
-
-section "the same under compute-sanitizer"
-if command -v compute-sanitizer >/dev/null; then
-    checked=(compute-sanitizer --error-exitcode 9 --report-api-errors no --target-processes all)
-    [ -x "$out/cuda_kernels" ] && run 60 "kernels, memcheck" "${checked[@]}" "$out/cuda_kernels" --no-skip
-    [ -x "$out/cuda_kernels" ] && run 60 "kernels, racecheck" "${checked[@]}" --tool racecheck "$out/cuda_kernels" --no-skip
-    [ -x "$out/real_nccl" ] && run 60 "NCCL of one rank, memcheck" "${has_captured[@]}" "${checked[@]}" "$out/real_nccl"
-    [ -x "$out/train_text" ] && run 60 "train_text, memcheck" "${checked[@]}" "${train[@]}" "$texts/d.txt" --ranks 1
-else
-    skip "compute-sanitizer is not here"
-fi
-
-if [ -x "$out/ranks" ]; then
-    section "several ranks: sums, uneven inputs, a rank that fails"
-    for ranks in 1 2 4; do
-        run 60 "checks over $ranks ranks" "$out/ranks" check "$ranks"
-        run 60 "operations of $ranks ranks" "$out/ranks" operations "$ranks"
-    done
-    if [ -x "$out/counts" ]; then
-        section "what a guard adds to the GPU's work"
-        for ranks in 1 2; do
-            run 40 "counts over $ranks ranks" "$out/counts" "$ranks"
-        done
-    fi
-    section "measurements: medians of 11 rounds, the layer below and ours in turn"
-    for ranks in 1 2; do
-        run 100 "measurements over $ranks ranks" "$out/ranks" measure "$ranks"
-    done
-    if [ -x "$out/perceptron" ]; then
-        for ranks in 1 2; do
-            run 60 "a perceptron over $ranks ranks" "$out/perceptron" "$ranks" "$out/exposed_$ranks"
-        done
-    fi
-    if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-        for ranks in 1 2; do
-            run 60 "PyTorch over $ranks ranks" python3 tests/gpu/ddp_torch.py "$ranks" "$out/exposed_$ranks"
-        done
-    else
-        skip "PyTorch with CUDA is not here, so there is nothing to compare an iteration with"
-    fi
-fi
-finish
+find_folders
+unknown=$(comm -13 <(printf '%s\n' "${checks[@]%%|*}" | sort) <(printf '%s\n' "${@:2}" | sort))
+case "${1-}:$#:$unknown" in
+--build:1:*) build 2>&1 | tee "$results" ;;
+--run:*:) run "${@:2}" 2>&1 | tee "$results" ;;
+*) sed -n '3,9s/^# *//p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+esac

@@ -5,6 +5,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -344,26 +345,109 @@ class Mutate(Copy):
 
 
 class Gpu(unittest.TestCase):
-    def test_a_machine_without_what_it_needs_is_told_so_and_nothing_fails(self):
-        def run(gpus, *arguments):
-            with tempfile.TemporaryDirectory() as folder:
-                query = pathlib.Path(folder) / "nvidia-smi"
-                query.write_text(f"#!/bin/sh\necho '{gpus}'\n", encoding="utf-8")
-                query.chmod(0o755)
-                result = subprocess.run(
-                    ["bash", ROOT / "tests/gpu.sh", *arguments],
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-                    env={"PATH": f"{folder}:/usr/bin:/bin", "CUDA_HOME": folder, "CXX": "no-compiler"},
-                )
-                return result.returncode, result.stdout
+    """tests/gpu.sh on a stand-in for a machine: its programs and tools are scripts of a line."""
 
-        status, output = run("")
-        self.assertEqual(status, 0, output)
-        self.assertIn("skipped: there is no NVIDIA GPU here", output)
-        status, output = run("GPU 0: of a test")
-        self.assertEqual(status, 0, output)  # whichever of the two is missing first
-        self.assertRegex(output, "skipped: (nvcc|no-compiler) is not here")
-        self.assertEqual(run("", "--fast")[0], 2)
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        (self.root / "tests/gpu").mkdir(parents=True)
+        (self.root / "tests/gpu.sh").write_text((ROOT / "tests/gpu.sh").read_text(encoding="utf-8"), encoding="utf-8")
+        (self.root / "tests/gpu/libtorch.sh").write_text("", encoding="utf-8")
+        self.tool("nvidia-smi", "echo GPU 0: of a test")
+        self.tool("python3", f"echo {self.root}/wheels/nccl; echo {self.root}/wheels/cu13")
+        self.tool("compute-sanitizer", 'shift 6; exec "$@"')
+        for name in "ranks perceptron timeline streams kernels packing facts libtorch".split():
+            self.program(name, "exit 0")
+
+    def script(self, path, text):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/bash\n" + text + "\n", encoding="utf-8")
+        path.chmod(0o755)
+
+    def tool(self, name, text):
+        self.script(self.root / "path" / name, text)
+
+    def program(self, name, text):
+        self.script(self.root / "build/gpu" / name, text)
+
+    def run_script(self, *arguments, **environment):
+        result = subprocess.run(
+            ["bash", self.root / "tests/gpu.sh", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            env={"PATH": f"{self.root}/path:/usr/bin:/bin", **environment},
+        )
+        return result.returncode, result.stdout
+
+    def expect(self, status, *texts, arguments=("--run",), **environment):
+        found, output = self.run_script(*arguments, **environment)
+        self.assertEqual(found, status, output)
+        for text in texts:
+            self.assertIn(text, output)
+        return output
+
+    def test_all_that_pass_are_all_checks(self):
+        output = self.expect(0, "failed: none; not run: none")
+        numbers = re.findall(r"^== (\d+) PASS$", output, re.MULTILINE)
+        self.assertEqual(sorted(numbers, key=int), [str(n) for n in range(1, 14)], output)
+        self.assertEqual(numbers[:6], ["1", "3", "4", "2", "7", "10"], output)
+
+    def test_without_a_gpu_no_check_counts_as_passed(self):
+        self.tool("nvidia-smi", "exit 9")
+        self.expect(3, "== 1 NOT RUN: there is no NVIDIA GPU", "not run: 1 3 4 2 7 10 5 6 8 9 12 13 11")
+
+    def test_what_is_missing_is_named_and_does_not_count_as_passed(self):
+        (self.root / "build/gpu/packing").unlink()
+        self.expect(3, "== 7 NOT RUN: build/gpu/packing is missing", "not run: 7\n")
+        self.expect(0, "== 1 PASS", arguments=("--run", "1"))
+        self.expect(3, arguments=("--run", "7", "1"))
+
+    def test_a_failure_counts_more_than_what_did_not_run(self):
+        self.program("packing", "echo wrong; exit 1")
+        (self.root / "build/gpu/timeline").unlink()
+        self.expect(1, "wrong\n== 7 FAIL (1)", "failed: 7; not run: 9")
+
+    def test_every_command_of_a_check_counts(self):
+        self.program("ranks", '[ "$1 $2" != "check 3" ]')
+        self.expect(1, "failed: 6; not run: none")
+
+    def test_a_hang_ends_and_leaves_no_time_for_others(self):
+        self.program("facts", "exec sleep 60")
+        self.expect(1, "== 1 FAIL (124: it took too long, or was killed)", "== 3 NOT RUN: no time is left", GPU_SECONDS="1")
+
+    def test_probes_that_fail_skip_what_needs_them_and_nothing_else(self):
+        self.program("ranks", '[ "$1" != meet ]')
+        self.tool("compute-sanitizer", "exit 1")
+        self.expect(3, "== 5 NOT RUN: two ranks of NCCL do not meet", "not run: 5 6 9 12 13 11\n")
+        self.tool("python3", "exit 1")
+        self.expect(3, "== 10 NOT RUN: python3 has no PyTorch", arguments=("--run", "10"))
+
+    def test_nccl_may_warn_only_after_the_first_abort(self):
+        self.program("ranks", "echo '-- first abort'; echo NCCL WARN late")
+        self.expect(0, arguments=("--run", "2"))
+        self.program("ranks", "echo NCCL WARN early; echo '-- first abort'")
+        self.expect(1, "failed: 2", arguments=("--run", "2"))
+
+    def test_the_build_finds_wheels_and_links_no_library_of_theirs_statically(self):
+        self.tool("nvcc", f'echo "$@" >>{self.root}/calls')
+        self.expect(0, "built: ranks", arguments=("--build",))
+        calls = (self.root / "calls").read_text(encoding="utf-8")
+        self.assertEqual(calls.count(" -o build/gpu/"), 7, calls)
+        self.assertIn(f"-isystem {self.root}/wheels/nccl/include -L{self.root}/wheels/nccl/lib", calls)
+        self.assertEqual(set(re.findall(r"-l\S+", calls)), {"-l:libnccl.so.2", "-l:libcublas.so.13", "-l:libcupti.so.13"})
+        self.tool("nvcc", '[[ "$*" != *packing* ]] || { echo "an error"; exit 1; }')
+        self.expect(1, "NOT BUILT: packing\nan error", arguments=("--build",))
+        self.assertFalse((self.root / "build/gpu/packing").exists())
+        (self.root / "path/nvcc").unlink()
+        self.expect(3, "NOT BUILT: nvcc is missing", arguments=("--build",))
+
+    def test_output_goes_to_the_folder_for_results_too(self):
+        output = self.expect(0, arguments=("--results", str(self.root), "--run", "1"))
+        self.assertEqual((self.root / "gpu.txt").read_text(encoding="utf-8"), output)
+
+    def test_unknown_numbers_and_words_are_refused(self):
+        for arguments in [(), ("--fast",), ("--run", "14"), ("--build", "1"), ("--results", "nowhere", "--run")]:
+            self.expect(2, "--run [number...]", arguments=arguments)
 
 
 def main():

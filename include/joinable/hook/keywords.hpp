@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
 #include <joinable/fwd.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -26,6 +28,24 @@ template <class From, class To>
 concept keyword_value = std::convertible_to<From, To> &&
                         std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
                         !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
+
+/// @throws ContractViolation  `To` cannot hold the number.
+template <class To, class From>
+constexpr void check_keyword_value(From const& value) {
+    if constexpr (std::integral<From> && std::integral<To> && !std::same_as<To, bool>) {
+        auto const held = static_cast<To>(value); // std::in_range refuses characters
+        if (static_cast<From>(held) != value || (held > To{}) != (value > From{})) {
+            throw ContractViolation{concat(
+                "a keyword whose value is a whole number ",
+                std::signed_integral<To> ? "of " : "without sign of ",
+                8 * sizeof(To),
+                " bits was given ",
+                value,
+                "; give it a number that fits, or make its type larger"
+            )};
+        }
+    }
+}
 
 template <class K>
 concept compares_values = requires(AgreementList& list, typename K::value_type const& value) {
@@ -53,6 +73,7 @@ struct keyword {
 
     // NOLINTNEXTLINE(misc-unconventional-assign-operator): spells an argument, assigns nothing
     constexpr KeywordArgument<K> operator=(detail::keyword_value<V> auto&& value) const {
+        detail::check_keyword_value<V>(value);
         return {static_cast<V>(std::forward<decltype(value)>(value))};
     }
 };

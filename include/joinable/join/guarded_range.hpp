@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -32,16 +33,54 @@ concept is_range = requires(std::remove_reference_t<Range>& range) {
     std::end(range);
 };
 
+/// An element of a range that was read once: a range may load a batch each time it is read.
+template <class Element>
+class ReadElement {
+    using Kept = std::conditional_t<
+        std::is_reference_v<Element>,
+        std::remove_reference_t<Element>*,
+        std::optional<Element>>;
+
+public:
+    template <class Iterator>
+    void read(Iterator const& position) {
+        if constexpr (std::is_reference_v<Element>) {
+            Element&& element = *position;
+            kept_ = std::addressof(element);
+        } else {
+            kept_.reset();
+            kept_.emplace(*position);
+        }
+    }
+    void take(ReadElement& other) {
+        if constexpr (std::is_reference_v<Element>) {
+            kept_ = other.kept_;
+        } else {
+            kept_.reset();
+            if (other.kept_) {
+                kept_.emplace(std::move(*other.kept_));
+            }
+        }
+    }
+    /// The element, as a new read gives it.
+    [[nodiscard]] Element&& get() const noexcept { return static_cast<Element&&>(*kept_); }
+
+private:
+    mutable Kept kept_{};
+};
+
 } // namespace detail
 
-/// The result of Join::iterate: an input range that opens a round before each element and calls
-/// `announce` once for each.
+/// The result of Join::iterate: an input range that opens a round before each element, and reads
+/// each element of its range once. It calls `announce` once for each.
 template <class Guard, class Range, class Announce, bool LooksAhead>
 class GuardedRange {
     using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
     using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
+    using Element = decltype(*std::declval<Inner const&>());
+    static constexpr bool reads_early = !std::is_same_v<Announce, detail::DefaultNotice>;
     static_assert(
-        std::is_invocable_r_v<RoundNotice, Announce&, decltype(*std::declval<Inner const&>())>,
+        std::is_invocable_r_v<RoundNotice, Announce&, std::remove_reference_t<Element>&>,
         "iterate: what announces a round takes an element and returns a RoundNotice, such as "
         "[](auto const& batch) { return joinable::RoundNotice{.weight = batch.size()}; }; look_ahead comes "
         "before the range"
@@ -58,15 +97,22 @@ public:
     class iterator {
     public:
         iterator(GuardedRange& parent, Inner position, InnerEnd end)
-            : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)},
-              notice_{parent.notice_of(position_, end_)} {
+            : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)} {
+            notice_ = notice_of(position_);
             open();
         }
-        decltype(auto) operator*() const { return *position_; }
+        /// Valid until the next increment.
+        decltype(auto) operator*() const {
+            if constexpr (reads_early) {
+                return (LooksAhead ? current_ : next_).get();
+            } else {
+                return *position_;
+            }
+        }
         iterator& operator++() {
             ++position_;
             if constexpr (!LooksAhead) { // else the notice is known
-                notice_ = parent_->notice_of(position_, end_);
+                notice_ = notice_of(position_);
             }
             open();
             return *this;
@@ -79,18 +125,36 @@ public:
             if constexpr (LooksAhead) {
                 is_done_ = !parent_->guard_.next_ahead(notice_.has_value(), notice);
                 if (!is_done_) {
-                    notice_ = parent_->notice_of(std::next(position_), end_);
+                    current_.take(next_);
+                    notice_ = notice_of(std::next(position_));
                     parent_->guard_.announce_ahead(notice_);
                 }
             } else {
                 is_done_ = !parent_->guard_.next(notice_.has_value(), notice);
             }
         }
+        /// Reads the element there, if announcing needs it.
+        std::optional<RoundNotice> notice_of(Inner const& position) {
+            if (position == end_) {
+                return {};
+            }
+            if constexpr (reads_early) {
+                next_.read(position);
+                auto&& element = next_.get();
+                RoundNotice const notice =
+                    parent_->announce_(element); // an optional would also accept a number
+                return notice;
+            } else {
+                return RoundNotice{};
+            }
+        }
 
         GuardedRange* parent_;
         Inner position_;
         InnerEnd end_;
-        std::optional<RoundNotice> notice_; ///< none at the end
+        std::optional<RoundNotice> notice_; ///< of the element that was read last; none at the end
+        detail::ReadElement<Element> next_; ///< was read last
+        detail::ReadElement<Element> current_; ///< was read before it
         bool is_done_ = false;
     };
 
@@ -98,14 +162,6 @@ public:
     [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
 
 private:
-    std::optional<RoundNotice> notice_of(Inner const& position, InnerEnd const& end) {
-        if (position == end) {
-            return {};
-        }
-        RoundNotice const notice = announce_(*position); // an optional would also accept a number
-        return notice;
-    }
-
     Guard& guard_;
     Range range_;
     Announce announce_;

@@ -49,4 +49,26 @@ TEST_CASE("a keyword that a joinable does not accept is not stored for it") {
     CHECK(args.get(count, 0) == 3);
 }
 
+inline constexpr struct offset_t : keyword<offset_t, signed char> {
+    using keyword::operator=;
+} offset{};
+
+TEST_CASE("a whole number that the keyword's type cannot hold is refused, and not changed") {
+    for (long long const fits : {-128LL, -1LL, 0LL, 127LL}) {
+        CHECK((offset = fits).value == fits);
+    }
+    for (long long const other : {-129LL, 128LL, 256LL, 1LL << 40}) {
+        CHECK_THROWS_AS(offset = other, joinable::ContractViolation);
+    }
+    CHECK_THROWS_AS(offset = 200U, joinable::ContractViolation);
+    CHECK((count = 'a').value == 97);
+    CHECK_THROWS_WITH_AS(
+        count = -1,
+        "a keyword whose value is a whole number without sign of 64 bits was given -1; give it a "
+        "number that fits, or make its type larger",
+        joinable::ContractViolation
+    );
+    static_assert((offset = -3).value == -3);
+}
+
 } // namespace

@@ -6,6 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <forward_list>
+#include <memory>
+#include <numeric>
+#include <ranges>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -254,6 +257,56 @@ TEST_CASE("a guard that is not enabled runs a loop with look-ahead alone") {
         }
         CHECK(rounds == comm.rank() + 2);
         CHECK(guard.finish().rounds == inputs.size());
+    });
+}
+
+/// Calls f(range) for a range that makes its elements and one that refers to them. Reading counts.
+template <class F>
+void for_each_loader(std::size_t size, F const& f) {
+    std::vector<int> batches(size);
+    std::iota(batches.begin(), batches.end(), 0);
+    int loaded = 0;
+    f(std::views::transform(batches, [&](int batch) {
+        ++loaded;
+        return std::make_unique<int>(batch);
+    }));
+    CHECK(loaded == static_cast<int>(size));
+    loaded = 0;
+    std::vector<std::unique_ptr<int>> loader;
+    for (int const batch : batches) {
+        loader.push_back(std::make_unique<int>(batch));
+    }
+    f(std::views::transform(batches, [&](int batch) -> std::unique_ptr<int>& {
+        ++loaded;
+        return loader[static_cast<std::size_t>(batch)];
+    }));
+    CHECK(loaded == static_cast<int>(size));
+}
+
+TEST_CASE("a loop reads each element of its range once, however rounds are announced") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        auto const weight_of = [](std::unique_ptr<int> const& batch) {
+            return joinable::RoundNotice{.weight = static_cast<std::uint64_t>(*batch + 1)};
+        };
+        std::size_t const size = inputs_of(comm.rank());
+        auto const check = [&](auto const& loop) {
+            for_each_loader(size, [&](auto range) {
+                Join guard{participants(reducer)};
+                int next = 0;
+                for (auto&& batch : loop(guard, range)) {
+                    CHECK(*batch == next++);
+                    reducer();
+                }
+                CHECK(next == static_cast<int>(size));
+                guard.finish();
+            });
+        };
+        check([](auto& guard, auto& range) { return guard.iterate(range); });
+        check([&](auto& guard, auto& range) { return guard.iterate(range, weight_of); });
+        check([](auto& guard, auto& range) { return guard.iterate(look_ahead, range); });
+        check([&](auto& guard, auto& range) { return guard.iterate(look_ahead, range, weight_of); }
+        );
     });
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: Parameter: parameter_traits::name must be 'static std::string_view name(P const&)'
+// EXPECT: Parameter: parameter_traits::name must be 'static std::string_view name(P const&)', a view of a text that the parameter keeps
 #include <joinable/join.hpp>
 
 #include <vector>

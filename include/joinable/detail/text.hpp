@@ -8,9 +8,17 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// The result of a call that names something: a text that outlives the call. One that is returned by
+/// value, such as a std::string, would die before its view is read.
+template <class Text>
+concept lasting_text = std::convertible_to<Text, std::string_view> &&
+                       (std::is_lvalue_reference_v<Text> || std::is_pointer_v<Text> ||
+                        std::ranges::enable_borrowed_range<Text>);
 
 inline std::string to_text(std::string_view piece) {
     return std::string{piece};

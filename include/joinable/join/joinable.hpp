@@ -136,6 +136,11 @@ concept has_join_verb = requires { std::string_view{J::join_verb}; };
 template <class J>
 std::string_view join_name_of(J const& joinable) {
     if constexpr (has_join_name<J>) {
+        static_assert(
+            lasting_text<decltype(joinable.join_name())>,
+            "Joinable: join_name() must be 'std::string_view join_name() const', a view of a text that the "
+            "class keeps"
+        );
         return joinable.join_name();
     } else {
         return class_name<J>();
@@ -336,9 +341,10 @@ decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
             std::forward<F>(collectives)();
             round.done();
         } else {
-            decltype(auto) result = std::forward<F>(collectives)();
+            using Result = std::invoke_result_t<F>;
+            Result&& result = std::forward<F>(collectives)();
             round.done();
-            return static_cast<std::invoke_result_t<F>>(result);
+            return static_cast<Result>(std::forward<Result>(result));
         }
     } catch (...) {
         record_failure(joinable, {});

@@ -119,7 +119,7 @@ concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView const& view)
 };
 template <class P>
 concept has_name = requires(std::remove_cvref_t<P> const& p) {
-    { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
+    requires lasting_text<decltype(parameter_traits_of<P>::name(p))>;
 };
 template <class P>
 concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
@@ -197,7 +197,8 @@ consteval bool has_usable_options() {
     );
     static_assert(
         !has_other_name<P>,
-        "Parameter: parameter_traits::name must be 'static std::string_view name(P const&)'"
+        "Parameter: parameter_traits::name must be 'static std::string_view name(P const&)', a view of a "
+        "text that the parameter keeps"
     );
     static_assert(
         !has_other_is_handle<P>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: LocalOptimizer: settings() has a pointer, but settings travel from rank to rank, where an address leads nowhere; keep numbers in it
+// EXPECT: LocalOptimizer: settings() has a pointer or a reference, but settings travel from rank to rank, where an address leads nowhere; keep numbers in it
 #include <joinable/zero.hpp>
 
 struct Lamb {

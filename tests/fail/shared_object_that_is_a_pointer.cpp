@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: SharedObject: ranks send the object as it is in memory, but it is or has a pointer, and an address leads nowhere on another rank; give a struct of numbers
+// EXPECT: SharedObject: ranks send the object as it is in memory, but it has a pointer or a reference, and an address leads nowhere on another rank; give a struct of numbers
 #include <joinable/zero.hpp>
 
 int main() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: UpdateRule: a member is a pointer, but settings travel from rank to rank, where an address leads nowhere; keep numbers in it
+// EXPECT: UpdateRule: a member is a pointer, a reference or const, but settings travel from rank to rank, where an address leads nowhere; keep numbers in it
 #include <joinable/zero.hpp>
 
 #include <span>

@@ -173,8 +173,8 @@ private:
         }
     }
 
-    [[nodiscard]] detail::ModelLayout
-    layout_by(std::string const& name, std::span<Rule const> rules) const {
+    template <class Rules>
+    [[nodiscard]] detail::ModelLayout layout_by(std::string const& name, Rules const& rules) const {
         std::vector<detail::ModelLayout::Names> names;
         for (Rule const& rule : rules) {
             names.emplace_back(rule.state_names());

@@ -35,8 +35,8 @@ concept has_settings = requires(O& optimizer) {
 };
 
 template <class O>
-concept has_settings_without_pointer = requires(O& optimizer) {
-    requires !has_pointer<std::remove_cvref_t<decltype(optimizer.settings())>>();
+concept has_settings_without_address = requires(O& optimizer) {
+    requires !has_address<std::remove_cvref_t<decltype(optimizer.settings())>>();
 };
 
 } // namespace detail
@@ -52,7 +52,7 @@ concept has_settings_without_pointer = requires(O& optimizer) {
 /// |                             |        | in every step                                                   |
 /// | `optimizer.settings()`      | `S&`   | learning rate and other settings that change between steps;     |
 /// |                             |        | joined owners get those of the lowest active rank. `S` is       |
-/// |                             |        | trivially copyable and has no pointer, std::span or             |
+/// |                             |        | trivially copyable and has no pointer, reference, std::span or   |
 /// |                             |        | std::string_view: addresses are not valid on another rank       |
 /// | `constant.check()`          |        | optional; throws ContractViolation if the settings are invalid  |
 /// | `constant.agree_on(list)`   |        | optional; adds its settings to an AgreementList, for ranks to   |
@@ -61,7 +61,7 @@ concept has_settings_without_pointer = requires(O& optimizer) {
 /// O is movable and not an UpdateRule.
 template <class O>
 concept LocalOptimizer = std::movable<O> && !UpdateRule<O> && detail::has_step<O> &&
-                         detail::has_settings<O> && detail::has_settings_without_pointer<O>;
+                         detail::has_settings<O> && detail::has_settings_without_address<O>;
 
 /// Says in one sentence why a class is not a LocalOptimizer.
 template <class O>
@@ -80,8 +80,8 @@ consteval bool models_local_optimizer() {
         "with the learning rate: joined ranks get the settings of the others"
     );
     static_assert(
-        !detail::has_settings<O> || detail::has_settings_without_pointer<O>,
-        "LocalOptimizer: settings() has a pointer, but settings travel from rank to rank, where an address "
+        !detail::has_settings<O> || detail::has_settings_without_address<O>,
+        "LocalOptimizer: settings() has a pointer or a reference, but settings travel from rank to rank, where an address "
         "leads nowhere; keep numbers in it"
     );
     return LocalOptimizer<O>;

@@ -87,8 +87,6 @@ inline void copy_bytes(std::byte* to, std::byte const* from, std::size_t bytes) 
 template <class Stored>
 using master_of = std::conditional_t<sixteen_bits<Stored>, float, Stored>;
 
-inline constexpr std::size_t most_state_arrays = 8;
-
 template <class Stored>
 void widen_to(float* to, std::byte const* from, std::size_t count) noexcept {
     conversion_function<Widen<Stored>>(instruction_set())(

@@ -9,6 +9,9 @@
 #include <type_traits>
 #include <utility>
 
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
 namespace joinable { inline namespace v0 {
 
 /// Elements of one parameter that an update rule steps. The arrays do not overlap.
@@ -50,11 +53,14 @@ consteval bool has_pointer_after_any(std::index_sequence<Counts...>) {
     return (is_pointer_after<T>(std::make_index_sequence<Counts>{}) || ...);
 }
 
-/// Whether T is a pointer, or an aggregate with a pointer among its first 16 members. A compiler
-/// cannot see this for other classes or for members of members.
+/// Whether T is a pointer, has a reference (then nothing can be assigned to it), or is an aggregate
+/// with a pointer among its first 16 members. A compiler cannot see a pointer in other classes or in
+/// members of members.
 template <class T>
-consteval bool has_pointer() {
-    if constexpr (std::is_aggregate_v<T> && std::is_trivially_copyable_v<T>) {
+consteval bool has_address() {
+    if constexpr (!std::is_copy_assignable_v<T>) {
+        return true;
+    } else if constexpr (std::is_aggregate_v<T> && std::is_trivially_copyable_v<T>) {
         return has_pointer_after_any<T>(std::make_index_sequence<16>{});
     } else {
         return std::is_pointer_v<T>;
@@ -90,8 +96,22 @@ concept has_visit_update = requires(R const& rule, AnyUpdateTaker const& f) {
     rule.template visit_update<double>(std::uint64_t{1}, f);
 };
 
+inline constexpr std::size_t most_state_arrays = 8;
+
+/// @throws ContractViolation
 template <class R>
 void check_rule(R const& rule) {
+    if constexpr (has_state_names<R>) {
+        if (std::size_t const names = rule.state_names().size(); names > most_state_arrays) {
+            throw ContractViolation{concat(
+                "a rule keeps at most ",
+                most_state_arrays,
+                " numbers for each element, but its state_names() are ",
+                names,
+                "; keep fewer, or step by a LocalOptimizer, which keeps its state itself"
+            )};
+        }
+    }
     if constexpr (requires { rule.check(); }) {
         rule.check();
     }
@@ -106,8 +126,8 @@ void check_rule(R const& rule) {
 /// | expression             | result                             | meaning                                  |
 /// |------------------------|------------------------------------|------------------------------------------|
 /// | `rule.state_names()`   | std::span<std::string_view const>  | names of the numbers that it keeps for   |
-/// |                        |                                    | each element; as many at every step; not |
-/// |                        |                                    | of an array returned by value            |
+/// |                        |                                    | each element, at most 8; as many at every|
+/// |                        |                                    | step; not of an array returned by value  |
 /// | `rule.update(range)`   |                                    | steps an UpdateRange of float or double  |
 /// | `rule.check()`         |                                    | optional; throws ContractViolation if    |
 /// |                        |                                    | the settings are invalid                 |
@@ -121,14 +141,14 @@ void check_rule(R const& rule) {
 /// the gradient. It is trivially copyable and has a static constexpr `state_count`, the number of
 /// state_names(). One source file that nvcc compiles names the rule: `cuda_kernels<R>()`.
 ///
-/// R is trivially copyable, because settings are sent to other ranks as bytes. No member is a
-/// pointer, because addresses are not valid on another rank; this is checked for the first 16
-/// members of an aggregate.
+/// R is trivially copyable and can be assigned, because settings are sent to other ranks as bytes.
+/// No member is a pointer or a reference, because addresses are not valid on another rank; pointers
+/// are found among the first 16 members of an aggregate.
 /// Not checkable, but required: no pointer within a member, no std::span, no std::string_view.
 template <class R>
 concept UpdateRule =
     std::is_trivially_copyable_v<R> && detail::has_state_names<R> &&
-    detail::has_lasting_state_names<R> && detail::has_update<R> && !detail::has_pointer<R>();
+    detail::has_lasting_state_names<R> && detail::has_update<R> && !detail::has_address<R>();
 
 /// Says in one sentence why a class is not an UpdateRule.
 template <class R>
@@ -149,9 +169,9 @@ consteval bool models_update_rule() {
         "span of a static array, or a reference to it"
     );
     static_assert(
-        !detail::has_pointer<R>(),
-        "UpdateRule: a member is a pointer, but settings travel from rank to rank, where an address leads "
-        "nowhere; keep numbers in it"
+        !detail::has_address<R>(),
+        "UpdateRule: a member is a pointer, a reference or const, but settings travel from rank to rank, "
+        "where an address leads nowhere; keep numbers in it"
     );
     static_assert(
         detail::has_update<R>,

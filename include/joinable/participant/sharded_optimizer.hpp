@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -69,7 +70,7 @@ public:
     /// ranks get the settings of the lowest active rank with each step. Ranks compare settings when
     /// a guard begins, if the rule has agree_on(). Within a guard they are not compared, because no
     /// message of a step could carry the comparison for free; each element is stepped by its
-    /// owner's settings. Local.
+    /// owner's settings. The reference stays valid while the optimizer lives. Local.
     [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
 
     /// Reads values of 16 bits into the masters again after the engine changed the values. If
@@ -144,11 +145,26 @@ public:
     /// invalidates references to its elements. Local.
     [[nodiscard]] std::vector<detail::ShardGroup> const& groups() const noexcept { return groups_; }
     /// The settings of all groups. Local.
-    [[nodiscard]] std::span<Rule const> rules() const noexcept { return rules_; }
+    [[nodiscard]] std::deque<Rule> const& rules() const noexcept { return rules_; }
     /// Takes settings and step counts of another training of these parameters. Checkpoint then
     /// reads values and state in place. A shard is zeroed if the new settings keep another number
     /// of states. Local.
+    /// @throws ContractViolation  there is not one rule for each group and one count for each
+    ///         parameter; nothing was changed.
     void resume(std::vector<Rule> rules, std::span<std::uint64_t const> steps) {
+        if (rules.size() != groups_.size() || steps.size() != parameter_count()) {
+            throw ContractViolation{detail::concat(
+                "resume() takes a rule for each of ",
+                groups_.size(),
+                " groups and a step count for each of ",
+                parameter_count(),
+                " parameters, but was given ",
+                rules.size(),
+                " rules and ",
+                steps.size(),
+                " counts"
+            )};
+        }
         state_.reset();
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             Group& group = groups_[k];
@@ -161,7 +177,7 @@ public:
             auto const own = steps.subspan(group.first, group.steps.size());
             std::copy(own.begin(), own.end(), group.steps.begin());
         }
-        rules_ = std::move(rules);
+        std::move(rules.begin(), rules.end(), rules_.begin());
     }
 
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
@@ -330,8 +346,8 @@ protected:
             group.values->release();
             group.parameters = std::move(kept);
         }
-        loads_ = std::move(loads);
         rules_.push_back(std::move(rule));
+        loads_ = std::move(loads);
         groups_.push_back(std::move(group));
     }
 
@@ -431,7 +447,6 @@ private:
         loads = loads_;
         detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
         make_arenas(group);
-        rules_.reserve(rules_.size() + 1);
         groups_.reserve(groups_.size() + 1);
     }
 
@@ -506,7 +521,7 @@ private:
     detail::HostCollectives<Comm> host_;
     ZeroOptions options_;
     Sharding sharding_;
-    std::vector<Rule> rules_; ///< of the groups
+    std::deque<Rule> rules_; ///< of the groups; none moves when one is added
     std::vector<Group> groups_;
     std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
     detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one

@@ -26,9 +26,9 @@ public:
             "and not const, such as a struct of numbers"
         );
         static_assert(
-            !detail::has_pointer<T>(),
-            "SharedObject: ranks send the object as it is in memory, but it is or has a pointer, and an address "
-            "leads nowhere on another rank; give a struct of numbers"
+            !detail::has_address<T>(),
+            "SharedObject: ranks send the object as it is in memory, but it has a pointer or a reference, and an "
+            "address leads nowhere on another rank; give a struct of numbers"
         );
     }
 

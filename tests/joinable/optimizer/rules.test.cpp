@@ -111,8 +111,8 @@ struct WithPointer {
     double rate;
     double const* decay;
 };
-static_assert(!joinable::detail::has_pointer<WithDecimal>());
-static_assert(joinable::detail::has_pointer<WithPointer>());
+static_assert(!joinable::detail::has_address<WithDecimal>());
+static_assert(joinable::detail::has_address<WithPointer>());
 
 TEST_CASE("rules step as PyTorch's optimizers do") {
     for (RecordedTraining const& recorded : recorded_by_pytorch) {

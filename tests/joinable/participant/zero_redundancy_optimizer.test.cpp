@@ -11,8 +11,10 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -27,6 +29,7 @@
 #include <support/volume.hpp>
 #include <support/whole_optimizer.hpp>
 
+#include <joinable/communicator/self.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
@@ -605,7 +608,113 @@ TEST_CASE("parameters are dealt out largest first, to the rank with the least") 
         ZeroRedundancyOptimizer by_hand{comm, chosen, Sgd{}, {.owners = {1, 1, 0}}};
         CHECK(by_hand.owner_of(0) == 1);
         CHECK(by_hand.owner_of(2) == 0);
+        std::vector<Param<float>> later = make_params<float>({2, 1});
+        by_hand.add_parameter_group(later, Sgd{}); // loads are 3 and 3
+        CHECK(by_hand.owner_of(3) == 0);
+        std::vector<Param<float>> much = make_params<float>({9});
+        std::vector<Param<float>> little = make_params<float>({4, 5});
+        ZeroRedundancyOptimizer all_here{comm, much, Sgd{}, {.owners = {0}}};
+        all_here.add_parameter_group(little, Sgd{});
+        CHECK(all_here.owner_of(1) == 1);
+        CHECK(all_here.owner_of(2) == 1);
     });
+}
+
+TEST_CASE("the settings of a group stay where they are when groups are added and states loaded") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        std::vector<std::vector<Param<float>>> models;
+        for (int k = 0; k < 20; ++k) {
+            models.push_back(make_params<float>({2}, 1.0F));
+        }
+        ZeroRedundancyOptimizer zero{comm, models[0], Sgd{.learning_rate = 0.5}};
+        Sgd& first = zero.rule();
+        for (int k = 1; k < 20; ++k) {
+            zero.add_parameter_group(models[static_cast<std::size_t>(k)], Sgd{});
+        }
+        zero.consolidate();
+        zero.load(comm.rank() == 0 ? zero.state() : joinable::OptimizerState<Sgd>{});
+        CHECK(&first == &zero.rule());
+        first.learning_rate = 0.25;
+        add_gradient(models[0][0], 1.0);
+        zero.step();
+        CHECK(models[0][0].value[0] == 0.75F);
+    });
+}
+
+TEST_CASE("a gathered state is loaded where it is") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (int const root : {0, comm.size() - 1}) {
+            std::vector<Param<float>> x = make_params<float>({300, 2}, 1.0F);
+            Sgd const rule{.learning_rate = 0.1, .momentum = 0.5};
+            ZeroRedundancyOptimizer zero{comm, x, rule};
+            auto const step = [&] {
+                for (Param<float>& param : x) {
+                    add_gradient(param, 1.0);
+                }
+                zero.step();
+            };
+            step();
+            zero.consolidate(root);
+            zero.load(comm.rank() == root ? zero.state() : joinable::OptimizerState<Sgd>{}, root);
+            step();
+            CHECK(x[0].value[299] == doctest::Approx(0.65)); // momentum 2.5 = 0.5 * 1 + 2
+        }
+    });
+}
+
+/// A rule with as many numbers for each element as it is told.
+struct Counted {
+    std::size_t count;
+
+    [[nodiscard]] std::span<std::string_view const> state_names() const {
+        static constexpr std::string_view names[] = {"a", "b", "c", "d", "e", "f", "g", "h", "i"};
+        return std::span{names}.first(count);
+    }
+    template <class T>
+    void update(joinable::UpdateRange<T> const& range) const {
+        for (std::size_t i = 0; i < range.size; ++i) {
+            for (T* const state : range.state) {
+                state[i] += range.gradients[i];
+            }
+            range.values[i] -= range.state.back()[i];
+        }
+    }
+};
+
+TEST_CASE("a rule keeps at most eight numbers for each element") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> x = make_params<float>({3}, 1.0F);
+        ZeroRedundancyOptimizer zero{comm, x, Counted{8}};
+        add_gradient(x[0], 1.0);
+        zero.step();
+        CHECK(x[0].value[0] == 0.0F);
+        CHECK_THROWS_WITH_AS(
+            (ZeroRedundancyOptimizer{comm, x, Counted{9}}),
+            "a rule keeps at most 8 numbers for each element, but its state_names() are 9; keep fewer, or "
+            "step by a LocalOptimizer, which keeps its state itself",
+            ContractViolation
+        );
+    });
+}
+
+TEST_CASE("settings and counts that are not those of all groups and parameters are refused") {
+    joinable::SelfCommunicator comm;
+    std::vector<Param<float>> x = make_params<float>({1, 1});
+    ZeroRedundancyOptimizer zero{comm, x, Sgd{.learning_rate = 0.5}};
+    std::vector<std::uint64_t> const counts{1, 2, 3};
+    std::span const some{counts};
+    CHECK_THROWS_WITH_AS(
+        zero.resume({}, some.first(2)),
+        "resume() takes a rule for each of 1 groups and a step count for each of 2 parameters, but was "
+        "given 0 rules and 2 counts",
+        ContractViolation
+    );
+    CHECK_THROWS_AS(zero.resume({Sgd{}, Sgd{}}, some.first(2)), ContractViolation);
+    CHECK_THROWS_AS(zero.resume({Sgd{}}, some), ContractViolation);
+    CHECK_THROWS_AS(zero.resume({Sgd{}}, some.first(1)), ContractViolation);
+    CHECK(zero.rule().learning_rate == 0.5);
+    zero.resume({Sgd{.learning_rate = 0.25}}, some.first(2));
+    CHECK(zero.rule().learning_rate == 0.25);
 }
 
 TEST_CASE("a flat partition gives every rank as much, but for a cache line of each bucket") {

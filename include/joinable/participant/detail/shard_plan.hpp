@@ -170,6 +170,10 @@ void cut_group(
         for (std::size_t k = 0; k < trained.size(); ++k) {
             all_owners[trained[k]] = chosen[k];
         }
+    } else if (!is_flat(options)) { // a later group goes to the ranks that have less
+        for (std::size_t k = 0; k < trained.size(); ++k) {
+            loads[static_cast<std::size_t>(all_owners[trained[k]])] += sizes[k];
+        }
     }
     auto const cut = [&](std::span<std::size_t const> chosen, std::size_t cap, std::size_t alone) {
         for (auto const& run : runs_by_size(group.parameters, chosen, cap, alone)) {

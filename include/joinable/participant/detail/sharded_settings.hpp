@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -43,7 +44,7 @@ public:
         Comm& comm,
         HostCollectives<Comm>& host,
         Round const& round,
-        std::span<Rule> rules,
+        std::deque<Rule>& rules,
         std::span<joinable::SharedObject const> shared,
         std::span<ShardGroup> groups
     ) {

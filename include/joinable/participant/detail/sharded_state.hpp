@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <deque>
 #include <optional>
 #include <span>
 #include <utility>
@@ -47,7 +49,7 @@ public:
         Comm& comm,
         HostCollectives<Comm>& host,
         int to_rank,
-        std::vector<Rule> const& rules,
+        std::deque<Rule> const& rules,
         std::span<ShardGroup const> groups,
         Together const& together
     ) {
@@ -60,7 +62,7 @@ public:
             gathered_.reset();
             messages.emplace(groups, device_of(comm));
             if (is_root) {
-                state = {rules, std::vector<Parameter>(count_of(groups))};
+                state = {{rules.begin(), rules.end()}, std::vector<Parameter>(count_of(groups))};
                 for (std::size_t k = 0; k < groups.size(); ++k) {
                     auto const names = state_names_of(rules[k]);
                     make_tensors<Parameter>(groups[k], names, state.parameters);
@@ -82,7 +84,7 @@ public:
         HostCollectives<Comm>& host,
         int from_rank,
         OptimizerState<Rule> const& state,
-        std::vector<Rule>& rules,
+        std::deque<Rule>& rules,
         std::span<ShardGroup> groups,
         Together const& together
     ) {
@@ -93,7 +95,7 @@ public:
             if (is_root) {
                 check(state, groups);
             }
-            taken = is_root ? state.rules : rules;
+            taken = is_root ? state.rules : std::vector<Rule>{rules.begin(), rules.end()};
         });
         Buffer const message{taken.data(), taken.size() * sizeof(Rule), DType::u8};
         host.broadcast(message, from_rank).wait();
@@ -111,8 +113,7 @@ public:
                 }
             }
         });
-        gathered_.reset();
-        rules = std::move(taken);
+        std::move(taken.begin(), taken.end(), rules.begin());
         for (std::size_t k = 0; k < groups.size(); ++k) {
             if (!shards[k].empty()) {
                 groups[k].shards = std::move(shards[k]);
@@ -121,6 +122,7 @@ public:
                 comm, host, from_rank, groups[k], *messages, state.parameters
             );
         }
+        gathered_.reset(); // not before: `state` may be it
     }
 
 private:

@@ -195,9 +195,10 @@ JOINABLE_DEFINITION void agree(
     std::optional<AbortReason> failure;
     try {
         failure = find_disagreement(control, list, local_error);
-    } catch (...) {
-        control.abort(blamed_on(control.rank(), reason_of(std::current_exception())));
-        throw;
+    } catch (...) { // a rank's own error says more than that others did not come to hear it
+        std::exception_ptr const error = local_error ? local_error : std::current_exception();
+        control.abort(blamed_on(control.rank(), reason_of(error)));
+        std::rethrow_exception(error);
     }
     if (local_error) {
         std::rethrow_exception(local_error);

@@ -180,7 +180,10 @@ public:
     }
 
     /// Local. Keeps the text that peers see if an exception leaves the guard.
-    void fail(std::string_view text) { session_.record_failure(text); }
+    void fail(std::string_view text) {
+        session_.forget_failure();
+        session_.record_failure(text);
+    }
 
     [[nodiscard]] bool enabled() const noexcept { return options_.enable; }
 

@@ -69,6 +69,7 @@ private:
     }
 
     detail::Session* session_ = nullptr;
+    std::uint64_t guards_ = 0;        ///< how many there were, this one included
     detail::Accumulated accumulated_; ///< outside guards, and in guards that are not enabled
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
@@ -233,8 +234,10 @@ public:
     PendingRound() = default;
 
     /// Announces on behalf of the owner of `state`: see announce_round.
-    PendingRound(JoinState& state, int world_size, RoundNotice const& notice) : state_{&state} {
+    PendingRound(JoinState& state, int world_size, RoundNotice const& notice) {
         if (state.session_ != nullptr) {
+            state_ = &state;
+            guard_ = state.guards_;
             state.session_->announce(state.position_, notice);
             return;
         }
@@ -244,28 +247,38 @@ public:
     /// Blocks until all ranks have opened the round; call it before the first collective.
     /// @throws PeerFailed, Mismatch, EarlyTermination  the ranks agreed on it; the guard is over.
     /// @throws TimedOut  and other errors of the communicator; the guard is over.
+    /// @throws ContractViolation  the guard has been destroyed.
     [[nodiscard]] Round wait() {
-        if (state_ == nullptr || state_->session_ == nullptr) {
+        if (state_ == nullptr) {
             return local_;
+        }
+        if (!is_in_guard()) {
+            throw ContractViolation{
+                "the guard in which this round was announced has ended; wait() for a round before its "
+                "guard ends"
+            };
         }
         return state_->session_->answer(state_->position_);
     }
 
     /// Whether gradients will be reduced, according to this rank's announcement. Local.
     [[nodiscard]] bool will_sync() const noexcept {
-        return state_ == nullptr || state_->session_ == nullptr
-                   ? local_.will_sync()
-                   : state_->session_->announced_sync();
+        return is_in_guard() ? state_->session_->announced_sync() : local_.will_sync();
     }
 
     /// Whether wait() returns at once, because another participant opened the round or no guard is
     /// open. Local.
     [[nodiscard]] bool is_answered() const noexcept {
-        return state_ == nullptr || state_->session_ == nullptr || state_->session_->is_answered();
+        return !is_in_guard() || state_->session_->is_answered();
     }
 
 private:
-    JoinState* state_ = nullptr;
+    [[nodiscard]] bool is_in_guard() const noexcept {
+        return state_ != nullptr && state_->session_ != nullptr && state_->guards_ == guard_;
+    }
+
+    JoinState* state_ = nullptr; ///< of the owner, if it was in a guard
+    std::uint64_t guard_ = 0;    ///< which one of its guards
     Round local_;
 };
 

@@ -178,6 +178,97 @@ TEST_CASE("the text is a default when the thrower did not say why") {
     });
 }
 
+TEST_CASE("peers are told of the failure that left the guard, not of one that was handled before") {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& inner) {
+        struct Case {
+            int rounds; ///< after the one in which all ranks handled a failure
+            bool says_why;
+            char const* told;
+        };
+        for (Case const& one :
+             {Case{0, true, "rank 1 failed: disk full"},
+              Case{1, true, "rank 1 failed: disk full"},
+              Case{1, false, "rank 1 failed: an exception left the guard"}}) {
+            auto comm = inner.split(0, inner.rank());
+            AllReducer reducer{comm};
+            int steps = 0;
+            joinable::Step step{comm, [&] {
+                                    if (++steps == 1) {
+                                        throw Injected{"handled"};
+                                    }
+                                }};
+            auto const run = [&] {
+                Join guard{participants(reducer, step)};
+                for (int round = 0; round <= one.rounds; ++round) {
+                    reducer();
+                    try {
+                        step.step();
+                    } catch (Injected const&) { // on all ranks
+                    }
+                }
+                if (comm.rank() == 1) {
+                    if (one.says_why) {
+                        guard.fail("disk full");
+                    }
+                    throw Injected{"disk full"};
+                }
+                guard.finish();
+            };
+            if (comm.rank() == 1) {
+                CHECK_THROWS_AS(run(), Injected);
+            } else {
+                CHECK_THROWS_WITH_AS(run(), one.told, joinable::PeerFailed);
+            }
+        }
+    });
+}
+
+TEST_CASE("ranks that another communicator names are not taken for ranks of the guard") {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (bool const is_open : {false, true}) {
+            auto group = comm.split(0, comm.rank());
+            AllReducer reducer{group};
+            reducer.before_reduction = [&](joinable::Round const&) {
+                if (is_open && group.rank() == 1) {
+                    throw joinable::PeerFailed{{7}, "rank 7 failed: of other ranks"};
+                }
+            };
+            auto const run = [&] {
+                Join guard{participants(reducer)};
+                reducer();
+                if (group.rank() == 1) {
+                    throw joinable::PeerFailed{{7}, "rank 7 failed: of other ranks"};
+                }
+                guard.finish();
+            };
+            try {
+                run();
+                FAIL_CHECK("no exception");
+            } catch (joinable::PeerFailed const& failure) {
+                CHECK(failure.ranks() == std::vector{group.rank() == 1 ? 7 : 1});
+            }
+        }
+    });
+}
+
+TEST_CASE("a round cannot be waited for after its guard, nor in another one") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        joinable::PendingRound late;
+        {
+            Join guard{participants(reducer)};
+            late = joinable::announce_round(reducer);
+            CHECK(late.wait().active_count() == comm.size());
+            late.wait().done();
+            guard.finish();
+        }
+        CHECK_THROWS_AS(static_cast<void>(late.wait()), joinable::ContractViolation);
+        Join again{participants(reducer)};
+        CHECK_THROWS_AS(static_cast<void>(late.wait()), joinable::ContractViolation);
+        again.finish();
+    });
+}
+
 TEST_CASE("two ranks that fail in the same round are both named") {
     over_ranks({3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};

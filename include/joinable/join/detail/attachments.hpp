@@ -33,6 +33,7 @@ public:
     void attach(JoinState& state, Session& session, std::size_t position) noexcept {
         state_ = &state;
         state.session_ = &session;
+        ++state.guards_;
         state.position_ = position;
     }
     /// For a guard that is not enabled. If the state is in another guard, this changes nothing.

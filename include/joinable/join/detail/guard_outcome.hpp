@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 #include <string_view>
@@ -19,11 +20,15 @@ public:
     explicit GuardOutcome(std::vector<ControlCommunicator*> communicators)
         : communicators_{std::move(communicators)} {}
 
-    /// Keeps the reason of a failure that is about to leave the guard. Only the first one counts.
-    /// The message is `text` if no exception is in flight or the exception has no message.
+    /// Keeps the reason of a failure that is about to leave the guard. Only the first one since
+    /// forget() counts. The message is `text` if no exception is in flight or the exception has no
+    /// message. The exception of a communicator that is not in this guard names no rank of it.
     void record(std::string_view text) {
         if (!recorded_) {
             recorded_ = failure_of(std::current_exception());
+            if (!recorded_->ranks.empty() && !may_have_failed()) {
+                recorded_ = AbortReason{FailureKind::peer_failed, {}, recorded_->message};
+            }
             if (recorded_->message.empty()) {
                 recorded_->message = text;
             }
@@ -31,11 +36,12 @@ public:
     }
     /// Keeps the reason of a failed roll call, which all ranks throw, unless a reason was kept
     /// before.
-    void record_end_of_roll_calls() {
+    void record_end_of_roll_calls(std::exception_ptr const& error) {
         if (!recorded_) {
-            recorded_ = reason_of(std::current_exception());
+            recorded_ = reason_of(error);
         }
     }
+    /// The program has handled the failure.
     void forget() noexcept { recorded_.reset(); }
     /// The reason that peers are told.
     [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
@@ -79,6 +85,15 @@ public:
     }
 
 private:
+    /// Whether a communicator of this guard has failed, as far as known.
+    [[nodiscard]] bool may_have_failed() const {
+        return std::any_of(
+            communicators_.begin(),
+            communicators_.end(),
+            [](ControlCommunicator const* one) { return !one->can_abort() || one->is_aborted(); }
+        );
+    }
+
     std::vector<ControlCommunicator*> communicators_; ///< distinct
     bool is_over_ = false;
     std::optional<AbortReason> recorded_; ///< why this rank leaves

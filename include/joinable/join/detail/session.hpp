@@ -140,10 +140,11 @@ private:
     Verdict hear();
 
     /// Aborts after an exchange of all ranks has thrown, on this rank alone or because the
-    /// communicator failed. The others cannot continue.
-    void fail_together() {
-        outcome_.record_end_of_roll_calls();
+    /// communicator failed. The others cannot continue. Rethrows `error`.
+    [[noreturn]] void fail_together(std::exception_ptr const& error) {
+        outcome_.record_end_of_roll_calls(error);
         abort();
+        std::rethrow_exception(error);
     }
 
     /// Tells every rank, wherever it waits, why this one leaves.

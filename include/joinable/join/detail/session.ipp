@@ -29,13 +29,20 @@ Session::enter(AgreementList const& list, std::exception_ptr const& local_error)
         if (!failure && options_.inputs && can_abort()) {
             rounds_.exchange_lengths();
         }
-    } catch (TimedOut const& timeout) {
-        fail_together();
-        std::string const text = timeout.what();
-        throw TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"};
     } catch (...) {
-        fail_together();
-        throw;
+        if (local_error) { // it says more than that the others did not come to hear it
+            fail_together(local_error);
+        }
+        try {
+            throw;
+        } catch (TimedOut const& timeout) {
+            std::string const text = timeout.what();
+            fail_together(std::make_exception_ptr(
+                TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"}
+            ));
+        } catch (...) {
+            fail_together(std::current_exception());
+        }
     }
     if (local_error) {
         std::rethrow_exception(local_error);
@@ -161,6 +168,7 @@ JOINABLE_DEFINITION void Session::leave_by_exception() noexcept {
 
 JOINABLE_DEFINITION Announcement
 Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
+    outcome_.forget(); // a failure before this round was handled
     Announcement const said{rounds_.completed(notice), opening, opener};
     if (opening == Opening::notification) {
         if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
@@ -192,8 +200,7 @@ JOINABLE_DEFINITION Verdict Session::hear() {
     try {
         verdict = rounds_.hear();
     } catch (...) {
-        fail_together();
-        throw;
+        fail_together(std::current_exception());
     }
     return act_on(verdict);
 }

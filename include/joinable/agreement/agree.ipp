@@ -110,13 +110,16 @@ JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
 
 JOINABLE_DEFINITION std::size_t Inquiry::first_difference(AgreementList const& list) {
     constexpr std::size_t last = slot_count - 1;
+    std::vector<std::uint64_t> const hashes_from = list.hashes_from();
     for (std::size_t first = 0;; first += last) {
         words_ = {};
         for (std::size_t slot = 0; has_say_ && slot < slot_count; ++slot) {
             std::size_t const item = first + slot;
             HashAgreement::write(
                 &words_[slot * HashAgreement::words],
-                slot == last ? list.hash_from(item) : list.hash(item)
+                slot != last                ? list.hash(item)
+                : item < hashes_from.size() ? hashes_from[item]
+                                            : 0
             );
         }
         control_.sum(words_);

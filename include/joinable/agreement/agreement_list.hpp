@@ -118,14 +118,19 @@ public:
         detail::Hash const hash = detail::Hash{}.add(label).add(value).add(value.size());
         return (std::max)(hash.value(), std::uint64_t{1});
     }
-    /// The hash of item `first` and all items after it; a function of hash(first) and
-    /// hash_from(first + 1).
-    [[nodiscard]] std::uint64_t hash_from(std::size_t first) const noexcept {
-        std::uint64_t rest = 0;
-        for (std::size_t i = items_.size(); i > first; --i) {
-            rest = detail::Hash{}.add(hash(i - 1)).add(rest).value();
+    /// For each item the hash of it and all items after it, a function of its hash and of the next
+    /// one's, and 0 at the end.
+    [[nodiscard]] std::vector<std::uint64_t> hashes_from() const {
+        std::vector<std::uint64_t> hashes(items_.size() + 1);
+        for (std::size_t i = items_.size(); i-- > 0;) {
+            hashes[i] = detail::Hash{}.add(hash(i)).add(hashes[i + 1]).value();
         }
-        return rest;
+        return hashes;
+    }
+    /// One of these; 0 beyond the last item.
+    [[nodiscard]] std::uint64_t hash_from(std::size_t first) const {
+        std::vector<std::uint64_t> const hashes = hashes_from();
+        return first < hashes.size() ? hashes[first] : 0;
     }
 
 private:

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <array>
+#include <charconv>
 #include <concepts>
 #include <cstddef>
-#include <cstdio>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -29,11 +29,18 @@ std::string to_text(Number number) {
     return std::to_string(number);
 }
 
+/// With a point, whatever the locale: so many significant digits, or digits after the point if it is
+/// fixed.
+inline std::string number_text(double number, std::chars_format format, int digits) {
+    std::array<char, 400> text{}; // the largest number has 309 digits
+    auto const end =
+        std::to_chars(text.data(), text.data() + text.size(), number, format, digits).ptr;
+    return {text.data(), end};
+}
+
 /// Six significant digits in the shortest form: "0.5", "300", "1e-07".
 inline std::string to_text(double number) {
-    std::array<char, 32> text{};
-    std::snprintf(text.data(), text.size(), "%g", number);
-    return text.data();
+    return number_text(number, std::chars_format::general, 6);
 }
 
 /// "3", "3 and 5", "1, 3 and 5": the form of ranks and indices in error texts.
@@ -47,6 +54,12 @@ std::string to_text(std::vector<Number> const& numbers) {
         text += to_text(numbers[i]);
     }
     return text;
+}
+
+/// At least three significant digits, for people: "12.3", "4711".
+inline std::string rounded_text(double number) {
+    return number < 99.95 ? number_text(number, std::chars_format::general, 3)
+                          : number_text(number, std::chars_format::fixed, 0);
 }
 
 /// A piece of a text and the function that appends it. concat() is instantiated for very many lists

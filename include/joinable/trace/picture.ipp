@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <limits>
 #include <string_view>
 #include <vector>
@@ -214,16 +214,8 @@ private:
     static std::string label(char const* kind, int x, int y, std::string_view text) {
         return concat("<text class=\"", kind, "\" x=\"", x, "\" y=\"", y, "\">", text, "</text>\n");
     }
-    /// "12.3", with as many digits as say something.
-    static std::string rounded(double number) {
-        std::array<char, 32> text{};
-        std::snprintf(text.data(), text.size(), number < 99.95 ? "%.3g" : "%.0f", number);
-        return text.data();
-    }
     static std::string percent(double share) {
-        std::array<char, 32> text{};
-        std::snprintf(text.data(), text.size(), "%.1f %%", 100 * share);
-        return text.data();
+        return number_text(100 * share, std::chars_format::fixed, 1) + " %";
     }
     [[nodiscard]] double seconds() const noexcept {
         return static_cast<double>(end_ - begin_) / 1e9;
@@ -266,10 +258,10 @@ private:
     }
     /// In the unit that `longest` has.
     static std::string duration(double time, double longest) {
-        return longest < 1e-3  ? rounded(1e6 * time) + " us"
-               : longest < 1.0 ? rounded(1e3 * time) + " ms"
-               : longest < 600 ? rounded(time) + " s"
-                               : rounded(time / 60) + " min";
+        return longest < 1e-3  ? rounded_text(1e6 * time) + " us"
+               : longest < 1.0 ? rounded_text(1e3 * time) + " ms"
+               : longest < 600 ? rounded_text(time) + " s"
+                               : rounded_text(time / 60) + " min";
     }
 
     [[nodiscard]] static std::string legend() {

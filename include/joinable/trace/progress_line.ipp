@@ -108,9 +108,7 @@ JOINABLE_DEFINITION std::string ProgressWriter::text(double rate) const {
         said += concat(" of ", *options_.rounds);
     }
     if (rate > 0) {
-        std::array<char, 32> number{};
-        std::snprintf(number.data(), number.size(), rate < 99.95 ? "%.3g" : "%.0f", rate);
-        said += concat(", ", number.data(), " rounds/s");
+        said += concat(", ", rounded_text(rate), " rounds/s");
         if (options_.rounds && rounds_ < *options_.rounds) {
             said += concat(
                 ", ", time_left(static_cast<double>(*options_.rounds - rounds_) / rate), " left"

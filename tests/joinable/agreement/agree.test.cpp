@@ -108,6 +108,15 @@ TEST_CASE("the first item that differs is named, also behind the 64th") {
     });
 }
 
+TEST_CASE("each item is hashed once to find the first difference among very many") {
+    run_ranks({2}, [](ThreadCommunicator& comm) {
+        std::vector<int> values(100'000, 1);
+        values[99'990] += comm.rank();
+        Outcome const seen = outcome_of(comm, list_of(values));
+        CHECK(seen.text == "lists differ: item 99990: rank 0 has 1, rank 1 has 2");
+    });
+}
+
 TEST_CASE("messages grow neither with the ranks nor with the items") {
     run_ranks({2, 3, 8}, [](ThreadCommunicator& inner) {
         for (std::size_t const count : {1U, 63U}) {

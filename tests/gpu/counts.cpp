@@ -10,7 +10,7 @@
 #include <utility>
 
 #include <cupti.h>
-#include <gpu/measurements.hpp>
+#include <gpu/iteration.hpp>
 
 namespace {
 

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include <gpu/checks.hpp>
+#include <gpu/iteration.hpp>
 #include <gpu/measurements.hpp>
 #include <gpu/operations.hpp>
 

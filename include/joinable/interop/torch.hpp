@@ -8,6 +8,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -18,6 +19,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -151,10 +155,23 @@ public:
             if (at::Tensor const& tensor = parameters[i].tensor; tensor.requires_grad()) {
                 // Held, or each graph would make a new node without the hook.
                 TorchNode node = ::torch::autograd::impl::grad_accumulator(tensor);
-                auto const hook =
-                    node->add_post_hook(std::make_unique<TorchHook>([ready, i] { ready(i); }));
+                auto const hook = node->add_post_hook(std::make_unique<TorchHook>([this, ready, i] {
+                    order_caller();
+                    ready(i);
+                }));
                 watched_.push_back({tensor, std::move(node), hook, i});
             }
+        }
+    }
+
+    /// A forward pass begins on the current stream, on which gradients will be reduced.
+    void begin_pass() {
+        auto const on_device =
+            std::find_if(watched_.begin(), watched_.end(), [](Watched const& watched) {
+                return !watched.tensor.device().is_cpu();
+            });
+        if (on_device != watched_.end()) {
+            caller_ = current_stream(on_device->tensor.device());
         }
     }
 
@@ -209,6 +226,24 @@ private:
         std::size_t parameter;
     };
 
+    static c10::Stream current_stream(c10::Device device) {
+        return c10::impl::VirtualGuardImpl{device.type()}.getStream(device);
+    }
+
+    /// Autograd adds to a gradient on the stream on which watch() was called, and makes the caller's
+    /// stream wait for that only when the whole backward pass has run.
+    void order_caller() const {
+        if (!caller_) {
+            return;
+        }
+        c10::Stream const writer = current_stream(caller_->device());
+        if (writer != *caller_) {
+            c10::Event written{writer.device_type()};
+            written.record(writer);
+            caller_->wait(written);
+        }
+    }
+
     static bool is_in(std::vector<Bucket> const& buckets, void const* data) {
         return std::any_of(buckets.begin(), buckets.end(), [&](Bucket const& bucket) {
             auto const* const begin = static_cast<std::byte const*>(bucket.buffer.data);
@@ -218,6 +253,7 @@ private:
     }
 
     std::vector<Watched> watched_;
+    std::optional<c10::Stream> caller_; ///< none: all is in host memory
 };
 
 template <class...>
@@ -385,6 +421,7 @@ public:
     /// Runs `pass` as the forward pass and returns its result.
     template <std::invocable Pass>
     auto forward(Pass&& pass, RoundNotice notice = {}) -> std::invoke_result_t<Pass> {
+        gradients_.begin_pass();
         is_reducing_ = false; // of a pass that failed before
         unused_.clear();
         if (!at::GradMode::is_enabled()) {

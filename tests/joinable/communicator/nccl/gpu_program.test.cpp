@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // What tests/gpu.sh runs on a GPU, over the doubles: its logic, not its numbers.
 #include <gpu/checks.hpp>
+#include <gpu/iteration.hpp>
 #include <gpu/measurements.hpp>
 #include <gpu/operations.hpp>
 
@@ -60,6 +61,14 @@ TEST_CASE("what is measured on a GPU runs over the doubles") {
         measure_packing(rank, 20, 64, 1);
         CopyingPasses passes{rank.stream, 8 * 8};
         measure_iteration(rank, passes, 3, 8, 1);
+    });
+}
+
+TEST_CASE("the time of a GPU alone is marked where a call waits for the stream") {
+    run_ranks({1, 2}, [](Hosts& hosts) {
+        Rank<Hosts> rank{hosts, host_kernels()};
+        auto const waits = [&] { rank.comm.synchronize(); };
+        CHECK_FALSE(time_device(rank, 1, waits).is_alone);
     });
 }
 

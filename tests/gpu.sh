@@ -5,7 +5,8 @@
 #   bash tests/gpu.sh [--results FOLDER] --run [number...]  runs all checks or these; compiles nothing, ends within 540 s
 # It exits with 1 if something failed, else with 3 if something did not run, and with 0 only if all ran and passed. A
 # missed aim is printed and fails nothing. All output also goes to FOLDER/gpu.txt. NCCL_HOME and CUDA_HOME name folders
-# that are searched beside those of nvcc and of Python's wheels; GPU_ARCH names the architecture (sm_90).
+# that are searched beside those of nvcc and of Python's wheels, TORCH_HOME that of PyTorch's wheel; GPU_ARCH names the
+# architecture (sm_90).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 export bin=build/gpu
@@ -17,13 +18,13 @@ checks=(
     "4|order on streams, races provoked|streams|40|\$bin/streams order"
     "2|NCCL of one rank|ranks|60|NCCL_DEBUG=WARN \$bin/ranks one 1 | quiet; \$bin/ranks check 1; \$bin/ranks operations 1"
     "7|packing beside the device's own copy|packing|40|\$bin/packing"
-    "10|a perceptron beside PyTorch's|perceptron torch|60|\$bin/perceptron 1 \$notes; python3 tests/gpu/ddp_torch.py 1 \$notes"
+    "10|a perceptron beside PyTorch's|perceptron torch|60|\$bin/perceptron 1 \$notes.ours; python3 tests/gpu/ddp_torch.py 1 \$notes.ours"
     "5|a captured step|ranks two_ranks|40|\$bin/ranks captured 1; \$bin/ranks captured 2"
     "6|several ranks: sums, failures, a killed one|ranks two_ranks|80|for n in 2 3 4; do for what in check operations pair; do \$bin/ranks \$what \$n; done; done"
     "8|overlap with a backward pass|streams|40|\$bin/streams overlap"
     "9|a guard on the device's timeline|timeline two_ranks|40|\$bin/timeline 1; \$bin/timeline 2"
     "12|host time of an all-reduce|ranks two_ranks|30|\$bin/ranks measure 1; \$bin/ranks host_time 2"
-    "13|libtorch on the device|libtorch torch two_ranks|60|LD_LIBRARY_PATH=\$torch:\$LD_LIBRARY_PATH \$bin/libtorch"
+    "13|libtorch on the device|libtorch torch two_ranks|80|for n in 1 2; do \$bin/libtorch check \$n; done; \$bin/libtorch measure 1 \$notes.ours; python3 tests/gpu/ddp_torch.py 1 \$notes.ours"
     "11|memory, initialisation, races and barriers|kernels streams sanitizer|120|for tool in memcheck initcheck racecheck synccheck; do sanitize \$tool \$bin/kernels; sanitize \$tool \$bin/streams order --small; done"
 )
 # program | sources and libraries; those that compile longest come first
@@ -35,6 +36,7 @@ programs=(
     "kernels|tests/joinable/device/cuda/kernels.test.cu tests/support/main.cpp"
     "packing|tests/gpu/packing.cu"
     "facts|tests/gpu/facts.cu"
+    "libtorch|tests/gpu/libtorch.cpp tests/gpu/kernels.cu -isystem \$torch/include -isystem \$torch/include/torch/csrc/api/include -L\$torch/lib -Xlinker --no-as-needed -ltorch -ltorch_cuda -ltorch_cpu -lc10_cuda -lc10 -l:libnccl.so.2 --cudart=shared"
 )
 
 find_folders() {
@@ -46,16 +48,21 @@ for path in nvidia.__path__: print(path + "/nccl", path + "/cu13")' 2>/dev/null)
         folders+=" -isystem $home/include -L$home/lib -L$home/lib64"
         LD_LIBRARY_PATH=$home/lib:$home/lib64:${LD_LIBRARY_PATH-}
     done
-    torch=$(python3 -c 'import torch; print(torch.__path__[0] + "/lib")' 2>/dev/null)
+    torch=${TORCH_HOME:-$(python3 -c 'import importlib.util; print(*importlib.util.find_spec("torch").submodule_search_locations)' 2>/dev/null)}
+    LD_LIBRARY_PATH=${torch:+$torch/lib:}$LD_LIBRARY_PATH
     export torch LD_LIBRARY_PATH folders
 }
 
 compile() { # a line of `programs`
-    local program=${1%%|*} log
+    local program=${1%%|*} sources=${1#*|} log
     rm -f "$bin/$program"
+    if [ "$program" = libtorch ] && ! [ -d "$torch/include/torch" ]; then
+        echo "NOT BUILT: libtorch: python3 has no PyTorch; set TORCH_HOME to the folder torch of its wheel"
+        return
+    fi
     # shellcheck disable=SC2086 # words
     log=$(timeout -k 5 600 nvcc -std=c++20 -O2 -arch="${GPU_ARCH:-sm_90}" -Iinclude -Itests $folders \
-        -Xlinker --allow-shlib-undefined -Xlinker -s -o "$bin/$program" ${1#*|} 2>&1) && echo "built: $program" && return
+        -Xlinker --allow-shlib-undefined -Xlinker -s -o "$bin/$program" ${sources//\$torch/$torch} 2>&1) && echo "built: $program" && return
     printf 'NOT BUILT: %s\n%s\n' "$program" "$(tail -n 20 <<<"$log")"
     return 1
 }
@@ -65,7 +72,7 @@ build() {
     mkdir -p "$bin"
     export -f compile
     printf '%s\n' "${programs[@]}" | xargs -d '\n' -P "$(nproc)" -n 1 bash -c 'compile "$@"' - || return 1
-    bash tests/gpu/libtorch.sh "$bin/libtorch"
+    [ -x "$bin/libtorch" ] || return 3
 }
 
 # Says why something that checks need is not here; nothing if it is.

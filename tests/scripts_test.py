@@ -353,7 +353,6 @@ class Gpu(unittest.TestCase):
         self.root = pathlib.Path(folder.name)
         (self.root / "tests/gpu").mkdir(parents=True)
         (self.root / "tests/gpu.sh").write_text((ROOT / "tests/gpu.sh").read_text(encoding="utf-8"), encoding="utf-8")
-        (self.root / "tests/gpu/libtorch.sh").write_text("", encoding="utf-8")
         self.tool("nvidia-smi", "echo GPU 0: of a test")
         self.tool("python3", f"echo {self.root}/wheels/nccl; echo {self.root}/wheels/cu13")
         self.tool("compute-sanitizer", 'shift 6; exec "$@"')
@@ -429,12 +428,17 @@ class Gpu(unittest.TestCase):
         self.expect(1, "failed: 2", arguments=("--run", "2"))
 
     def test_the_build_finds_wheels_and_links_no_library_of_theirs_statically(self):
-        self.tool("nvcc", f'echo "$@" >>{self.root}/calls')
-        self.expect(0, "built: ranks", arguments=("--build",))
+        self.tool("nvcc", f'echo "$@" >>{self.root}/calls; while [ "$1" != -o ]; do shift; done; touch $2; chmod +x $2')
+        self.expect(3, "built: ranks", "NOT BUILT: libtorch: python3 has no PyTorch", arguments=("--build",))
+        torch = self.root / "torch"
+        (torch / "include/torch").mkdir(parents=True)
+        self.expect(0, "built: libtorch", arguments=("--build",), TORCH_HOME=str(torch))
         calls = (self.root / "calls").read_text(encoding="utf-8")
-        self.assertEqual(calls.count(" -o build/gpu/"), 7, calls)
+        self.assertEqual(calls.count(" -o build/gpu/"), 7 + 8, calls)
+        self.assertIn(f"-L{torch}/lib -Xlinker --no-as-needed -ltorch ", calls)
         self.assertIn(f"-isystem {self.root}/wheels/nccl/include -L{self.root}/wheels/nccl/lib", calls)
-        self.assertEqual(set(re.findall(r"-l\S+", calls)), {"-l:libnccl.so.2", "-l:libcublas.so.13", "-l:libcupti.so.13"})
+        linked = {word for word in re.findall(r" -l(\S+)", calls) if "torch" not in word and "c10" not in word}
+        self.assertEqual(linked, {":libnccl.so.2", ":libcublas.so.13", ":libcupti.so.13"})
         self.tool("nvcc", '[[ "$*" != *packing* ]] || { echo "an error"; exit 1; }')
         self.expect(1, "NOT BUILT: packing\nan error", arguments=("--build",))
         self.assertFalse((self.root / "build/gpu/packing").exists())

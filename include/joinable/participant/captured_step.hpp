@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -61,7 +63,8 @@ class CapturedStep {
 public:
     /// Local. `gradients` have floating-point dtypes and are in memory of the communicator's
     /// device, in the order in which they become ready; the same on every rank.
-    /// @throws ContractViolation  a buffer is not like this, or JoinedGradients::untouched is given.
+    /// @throws ContractViolation  a buffer is not like this, there is none, two of them share memory,
+    ///         or JoinedGradients::untouched is given.
     CapturedStep(
         Comm& comm,
         std::vector<Buffer> gradients,
@@ -88,6 +91,7 @@ public:
                 )};
             }
         }
+        check_distinct();
     }
     CapturedStep(CapturedStep const&) = delete;
     CapturedStep& operator=(CapturedStep const&) = delete;
@@ -160,6 +164,26 @@ public:
     }
 
 private:
+    /// @throws ContractViolation
+    void check_distinct() const {
+        if (gradients_.empty()) {
+            throw ContractViolation{"a captured step averages gradients, but was given none"};
+        }
+        auto const end_of = [](Buffer const& gradient) {
+            return static_cast<std::byte const*>(gradient.data) + gradient.bytes();
+        };
+        std::vector<Buffer> sorted = gradients_;
+        std::sort(sorted.begin(), sorted.end(), [&](Buffer const& a, Buffer const& b) {
+            return std::less<>{}(end_of(a), end_of(b));
+        });
+        for (std::size_t i = 1; i < sorted.size(); ++i) {
+            if (std::greater<void const*>{}(end_of(sorted[i - 1]), sorted[i].data)) {
+                throw ContractViolation{"two gradients of a captured step share memory, so they "
+                                        "would be averaged twice; list tied ones once"};
+            }
+        }
+    }
+
     void run(Round const& round, bool is_active) {
         double const factor = averaging_.factor(comm_, round, [&](double common) {
             for (Buffer const& gradient : gradients_) {

@@ -454,9 +454,13 @@ TEST_CASE("kernels average captured gradients as doubles do, however many tokens
                     CHECK(std::abs(got[0] - exact) <= (comm.size() + 1) * unit * exact);
                     CHECK(got[1] == -got[0]);
                 };
+                std::size_t const memsets = fake_cuda::calls("cudaMemsetAsync");
                 for (std::size_t round = 0; round < rounds; ++round) {
                     captured.step({.weight = tokens[round]});
                     check(round);
+                }
+                if (comm.size() == 1) { // the graph has no nodes to zero gradients
+                    CHECK(fake_cuda::calls("cudaMemsetAsync") == memsets);
                 }
                 (void)guard.finish();
                 check(tokens.size() - 1); // joined ranks have the averages, too
@@ -782,6 +786,21 @@ TEST_CASE("a step that cannot be captured is refused with the reason, and leaves
             engine.load(comm.rank(), 3);
             captured.step();
             engine.check_averages(comm, 3, each(0, comm.size(), 1.0 / comm.size()));
+        }
+        auto const make = [&](std::vector<joinable::Buffer> gradients) {
+            CapturedStep const captured{comm, std::move(gradients), [](auto const&) {}};
+        };
+        CHECK_THROWS_WITH_AS(
+            make({}), "a captured step averages gradients, but was given none", ContractViolation
+        );
+        DeviceArray<float> const array{std::vector<float>(4), stream};
+        make({array.part(2, 2), array.part(0, 2)});
+        for (std::size_t const count : {1U, 2U, 3U}) { // of those from the second on
+            CHECK_THROWS_WITH_AS(
+                make({array.part(3, 1), array.part(1, count), array.part(0, 2)}),
+                doctest::Contains("two gradients of a captured step share memory"),
+                ContractViolation
+            );
         }
         DeviceArray<int> const numbers{std::vector<int>(2), stream};
         CHECK_THROWS_WITH_AS(

@@ -26,6 +26,8 @@ namespace joinable_tests {
 /// take it from the others.
 class HostNccl {
 public:
+    static constexpr bool rounds_factors = true; ///< NCCL does
+
     class Work {
     public:
         Work(

@@ -7,7 +7,7 @@
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
@@ -102,12 +102,10 @@ struct AllReduce {
     static constexpr std::string_view name = "AllReduce";
     static constexpr bool delivers = true;
 
-    /// If the sum scales, gradients that live in their buckets are not touched before it. A device
-    /// that can scale is more exact, because transports round factors to the buffer's dtype.
+    /// If the sum scales, gradients that live in their buckets are not touched before it.
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm& comm) noexcept {
-        return ScalesSums<Comm> &&
-               (detail::reduces_host_memory<Comm> || !detail::device_of(comm).can_scale());
+        return ScalesSums<Comm> && !detail::scales_before_sum(comm);
     }
     template <Communicator Comm>
     [[nodiscard]] static work_of<Comm>

@@ -21,6 +21,7 @@
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/device/arena.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -111,10 +112,22 @@ public:
         }
     }
 
+    /// Checks a factor that all ranks are about to give, such as that of a sum over all tokens. Local,
+    /// the same verdict on all ranks.
+    /// @throws ContractViolation  gradients have f16, the sum multiplies by the factor and rounds it
+    ///         (ScalesSums), and f16 cannot hold it. Nothing was changed.
+    void check_factor(double factor) {
+        if (detail::rounds_factors<Comm>() && scales(comm_, reduction_)) {
+            for (Bucket const& bucket : buckets()) {
+                detail::check_rounding(factor, bucket.buffer.dtype);
+            }
+        }
+    }
+
     /// Starts an iteration. This rank's gradients are multiplied by `factor`, the divisor of the
     /// average with this rank's weight in it, as they are packed or as they are summed
     /// (ScalesSums). With factor 0 this rank contributes zeros whatever its gradients hold, because
-    /// a mean over no samples is NaN. `unused` names the parameters that get no gradient: a range
+    /// a mean over no samples is NaN. See check_factor() for small factors. `unused` names the parameters that get no gradient: a range
     /// of indices or a predicate over them. `order_source` is the rank whose ready order is used
     /// for new buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused

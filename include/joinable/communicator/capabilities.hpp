@@ -181,13 +181,18 @@ template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
 
 /// A communicator that scales each rank's buffer by that rank's factor while it sums. Averaging
-/// then needs one pass fewer. The factor may be rounded to the buffer's dtype. This is a separate
-/// collective: either all ranks give a factor or none does.
+/// then needs one pass fewer. This is a separate collective: either all ranks give a factor or none
+/// does.
 ///
 /// | expression                              | result | meaning                                   |
 /// |-----------------------------------------|--------|-------------------------------------------|
 /// | `comm.all_reduce(buffer, op, factor)`   | Work   | sums `factor * buffer` in place; `op` is  |
 /// |                                         |        | sum, the dtype is floating-point          |
+/// | `C::rounds_factors`                     | bool   | optional, static: whether the factor is   |
+/// |                                         |        | rounded to the buffer's dtype. Without it:|
+/// |                                         |        | if the communicator moves device memory.  |
+/// |                                         |        | Then gradients are scaled before the sum, |
+/// |                                         |        | if their device can (Device::can_scale)   |
 template <class C>
 concept ScalesSums = Communicator<C> && detail::has_scaled_all_reduce<C>;
 

@@ -353,7 +353,8 @@ BufferList buffers(Module&& module) {
 
 /// joinable::DistributedDataParallel of a torch::nn::Module. Autograd tells it when a gradient is
 /// final, so a backward pass needs only `loss.backward()`. The documentation of the base class
-/// applies here, too.
+/// applies here, too. Over NCCL, the stream of NcclCollectives::set_stream() must be libtorch's
+/// current one: set both, the latter by a c10::cuda::CUDAStreamGuard around the passes.
 ///
 /// | torch                                  | here                                                             |
 /// |----------------------------------------|------------------------------------------------------------------|

@@ -27,10 +27,11 @@ struct Averaging {
     bool divides_by_initial_world_size = true;
 
     /// The factor of a rank's gradients that makes their sum the average; 0 if the weights of all
-    /// ranks sum to 0. Local in a guard. Outside a guard a weighted round sums the weights, which
-    /// is collective.
-    template <Communicator Comm>
-    [[nodiscard]] double factor(Comm& comm, Round const& round) const {
+    /// ranks sum to 0. Calls check(f), which may throw, if the gradients of all ranks are multiplied
+    /// by f, one over a sum of weights: on ranks that contribute nothing, too. Local in a guard.
+    /// Outside a guard a weighted round sums the weights, which is collective.
+    template <Communicator Comm, class Check>
+    [[nodiscard]] double factor(Comm& comm, Round const& round, Check const& check) const {
         double own = 1.0;
         double divisor = divides_by_initial_world_size ? comm.size() : round.contributor_count();
         if (round.is_weighted()) {
@@ -44,6 +45,9 @@ struct Averaging {
             }
             own = kind == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
             divisor = static_cast<double>(total);
+            if (kind == GradientKind::sum) {
+                check(1.0 / divisor);
+            }
         }
         return round.contributes() ? own / divisor : 0.0;
     }

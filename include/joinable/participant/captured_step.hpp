@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -41,11 +43,19 @@ namespace joinable { inline namespace v0 {
 /// rounds launch the graph again, so every batch must lie in the same memory and have the same
 /// size.
 ///
-/// A rank that has run out launches the same graph with the engine's nodes disabled and zeros in
-/// its gradients; these receive the averages, too. When the guard ends, they are zeroed, unless
+/// Passes need one run before they are captured: cuBLAS, cuDNN and kernels that are loaded lazily
+/// allocate and wait for the device when they are first called, which a capture does not allow. Run
+/// them once on the same stream, with a `ready` that does nothing, before the first round.
+///
+/// A rank that has run out launches the same graph with the engine's nodes disabled and contributes
+/// zeros; its gradients receive the averages, too. When the guard ends, they are zeroed, unless
 /// JoinedGradients::kept is given. The graph reads the factor of a gradient from
 /// device memory when it runs, so weights and divisors may change in each round. Every round trains
 /// and syncs.
+///
+/// If the device has kernels (CudaDevice::use_kernels) when the passes are captured, these scale
+/// gradients in place, and NCCL's sum is a plain one, which NCCL can run by its symmetric kernels.
+/// Otherwise NCCL scales: see GradientKind::sum. All ranks have kernels, or none.
 template <class Passes, class Comm>
 class CapturedStep {
     static_assert(detail::models_captured_step<Comm>());
@@ -53,7 +63,8 @@ class CapturedStep {
 public:
     /// Local. `gradients` have floating-point dtypes and are in memory of the communicator's
     /// device, in the order in which they become ready; the same on every rank.
-    /// @throws ContractViolation  a buffer is not like this, or JoinedGradients::untouched is given.
+    /// @throws ContractViolation  a buffer is not like this, there is none, two of them share memory,
+    ///         or JoinedGradients::untouched is given.
     CapturedStep(
         Comm& comm,
         std::vector<Buffer> gradients,
@@ -80,6 +91,7 @@ public:
                 )};
             }
         }
+        check_distinct();
     }
     CapturedStep(CapturedStep const&) = delete;
     CapturedStep& operator=(CapturedStep const&) = delete;
@@ -88,8 +100,8 @@ public:
 
     /// Runs a round. Enqueues both passes and the averages and returns; the caller's stream waits
     /// for them. The host blocks when it is four rounds ahead. Collective.
-    /// @throws ContractViolation  the round does not sync, or the passes did not call ready(i) for
-    ///         all gradients.
+    /// @throws ContractViolation  the round does not sync, the passes did not call ready(i) for all
+    ///         gradients, or NCCL would round the factor of a sum too much, see GradientKind::sum.
     void step(RoundNotice notice = {}) {
         if (!notice.will_sync || notice.phase != Phase::train) {
             throw ContractViolation{"a captured step reduces gradients in each of its rounds, but "
@@ -152,12 +164,36 @@ public:
     }
 
 private:
+    /// @throws ContractViolation
+    void check_distinct() const {
+        if (gradients_.empty()) {
+            throw ContractViolation{"a captured step averages gradients, but was given none"};
+        }
+        auto const end_of = [](Buffer const& gradient) {
+            return static_cast<std::byte const*>(gradient.data) + gradient.bytes();
+        };
+        std::vector<Buffer> sorted = gradients_;
+        std::sort(sorted.begin(), sorted.end(), [&](Buffer const& a, Buffer const& b) {
+            return std::less<>{}(end_of(a), end_of(b));
+        });
+        for (std::size_t i = 1; i < sorted.size(); ++i) {
+            if (std::greater<void const*>{}(end_of(sorted[i - 1]), sorted[i].data)) {
+                throw ContractViolation{"two gradients of a captured step share memory, so they "
+                                        "would be averaged twice; list tied ones once"};
+            }
+        }
+    }
+
     void run(Round const& round, bool is_active) {
-        double const factor = averaging_.factor(comm_, round);
+        double const factor = averaging_.factor(comm_, round, [&](double common) {
+            for (Buffer const& gradient : gradients_) {
+                averages_.check_factor(common, gradient.dtype);
+            }
+        });
         if (!averages_.is_captured()) {
             averages_.capture([&] { record(is_active); });
         }
-        averages_.run(factor, !is_active || factor == 0.0); // a mean over no samples is NaN
+        averages_.run(factor, !is_active);
         has_shadowed_last_ = !is_active;
     }
     /// The averages of a shadowed round are nothing that this rank's next pass may add to.

@@ -13,7 +13,9 @@ namespace joinable { inline namespace v0 {
 /// cover all samples of the rank since the last round that synced.
 enum class GradientKind : std::uint8_t {
     mean, ///< the mean over the rank's own samples; the average is sum(w * g) / sum(w)
-    sum,  ///< the sum over them; the average is sum(g) / sum(w)
+    sum,  ///< the sum over them; the average is sum(g) / sum(w). Gradients of f16 over NCCL then
+          ///< need kernels (CudaDevice::use_kernels) if f16 cannot hold 1 / sum(w): otherwise the
+          ///< round is a ContractViolation on all ranks before a gradient is sent
 };
 
 /// When buffers are sent in a round that syncs. Both wait for the round's roll call. Before the

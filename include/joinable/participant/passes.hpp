@@ -183,7 +183,7 @@ public:
             if (ready_check_) {
                 ready_check_->begin();
             }
-            double const factor = averaging_.factor(comm_, round_);
+            double const factor = factor_of(round_);
             stage_ = Stage::backward; // skip() can follow if `unused` throws
             reducer_->prepare_for_backward(factor, unused, round_.buffer_source());
             ranges_.open_backward(reducer_->timeline());
@@ -271,7 +271,7 @@ public:
             }
             if (stage_ == Stage::forward) {
                 begin_reduction();
-                (void)averaging_.factor(comm_, round_); // the others may sum weights
+                (void)factor_of(round_); // the others may sum weights
                 reducer_->contribute_zeros(round_.buffer_source());
                 end_reduction();
             } else if (stage_ == Stage::backward) {
@@ -522,10 +522,17 @@ protected:
         round_range_.reset();
     }
 
+    /// @throws ContractViolation  on all ranks: see Reducer::check_factor.
+    [[nodiscard]] double factor_of(Round const& round) {
+        return averaging_.factor(comm_, round, [&](double factor) {
+            reducer_->check_factor(factor);
+        });
+    }
+
     /// The reduction of a rank that runs no pass, because it has joined or skips. It may hold
     /// gradients of earlier rounds.
     void contribute_without_pass(Round const& round) {
-        double const factor = averaging_.factor(comm_, round);
+        double const factor = factor_of(round);
         if (std::exchange(has_accumulated_, false) && round.contributes()) {
             reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
         } else {

@@ -13,23 +13,28 @@
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/nccl/detail/calls.hpp>
 #include <joinable/communicator/nccl/graph.hpp>
+#include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
+#include <joinable/device/cuda/copy.hpp>
+#include <joinable/device/cuda/device.hpp>
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// A CUDA graph of an engine's passes and the averages of their gradients. Each run reads the
-/// rank's factor from device memory, so the factor may change from run to run.
+/// rank's factor from device memory, so the factor may change from run to run. Kernels scale the
+/// gradients in place before the sum. Without kernels NCCL scales them, by the factor in their dtype.
 ///
 /// The communicator must outlive this object. One thread at a time may use it.
 class NcclCapturedAverages {
 public:
     explicit NcclCapturedAverages(NcclCollectives& comm)
-        : graph_{comm},
-          staging_{comm.device_memory().allocate_staging(max_turns * sizeof(Factors))},
-          factors_{comm.device_memory().allocate(sizeof(Factors), Arena::default_alignment)} {}
+        : device_{comm.device_memory()}, graph_{comm},
+          staging_{device_.allocate_staging(max_turns * sizeof(Factors))},
+          factors_{device_.allocate(sizeof(Factors), Arena::default_alignment)} {}
     NcclCapturedAverages(NcclCapturedAverages const&) = delete;
     NcclCapturedAverages& operator=(NcclCapturedAverages const&) = delete;
     /// Waits for unfinished runs, and for what was posted beside them, up to the deadline. During
@@ -56,27 +61,45 @@ public:
         graph_.rank().check_memory(gradient);
     }
 
-    [[nodiscard]] bool is_captured() const noexcept { return graph_.is_captured(); }
+    /// A factor that all ranks are about to give. @throws ContractViolation  see check_rounding()
+    void check_factor(double factor, DType dtype) const {
+        if (!device_.can_scale()) {
+            check_rounding(factor, dtype);
+        }
+    }
+
+    /// Whether there is a graph. One from before the device got its kernels does not count.
+    [[nodiscard]] bool is_captured() const noexcept {
+        return graph_.is_captured() && has_kernels_ == device_.can_scale();
+    }
     /// See NcclGraph::capture. `body` calls add() where a gradient is final.
     template <class Body>
     void capture(Body const& body) {
+        has_kernels_ = device_.can_scale();
         graph_.capture(body);
     }
     /// Within capture(): averages a gradient of a floating-point dtype.
     void add(Buffer gradient) {
         RequestsOf const requests{graph_.rank().rank(), graph_.rank().size()};
-        graph_.add(requests.all_reduce(gradient, ReduceOp::sum, 1.0), [&](NcclCalls const& nccl) {
-            void* const factor =
-                factors_.data() + static_cast<std::size_t>(gradient.dtype) * sizeof(NcclScalar);
-            return nccl.scaled_all_reduce(gradient, factor);
-        });
+        if (has_kernels_) { // with factor 0 they write zeros
+            Request const request = requests.all_reduce(gradient, ReduceOp::sum);
+            graph_.add(request, false, [&](NcclCalls const& nccl, cudaStream_t stream) {
+                scale(gradient, stream);
+                return nccl.collective(request);
+            });
+        } else { // factor 0 would keep a NaN
+            Request const request = requests.all_reduce(gradient, ReduceOp::sum, 1.0);
+            graph_.add(request, true, [&](NcclCalls const& nccl, cudaStream_t) {
+                return nccl.scaled_all_reduce(gradient, factor_at(gradient.dtype));
+            });
+        }
     }
 
     /// Runs the graph after the work on the caller's stream; later work on that stream follows it.
-    /// A shadow contributes zeros and runs none of the engine's nodes. The host waits while it is
-    /// four runs ahead. @pre is_captured()
+    /// A shadow runs none of the engine's nodes. With factor 0 this rank contributes zeros. The host
+    /// waits while it is four runs ahead. @pre is_captured()
     void run(double factor, bool is_shadow) {
-        graph_.set_shadow(is_shadow);
+        graph_.set_role(is_shadow, factor == 0.0);
         NcclLaunch*& turn = turns_[next_];
         std::byte* const staged = staging_.data() + next_ * sizeof(Factors);
         next_ = (next_ + 1) % turns_.size();
@@ -115,6 +138,19 @@ private:
     using Factors = std::array<NcclScalar, dtype_count>;
     static constexpr std::size_t max_turns = 4; ///< how many runs the host may be ahead
 
+    [[nodiscard]] void* factor_at(DType dtype) const noexcept {
+        return factors_.data() + static_cast<std::size_t>(dtype) * sizeof(NcclScalar);
+    }
+    /// Launches a kernel that multiplies a gradient by the factor in device memory.
+    void scale(Buffer gradient, cudaStream_t stream) {
+        AnyView const view{gradient.data, gradient.dtype, {gradient.count}, {1}, device_.id()};
+        CudaCopy copy = cuda_copy(view.data(), view.strides(), 1.0, view);
+        copy.factor_at = static_cast<double const*>(factor_at(DType::f64));
+        graph_.rank().on_device([&] {
+            CurrentCudaDevice const current{graph_.rank().device()};
+            require_cuda(device_.kernels().run(&copy, 1, stream), "a kernel");
+        });
+    }
     void end(NcclLaunch*& turn) {
         if (NcclLaunch* const launch = std::exchange(turn, nullptr)) {
             graph_.rank().release(*launch);
@@ -122,6 +158,8 @@ private:
         }
     }
 
+    CudaDevice& device_;
+    bool has_kernels_ = false; ///< when the graph was captured
     NcclGraph graph_;
     Arena staging_; ///< on the host, per turn, as a launch may read it late
     Arena factors_; ///< on the device, for the graphs; freed first, which waits for them

@@ -51,7 +51,7 @@ class NcclGraph;
 /// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
 /// do not fit, the root is not a rank, memory is missing, overlaps, or belongs to the host or
 /// another device, or NCCL does not have the operation (bit_and, bit_or). NCCL determines the order
-/// of sums. The factor of a scaled sum is rounded to the dtype.
+/// of sums. The factor of a scaled sum is rounded to the dtype: see ScalesSums.
 class NcclCollectives : public detail::Collectives<NcclCollectives, NcclWork> {
 public:
     using device_type = CudaDevice;
@@ -77,7 +77,8 @@ public:
         return rank_.set_caller(caller);
     }
     /// For buckets: operates on the device's memory, on the caller's stream. Without kernels
-    /// (CudaDevice::use_kernels) NCCL scales gradients while it sums them.
+    /// (CudaDevice::use_kernels) NCCL scales gradients while it sums them, and a sum of f16 by
+    /// tokens may be refused, see GradientKind::sum. Use kernels on all ranks, or on none.
     [[nodiscard]] CudaDevice& device_memory() {
         if (!device_memory_) {
             device_memory_.emplace(rank_.device(), rank_.caller(), rank_.caller());

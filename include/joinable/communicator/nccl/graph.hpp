@@ -24,10 +24,9 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// A CUDA graph of an engine's launches on the caller's stream, with collectives among them. A
-/// shadow runs only the collectives, on zeros: the engine's nodes are then disabled, and nodes that
-/// write the zeros are enabled. NCCL requires that all ranks run together what they captured
-/// together. So one graph serves both roles, and all ranks capture at the same point of their
-/// program.
+/// shadow runs only the collectives: the engine's nodes are then disabled. NCCL requires that all
+/// ranks run together what they captured together. So one graph serves both roles, and all ranks
+/// capture at the same point of their program.
 ///
 /// The communicator must outlive this object. Needs CUDA 12.3.
 class NcclGraph final : public HoldsNcclKernels {
@@ -67,21 +66,24 @@ public:
             throw;
         }
     }
-    /// Within capture(): `issue(NcclCalls)` starts an in-place collective in NCCL. A shadow zeroes
-    /// its buffer first.
+    /// Within capture(): `issue(nccl, stream)` starts an in-place collective by NcclCalls. What it
+    /// launches on the stream before that runs in both roles. `can_zero`: a launch may zero the
+    /// buffer before all that, see set_role().
     template <class Issue>
-    void add(Request const& request, Issue const& issue) {
+    void add(Request const& request, bool can_zero, Issue const& issue) {
         if (checks_) {
             agree_on_collective(rank_, request);
         }
         Buffer const& buffer = request.out;
         cudaStream_t const stream = rank_.stream();
-        note(engine_);
+        note(engine_.list);
         order(origin_, stream);
-        rank_.check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream), "cudaMemsetAsync");
-        note(zeros_);
+        if (can_zero) {
+            rank_.check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream), "cudaMemsetAsync");
+            note(zeros_.list);
+        }
         NcclCalls const nccl{rank_.handle(), stream, rank_.size()};
-        rank_.check(issue(nccl), name_of(request.signature.collective));
+        rank_.check(issue(nccl, stream), name_of(request.signature.collective));
         rank_.finish_call("captures a collective"); // NCCL may capture it on its own thread
         std::vector<cudaGraphNode_t> of_nccl;
         note(of_nccl);
@@ -89,16 +91,12 @@ public:
     }
 
     /// Takes effect at the next launch. @pre is_captured()
-    void set_shadow(bool is_shadow) {
-        if (role_ == (is_shadow ? Role::shadow : Role::engine)) {
-            return;
-        }
+    void set_role(bool is_shadow, bool zeroes) {
         enable(engine_, !is_shadow);
-        enable(zeros_, is_shadow);
-        role_ = is_shadow ? Role::shadow : Role::engine;
+        enable(zeros_, zeroes);
     }
     /// Launches the graph after the work on the caller's stream and the work that `before(stream)`
-    /// launches. The launch has one user. @pre set_shadow() was called.
+    /// launches. The launch has one user. @pre set_role() was called.
     template <class Before>
     [[nodiscard]] NcclLaunch& launch(Before const& before) {
         rank_.begin_call();
@@ -122,14 +120,17 @@ public:
         }
         static_cast<void>(cudaGetLastError()); // clears the error of a failed capture
         seen_.clear();
-        engine_.clear();
-        zeros_.clear();
-        role_ = Role::none;
+        engine_ = {};
+        zeros_ = {};
         collectives_ = 0;
     }
 
 private:
-    enum class Role : std::uint8_t { none, engine, shadow };
+    /// Nodes that are enabled and disabled together.
+    struct Nodes {
+        std::vector<cudaGraphNode_t> list;
+        bool are_enabled = true; ///< as in a graph that was just made
+    };
 
     void begin() {
         origin_ = rank_.caller();
@@ -145,7 +146,7 @@ private:
         is_capturing_ = true;
     }
     void end() {
-        note(engine_);
+        note(engine_.list);
         order(rank_.stream(), origin_);
         cudaGraph_t same = nullptr;
         is_capturing_ = false;
@@ -155,7 +156,7 @@ private:
             "the passes must not wait for the device, and other streams that they use must begin after "
             "the caller's stream and end before it"
         );
-        for (cudaGraphNode_t const node : engine_) {
+        for (cudaGraphNode_t const node : engine_.list) {
             cudaGraphNodeType type{};
             rank_.check(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
             if (type != cudaGraphNodeTypeKernel && type != cudaGraphNodeTypeMemcpy &&
@@ -206,8 +207,11 @@ private:
             }
         }
     }
-    void enable(std::vector<cudaGraphNode_t> const& nodes, bool is_enabled) {
-        for (cudaGraphNode_t const node : nodes) {
+    void enable(Nodes& nodes, bool is_enabled) {
+        if (std::exchange(nodes.are_enabled, is_enabled) == is_enabled) {
+            return;
+        }
+        for (cudaGraphNode_t const node : nodes.list) {
             rank_.check(
                 cudaGraphNodeSetEnabled(executable_, node, is_enabled ? 1 : 0),
                 "cudaGraphNodeSetEnabled"
@@ -222,11 +226,10 @@ private:
     cudaGraph_t graph_ = nullptr;
     cudaGraphExec_t executable_ = nullptr;
     bool is_capturing_ = false;
-    Role role_ = Role::none; ///< which nodes are enabled
     std::uint64_t collectives_ = 0;
     std::set<cudaGraphNode_t> seen_;
-    std::vector<cudaGraphNode_t> engine_;
-    std::vector<cudaGraphNode_t> zeros_;
+    Nodes engine_;
+    Nodes zeros_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -91,6 +91,7 @@ public:
     }
     /// Call this before a reducer or an optimizer uses the device. See cuda_kernels().
     void use_kernels(CudaKernels const& kernels) noexcept { kernels_ = kernels; }
+    [[nodiscard]] CudaKernels const& kernels() const noexcept { return kernels_; }
 
     [[nodiscard]] DeviceId id() const noexcept override { return {DeviceKind::cuda, index_}; }
 

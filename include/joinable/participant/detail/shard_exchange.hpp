@@ -8,6 +8,7 @@
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/optimizer/shard.hpp>
@@ -51,8 +52,10 @@ gather_parts(Comm& comm, OptimizerShard const& shard, std::byte const* own, std:
 
 /// Whether the sum of gradient buckets takes a factor from each rank.
 template <Communicator Comm>
-inline constexpr bool scales_parts =
-    ReduceScatters<Comm> ? ScalesScatteredSums<Comm> : ScalesSums<Comm>;
+[[nodiscard]] bool sum_scales_parts(Comm& comm) noexcept {
+    constexpr bool can = ReduceScatters<Comm> ? ScalesScatteredSums<Comm> : ScalesSums<Comm>;
+    return can && !scales_before_sum(comm);
+}
 
 /// The factors of gradients: while they are packed, and while they are summed.
 struct ShardFactors {
@@ -61,8 +64,8 @@ struct ShardFactors {
 
     /// Sums that scale save one rounding.
     template <Communicator Comm>
-    [[nodiscard]] static ShardFactors of(Comm const&, double factor) noexcept {
-        bool const is_summed = scales_parts<Comm> && factor != 0.0;
+    [[nodiscard]] static ShardFactors of(Comm& comm, double factor) noexcept {
+        bool const is_summed = sum_scales_parts(comm) && factor != 0.0;
         return is_summed ? ShardFactors{1.0, factor} : ShardFactors{factor, 1.0};
     }
 };
@@ -77,13 +80,21 @@ template <Communicator Comm>
     shard.device().submit();
     Buffer const whole{bucket, layout.count(), layout.dtype};
     [[maybe_unused]] Buffer const part{shard.gradients(), shard.part(), layout.dtype};
-    if constexpr (ScalesScatteredSums<Comm>) { // also with zeros: all ranks run the same collective
-        return comm.reduce_scatter(whole, part, ReduceOp::sum, factor, layout.counts);
-    } else if constexpr (ReduceScatters<Comm>) {
+    // If the sum scales, also with zeros: all ranks run the same collective.
+    [[maybe_unused]] bool const scales = sum_scales_parts(comm);
+    if constexpr (ReduceScatters<Comm>) {
+        if constexpr (ScalesScatteredSums<Comm>) {
+            if (scales) {
+                return comm.reduce_scatter(whole, part, ReduceOp::sum, factor, layout.counts);
+            }
+        }
         return comm.reduce_scatter(whole, part, ReduceOp::sum, layout.counts);
-    } else if constexpr (ScalesSums<Comm>) {
-        return comm.all_reduce(whole, ReduceOp::sum, factor);
     } else {
+        if constexpr (ScalesSums<Comm>) {
+            if (scales) {
+                return comm.all_reduce(whole, ReduceOp::sum, factor);
+            }
+        }
         return comm.all_reduce(whole, ReduceOp::sum);
     }
 }

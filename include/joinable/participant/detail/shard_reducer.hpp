@@ -16,6 +16,7 @@
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/device.hpp>
@@ -124,6 +125,15 @@ public:
     /// Local, before each iteration. Whether the pass may wait for ranks that reduce nothing until it is
     /// over. Then all buckets have memory until that time.
     void reduces_after_pass(bool reduces) noexcept { reduces_after_pass_ = reduces; }
+
+    /// See Reducer.
+    void check_factor(double factor) {
+        if (rounds_factors<Comm>() && sum_scales_parts(comm_)) {
+            for (Slot const& bucket : buckets_) {
+                check_rounding(factor, shard_of(bucket).bucket().dtype);
+            }
+        }
+    }
 
     template <class Unused>
     void prepare_for_backward(double factor, Unused const& unused, int /*order_source*/) {

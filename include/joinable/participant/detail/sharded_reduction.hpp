@@ -68,6 +68,9 @@ public:
             parts_->reduces_after_pass(reduces);
         }
     }
+    void check_factor(double factor) {
+        visit([&](auto& r) { r.check_factor(factor); });
+    }
     template <class Unused>
     void prepare_for_backward(double factor, Unused const& unused, int order_source) {
         visit([&](auto& r) { r.prepare_for_backward(factor, unused, order_source); });

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -14,7 +15,10 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/fake_cuda/device_tensor.hpp>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_cuda/stream_communicator.hpp>
+#include <support/fake_nccl/fake_nccl.hpp>
 #include <support/fake_nccl/memory.hpp>
 #include <support/nccl_ranks.hpp>
 #include <support/wait_until.hpp>
@@ -30,6 +34,8 @@ namespace {
 using namespace joinable_tests;
 using joinable::CapturedStep;
 using joinable::ContractViolation;
+using joinable::DType;
+using joinable::GradientKind;
 using joinable::NcclCommunicator;
 using joinable::ReduceOp;
 
@@ -125,10 +131,23 @@ std::vector<std::pair<int, double>> each(int first, int size, double factor) {
     return ranks;
 }
 
+/// Runs `body(comm, hosts, stream)` on groups of ranks whose devices have kernels, and have none.
+void run_captured(std::initializer_list<int> sizes, NcclBody const& body) {
+    for (bool const has_kernels : {false, true}) {
+        CAPTURE(has_kernels);
+        run_nccl_ranks(sizes, [&](auto& comm, auto& hosts, cudaStream_t stream) {
+            if (has_kernels) {
+                comm.device_memory().use_kernels(host_kernels());
+            }
+            body(comm, hosts, stream);
+        });
+    }
+}
+
 TEST_CASE("a captured step averages in every round, and is captured once") {
     for (auto const delay : {std::chrono::microseconds{0}, std::chrono::microseconds{50}}) {
         fake_cuda::delay_every_operation(delay);
-        run_nccl_ranks({1, 2, 3, 4, 8}, [](auto& comm, auto&, cudaStream_t stream) {
+        run_captured({1, 2, 3, 4, 8}, [](auto& comm, auto&, cudaStream_t stream) {
             Engine engine{stream};
             CapturedStep step{comm, engine.gradients(), [&](auto const& ready) {
                                   engine.passes(ready);
@@ -147,7 +166,7 @@ TEST_CASE("a captured step averages in every round, and is captured once") {
 }
 
 TEST_CASE("ranks that ran out replay the step with zeros, in the rounds that others capture, too") {
-    run_nccl_ranks({1, 2, 3, 4, 8}, [](auto& comm, auto& hosts, cudaStream_t stream) {
+    run_captured({1, 2, 3, 4, 8}, [](auto& comm, auto& hosts, cudaStream_t stream) {
         Engine engine{stream};
         CapturedStep captured{comm, engine.gradients(), [&](auto const& ready) {
                                   engine.passes(ready);
@@ -186,7 +205,7 @@ TEST_CASE("ranks that ran out replay the step with zeros, in the rounds that oth
 }
 
 TEST_CASE("weights and active ranks change what a captured step multiplies with") {
-    run_nccl_ranks({1, 2, 3, 4, 8}, [](auto& comm, auto& hosts, cudaStream_t stream) {
+    run_captured({1, 2, 3, 4, 8}, [](auto& comm, auto& hosts, cudaStream_t stream) {
         Engine engine{stream};
         CapturedStep captured{comm, engine.gradients(), [&](auto const& ready) {
                                   engine.passes(ready);
@@ -236,13 +255,17 @@ TEST_CASE("weights and active ranks change what a captured step multiplies with"
 }
 
 TEST_CASE("a mean over no samples does not spread, and of no rank's samples it is zeros") {
-    run_nccl_ranks({1, 2, 4}, [](auto& comm, auto& hosts, cudaStream_t stream) {
+    run_captured({1, 2, 4}, [](auto& comm, auto& hosts, cudaStream_t stream) {
         DeviceArray<float> const gradient{{7.0F, 7.0F}, stream};
         auto* const data = static_cast<float*>(gradient.buffer().data);
         bool const has_samples = comm.rank() != 0;
         float const mean = has_samples ? 2.0F : std::nanf("");
+        std::atomic<int> passes{0};
         CapturedStep captured{comm, {gradient.buffer()}, [&](auto const& ready) {
-                                  fake_cuda::enqueue(stream, [=] { data[0] = data[1] = mean; });
+                                  fake_cuda::enqueue(stream, [&passes, data, mean] {
+                                      data[0] = data[1] = mean;
+                                      ++passes;
+                                  });
                                   ready(0);
                               }};
         float const average = comm.size() == 1 ? 0.0F : 2.0F;
@@ -256,6 +279,7 @@ TEST_CASE("a mean over no samples does not spread, and of no rank's samples it i
             captured.step({.weight = 0});
             CHECK(gradient.read(comm, stream) == std::vector<float>{0.0F, 0.0F});
         }
+        CHECK(passes == 4); // also without samples: they may be there to measure
     });
     check_nothing_is_left();
 }
@@ -263,7 +287,7 @@ TEST_CASE("a mean over no samples does not spread, and of no rank's samples it i
 TEST_CASE("a joined rank's gradients are zeroed when the guard ends, or kept, as the option says") {
     using joinable::JoinedGradients;
     for (JoinedGradients const option : {JoinedGradients::zeroed_at_end, JoinedGradients::kept}) {
-        run_nccl_ranks({1, 2, 3, 4, 8}, [&](auto& comm, auto& hosts, cudaStream_t stream) {
+        run_captured({1, 2, 3, 4, 8}, [&](auto& comm, auto& hosts, cudaStream_t stream) {
             DeviceArray<float> const gradient{{0.0F, 0.0F}, stream};
             auto* const data = static_cast<float*>(gradient.buffer().data);
             // An engine that adds to what is there, and zeroes nothing itself.
@@ -354,7 +378,7 @@ TEST_CASE("ranks that would keep different gradients of a captured step are told
 }
 
 TEST_CASE("a NaN that a joined rank's gradients hold does not spread") {
-    run_nccl_ranks({2, 4}, [](auto& comm, auto& hosts, cudaStream_t stream) {
+    run_captured({2, 4}, [](auto& comm, auto& hosts, cudaStream_t stream) {
         DeviceArray<float> const gradient{{0.0F, 0.0F}, stream};
         auto* const data = static_cast<float*>(gradient.buffer().data);
         CapturedStep captured{comm, {gradient.buffer()}, [&](auto const& ready) {
@@ -378,12 +402,129 @@ TEST_CASE("a NaN that a joined rank's gradients hold does not spread") {
     check_nothing_is_left();
 }
 
+/// A gradient of `dtype` and a step whose passes write `number` there.
+struct OneGradient {
+    DeviceTensor tensor;
+    cudaStream_t stream;
+    double number = 0;
+
+    OneGradient(DType dtype, cudaStream_t on) : tensor{dtype, {2}, {1}}, stream{on} {}
+    [[nodiscard]] std::vector<joinable::Buffer> list() const {
+        return {{tensor.view().data(), 2, tensor.view().dtype()}};
+    }
+    template <class Ready>
+    void passes(Ready const& ready) {
+        fake_cuda::enqueue(stream, [this] { tensor.assign({number, -number}); });
+        ready(0);
+    }
+};
+
+TEST_CASE("kernels average captured gradients as doubles do, however many tokens there are") {
+    std::size_t const scaled_by_nccl = fake_nccl::calls("ncclRedOpCreatePreMulSum");
+    run_nccl_ranks({1, 2, 3, 4, 8}, [](auto& comm, auto& hosts, cudaStream_t stream) {
+        comm.device_memory().use_kernels(host_kernels());
+        for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
+            for (GradientKind const kind : {GradientKind::sum, GradientKind::mean}) {
+                OneGradient gradient{dtype, stream};
+                gradient.number =
+                    kind == GradientKind::sum ? 256.0 * (200 + comm.rank()) : 1.0 + comm.rank();
+                CapturedStep captured{
+                    comm,
+                    gradient.list(),
+                    [&](auto const& ready) { gradient.passes(ready); },
+                    kind,
+                    joinable::JoinedGradients::kept
+                };
+                joinable::Join guard{joinable::participants(captured), joinable::control(hosts)};
+                // Rank 0 runs out first, but not alone.
+                std::vector<std::uint64_t> const tokens{1'000, 3'000'000, 20'000'000, 40'000'000};
+                std::size_t const rounds = comm.rank() == 0 && comm.size() > 1 ? 1 : tokens.size();
+                auto const check = [&](std::size_t round) {
+                    double sum = 0;
+                    int const first = round == 0 || comm.size() == 1 ? 0 : 1;
+                    for (int rank = first; rank < comm.size(); ++rank) {
+                        sum += kind == GradientKind::sum ? 256.0 * (200 + rank) : 1.0 + rank;
+                    }
+                    double const exact =
+                        sum / (comm.size() - first) /
+                        (kind == GradientKind::sum ? static_cast<double>(tokens[round]) : 1.0);
+                    double const unit = dtype == DType::f16 ? 0x1p-11 : 0x1p-8;
+                    comm.synchronize();
+                    Numbers const got = gradient.tensor.numbers();
+                    CHECK(std::abs(got[0] - exact) <= (comm.size() + 1) * unit * exact);
+                    CHECK(got[1] == -got[0]);
+                };
+                std::size_t const memsets = fake_cuda::calls("cudaMemsetAsync");
+                for (std::size_t round = 0; round < rounds; ++round) {
+                    captured.step({.weight = tokens[round]});
+                    check(round);
+                }
+                if (comm.size() == 1) { // the graph has no nodes to zero gradients
+                    CHECK(fake_cuda::calls("cudaMemsetAsync") == memsets);
+                }
+                (void)guard.finish();
+                check(tokens.size() - 1); // joined ranks have the averages, too
+            }
+        }
+    });
+    CHECK(fake_nccl::calls("ncclRedOpCreatePreMulSum") == scaled_by_nccl); // plain sums
+    check_nothing_is_left();
+}
+
+TEST_CASE("a captured sum by tokens is refused on all ranks where f16 cannot hold its factor") {
+    run_nccl_ranks({1, 2, 3, 4, 8}, [](auto& comm, auto& hosts, cudaStream_t stream) {
+        OneGradient gradient{DType::f16, stream};
+        gradient.number = 60000;
+        int times_captured = 0;
+        CapturedStep captured{
+            comm,
+            gradient.list(),
+            [&](auto const& ready) {
+                ++times_captured;
+                gradient.passes(ready);
+            },
+            GradientKind::sum
+        };
+        auto const averages = [&] {
+            comm.synchronize();
+            return gradient.tensor.numbers()[0];
+        };
+        std::uint64_t const many = 40'000'000;
+        CHECK_THROWS_WITH_AS(
+            captured.step({.weight = many}),
+            doctest::Contains("call use_kernels()"),
+            ContractViolation
+        );
+        CHECK(times_captured == 0);
+        captured.step({.weight = 1});
+        CHECK(averages() == 60000);
+        CHECK(times_captured == 1);
+        comm.device_memory().use_kernels(host_kernels());
+        captured.step({.weight = many}); // captured anew
+        CHECK(averages() == doctest::Approx(0.0015).epsilon(1e-5));
+        CHECK(times_captured == 2);
+        comm.device_memory().use_kernels({});
+        std::string said;
+        try {
+            joinable::Join guard{joinable::participants(captured), joinable::control(hosts)};
+            if (comm.rank() != 0 || comm.size() == 1) {
+                captured.step({.weight = many});
+            }
+            (void)guard.finish();
+        } catch (ContractViolation const& error) {
+            said = error.what();
+        }
+        CHECK(said.find("call use_kernels()") != std::string::npos);
+    });
+    check_nothing_is_left();
+}
+
 TEST_CASE(
     "a failure while a step is captured, or after, ends it on every rank, and frees the graphs"
 ) {
     for (int const failing_round : {0, 2}) {
         CAPTURE(failing_round);
-        run_nccl_ranks({2, 3, 4, 8}, [&](auto& comm, auto& hosts, cudaStream_t stream) {
+        run_captured({2, 3, 4, 8}, [&](auto& comm, auto& hosts, cudaStream_t stream) {
             Engine engine{stream};
             int round = 0;
             CapturedStep captured{comm, engine.gradients(), [&](auto const& ready) {
@@ -645,6 +786,21 @@ TEST_CASE("a step that cannot be captured is refused with the reason, and leaves
             engine.load(comm.rank(), 3);
             captured.step();
             engine.check_averages(comm, 3, each(0, comm.size(), 1.0 / comm.size()));
+        }
+        auto const make = [&](std::vector<joinable::Buffer> gradients) {
+            CapturedStep const captured{comm, std::move(gradients), [](auto const&) {}};
+        };
+        CHECK_THROWS_WITH_AS(
+            make({}), "a captured step averages gradients, but was given none", ContractViolation
+        );
+        DeviceArray<float> const array{std::vector<float>(4), stream};
+        make({array.part(2, 2), array.part(0, 2)});
+        for (std::size_t const count : {1U, 2U, 3U}) { // of those from the second on
+            CHECK_THROWS_WITH_AS(
+                make({array.part(3, 1), array.part(1, count), array.part(0, 2)}),
+                doctest::Contains("two gradients of a captured step share memory"),
+                ContractViolation
+            );
         }
         DeviceArray<int> const numbers{std::vector<int>(2), stream};
         CHECK_THROWS_WITH_AS(

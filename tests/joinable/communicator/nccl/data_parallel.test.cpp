@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
@@ -148,6 +149,99 @@ TEST_CASE("a sum over NCCL takes a factor of each rank, of floating-point number
             joinable::ContractViolation
         );
     });
+}
+
+/// A round with weights, in a guard where rank 0 has run out if `has_joined`, and rank 1 skips its
+/// batch if `skips`. Returns what it threw.
+std::string train_tokens(
+    joinable::ThreadCommunicator& hosts,
+    DistributedDataParallel<NcclCommunicator>& ddp,
+    DeviceModel& model,
+    std::uint64_t tokens,
+    bool has_joined = false,
+    bool skips = false
+) {
+    try {
+        joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
+        if (!has_joined || hosts.rank() != 0) {
+            ddp.forward([] {}, {.weight = tokens});
+            if (skips && hosts.rank() == 1) {
+                ddp.skip();
+            } else {
+                ddp.backward([&](auto ready) { model.backward(1000, ready); });
+            }
+        }
+        (void)guard.finish();
+    } catch (joinable::ContractViolation const& error) {
+        return error.what();
+    }
+    return {};
+}
+std::string refusal(std::string const& factor, std::string const& rounded) {
+    return "gradients of f16 would be multiplied by " + factor +
+           ", which the communicator rounds to f16, to " + rounded +
+           "; call use_kernels() of its device_memory(), so that the device multiplies in f32";
+}
+joinable::DataParallelOptions options_of(joinable::GradientKind kind, bool views) {
+    joinable::DataParallelOptions options = small_buckets(views);
+    options.gradient_kind = kind;
+    return options;
+}
+
+TEST_CASE("a sum by tokens over NCCL is refused on all ranks where f16 cannot hold its factor") {
+    struct {
+        std::uint64_t tokens; ///< of all ranks
+        std::string text;
+    } const cases[] = {
+        {1'002, {}},
+        {262'144, {}}, // below the normal numbers, but a power of two
+        {3'000'000, refusal("3.33333e-07", "3.57628e-07")},
+        {48'000'000, refusal("2.08333e-08", "0")},
+    };
+    for (auto const& [tokens, text] : cases) {
+        for (bool const has_joined : {false, true}) {
+            for (bool const skips : {false, true}) {
+                CAPTURE(tokens);
+                auto const sizes = {2, has_joined ? 3 : 4, has_joined ? 4 : 8};
+                run_models(sizes, DType::f16, false, [&](auto& hosts, auto& comm, auto& model) {
+                    int const active = has_joined ? hosts.size() - 1 : hosts.size();
+                    auto const own = tokens / static_cast<std::uint64_t>(active);
+                    if (own * static_cast<std::uint64_t>(active) == tokens) {
+                        auto const options = options_of(joinable::GradientKind::sum, false);
+                        DistributedDataParallel ddp{comm, model.params, options};
+                        CHECK(train_tokens(hosts, ddp, model, own, has_joined, skips) == text);
+                    }
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE("kernels scale what f16 cannot hold, and NCCL what other gradients multiply by") {
+    using joinable::GradientKind;
+    auto const check = [](DType dtype, GradientKind kind, bool has_kernels) {
+        for (bool const views : {false, true}) {
+            run_models({1, 2, 4}, dtype, has_kernels, [&](auto& hosts, auto& comm, auto& model) {
+                DistributedDataParallel ddp{comm, model.params, options_of(kind, views)};
+                constexpr std::uint64_t tokens = 20'000'000;
+                CHECK(train_tokens(hosts, ddp, model, tokens).empty());
+                auto const gradients = model.gradients();
+                auto const means = model.averages(1000, all_ranks(0, hosts.size()), hosts.size());
+                double const divisor = kind == GradientKind::sum ? double{tokens} : 1.0;
+                for (std::size_t i = 0; i < gradients.size(); ++i) {
+                    for (std::size_t e = 0; e < gradients[i].size(); ++e) {
+                        double const exact = means[i][e] / divisor; // above 5e-5
+                        CHECK(gradients[i][e] / exact == doctest::Approx(1).epsilon(0.01));
+                    }
+                }
+            });
+        }
+    };
+    check(DType::f16, GradientKind::sum, true);
+    check(DType::f16, GradientKind::mean, true);
+    check(DType::f16, GradientKind::mean, false);
+    check(DType::bf16, GradientKind::sum, false);
+    check(DType::f32, GradientKind::sum, false);
 }
 
 TEST_CASE("the device of an NCCL communicator works on the caller's stream, whichever it is now") {

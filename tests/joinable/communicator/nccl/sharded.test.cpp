@@ -170,6 +170,70 @@ TEST_CASE("each dtype and layout trains sharded over devices, by each sharding a
     }
 }
 
+/// An engine's optimizer, which needs no kernels of ours: descends at a rate.
+struct DeviceDescent {
+    struct Settings {
+        double rate;
+    } now;
+    cudaStream_t stream;
+
+    [[nodiscard]] Settings& settings() noexcept { return now; }
+    void step(joinable::WholeParameter const& parameter) {
+        launch(stream, [value = parameter.value, gradient = parameter.gradient, rate = now.rate] {
+            Numbers numbers = read(value);
+            Numbers const steps = read(gradient);
+            for (std::size_t k = 0; k < numbers.size(); ++k) {
+                numbers[k] -= rate * steps[k];
+            }
+            write(value, numbers);
+        });
+    }
+};
+static_assert(joinable::LocalOptimizer<DeviceDescent>);
+
+TEST_CASE("sharded gradients of f16 are scaled by kernels, or refused where NCCL would round") {
+    for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
+        for (bool const has_kernels : {true, false}) {
+            run_ranks({1, 2, 4}, [&](ThreadCommunicator& hosts) {
+                DeviceModel model{hosts.rank(), DType::f16};
+                NcclCommunicator comm{
+                    hosts, {.stream = model.stream(), .deadline = std::chrono::seconds{60}}
+                };
+                if (has_kernels) {
+                    comm.device_memory().use_kernels(host_kernels());
+                }
+                std::string said;
+                try {
+                    ShardedDataParallel sharded{
+                        comm,
+                        model.params,
+                        DeviceDescent{{1e6}, model.stream()},
+                        {.sharding = sharding, .gradient_kind = joinable::GradientKind::sum}
+                    };
+                    Join guard{participants(sharded), joinable::control(hosts)};
+                    sharded.forward([] {}, {.weight = 20'000'000});
+                    sharded.backward([&](auto ready) { model.backward(1000, ready); });
+                    sharded.step();
+                    guard.finish();
+                } catch (ContractViolation const& error) {
+                    said = error.what();
+                }
+                CHECK(said.empty() == has_kernels);
+                CHECK((said.find("call use_kernels()") != std::string::npos) == !has_kernels);
+                auto const means = model.averages(1000, all_ranks(0, hosts.size()), hosts.size());
+                (void)cudaStreamSynchronize(model.stream());
+                for (std::size_t i = 0; has_kernels && i < means.size(); ++i) {
+                    Numbers const values = model.params[i].value.numbers();
+                    for (std::size_t e = 0; e < values.size(); ++e) { // 1e6 / 20e6
+                        CHECK(values[e] / (-means[i][e] / 20) == doctest::Approx(1).epsilon(0.01));
+                    }
+                }
+            });
+            check_nothing_is_left();
+        }
+    }
+}
+
 /// Trains by a DistributedDataParallel and a ZeroRedundancyOptimizer, or by the latter alone.
 template <class Comm, class Optimizer>
 std::vector<Numbers> train_zero(

@@ -206,11 +206,12 @@ host_copies(joinable::CudaCopy const* copies, std::size_t count, cudaStream_t st
                 to.push_back(copy.level[l].to);
             }
             joinable::AnyView const target{copy.to, copy.dtype, extents, to};
-            if (copy.from == nullptr) {
+            double const factor = copy.factor_at == nullptr ? copy.factor : *copy.factor_at;
+            if (copy.from == nullptr || (copy.factor_at != nullptr && factor == 0.0)) {
                 joinable::fill_zero(target);
             } else {
                 joinable::scale_copy(
-                    {const_cast<void*>(copy.from), copy.dtype, extents, from}, copy.factor, target
+                    {const_cast<void*>(copy.from), copy.dtype, extents, from}, factor, target
                 );
             }
         }

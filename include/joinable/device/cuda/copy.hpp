@@ -27,6 +27,9 @@ struct CudaCopy {
     void const* from; ///< null: zeros
     void* to;
     double factor; ///< 1 copies bits; any other needs a floating-point dtype
+    /// Null: `factor` counts. Else the kernel reads the factor here when it runs, in stream order;
+    /// 0 then writes zeros, whatever the source holds.
+    double const* factor_at;
     std::size_t count;
     DType dtype;
     std::uint8_t levels;          ///< at least one
@@ -66,7 +69,7 @@ namespace detail {
 /// A copy of elements in the same order in both places. `from` null: zeros.
 [[nodiscard]] inline CudaCopy
 cuda_copy(void const* from, Shape const& from_strides, double factor, AnyView const& to) {
-    CudaCopy copy{from, to.data(), factor, to.numel(), to.dtype(), 0, {}};
+    CudaCopy copy{from, to.data(), factor, nullptr, to.numel(), to.dtype(), 0, {}};
     Loops const loops{to.extents(), from_strides, to.strides(), 1};
     auto const levels = loops.levels();
     for (std::size_t l = levels.size(); l-- > 0;) {

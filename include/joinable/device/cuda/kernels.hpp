@@ -81,7 +81,8 @@ __host__ __device__ void copy_elements(
     std::size_t begin,
     std::size_t end,
     unsigned int thread,
-    unsigned int threads
+    unsigned int threads,
+    bool is_zero
 ) {
     for (std::size_t element = begin + thread; element < end; element += threads) {
         std::size_t rest = element;
@@ -96,7 +97,7 @@ __host__ __device__ void copy_elements(
         from += rest * copy.level[copy.levels - 1].from; // the outermost loop
         to += rest * copy.level[copy.levels - 1].to;
         static_cast<T*>(copy.to)[to] =
-            copy.from == nullptr ? T{} : operation(static_cast<T const*>(copy.from)[from]);
+            is_zero ? T{} : operation(static_cast<T const*>(copy.from)[from]);
     }
 }
 
@@ -108,35 +109,37 @@ __host__ __device__ inline void copy_part(
     unsigned int thread,
     unsigned int threads
 ) {
+    double const factor = copy.factor_at == nullptr ? copy.factor : *copy.factor_at;
+    bool const is_zero = copy.from == nullptr || (copy.factor_at != nullptr && factor == 0.0);
     auto const run = [&]<class T>(auto const& operation, T const*) {
-        copy_elements<T>(copy, operation, begin, end, thread, threads);
+        copy_elements<T>(copy, operation, begin, end, thread, threads, is_zero);
     };
-    bool const scales = copy.factor != 1.0 && copy.from != nullptr;
+    bool const scales = factor != 1.0 && !is_zero;
     switch (copy.dtype) {
     case DType::f16:
         if (scales) {
-            run(ScaleElement<__half>{static_cast<float>(copy.factor)},
+            run(ScaleElement<__half>{static_cast<float>(factor)},
                 static_cast<__half const*>(nullptr));
             return;
         }
         break;
     case DType::bf16:
         if (scales) {
-            run(ScaleElement<__nv_bfloat16>{static_cast<float>(copy.factor)},
+            run(ScaleElement<__nv_bfloat16>{static_cast<float>(factor)},
                 static_cast<__nv_bfloat16 const*>(nullptr));
             return;
         }
         break;
     case DType::f32:
         if (scales) {
-            run(ScaleElement<float>{static_cast<float>(copy.factor)},
+            run(ScaleElement<float>{static_cast<float>(factor)},
                 static_cast<float const*>(nullptr));
             return;
         }
         break;
     case DType::f64:
         if (scales) {
-            run(ScaleElement<double>{copy.factor}, static_cast<double const*>(nullptr));
+            run(ScaleElement<double>{factor}, static_cast<double const*>(nullptr));
             return;
         }
         break;
@@ -509,8 +512,8 @@ cudaError_t launch_updates(
 
 } // namespace detail
 
-/// Kernels for CudaDevice::use_kernels. A submission of up to 138 copies is one launch; larger ones
-/// need one launch for each 138 (17 before CUDA 12.1). The elements of a bucket that a rank steps
+/// Kernels for CudaDevice::use_kernels. A submission of up to 134 copies is one launch; larger ones
+/// need one launch for each 134 (16 before CUDA 12.1). The elements of a bucket that a rank steps
 /// are one launch for each 48 parameters of equal step counts. Sums of squares are two launches for
 /// each 22 parameters. Rules and sums compute the same bits as on the host; compile without
 /// --use_fast_math. Sgd, Adam and AdamW are always there, and `Rules` are UpdateRules of yours with

@@ -16,8 +16,11 @@ class CudaRuntimeCopies {
 public:
     explicit CudaRuntimeCopies(cudaStream_t stream) noexcept : stream_{stream} {}
 
-    /// @pre the factor is 1
+    /// @pre the factor is 1. One that only a kernel can read is refused: cudaErrorNotSupported.
     [[nodiscard]] cudaError_t run(CudaCopy const& copy) const {
+        if (copy.factor_at != nullptr) {
+            return cudaErrorNotSupported;
+        }
         if (copy.count == 0) {
             return cudaSuccess;
         }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -97,6 +98,24 @@ TEST_CASE("nothing between the elements of a strided target is written") {
             CHECK(after[i] == (i % 9 < 6 ? 0.0 : -1.0));
         }
     }
+}
+
+TEST_CASE("a factor in the device's memory is for kernels, which read it when they run") {
+    Fixture f;
+    DeviceTensor const from{DType::f32, {3}, {1}};
+    DeviceTensor const to{DType::f32, {3}, {1}};
+    DeviceTensor const factor{DType::f64, {1}, {1}};
+    from.assign({1, 2, std::nan("")});
+    auto copy = joinable::detail::cuda_copy(from.view().data(), {1}, 99.0, to.view());
+    copy.factor_at = static_cast<double const*>(factor.view().data());
+    CHECK(joinable::detail::CudaRuntimeCopies{f.stream}.run(copy) == cudaErrorNotSupported);
+    for (double const now : {0.5, 0.0}) {
+        factor.assign({now});
+        CHECK(joinable_tests::host_kernels().run(&copy, 1, f.stream) == cudaSuccess);
+        f.finish();
+        CHECK(to.numbers()[1] == 2 * now);
+    }
+    CHECK(to.numbers() == Numbers(3));
 }
 
 TEST_CASE("rows at even distances are one call of the runtime") {

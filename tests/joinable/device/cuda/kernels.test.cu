@@ -83,9 +83,12 @@ void run_on_host(std::vector<CudaCopy> const& copies) {
 }
 
 /// Runs `run(copies)` over copies of all layouts and dtypes at once, with and without a factor, and
-/// zeros, on tensors that `run` can write; compares with numbers that were scaled one by one.
+/// zeros, on tensors that `run` can write; compares with numbers that were scaled one by one. With
+/// `reads_factor` the factor is in memory, and a factor of 0 has NaNs to overwrite.
 template <class Run>
-void check_kernel(std::vector<DType> const& dtypes, double factor, Run const& run) {
+void check_kernel(
+    std::vector<DType> const& dtypes, double factor, Run const& run, bool reads_factor = false
+) {
     std::vector<OwnedTensor> sources;
     std::vector<OwnedTensor> targets;
     std::vector<Numbers> expected;
@@ -96,18 +99,24 @@ void check_kernel(std::vector<DType> const& dtypes, double factor, Run const& ru
                 std::size_t const count = joinable::numel(layout.extents);
                 sources.emplace_back(dtype, layout.extents, layout.from);
                 targets.emplace_back(dtype, layout.extents, layout.to);
-                joinable_tests::write(sources.back().view(), counted(count));
+                joinable_tests::write(
+                    sources.back().view(),
+                    factor == 0.0 ? Numbers(count, std::nan("")) : counted(count)
+                );
                 joinable_tests::write(targets.back().view(), Numbers(count, 99.0));
                 expected.push_back(joinable_tests::read(sources.back().view()));
                 for (double& number : expected.back()) {
-                    number = is_zero ? 0.0 : joinable_tests::times(dtype, number, factor);
+                    number = is_zero || factor == 0.0
+                                 ? 0.0
+                                 : joinable_tests::times(dtype, number, factor);
                 }
                 copies.push_back(joinable::detail::cuda_copy(
                     is_zero ? nullptr : sources.back().view().data(),
                     is_zero ? layout.to : layout.from,
-                    factor,
+                    reads_factor ? 99.0 : factor,
                     targets.back().view()
                 ));
+                copies.back().factor_at = reads_factor ? &factor : nullptr;
             }
         }
     }
@@ -130,9 +139,16 @@ TEST_CASE("what each thread of a launch does copies, scales and zeroes: run by t
     check_kernel(floats, 1.0 / 3.0, run_on_host<joinable::detail::many_copies>);
 }
 
+TEST_CASE("a factor in memory is read when a launch runs: 1 copies bits, 0 writes zeros over NaN") {
+    check_kernel(all, 1.0, run_on_host<joinable::detail::few_copies>, true);
+    for (double const factor : {1.0 / 3.0, 0.0, -0.0}) {
+        check_kernel(floats, factor, run_on_host<joinable::detail::many_copies>, true);
+    }
+}
+
 TEST_CASE("a batch has room for as many copies as its comment says") {
-    CHECK(joinable::detail::few_copies == 17);
-    CHECK(joinable::detail::many_copies == (CUDART_VERSION >= 12010 ? 138 : 17));
+    CHECK(joinable::detail::few_copies == 16);
+    CHECK(joinable::detail::many_copies == (CUDART_VERSION >= 12010 ? 134 : 16));
 }
 
 /// Arrays that a rule steps, one after another: values, gradients, masters, then state.
@@ -524,6 +540,11 @@ TEST_CASE("the kernels copy, scale and zero on a GPU" * doctest::skip(has_no_gpu
                 copy.from = upload(copy.from, reach(copy, &CudaCopy::Level::from));
             }
         }
+        for (CudaCopy& copy : there) {
+            if (copy.factor_at != nullptr) {
+                copy.factor_at = static_cast<double const*>(upload(copy.factor_at, sizeof(double)));
+            }
+        }
         REQUIRE(joinable::cuda_kernels().run(there.data(), there.size(), stream) == cudaSuccess);
         for (std::size_t i = 0; i < copies.size(); ++i) {
             REQUIRE(
@@ -543,6 +564,9 @@ TEST_CASE("the kernels copy, scale and zero on a GPU" * doctest::skip(has_no_gpu
     };
     check_kernel(all, 1.0, run);
     check_kernel(floats, 1.0 / 3.0, run);
+    check_kernel(all, 1.0, run, true);
+    check_kernel(floats, 1.0 / 3.0, run, true);
+    check_kernel(floats, 0.0, run, true);
     (void)cudaStreamDestroy(stream);
 }
 

@@ -223,8 +223,23 @@ __host__ __device__ void move_words(
     }
 }
 
-/// One thread's part of the `bytes` bytes of a block: words where the target is aligned, single
-/// elements before and after them.
+/// Which bytes of a block are moved in words. The others, before and after them, are single elements.
+struct WordRange {
+    unsigned int before; ///< bytes before the first word of the target
+    unsigned int words;
+    unsigned int shift; ///< bytes from an aligned word to the first word of the source
+};
+/// Leaves out the words for which a thread would read beside the source.
+__host__ __device__ inline WordRange
+words_of_block(std::uintptr_t from, std::uintptr_t to, unsigned int bytes) {
+    auto const before = static_cast<unsigned int>((word_bytes - to % word_bytes) % word_bytes);
+    auto const shift = static_cast<unsigned int>((from + before) % word_bytes);
+    unsigned int const margin = shift == 0 ? 0 : word_bytes;
+    unsigned int const outside = before + 2 * margin;
+    return {before + margin, bytes < outside ? 0 : (bytes - outside) / word_bytes, shift};
+}
+
+/// One thread's part of the `bytes` bytes of a block.
 template <class Operation>
 __host__ __device__ void move_block(
     Operation const& operation,
@@ -234,17 +249,12 @@ __host__ __device__ void move_block(
     unsigned int thread
 ) {
     using T = typename Operation::Element;
-    auto const misaligned = [](void const* place) {
-        return static_cast<unsigned int>(reinterpret_cast<std::uintptr_t>(place) % word_bytes);
-    };
-    unsigned int before = (word_bytes - misaligned(to)) % word_bytes;
-    unsigned int const shift = Operation::reads ? misaligned(from + before) : 0;
-    unsigned int const margin = shift == 0 ? 0 : word_bytes; // so that it reads no other memory
-    before += margin;
-    unsigned int const words = bytes < before + margin ? 0 : (bytes - before - margin) / word_bytes;
+    auto const [before, words, shift] = words_of_block(
+        reinterpret_cast<std::uintptr_t>(from), reinterpret_cast<std::uintptr_t>(to), bytes
+    );
     if (shift == 0) {
         move_words<false>(operation, from + before, to + before, words, 0, thread);
-    } else {
+    } else if constexpr (Operation::reads) {
         move_words<true>(operation, from + before, to + before, words, shift, thread);
     }
     unsigned int const rest = (bytes - words * word_bytes) / sizeof(T);

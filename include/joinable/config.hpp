@@ -91,16 +91,12 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #else
 #define JOINABLE_FEW_REGISTERS
 #endif
-// Functions that kernels call, too. Where nvcc compiles them, they take no registers of the host.
-namespace joinable { inline namespace v0 { namespace detail {
+// Functions that kernels call, too.
 #if defined(__CUDACC__)
 #define JOINABLE_HOST_DEVICE __host__ __device__
-inline constexpr bool has_registers = false;
 #else
 #define JOINABLE_HOST_DEVICE
-inline constexpr bool has_registers = true;
 #endif
-}}} // namespace joinable::v0::detail
 // A rounded product of numbers or registers. Compilers may fuse other products with the following
 // sum. Clang follows the pragma unless -ffp-contract=fast is given. On a GPU there is an
 // instruction for it.

@@ -102,6 +102,7 @@ SYSTEMS_DIFFER = {
     "communicator/tcp/listener.hpp",
     "participant/over_shared_memory.hpp",
     "optimizer/detail/square_root.hpp", # which the core does not need
+    "optimizer/detail/update_loop.hpp", # has loops that nvcc cannot compile
 }
 REFUSAL = r"^#if .*\n#error .*\n#endif\n" # of a compiler that an opt-in header cannot have
 # What core.hpp leaves to join.hpp: own communicators, and what plans before anything communicates.

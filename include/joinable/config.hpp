@@ -75,23 +75,28 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #endif
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
-// For loops of at most 16 turns over an array that should stay in registers. nvcc warns of the
-// pragma.
+// For loops of at most 16 turns over an array that should stay in registers. nvcc does not know the
+// pragma, but gives it to its host compiler.
 #if defined(__CUDACC__)
-#define JOINABLE_UNROLL
+#define JOINABLE_UNROLL                                                                            \
+    _Pragma("nv_diagnostic push") _Pragma("nv_diag_suppress 1675") _Pragma("GCC unroll 16")        \
+        _Pragma("nv_diagnostic pop")
 #else
 #define JOINABLE_UNROLL _Pragma("GCC unroll 16")
 #endif
-// Functions that kernels call, too. Where nvcc compiles them, they take no registers of the host.
-namespace joinable { inline namespace v0 { namespace detail {
+// For kernels that wait for memory: with at most 32 registers a thread, a multiprocessor holds as
+// many threads as it can. Compilers before CUDA 12.4 take what they like.
+#if defined(__maxnreg__)
+#define JOINABLE_FEW_REGISTERS __maxnreg__(32)
+#else
+#define JOINABLE_FEW_REGISTERS
+#endif
+// Functions that kernels call, too.
 #if defined(__CUDACC__)
 #define JOINABLE_HOST_DEVICE __host__ __device__
-inline constexpr bool has_registers = false;
 #else
 #define JOINABLE_HOST_DEVICE
-inline constexpr bool has_registers = true;
 #endif
-}}} // namespace joinable::v0::detail
 // A rounded product of numbers or registers. Compilers may fuse other products with the following
 // sum. Clang follows the pragma unless -ffp-contract=fast is given. On a GPU there is an
 // instruction for it.

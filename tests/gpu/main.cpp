@@ -71,11 +71,6 @@ void measure(int ranks) {
         Rank<Hosts> rank{hosts, kernels()};
         constexpr std::size_t mib = 1U << 20U;
         measure_all_reduce(rank, {8, 1024, 65'536, mib, 25 * mib, 100 * mib}, rounds);
-        if (ranks == 1) {
-            measure_packing(rank, 6400, 4096, rounds);
-            measure_packing(rank, 400, 65'536, rounds);
-            measure_packing(rank, 100, 4 * mib, rounds);
-        }
         CopyingPasses passes{rank.stream, 1768 * 1768};
         measure_iteration(rank, passes, 8, 1768, rounds);
     });

@@ -140,6 +140,7 @@ void measure_all_reduce(Rank<Hosts>& rank, std::vector<std::size_t> const& sizes
     }
 }
 
+<<<<<<< HEAD
 /// Many tensors into one place, scaled, and back, beside one copy of as many bytes.
 template <class Hosts>
 void measure_packing(Rank<Hosts>& rank, std::size_t tensors, std::size_t bytes_each, int rounds) {
@@ -205,6 +206,116 @@ void measure_packing(Rank<Hosts>& rank, std::size_t tensors, std::size_t bytes_e
             verdict(median(packed) >= 0.9 && median(unpacked) >= 0.9)
         );
     }
+=======
+/// Passes that copy gradients into place: what an iteration costs beside them is ours.
+class CopyingPasses {
+public:
+    CopyingPasses(cudaStream_t stream, std::size_t elements)
+        : stream_{stream}, source_{std::vector<float>(elements), stream} {}
+
+    void forward(std::vector<Param> const&) {}
+    template <class Ready>
+    void backward(std::vector<Param> const& params, Ready const& ready) {
+        for (std::size_t i = params.size(); i-- > 0;) {
+            cuda(cudaMemcpyAsync(
+                params[i].grad.data(),
+                source_.buffer().data,
+                source_.buffer().bytes(),
+                cudaMemcpyDeviceToDevice,
+                stream_
+            ));
+            ready(i);
+        }
+    }
+
+private:
+    cudaStream_t stream_;
+    DeviceArray<float> source_;
+};
+
+/// Square matrices, as many as layers, whose gradients `passes` computes on the stream of the rank.
+template <class Hosts, class Passes>
+class Replica {
+public:
+    Replica(Rank<Hosts>& rank, Passes& passes, std::size_t layers, std::size_t width, bool views)
+        : passes_{passes} {
+        for (std::size_t layer = 0; layer < layers; ++layer) {
+            params_.emplace_back(joinable::DType::f32, width * width, rank.device);
+        }
+        joinable::DataParallelOptions options;
+        options.gradient_as_bucket_view = views;
+        options.sync_at_end = false;
+        ddp_ = std::make_unique<Parallel>(rank.comm, params_, options);
+    }
+
+    void iterate() {
+        ddp_->forward([this] { passes_.forward(params_); });
+        ddp_->backward([this](auto ready) { passes_.backward(params_, ready); });
+    }
+    void iterate_alone() {
+        passes_.forward(params_);
+        passes_.backward(params_, [](std::size_t) {});
+    }
+    [[nodiscard]] auto& ddp() { return *ddp_; }
+
+private:
+    using Parallel = joinable::DistributedDataParallel<joinable::NcclCommunicator>;
+
+    Passes& passes_;
+    std::vector<Param> params_;
+    std::unique_ptr<Parallel> ddp_;
+};
+
+/// Microseconds of a GPU: what an iteration takes longer than its passes alone.
+struct Exposed {
+    double copies, views, views_in_guard, passes;
+};
+
+/// Rank 0 prints. A guard adds roll calls of the hosts, and nothing on the GPU.
+template <class Hosts, class Passes>
+Exposed measure_iteration(
+    Rank<Hosts>& rank, Passes& passes, std::size_t layers, std::size_t width, int rounds
+) {
+    Replica<Hosts, Passes> copies{rank, passes, layers, width, false};
+    Replica<Hosts, Passes> views{rank, passes, layers, width, true};
+    std::vector<std::vector<double>> exposed(3); // copies, views, views in a guard
+    std::vector<double> alone;
+    std::vector<double> more_of_host;
+    int calls = 2;
+    for (int round = -2; round < rounds; ++round) {
+        double const a = time_calls(rank, rank.stream, calls, [&] { views.iterate_alone(); }).gpu;
+        Times const c = time_calls(rank, rank.stream, calls, [&] { copies.iterate(); });
+        Times const v = time_calls(rank, rank.stream, calls, [&] { views.iterate(); });
+        joinable::Join guard{joinable::participants(views.ddp()), joinable::control(rank.hosts)};
+        Times const g = time_calls(rank, rank.stream, calls, [&] { views.iterate(); });
+        (void)guard.finish();
+        if (round < 0) { // they warm up, and buckets are cut
+            calls = std::max(1, calls_for(rank, c.gpu, 4 * rounds, 60));
+            continue;
+        }
+        alone.push_back(a);
+        exposed[0].push_back(c.gpu - a);
+        exposed[1].push_back(v.gpu - a);
+        exposed[2].push_back(g.gpu - a);
+        more_of_host.push_back(g.host - v.host);
+    }
+    Exposed const result{median(exposed[0]), median(exposed[1]), median(exposed[2]), median(alone)};
+    if (rank.hosts.rank() == 0) {
+        std::printf(
+            "joinable: %zu gradients, %.1f million numbers, %d ranks: exposed us: copies %.1f, "
+            "views %.1f, views in a guard %.1f (of the host %.2f more); the passes alone %.1f\n",
+            layers,
+            1e-6 * static_cast<double>(layers * width * width),
+            rank.hosts.size(),
+            result.copies,
+            result.views,
+            result.views_in_guard,
+            median(more_of_host),
+            result.passes
+        );
+    }
+    return result;
+>>>>>>> kernels
 }
 
 } // namespace joinable_gpu

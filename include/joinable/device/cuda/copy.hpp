@@ -62,6 +62,9 @@ struct CudaKernels {
     /// current device is the stream's. Null: there are no such kernels.
     cudaError_t (*sum_squares)(CudaSquares const* sums, std::size_t count, cudaStream_t stream) =
         nullptr;
+    /// Loads all kernels on the current device. CUDA else loads a kernel at its first launch, and
+    /// may then wait for what runs on the device, such as a collective. Null: nothing to load.
+    cudaError_t (*load)() = nullptr;
 };
 
 namespace detail {

@@ -68,8 +68,8 @@ private:
 ///
 /// Without kernels, copies go through the runtime, with one call for each two-dimensional block of
 /// a tensor, only the communicator can scale (ScalesSums), and nothing steps parameters or sums
-/// squares. With kernels (use_kernels), a submission is one launch, packing scales, and sharded
-/// optimizers step.
+/// squares. With kernels (use_kernels), a submission is a launch or a few, packing scales, and
+/// sharded optimizers step.
 class CudaDevice final : public Device {
 public:
     /// The streams are of device `index` and must outlive this object; null is the default stream.
@@ -89,8 +89,16 @@ public:
         stream_ = stream;
         engine_stream_ = engine_stream;
     }
-    /// Call this before a reducer or an optimizer uses the device. See cuda_kernels().
-    void use_kernels(CudaKernels const& kernels) noexcept { kernels_ = kernels; }
+    /// Call this before a reducer or an optimizer uses the device. See cuda_kernels(). Loads the
+    /// kernels, so that no launch waits for a collective.
+    /// @throws CommunicationError  the runtime cannot load them: no kernels are used.
+    void use_kernels(CudaKernels const& kernels) {
+        if (kernels.load != nullptr) {
+            detail::CurrentCudaDevice const current{index_};
+            detail::require_cuda(kernels.load(), "loading the kernels");
+        }
+        kernels_ = kernels;
+    }
     [[nodiscard]] CudaKernels const& kernels() const noexcept { return kernels_; }
 
     [[nodiscard]] DeviceId id() const noexcept override { return {DeviceKind::cuda, index_}; }

@@ -88,7 +88,14 @@ update_elements(Update const& update, UpdateRange<T> const& range) noexcept {
 }
 
 // Variants for each instruction set. AVX-512 would gain nothing, because a step is limited by
-// memory.
+// memory. nvcc compiles no registers of the host in functions that kernels call, so it takes these
+// loops from another file of the program. Where no file has them their addresses are null.
+#if defined(__CUDACC__)
+template <class T, class Update>
+[[gnu::weak]] void update_baseline(Update const& update, UpdateRange<T> const& range) noexcept;
+template <class T, class Update>
+[[gnu::weak]] void update_avx2(Update const& update, UpdateRange<T> const& range) noexcept;
+#else
 template <class T, class Update>
 JOINABLE_LOOP void update_baseline(Update const& update, UpdateRange<T> const& range) noexcept {
     update_elements<T, 16>(update, range);
@@ -97,6 +104,7 @@ template <class T, class Update>
 JOINABLE_LOOP_AVX2 void update_avx2(Update const& update, UpdateRange<T> const& range) noexcept {
     update_elements<T, 32>(update, range);
 }
+#endif
 
 /// Steps a range. `Update` is called with registers or single elements: update(value, gradient,
 /// state).
@@ -104,13 +112,13 @@ template <class T, class Update>
 void run_update(
     Update const& update, UpdateRange<T> const& range, InstructionSet set = instruction_set()
 ) noexcept {
-    if constexpr (!has_registers) {
-        static_cast<void>(set);
-        update_registers<T, sizeof(T)>(update, range, 0);
-    } else if (set == InstructionSet::baseline) {
-        update_baseline<T>(update, range);
+    auto* loop =
+        set == InstructionSet::baseline ? &update_baseline<T, Update> : &update_avx2<T, Update>;
+    asm("" : "+r"(loop)); // else compilers believe that a function has an address
+    if (loop != nullptr) {
+        loop(update, range);
     } else {
-        update_avx2<T>(update, range);
+        update_registers<T, sizeof(T)>(update, range, 0);
     }
 }
 

@@ -58,7 +58,6 @@ TEST_CASE("what is measured on a GPU runs over the doubles") {
     run_ranks({1, 2}, [](Hosts& hosts) {
         Rank<Hosts> rank{hosts, host_kernels()};
         measure_all_reduce(rank, {8, 1024}, 1);
-        measure_packing(rank, 20, 64, 1);
         CopyingPasses passes{rank.stream, 8 * 8};
         measure_iteration(rank, passes, 3, 8, 1);
     });

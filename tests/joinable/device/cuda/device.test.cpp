@@ -100,6 +100,25 @@ TEST_CASE("nothing between the elements of a strided target is written") {
     }
 }
 
+<<<<<<< HEAD
+=======
+TEST_CASE("kernels are loaded on their device when they are given to it, not at a launch") {
+    static int loaded_on = -1;
+    CudaDevice device{1, nullptr, nullptr};
+    joinable::CudaKernels kernels = joinable_tests::host_kernels();
+    kernels.load = [] { return cudaErrorNoKernelImageForDevice; };
+    CHECK_THROWS_AS(device.use_kernels(kernels), joinable::CommunicationError);
+    CHECK(!device.can_scale());
+    kernels.load = [] { return cudaGetDevice(&loaded_on); };
+    device.use_kernels(kernels);
+    CHECK(device.can_scale());
+    CHECK(loaded_on == 1);
+    int now = -1;
+    CHECK(cudaGetDevice(&now) == cudaSuccess);
+    CHECK(now == 0);
+}
+
+>>>>>>> kernels
 TEST_CASE("a factor in the device's memory is for kernels, which read it when they run") {
     Fixture f;
     DeviceTensor const from{DType::f32, {3}, {1}};

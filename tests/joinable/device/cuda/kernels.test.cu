@@ -3,11 +3,15 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <iterator>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,6 +21,7 @@
 #include <support/numbers.hpp>
 
 #include <joinable/cuda.hpp>
+#include <joinable/device/copy.hpp>
 #include <joinable/device/squares.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/optimizer/shard_state.hpp>
@@ -68,18 +73,46 @@ using joinable_tests::Numbers;
 using joinable_tests::OwnedTensor;
 using joinable_tests::SignDescent;
 
-/// What a launch does, by the host: each thread of each block, one after another.
-template <std::size_t Room>
-void run_on_host(std::vector<CudaCopy> const& copies) {
-    for (std::size_t next = 0; next < copies.size();) {
-        joinable::detail::CopyBatch<Room> batch;
-        next += joinable::detail::fill_batch(batch, copies.data() + next, copies.size() - next);
+/// Calls f(thread) for each thread of each block of the launches of all copies, one after another.
+template <class F>
+void for_each_thread(std::vector<CudaCopy> const& copies, F const& f) {
+    auto const run = [&](auto const& batch) {
         for (std::uint32_t block = 0; block < batch.first_block[batch.count]; ++block) {
             for (unsigned int thread = 0; thread < joinable::detail::block_threads; ++thread) {
-                joinable::detail::copy_in_block(batch, block, thread);
+                f([&] { joinable::detail::copy_in_block(batch, block, thread); });
             }
         }
+        return cudaSuccess;
+    };
+    auto const run_all = [&](auto const& take, auto const* batch) {
+        using Batch = std::remove_const_t<std::remove_pointer_t<decltype(batch)>>;
+        CHECK(
+            joinable::detail::for_each_batch<Batch>(copies.data(), copies.size(), run, take) ==
+            cudaSuccess
+        );
+    };
+    using namespace joinable::detail;
+    if (copies.size() <= few_copies) {
+        run_all(TakeContiguous{}, static_cast<ContiguousBatch<few_copies> const*>(nullptr));
+    } else {
+        run_all(TakeContiguous{}, static_cast<ContiguousBatch<many_copies> const*>(nullptr));
     }
+    run_all(TakeStrided{}, static_cast<StridedBatch const*>(nullptr));
+}
+/// What launches do, by the host.
+void run_on_host(std::vector<CudaCopy> const& copies) {
+    for_each_thread(copies, [](auto const& thread) { thread(); });
+}
+
+/// layouts(), and larger ones of more than a block.
+std::vector<Layout> all_layouts() {
+    auto all = layouts();
+    all.push_back({{3, 7, 11, 13}, {1001, 143, 13, 1}, {1001, 1, 91, 7}}); // to channels_last
+    all.push_back({{3, 7, 11, 13}, {1001, 1, 91, 7}, {1001, 143, 13, 1}}); // and back
+    all.push_back({{60, 100}, {0, 1}, {100, 1}});
+    all.push_back({{2049}, {1}, {2}});
+    all.push_back({{2048}, {2}, {1}});
+    return all;
 }
 
 /// Runs `run(copies)` over copies of all layouts and dtypes at once, with and without a factor, and
@@ -94,7 +127,7 @@ void check_kernel(
     std::vector<Numbers> expected;
     std::vector<CudaCopy> copies;
     for (DType const dtype : dtypes) {
-        for (Layout const& layout : layouts()) {
+        for (Layout const& layout : all_layouts()) {
             for (bool const is_zero : {false, true}) {
                 std::size_t const count = joinable::numel(layout.extents);
                 sources.emplace_back(dtype, layout.extents, layout.from);
@@ -129,26 +162,225 @@ void check_kernel(
 
 std::vector<DType> const floats{DType::f16, DType::bf16, DType::f32, DType::f64};
 std::vector<DType> const all{
-    DType::f16, DType::bf16, DType::f32, DType::f64, DType::i8, DType::u8, DType::i32, DType::i64
+    DType::f16,
+    DType::bf16,
+    DType::f32,
+    DType::f64,
+    DType::i8,
+    DType::u8,
+    DType::i32,
+    DType::u32,
+    DType::i64,
+    DType::u64
 };
 
 TEST_CASE("what each thread of a launch does copies, scales and zeroes: run by the host") {
-    check_kernel(all, 1.0, run_on_host<joinable::detail::few_copies>);
-    check_kernel(all, 1.0, run_on_host<joinable::detail::many_copies>);
-    check_kernel(floats, 1.0 / 3.0, run_on_host<joinable::detail::few_copies>);
-    check_kernel(floats, 1.0 / 3.0, run_on_host<joinable::detail::many_copies>);
+    check_kernel(all, 1.0, run_on_host);
+    check_kernel(floats, 1.0 / 3.0, run_on_host);
 }
 
 TEST_CASE("a factor in memory is read when a launch runs: 1 copies bits, 0 writes zeros over NaN") {
-    check_kernel(all, 1.0, run_on_host<joinable::detail::few_copies>, true);
+    check_kernel(all, 1.0, run_on_host, true);
     for (double const factor : {1.0 / 3.0, 0.0, -0.0}) {
-        check_kernel(floats, factor, run_on_host<joinable::detail::many_copies>, true);
+        check_kernel(floats, factor, run_on_host, true);
     }
 }
 
-TEST_CASE("a batch has room for as many copies as its comment says") {
-    CHECK(joinable::detail::few_copies == 16);
-    CHECK(joinable::detail::many_copies == (CUDART_VERSION >= 12010 ? 134 : 16));
+TEST_CASE("indices of 64 bits lead to the places of those of 32") {
+    for (Layout const& layout : all_layouts()) {
+        std::size_t const count = joinable::numel(layout.extents);
+        OwnedTensor const from{DType::i32, layout.extents, layout.from};
+        OwnedTensor const to{DType::i32, layout.extents, layout.to};
+        joinable_tests::write(from.view(), counted(count));
+        auto const copy =
+            joinable::detail::cuda_copy(from.view().data(), layout.from, 1.0, to.view());
+        for (unsigned int thread = 0; thread < joinable::detail::block_threads; ++thread) {
+            joinable::detail::move_elements<std::uint64_t>(
+                copy, joinable::detail::CopyBits<std::uint32_t>{}, false, 0, count, thread
+            );
+        }
+        CHECK(joinable_tests::read(to.view()) == joinable_tests::read(from.view()));
+        CHECK(to.has_its_gaps());
+    }
+}
+
+/// Copies of elements side by side: each dtype, sizes around those of words and blocks, and places
+/// around a word's alignment. They lie in one source and one target, with gaps between them.
+class SideBySide {
+public:
+    SideBySide(std::vector<DType> const& dtypes, double factor, bool has_source = true)
+        : factor_{factor} {
+        for (DType const dtype : dtypes) {
+            std::size_t const size = joinable::size_of(dtype);
+            std::size_t const block = joinable::detail::block_bytes / size;
+            std::size_t const word = 16 / size;
+            for (std::size_t const count :
+                 {std::size_t{1},
+                  word - 1,
+                  word,
+                  2 * word + 1,
+                  3 * word - 1,
+                  4 * word,
+                  std::size_t{300},
+                  block - 1,
+                  block,
+                  block + 1,
+                  2 * block + word + 1}) {
+                for (std::size_t const from : {std::size_t{0}, std::size_t{1}, word - 1}) {
+                    for (std::size_t const to : {std::size_t{0}, std::size_t{1}, word / 2 + 1}) {
+                        add(dtype, count, has_source, from, to);
+                    }
+                }
+            }
+        }
+        source_.resize(end_);
+        std::uint32_t state = 1;
+        for (std::byte& byte : source_) { // a float of them is neither NaN nor infinite
+            state = state * 1664525U + 1013904223U;
+            byte = static_cast<std::byte>(1 + (state >> 24U) % 0x40U);
+        }
+        target_.assign(end_, gap);
+        expected_ = target_;
+        for (CudaCopy const& copy : places_) {
+            expect(copy);
+        }
+    }
+
+    [[nodiscard]] std::vector<std::byte> const& source() const { return source_; }
+    [[nodiscard]] std::vector<std::byte>& target() { return target_; }
+    /// With the source and the target in memory that is aligned.
+    [[nodiscard]] std::vector<CudaCopy>
+    copies(std::byte const* source, std::byte* target, double const* factor_at = nullptr) const {
+        std::vector<CudaCopy> copies = places_;
+        for (CudaCopy& copy : copies) {
+            copy.from = copy.from == nullptr ? nullptr : source + offset_of(copy.from);
+            copy.to = target + offset_of(copy.to);
+            copy.factor_at = factor_at;
+            copy.factor = factor_at == nullptr ? factor_ : 99.0;
+        }
+        return copies;
+    }
+    /// Whether all elements have been written, and nothing else.
+    [[nodiscard]] bool is_right() const { return target_ == expected_; }
+    static constexpr std::byte gap{0xa5};
+
+private:
+    /// Places are numbers of bytes here, counted from 1 because null is no source.
+    static std::size_t offset_of(void const* place) {
+        return reinterpret_cast<std::uintptr_t>(place) - 1;
+    }
+    void add(DType dtype, std::size_t count, bool has_source, std::size_t from, std::size_t to) {
+        std::size_t const size = joinable::size_of(dtype);
+        auto const place = [&](std::size_t element) {
+            return reinterpret_cast<void*>(end_ + element * size + 1);
+        };
+        AnyView const view{place(to), dtype, {count}, {1}};
+        places_.push_back(
+            joinable::detail::cuda_copy(has_source ? place(from) : nullptr, {1}, factor_, view)
+        );
+        end_ += (count * size + 64 + 15) / 16 * 16;
+    }
+    void expect(CudaCopy const& copy) {
+        std::byte* const to = expected_.data() + offset_of(copy.to);
+        if (copy.from == nullptr || factor_ == 0.0) {
+            std::fill_n(to, copy.count * joinable::size_of(copy.dtype), std::byte{0});
+            return;
+        }
+        // Aligned for the host, which is tested elsewhere.
+        joinable::visit_dtype(copy.dtype, [&]<class T>(std::type_identity<T>) {
+            std::vector<T> from(copy.count);
+            std::vector<T> result(copy.count);
+            std::memcpy(from.data(), source_.data() + offset_of(copy.from), copy.count * sizeof(T));
+            joinable::scale_copy(
+                AnyView{from.data(), copy.dtype, {copy.count}, {1}},
+                factor_,
+                AnyView{result.data(), copy.dtype, {copy.count}, {1}}
+            );
+            std::memcpy(to, result.data(), copy.count * sizeof(T));
+        });
+    }
+
+    double factor_;
+    std::vector<CudaCopy> places_;
+    std::size_t end_ = 64;
+    std::vector<std::byte> source_;
+    std::vector<std::byte> target_;
+    std::vector<std::byte> expected_;
+};
+/// Calls check(copies, factor_at) for copies, zeros and factors in arguments and in memory.
+template <class Check>
+void for_each_side_by_side(Check const& check) {
+    double const third = 1.0 / 3.0;
+    double const zero = 0.0;
+    double const one = 1.0;
+    check(SideBySide{all, 1.0}, nullptr);
+    check(SideBySide{{DType::u8, DType::i64}, 1.0, false}, nullptr);
+    check(SideBySide{floats, third}, nullptr);
+    check(SideBySide{floats, third}, &third);
+    check(SideBySide{floats, 0.0}, &zero);
+    check(SideBySide{all, 1.0}, &one);
+}
+
+TEST_CASE("elements side by side are moved in words, wherever they begin and end: run by the host"
+) {
+    for_each_side_by_side([](SideBySide copies, double const* factor_at) {
+        run_on_host(copies.copies(copies.source().data(), copies.target().data(), factor_at));
+        CHECK(copies.is_right());
+    });
+}
+
+TEST_CASE("words are aligned in the target, and all that is read of the source is a part of it") {
+    for (std::uintptr_t from = 1024; from < 1040; ++from) {
+        for (std::uintptr_t to = 2048; to < 2064; ++to) {
+            for (unsigned int bytes = 0; bytes < 200; ++bytes) {
+                auto const [before, words, shift] =
+                    joinable::detail::words_of_block(from, to, bytes);
+                CHECK(words + 4 > bytes / 16); // at most 3 are left out
+                if (words != 0) {
+                    CHECK((to + before) % 16 == 0);
+                    CHECK((from + before - shift) % 16 == 0);
+                    CHECK(shift < 16);
+                    CHECK(before - shift <= bytes);
+                    unsigned int const read = words + (shift == 0 ? 0 : 1);
+                    CHECK(before - shift + read * 16 <= bytes);
+                    CHECK(before + words * 16 <= bytes);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("one thread writes each byte of a copy, once") {
+    constexpr std::size_t most = joinable::detail::block_bytes + 100;
+    std::vector<std::byte> const source(most + 16, std::byte{1}); // both aligned as words are
+    std::vector<std::byte> target(most + 16);
+    for (std::size_t const bytes : {std::size_t{1}, std::size_t{50}, std::size_t{5000}, most}) {
+        for (std::size_t const from : {0, 5, 15}) {
+            for (std::size_t const to : {0, 15}) {
+                AnyView const view{target.data() + to, DType::u8, {bytes}, {1}};
+                std::vector<int> written(target.size());
+                for_each_thread(
+                    {joinable::detail::cuda_copy(source.data() + from, {1}, 1.0, view)},
+                    [&](auto const& thread) {
+                        thread();
+                        for (std::size_t i = 0; i < target.size(); ++i) {
+                            written[i] += static_cast<int>(target[i]);
+                        }
+                        std::fill(target.begin(), target.end(), std::byte{0});
+                    }
+                );
+                std::vector<int> expected(target.size());
+                std::fill_n(expected.begin() + static_cast<std::ptrdiff_t>(to), bytes, 1);
+                CHECK(written == expected);
+            }
+        }
+    }
+}
+
+TEST_CASE("a launch has room for as many copies as its comment says") {
+    CHECK(joinable::detail::few_copies == 92);
+    CHECK(joinable::detail::many_copies == (CUDART_VERSION >= 12010 ? 744 : 92));
+    CHECK(joinable::detail::strided_in_launch == 16);
 }
 
 /// Arrays that a rule steps, one after another: values, gradients, masters, then state.
@@ -510,20 +742,54 @@ TEST_CASE(
     (void)cudaStreamDestroy(stream);
 }
 
-TEST_CASE("the kernels copy, scale and zero on a GPU" * doctest::skip(has_no_gpu())) {
-    cudaStream_t stream = nullptr;
-    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
-    auto const run = [&](std::vector<CudaCopy> copies) {
+/// Memory of the GPU, freed at the end.
+class GpuMemory {
+public:
+    explicit GpuMemory(std::size_t bytes) {
+        REQUIRE(cudaMalloc(&data_, bytes + 1) == cudaSuccess); // never null
+    }
+    GpuMemory(GpuMemory const&) = delete;
+    GpuMemory& operator=(GpuMemory const&) = delete;
+    GpuMemory(GpuMemory&& other) noexcept : data_{std::exchange(other.data_, nullptr)} {}
+    GpuMemory& operator=(GpuMemory&&) = delete;
+    ~GpuMemory() { (void)cudaFree(data_); }
+
+    template <class T = std::byte>
+    [[nodiscard]] T* data() const {
+        return static_cast<T*>(data_);
+    }
+    void upload(void const* from, std::size_t bytes) const {
+        REQUIRE(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    }
+    void download(void* to, std::size_t bytes) const {
+        REQUIRE(cudaMemcpy(to, data_, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+    }
+
+private:
+    void* data_ = nullptr;
+};
+void run_on_gpu(std::vector<CudaCopy> const& copies) {
+    REQUIRE(
+        joinable::cuda_kernels().run(copies.data(), copies.size(), cudaStreamPerThread) ==
+        cudaSuccess
+    );
+    REQUIRE(cudaStreamSynchronize(cudaStreamPerThread) == cudaSuccess);
+}
+
+TEST_CASE("all kernels load on a GPU" * doctest::skip(has_no_gpu())) {
+    CHECK(joinable::cuda_kernels<SignDescent>().load() == cudaSuccess);
+}
+
+TEST_CASE(
+    "the kernels copy, scale and zero by any strides on a GPU" * doctest::skip(has_no_gpu())
+) {
+    auto const run = [](std::vector<CudaCopy> const& copies) {
         std::vector<CudaCopy> there = copies;
-        std::vector<void*> blocks;
+        std::vector<GpuMemory> blocks;
         auto const upload = [&](void const* from, std::size_t bytes) {
-            void* block = nullptr;
-            REQUIRE(cudaMalloc(&block, bytes + 1) == cudaSuccess);
-            REQUIRE(
-                cudaMemcpyAsync(block, from, bytes, cudaMemcpyHostToDevice, stream) == cudaSuccess
-            );
-            blocks.push_back(block);
-            return block;
+            blocks.emplace_back(bytes);
+            blocks.back().upload(from, bytes);
+            return blocks.back().data();
         };
         auto const reach = [](CudaCopy const& copy, std::size_t CudaCopy::Level::* step) {
             std::size_t last = 0;
@@ -539,27 +805,17 @@ TEST_CASE("the kernels copy, scale and zero on a GPU" * doctest::skip(has_no_gpu
             if (copy.from != nullptr) {
                 copy.from = upload(copy.from, reach(copy, &CudaCopy::Level::from));
             }
-        }
-        for (CudaCopy& copy : there) {
             if (copy.factor_at != nullptr) {
-                copy.factor_at = static_cast<double const*>(upload(copy.factor_at, sizeof(double)));
+                copy.factor_at =
+                    reinterpret_cast<double const*>(upload(copy.factor_at, sizeof(double)));
             }
         }
-        REQUIRE(joinable::cuda_kernels().run(there.data(), there.size(), stream) == cudaSuccess);
+        run_on_gpu(there);
         for (std::size_t i = 0; i < copies.size(); ++i) {
+            std::size_t const bytes = reach(copies[i], &CudaCopy::Level::to);
             REQUIRE(
-                cudaMemcpyAsync(
-                    copies[i].to,
-                    there[i].to,
-                    reach(copies[i], &CudaCopy::Level::to),
-                    cudaMemcpyDeviceToHost,
-                    stream
-                ) == cudaSuccess
+                cudaMemcpy(copies[i].to, there[i].to, bytes, cudaMemcpyDeviceToHost) == cudaSuccess
             );
-        }
-        REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
-        for (void* const block : blocks) {
-            (void)cudaFree(block);
         }
     };
     check_kernel(all, 1.0, run);
@@ -567,7 +823,84 @@ TEST_CASE("the kernels copy, scale and zero on a GPU" * doctest::skip(has_no_gpu
     check_kernel(all, 1.0, run, true);
     check_kernel(floats, 1.0 / 3.0, run, true);
     check_kernel(floats, 0.0, run, true);
-    (void)cudaStreamDestroy(stream);
+}
+
+TEST_CASE(
+    "elements side by side are moved in words, wherever they begin and end: on a GPU" *
+    doctest::skip(has_no_gpu())
+) {
+    for_each_side_by_side([](SideBySide copies, double const* factor_at) {
+        std::size_t const bytes = copies.target().size();
+        GpuMemory const source{bytes};
+        GpuMemory const target{bytes};
+        GpuMemory const factor{sizeof(double)};
+        source.upload(copies.source().data(), bytes);
+        target.upload(copies.target().data(), bytes);
+        if (factor_at != nullptr) {
+            factor.upload(factor_at, sizeof(double));
+            factor_at = factor.data<double>();
+        }
+        run_on_gpu(copies.copies(source.data(), target.data(), factor_at));
+        target.download(copies.target().data(), bytes);
+        CHECK(copies.is_right());
+    });
+}
+
+__host__ __device__ std::uint8_t byte_at(std::size_t place) {
+    return static_cast<std::uint8_t>((place * 0x9e3779b97f4a7c15U) >> 56U);
+}
+__global__ void write_bytes(std::uint8_t* to, std::size_t count) {
+    for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+         i += std::size_t{gridDim.x} * blockDim.x) {
+        to[i] = byte_at(i);
+    }
+}
+/// Counts bytes that are not those of every `step`-th place from `first` on.
+__global__ void count_wrong(
+    std::uint8_t const* bytes,
+    std::size_t count,
+    std::size_t first,
+    std::size_t step,
+    unsigned long long* wrong
+) {
+    for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+         i += std::size_t{gridDim.x} * blockDim.x) {
+        if (bytes[i] != byte_at(first + i * step)) {
+            atomicAdd(wrong, 1ULL);
+        }
+    }
+}
+
+TEST_CASE("copies of 3 GiB, and from places beyond 4 GiB, on a GPU" * doctest::skip(has_no_gpu())) {
+    constexpr std::size_t count = (std::size_t{3} << 30U) + 5;
+    std::size_t free = 0;
+    std::size_t total = 0;
+    REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+    if (free < 3 * count + (std::size_t{1} << 30U)) {
+        MESSAGE("skipped: the GPU has no room for 10 GiB");
+        return;
+    }
+    GpuMemory const source{2 * count};
+    GpuMemory const target{count + 1};
+    GpuMemory const wrong{sizeof(unsigned long long)};
+    write_bytes<<<4096, 256>>>(source.data<std::uint8_t>(), 2 * count);
+    struct Case {
+        std::size_t from, to, step;
+    };
+    for (auto const [from, to, step] :
+         {Case{0, 0, 1}, Case{1, 0, 1}, Case{2, 1, 1}, Case{0, 0, 2}}) {
+        REQUIRE(cudaMemset(target.data(), 0, count + 1) == cudaSuccess);
+        unsigned long long found = 0;
+        wrong.upload(&found, sizeof(found));
+        REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+        AnyView const view{target.data() + to, DType::u8, {count}, {1}};
+        run_on_gpu({joinable::detail::cuda_copy(source.data() + from, {step}, 1.0, view)});
+        count_wrong<<<4096, 256>>>(
+            target.data<std::uint8_t>() + to, count, from, step, wrong.data<unsigned long long>()
+        );
+        wrong.download(&found, sizeof(found));
+        CHECK(found == 0);
+    }
 }
 
 } // namespace

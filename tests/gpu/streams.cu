@@ -50,7 +50,7 @@ void order(bool is_small) {
     Machine const machine{
         joinable::cuda_kernels(),
         spin_for(is_small ? 0.1 : 2),
-        is_small ? std::size_t{2'000} : std::size_t{300'001}
+        is_small ? std::size_t{2'000} : std::size_t{100'001}
     };
     joinable::run_threads(is_small ? 2 : 4, [&](ThreadHosts& hosts) {
         check_order(hosts, machine);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <cupti.h>
+#include <gpu/measurements.hpp>
 #include <gpu/timeline.hpp>
 #include <unistd.h>
 
@@ -76,7 +77,9 @@ void run(Hosts& hosts) {
     hosts.set_deadline(std::chrono::seconds{60});
     cupti(cuptiActivityRegisterCallbacks(request, complete));
     Rank<Hosts> rank{hosts, kernels()};
-    measure_guard(rank, 5, 100, 11, [](auto const& f) {
+    CopyingPasses passes{rank.stream, 100 * 100};
+    Replica<Hosts, CopyingPasses> replica{rank, passes, 5, 100, false};
+    measure_guard(rank, replica, 11, [](auto const& f) {
         for (CUpti_ActivityKind const kind : kinds) { // not while the host is timed
             cupti(cuptiActivityEnable(kind));
         }

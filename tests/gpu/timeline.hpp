@@ -75,12 +75,8 @@ private:
 
 /// Rank 0 prints. `record(f)` gives the activities that f() leaves on this rank's GPU.
 /// @throws std::runtime_error  a guard adds a kernel, a copy or a memset.
-template <class Hosts, class Record>
-void measure_guard(
-    Rank<Hosts>& rank, std::size_t layers, std::size_t width, int rounds, Record const& record
-) {
-    CopyingPasses passes{rank.stream, width * width};
-    Replica<Hosts, CopyingPasses> replica{rank, passes, layers, width, false};
+template <class Hosts, class Replica, class Record>
+void measure_guard(Rank<Hosts>& rank, Replica& replica, int rounds, Record const& record) {
     replica.iterate(); // cuts the buckets
     auto const once = time_calls(rank, rank.stream, 2, [&] { replica.iterate(); });
     int const iterations = std::max(1, calls_for(rank, once.gpu, 6 * rounds, 60));

@@ -144,6 +144,8 @@ TEST_CASE("the idle gaps of a timeline are those in which nothing runs") {
 TEST_CASE("a guard that added a kernel, a copy or a memset would be found, and ours adds none") {
     run_ranks({1, 2}, [](Hosts& hosts) {
         Rank<Hosts> rank{hosts, host_kernels()};
+        CopyingPasses passes{rank.stream, 8 * 8};
+        Replica<Hosts, CopyingPasses> replica{rank, passes, 3, 8, false};
         // What all ranks have launched, by kinds, after the other.
         auto const record = [&](auto const& f) {
             auto const count = [&] {
@@ -168,7 +170,7 @@ TEST_CASE("a guard that added a kernel, a copy or a memset would be found, and o
             }
             return activities;
         };
-        measure_guard(rank, 3, 8, 1, record);
+        measure_guard(rank, replica, 1, record);
         for (ActivityKind const kind :
              {ActivityKind::kernel, ActivityKind::copy, ActivityKind::memset}) {
             int calls = 0;
@@ -179,7 +181,7 @@ TEST_CASE("a guard that added a kernel, a copy or a memset would be found, and o
                 }
                 return activities;
             };
-            CHECK_THROWS_AS(measure_guard(rank, 3, 8, 1, record_more), std::runtime_error);
+            CHECK_THROWS_AS(measure_guard(rank, replica, 1, record_more), std::runtime_error);
         }
     });
 }

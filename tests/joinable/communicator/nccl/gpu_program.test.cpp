@@ -4,10 +4,13 @@
 #include <gpu/iteration.hpp>
 #include <gpu/measurements.hpp>
 #include <gpu/operations.hpp>
+#include <gpu/timeline.hpp>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <optional>
+#include <stdexcept>
 #include <type_traits>
 #include <vector>
 
@@ -134,4 +137,59 @@ TEST_CASE("a guard adds nothing to what an iteration puts on streams") {
     CHECK(with[0] == without[0]);
     CHECK(with[1] == without[1]);
     CHECK(with[2] == without[2]);
+}
+
+TEST_CASE("the idle gaps of a timeline are those in which nothing runs") {
+    using enum ActivityKind;
+    CHECK(sum_up({}) == TimelineSums{});
+    // The second one runs beside the first, and ends before it.
+    TimelineSums const sums =
+        sum_up({{copy, 130, 140}, {kernel, 100, 120}, {kernel, 105, 110}, {memset, 145, 150}});
+    CHECK(sums.counts == std::array<std::size_t, 3>{2, 1, 1});
+    CHECK(sums.idle == 15);
+}
+
+TEST_CASE("a guard that added a kernel, a copy or a memset would be found, and ours adds none") {
+    run_ranks({1, 2}, [](Hosts& hosts) {
+        Rank<Hosts> rank{hosts, host_kernels()};
+        CopyingPasses passes{rank.stream, 8 * 8};
+        Replica<Hosts, CopyingPasses> replica{rank, passes, 3, 8, false};
+        // What all ranks have launched, by kinds, after the other.
+        auto const record = [&](auto const& f) {
+            auto const count = [&] {
+                rank.comm.synchronize();
+                hosts.barrier();
+                std::array<std::size_t, 3> const counts{
+                    static_cast<std::size_t>(joinable_tests::kernel_launches),
+                    fake_cuda::calls("cudaMemcpyAsync"),
+                    fake_cuda::calls("cudaMemsetAsync")
+                };
+                hosts.barrier();
+                return counts;
+            };
+            auto const before = count();
+            f();
+            auto const after = count();
+            std::vector<Activity> activities;
+            for (std::size_t kind = 0; kind < after.size(); ++kind) {
+                for (std::size_t i = before[kind]; i < after[kind]; ++i) {
+                    activities.push_back({static_cast<ActivityKind>(kind), 0, 1});
+                }
+            }
+            return activities;
+        };
+        measure_guard(rank, replica, 1, record);
+        for (ActivityKind const kind :
+             {ActivityKind::kernel, ActivityKind::copy, ActivityKind::memset}) {
+            int calls = 0;
+            auto const record_more = [&](auto const& f) {
+                auto activities = record(f);
+                if (calls++ % 3 == 1) { // in the guard
+                    activities.push_back({kind, 0, 1});
+                }
+                return activities;
+            };
+            CHECK_THROWS_AS(measure_guard(rank, replica, 1, record_more), std::runtime_error);
+        }
+    });
 }

@@ -100,8 +100,6 @@ TEST_CASE("nothing between the elements of a strided target is written") {
     }
 }
 
-<<<<<<< HEAD
-=======
 TEST_CASE("kernels are loaded on their device when they are given to it, not at a launch") {
     static int loaded_on = -1;
     CudaDevice device{1, nullptr, nullptr};
@@ -118,7 +116,6 @@ TEST_CASE("kernels are loaded on their device when they are given to it, not at 
     CHECK(now == 0);
 }
 
->>>>>>> kernels
 TEST_CASE("a factor in the device's memory is for kernels, which read it when they run") {
     Fixture f;
     DeviceTensor const from{DType::f32, {3}, {1}};

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: BSL-1.0
-// What a guard adds to the work of a GPU, counted by CUPTI: nothing. See ../gpu.sh.
+// What a guard adds to the timeline of a GPU, as CUPTI records it: nothing. See ../gpu.sh.
 
 #include <array>
-#include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <cupti.h>
 #include <gpu/iteration.hpp>
+#include <gpu/timeline.hpp>
+#include <unistd.h>
 
 namespace {
 
@@ -25,79 +29,68 @@ void cupti(CUptiResult result) {
     expect(result == CUPTI_SUCCESS, std::string{"CUPTI: "} + text);
 }
 
-/// Kernels, copies and memsets.
-using Counts = std::array<std::size_t, 3>;
 constexpr std::array<CUpti_ActivityKind, 3> kinds{
     CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET
 };
 /// Of this process; CUPTI calls functions, which have no other way to what they fill.
-std::array<std::atomic<std::size_t>, 3> counted;
+std::mutex recorded_mutex;
+std::vector<Activity> recorded;
 
 void CUPTIAPI request(std::uint8_t** buffer, std::size_t* size, std::size_t* records) {
     *size = std::size_t{1} << 20U;
     *buffer = static_cast<std::uint8_t*>(std::aligned_alloc(8, *size));
     *records = 0; // as many as fit
 }
+template <class Record>
+void note(ActivityKind kind, CUpti_Activity const* record) {
+    auto const& activity = *reinterpret_cast<Record const*>(record);
+    recorded.push_back({kind, activity.start, activity.end});
+}
 void CUPTIAPI
 complete(CUcontext, std::uint32_t, std::uint8_t* buffer, std::size_t, std::size_t valid) {
+    std::lock_guard const lock{recorded_mutex};
     CUpti_Activity* record = nullptr;
     while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
-        for (std::size_t i = 0; i < kinds.size(); ++i) {
-            counted[i] += record->kind == kinds[i] ? 1 : 0;
+        switch (record->kind) {
+        case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
+            note<CUpti_ActivityKernel10>(ActivityKind::kernel, record);
+            break;
+        case CUPTI_ACTIVITY_KIND_MEMCPY:
+            note<CUpti_ActivityMemcpy6>(ActivityKind::copy, record);
+            break;
+        case CUPTI_ACTIVITY_KIND_MEMSET:
+            note<CUpti_ActivityMemset4>(ActivityKind::memset, record);
+            break;
+        default: break;
         }
     }
     std::free(buffer);
 }
-
-/// What f() leaves on the GPU.
-template <class F>
-Counts count(Rank<Hosts>& rank, F const& f) {
-    rank.comm.synchronize();
-    cupti(cuptiActivityFlushAll(0));
-    for (auto& number : counted) {
-        number = 0;
-    }
-    f();
-    rank.comm.synchronize();
+std::vector<Activity> take_recorded() {
     cuda(cudaDeviceSynchronize()); // what CUPTI has not seen the end of is not flushed
     cupti(cuptiActivityFlushAll(0));
-    return {counted[0], counted[1], counted[2]};
+    std::lock_guard const lock{recorded_mutex};
+    return std::exchange(recorded, {});
 }
 
 void run(Hosts& hosts) {
     hosts.set_deadline(std::chrono::seconds{60});
     cupti(cuptiActivityRegisterCallbacks(request, complete));
-    for (CUpti_ActivityKind const kind : kinds) {
-        cupti(cuptiActivityEnable(kind));
-    }
     Rank<Hosts> rank{hosts, kernels()};
     CopyingPasses passes{rank.stream, 100 * 100};
     Replica<Hosts, CopyingPasses> replica{rank, passes, 5, 100, false};
-    replica.iterate(); // cuts the buckets
-    auto const iterate = [&] {
-        for (int i = 0; i < 10; ++i) {
-            replica.iterate();
+    measure_guard(rank, replica, 11, [](auto const& f) {
+        for (CUpti_ActivityKind const kind : kinds) { // not while the host is timed
+            cupti(cuptiActivityEnable(kind));
         }
-    };
-    Counts const without = count(rank, iterate);
-    joinable::Join guard{joinable::participants(replica.ddp()), joinable::control(hosts)};
-    replica.iterate();
-    Counts const with = count(rank, iterate);
-    (void)guard.finish();
-    if (hosts.rank() == 0) {
-        for (auto const& [what, counts] : {std::pair{"outside", without}, {"inside", with}}) {
-            std::printf(
-                "%d ranks: 10 iterations %s a guard: %zu kernels, %zu copies, %zu memsets\n",
-                hosts.size(),
-                what,
-                counts[0],
-                counts[1],
-                counts[2]
-            );
+        static_cast<void>(take_recorded());
+        f();
+        auto activities = take_recorded();
+        for (CUpti_ActivityKind const kind : kinds) {
+            cupti(cuptiActivityDisable(kind));
         }
-    }
-    expect(without[0] > 0 && without[1] > 0, "CUPTI saw no kernel or no copy of an iteration");
-    expect(with == without, "a guard adds to the work of the GPU");
+        return activities;
+    });
 }
 
 } // namespace
@@ -109,7 +102,10 @@ int main(int argc, char** argv) {
         return 2;
     }
     try {
-        joinable::run_processes(ranks, run);
+        joinable::run_processes(ranks, [](Hosts& here) {
+            alarm(100); // each rank is a process, which ends when it hangs
+            run(here);
+        });
         return 0;
     } catch (std::exception const& error) {
         std::fprintf(stderr, "%s\n", error.what());

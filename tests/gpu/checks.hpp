@@ -159,7 +159,6 @@ void check_uneven_inputs(
         ddp.backward([&](auto ready) {
             auto const times = static_cast<float>(is_weighted ? 8 : n);
             for (std::size_t p = params.size(); p-- > 0;) {
-                rank.comm.synchronize(); // `values` were read
                 write_gradient(params[p], times * factor_of(me, round), values[p], rank.stream);
                 ready(p);
             }

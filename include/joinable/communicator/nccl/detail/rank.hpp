@@ -333,6 +333,15 @@ private:
             failure_ = std::current_exception();
         }
     }
+    /// The network may notice that a process has died before the control communicator does, which
+    /// alone knows its rank.
+    void wait_for_culprit() const {
+        constexpr std::chrono::nanoseconds patience = std::chrono::seconds{2};
+        auto const end = NcclDeadline::Clock::now() + (std::min)(patience, deadline());
+        while (size_ > 1 && !control_->is_aborted() && NcclDeadline::Clock::now() < end) {
+            std::this_thread::sleep_for(std::chrono::microseconds{50});
+        }
+    }
     /// Takes over failures of other ranks and asynchronous errors of NCCL.
     void poll(std::string_view error = asynchronous_error) noexcept {
         if (failure_) {
@@ -348,15 +357,6 @@ private:
         }
     }
 
-    /// The network may notice that a process has died before the control communicator does, which
-    /// alone knows its rank.
-    void wait_for_culprit() const {
-        constexpr std::chrono::nanoseconds patience = std::chrono::seconds{2};
-        auto const end = NcclDeadline::Clock::now() + (std::min)(patience, deadline());
-        while (size_ > 1 && !control_->is_aborted() && NcclDeadline::Clock::now() < end) {
-            std::this_thread::sleep_for(std::chrono::microseconds{50});
-        }
-    }
     /// Polls `ready()`, which throws if it will never be true. `number` is that of the collective
     /// that this wait is for; 0: none. `error` names an error of NCCL.
     /// @throws TimedOut  after aborting.

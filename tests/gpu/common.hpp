@@ -2,18 +2,21 @@
 #pragma once
 
 // What the checks and the measurements on a GPU have in common. All of it also compiles, and runs, over
-// the doubles of CUDA and NCCL: ranks are whatever `Hosts` is.
+// the fakes of CUDA and NCCL: ranks are whatever `Hosts` is.
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <cuda_runtime_api.h>
+#include <nccl.h>
 #include <support/nccl_ranks.hpp>
 
 #include <joinable/join.hpp>
@@ -34,6 +37,43 @@ inline void expect(bool is_so, std::string const& what) {
     }
 }
 
+/// Differences, each of which is told at once: one run tells all of them.
+class Differences {
+public:
+    void add(int rank, std::string const& text) {
+        std::printf("rank %d: %s\n", rank, text.c_str());
+        ++count_;
+    }
+    void expect_none() const { expect(count_ == 0, std::to_string(count_) + " differences"); }
+
+private:
+    int count_ = 0;
+};
+
+/// As many digits as tell a number from all others.
+[[nodiscard]] inline std::string exactly(double number) {
+    std::array<char, 32> text{};
+    static_cast<void>(std::snprintf(text.data(), text.size(), "%.17g", number));
+    return text.data();
+}
+
+/// Small integers: all dtypes hold them, and what ranks sum of them, exactly.
+[[nodiscard]] inline float number_of(std::size_t element) {
+    return static_cast<float>(element % 5 + 1);
+}
+/// What a rank's numbers are multiplied with in a round: the sum over 8 ranks still fits into bf16.
+[[nodiscard]] inline float factor_of(int rank, int round) {
+    return static_cast<float>(1 + (rank + round) % 3);
+}
+
+/// What is free of the current device's memory, in bytes.
+[[nodiscard]] inline std::size_t free_memory() {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    cuda(cudaMemGetInfo(&free, &total));
+    return free;
+}
+
 /// Makes a GPU this rank's, which it may share with others: NCCL takes two ranks of one GPU for a mistake
 /// unless they seem to be on several machines. Returns which one.
 template <class Hosts>
@@ -49,6 +89,8 @@ int take_device(Hosts& hosts) {
     return device;
 }
 
+constexpr std::chrono::seconds longest_wait{10};
+
 /// Members are made in this order: a stream is one of the current device.
 template <class Hosts>
 struct Rank {
@@ -58,9 +100,9 @@ struct Rank {
     joinable::NcclCommunicator comm;
 
     /// Without kernels, NCCL scales and the runtime copies.
-    explicit Rank(Hosts& ranks, joinable::CudaKernels const& kernels = {}, bool revokes = false)
+    explicit Rank(Hosts& ranks, joinable::CudaKernels const& kernels = {})
         : hosts{ranks}, device{take_device(ranks)},
-          comm{ranks, {.stream = stream, .deadline = std::chrono::seconds{30}, .revoke = revokes}} {
+          comm{ranks, {.stream = stream, .deadline = longest_wait}} {
         if (kernels.run != nullptr) {
             comm.device_memory().use_kernels(kernels);
         }
@@ -94,6 +136,35 @@ private:
     ) {
         return {memory.buffer().data, dtype, {count}, {1}, {joinable::DeviceKind::cuda, device}};
     }
+};
+
+/// An engine's own communicator, as ncclCommInitRankConfig makes it.
+class EnginesHandle {
+public:
+    template <class Hosts>
+    EnginesHandle(Hosts& hosts, bool is_blocking) {
+        ncclUniqueId id{};
+        if (hosts.rank() == 0) {
+            expect(ncclGetUniqueId(&id) == ncclSuccess, "ncclGetUniqueId");
+        }
+        hosts.broadcast({&id, sizeof id, joinable::DType::u8}, 0).wait();
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = is_blocking ? 1 : 0;
+        ncclResult_t state = ncclCommInitRankConfig(&comm, hosts.size(), id, hosts.rank(), &config);
+        while (state == ncclInProgress) {
+            expect(ncclCommGetAsyncError(comm, &state) == ncclSuccess, "ncclCommGetAsyncError");
+        }
+        expect(state == ncclSuccess, "an engine's communicator");
+    }
+    EnginesHandle(EnginesHandle const&) = delete;
+    EnginesHandle& operator=(EnginesHandle const&) = delete;
+    ~EnginesHandle() {
+        if (comm != nullptr) {
+            ncclCommDestroy(comm);
+        }
+    }
+
+    ncclComm_t comm = nullptr;
 };
 
 [[nodiscard]] inline double median(std::vector<double> values) {

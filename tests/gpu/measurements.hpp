@@ -4,6 +4,7 @@
 // What our layers cost on a GPU beside the calls below them. Both are measured in turn, round by round;
 // printed are medians, and medians of the ratios within a round. Rank 0 prints.
 
+#include <array>
 #include <cstdio>
 
 #include <gpu/common.hpp>
@@ -66,12 +67,11 @@ int calls_for(Rank<Hosts>& rank, double microseconds, int rounds, double most_se
 }
 
 /// NCCL's own call, as a program makes it that waits for no other rank: until it is launched.
-inline void raw_all_reduce(joinable::NcclCommunicator& comm, void* data, std::size_t count) {
-    ncclComm_t const handle = comm.native_handle();
-    ncclResult_t state =
-        ncclAllReduce(data, data, count, ncclFloat, ncclSum, handle, comm.stream());
+inline void raw_all_reduce(ncclComm_t comm, cudaStream_t stream, joinable::Buffer buffer) {
+    void* const data = buffer.data;
+    ncclResult_t state = ncclAllReduce(data, data, buffer.count, ncclFloat, ncclSum, comm, stream);
     while (state == ncclInProgress) {
-        expect(ncclCommGetAsyncError(handle, &state) == ncclSuccess, "ncclCommGetAsyncError");
+        expect(ncclCommGetAsyncError(comm, &state) == ncclSuccess, "ncclCommGetAsyncError");
     }
     expect(state == ncclSuccess, "ncclAllReduce");
 }
@@ -96,7 +96,7 @@ void measure_all_reduce(Rank<Hosts>& rank, std::vector<std::size_t> const& sizes
     for (std::size_t const bytes : sizes) {
         DeviceArray<float> const array{std::vector<float>(bytes / sizeof(float)), rank.stream};
         auto const raw = [&] {
-            raw_all_reduce(rank.comm, array.buffer().data, array.buffer().count);
+            raw_all_reduce(rank.comm.native_handle(), rank.comm.stream(), array.buffer());
         };
         auto const ours = [&] {
             rank.comm.all_reduce(array.buffer(), joinable::ReduceOp::sum).wait();
@@ -140,6 +140,49 @@ void measure_all_reduce(Rank<Hosts>& rank, std::vector<std::size_t> const& sizes
     }
 }
 
+/// What the host spends in a call: NCCL's own of a blocking handle and of a non-blocking one, for which NCCL
+/// makes a thread in each call, and ours. Rank 0 prints medians.
+template <class Hosts>
+void measure_host_time(Rank<Hosts>& rank, std::size_t bytes, int calls, int rounds) {
+    EnginesHandle const blocking{rank.hosts, true};
+    EnginesHandle const non_blocking{rank.hosts, false};
+    DeviceArray<float> const array{std::vector<float>(bytes / sizeof(float)), rank.stream};
+    auto const raw = [&](EnginesHandle const& engine) {
+        raw_all_reduce(engine.comm, rank.stream, array.buffer());
+    };
+    std::array<std::vector<double>, 3> host;
+    std::vector<double> more;
+    for (int round = -1; round < rounds; ++round) { // the first one warms up
+        std::array const times{
+            time_calls(rank, rank.stream, calls, [&] { raw(blocking); }).host,
+            time_calls(rank, rank.stream, calls, [&] { raw(non_blocking); }).host,
+            time_calls(
+                rank,
+                rank.stream,
+                calls,
+                [&] { rank.comm.all_reduce(array.buffer(), joinable::ReduceOp::sum).wait(); }
+            ).host
+        };
+        for (std::size_t i = 0; round >= 0 && i < times.size(); ++i) {
+            host[i].push_back(times[i]);
+        }
+        if (round >= 0) {
+            more.push_back(times[2] - times[1]);
+        }
+    }
+    if (rank.hosts.rank() == 0) {
+        std::printf(
+            "host time of an all_reduce of %zu B, %d ranks, microseconds: a blocking handle %.2f, a "
+            "non-blocking one %.2f, ours %.2f, which is %.2f more than the non-blocking one, aim 2: %s\n",
+            bytes,
+            rank.hosts.size(),
+            median(host[0]),
+            median(host[1]),
+            median(host[2]),
+            median(more),
+            verdict(median(more) <= 2)
+        );
+    }
 }
 
 } // namespace joinable_gpu

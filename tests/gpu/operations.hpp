@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// What NCCL ranks have besides sums: groups, messages, an engine's handle, other ways for roll calls, refusals.
+// What NCCL ranks have besides sums: groups, messages, an engine's handle, windows, other ways for roll calls,
+// refusals, and their ends.
 
-#include <cstdio>
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -107,35 +108,6 @@ void check_bad_input(Rank<Hosts>& rank) {
     );
 }
 
-/// An engine's own communicator, as ncclCommInitRankConfig makes it.
-class EnginesHandle {
-public:
-    template <class Hosts>
-    EnginesHandle(Hosts& hosts, bool is_blocking) {
-        ncclUniqueId id{};
-        if (hosts.rank() == 0) {
-            expect(ncclGetUniqueId(&id) == ncclSuccess, "ncclGetUniqueId");
-        }
-        hosts.broadcast({&id, sizeof id, joinable::DType::u8}, 0).wait();
-        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-        config.blocking = is_blocking ? 1 : 0;
-        ncclResult_t state = ncclCommInitRankConfig(&comm, hosts.size(), id, hosts.rank(), &config);
-        while (state == ncclInProgress) {
-            expect(ncclCommGetAsyncError(comm, &state) == ncclSuccess, "ncclCommGetAsyncError");
-        }
-        expect(state == ncclSuccess, "an engine's communicator");
-    }
-    EnginesHandle(EnginesHandle const&) = delete;
-    EnginesHandle& operator=(EnginesHandle const&) = delete;
-    ~EnginesHandle() {
-        if (comm != nullptr) {
-            ncclCommDestroy(comm);
-        }
-    }
-
-    ncclComm_t comm = nullptr;
-};
-
 /// An engine lends its communicator, has it back, and uses it; a blocking one is refused on all ranks.
 template <class Hosts>
 void check_lent(Hosts& hosts) {
@@ -206,9 +178,7 @@ void check_tcp_control(Hosts& hosts) {
     auto control = listener ? joinable::TcpCommunicator::attach(std::move(*listener), options)
                             : joinable::TcpCommunicator::attach(options);
     Stream const stream;
-    joinable::NcclCommunicator comm{
-        control, {.stream = stream, .deadline = std::chrono::seconds{30}}
-    };
+    joinable::NcclCommunicator comm{control, {.stream = stream, .deadline = longest_wait}};
     expect_rounds(comm, control, stream);
 }
 
@@ -218,7 +188,7 @@ void check_mismatch(Hosts& hosts) {
     take_device(hosts);
     Stream const stream;
     joinable::NcclCommunicator comm{
-        hosts, {.stream = stream, .deadline = std::chrono::seconds{30}, .check = true}
+        hosts, {.stream = stream, .deadline = longest_wait, .check = true}
     };
     DeviceArray<float> const array{std::vector<float>(8), stream};
     std::size_t const count = hosts.rank() == hosts.size() - 1 ? 7 : 8;
@@ -227,29 +197,61 @@ void check_mismatch(Hosts& hosts) {
     });
 }
 
-/// With `revoke` a handle outlives the failure of a rank. Nothing is in progress meanwhile: see NcclOptions.
-/// False where this NCCL cannot revoke.
+/// That a communicator's memory of its own is a symmetric window, where that is so: returned. All ranks
+/// find the same, and sums in it are right in any case.
 template <class Hosts>
-bool check_revoke(Hosts& hosts) {
-    int version = 0;
-    expect(ncclGetVersion(&version) == ncclSuccess, "ncclGetVersion");
-    if (version < 22807 || NCCL_VERSION_CODE < 22807) {
-        return false;
+bool check_window(Rank<Hosts>& rank) {
+    constexpr std::size_t count = 1000;
+    joinable::Arena const arena = rank.comm.allocate(count * sizeof(float));
+    bool const is_registered = rank.comm.register_arena(arena);
+    std::vector<float> values(count, static_cast<float>(rank.hosts.rank() + 1));
+    std::size_t const bytes = count * sizeof(float);
+    cuda(cudaMemcpyAsync(arena.data(), values.data(), bytes, cudaMemcpyHostToDevice, rank.stream));
+    rank.comm.all_reduce({arena.data(), count, joinable::DType::f32}, joinable::ReduceOp::sum)
+        .wait();
+    rank.comm.synchronize();
+    cuda(cudaMemcpyAsync(values.data(), arena.data(), bytes, cudaMemcpyDeviceToHost, rank.stream));
+    rank.comm.synchronize();
+    for (float const value : values) {
+        expect(value == sum_to(rank.hosts.size()), "a sum in an arena is " + exactly(value));
     }
-    Rank<Hosts> rank{hosts, {}, true};
-    expect_sum(rank.comm, rank.stream, 1, static_cast<float>(hosts.size()));
-    hosts.barrier();
-    if (hosts.rank() == 0) {
-        rank.comm.abort({joinable::FailureKind::peer_failed, {0}, "enough"});
+    return is_registered;
+}
+
+/// Makes `times` + 1 communicators one after another, and ends each by its destructor, or aborts it.
+/// Each finds as much free memory as the first one left. Returns how much less the worst one found.
+template <class Hosts>
+std::size_t check_ends(Hosts& hosts, int times, bool aborts) {
+    // What CUDA gives in small pieces comes from blocks of 2 MiB, which it may cut differently.
+    constexpr std::size_t allowed = std::size_t{4} << 20U;
+    std::size_t first = 0;
+    std::size_t least = 0;
+    for (int time = 0; time <= times; ++time) {
+        Hosts control = hosts.split(0, hosts.rank()); // it ends with what is aborted
+        Rank<Hosts> rank{control};
+        joinable::Arena const arena = rank.comm.allocate(1000);
+        static_cast<void>(rank.comm.register_arena(arena));
+        expect_sum(rank.comm, rank.stream, 1, static_cast<float>(hosts.size()));
+        rank.comm
+            .all_reduce({arena.data(), 100, joinable::DType::f32}, joinable::ReduceOp::sum, 0.5)
+            .wait();
+        rank.comm.synchronize();
+        hosts.barrier(); // ranks may share a GPU
+        std::size_t const free = free_memory();
+        hosts.barrier();
+        first = time == 0 ? free : first;
+        least = time == 0 ? free : (std::min)(least, free);
+        expect(
+            free + allowed >= first,
+            "communicator " + std::to_string(time) + " finds " + std::to_string(free) +
+                " free bytes, the first one " + std::to_string(first)
+        );
+        if (aborts) {
+            rank.comm.abort({joinable::FailureKind::peer_failed, {0}, "enough"});
+            expect_refused<joinable::PeerFailed>("enough", [&] { rank.comm.barrier(); });
+        }
     }
-    expect_refused<joinable::PeerFailed>("enough", [&] { rank.comm.barrier(); });
-    ncclResult_t state = ncclInProgress;
-    expect(
-        ncclCommGetAsyncError(rank.comm.native_handle(), &state) == ncclSuccess &&
-            state == ncclSuccess,
-        "the state of a handle that was revoked"
-    );
-    return true;
+    return first - least;
 }
 
 } // namespace joinable_gpu

@@ -126,6 +126,19 @@ cudaError_t cudaFreeHost(void* data) {
         return cudaSuccess;
     });
 }
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+    return call("cudaMemGetInfo", [&]() -> cudaError_t {
+        *total = std::size_t{80} << 30U;
+        *free = *total;
+        std::lock_guard const lock{runtime().mutex};
+        for (auto const& [data, allocation] : runtime().allocations) {
+            bool const is_here =
+                allocation.type == cudaMemoryTypeDevice && allocation.device == current_device;
+            *free -= is_here ? allocation.bytes : 0;
+        }
+        return cudaSuccess;
+    });
+}
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, void const* pointer) {
     return call("cudaPointerGetAttributes", [&]() -> cudaError_t {
         auto* const address = const_cast<void*>(pointer);

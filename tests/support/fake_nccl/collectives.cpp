@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+#include <algorithm>
 #include <cstddef>
 #include <mutex>
 #include <string>
@@ -54,6 +55,17 @@ ncclResult_t check(Op& op, Member const& member, char const* function) {
     return ncclSuccess;
 }
 
+/// The elements of a scaled sum that NCCL before 2.29.7 writes on one rank: its kernel rounds down where it cuts
+/// them into runs for its blocks (device/onerank.cu:25).
+std::size_t written_on_one_rank(Op const& op) {
+    std::size_t const element = size_of(op.type);
+    std::size_t const pack = 16 / element;
+    std::size_t const blocks =
+        std::min(std::size_t{32}, (op.count * element + (16U << 10U) - 1) / (16U << 10U));
+    std::size_t const run = (op.count / blocks + pack - 1) / pack * pack;
+    return std::min(op.count, blocks * run);
+}
+
 ncclResult_t collect(Op op, ncclComm_t comm, char const* function) {
     ncclResult_t const told = begin(function);
     std::unique_lock lock{mutex()};
@@ -70,6 +82,7 @@ ncclResult_t collect(Op op, ncclComm_t comm, char const* function) {
         return ncclSuccess;
     }
     if (member.world->size == 1 && !op.is_message()) { // at once, also in a group
+        op.count = op.is_scaled ? written_on_one_rank(op) : op.count;
         return in_group(poison(member, put_on_stream({op})));
     }
     if (group.depth == 0) {

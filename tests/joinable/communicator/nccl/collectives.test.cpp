@@ -179,6 +179,39 @@ TEST_CASE("a sum of which ranks get parts multiplies what each rank has by its o
     });
 }
 
+/// Sums of `count` elements of one rank, in place and to another place.
+template <class T>
+void check_scaled_alone(NcclCommunicator& comm, cudaStream_t stream, std::size_t count) {
+    std::vector<std::size_t> const counts{count};
+    std::vector<T> const halves(count, number<T>(2));
+    DeviceArray<T> const in_place{std::vector<T>(count, number<T>(4)), stream};
+    DeviceArray<T> const parts{count};
+    DeviceArray<T> const counted{count};
+    comm.all_reduce(in_place.buffer(), ReduceOp::sum, 0.5).wait();
+    CHECK(in_place.read(comm, stream) == halves);
+    comm.all_reduce(in_place.buffer(), ReduceOp::sum, 2.0).wait();
+    comm.reduce_scatter(in_place.buffer(), parts.buffer(), ReduceOp::sum, 0.5).wait();
+    CHECK(parts.read(comm, stream) == halves);
+    comm.reduce_scatter(in_place.buffer(), counted.buffer(), ReduceOp::sum, 0.5, counts).wait();
+    CHECK(counted.read(comm, stream) == halves);
+}
+
+TEST_CASE("a scaled sum of one rank reaches its last element") {
+    // As many elements as NCCL's blocks share evenly, and some more or fewer.
+    std::vector<std::size_t> const counts{0,       1,       2048,    4096,    4097,
+                                          8192,    8193,    8200,    16'384,  16'385,
+                                          100'016, 131'072, 131'073, 131'103, 262'144,
+                                          262'145, 262'175, 300'001, 524'288, 524'319};
+    run_nccl_ranks({1}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        for (std::size_t const count : counts) {
+            check_scaled_alone<joinable::Half>(comm, stream, count);
+            check_scaled_alone<joinable::BFloat16>(comm, stream, count);
+            check_scaled_alone<float>(comm, stream, count);
+            check_scaled_alone<double>(comm, stream, count);
+        }
+    });
+}
+
 template <class T>
 void check_all_to_all(NcclCommunicator& comm, cudaStream_t stream) {
     int const n = comm.size();

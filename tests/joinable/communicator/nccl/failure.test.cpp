@@ -60,9 +60,13 @@ public:
     auto broadcast(joinable::Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
     void barrier() { comm_.barrier(); }
     void abort(joinable::AbortReason const& reason) { comm_.abort(reason); }
-    [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
+    [[nodiscard]] bool is_aborted() const {
+        before_answer();
+        return comm_.is_aborted();
+    }
 
     std::function<void()> after_sum = [] {};
+    std::function<void()> before_answer = [] {}; ///< of is_aborted()
 
 private:
     struct Work {
@@ -187,6 +191,31 @@ TEST_CASE("a rank that says something else than the others is no rank that is mi
         CHECK(error->missing().empty());
         CHECK(std::string{error->what()}.starts_with("all ranks arrived, but nothing came"));
     });
+}
+
+TEST_CASE("a rank that the network has lost is named as soon as the control communicator knows it"
+) {
+    run_ranks({2, 3, 4}, [](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        Aborting control{hosts};
+        NcclCommunicator comm{control};
+        hosts.barrier();
+        int asked = 0;
+        if (hosts.rank() == 0) { // its network is the first to notice
+            fake_nccl::fail_async(comm.native_handle(), ncclRemoteError, "closed by remote peer");
+            control.before_answer = [&] {
+                if (++asked == 5) {
+                    hosts.abort({joinable::FailureKind::peer_failed, {1}, "rank 1 was killed"});
+                }
+            };
+        }
+        if (auto const error = thrown<joinable::PeerFailed>([&] { comm.barrier(); })) {
+            CHECK(error->rank() == 1);
+            CHECK(std::string{error->what()} == "rank 1 was killed");
+        }
+        CHECK((hosts.rank() != 0 || asked >= 5));
+    });
+    CHECK(fake_nccl::live_communicators() == 0);
 }
 
 TEST_CASE("an asynchronous error ends all ranks with NCCL's text") {
@@ -776,7 +805,7 @@ TEST_CASE("a communicator whose end fails is aborted on all ranks, not destroyed
                 comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
                 complete.meet();
                 if (comm.rank() == 1 && std::string{function} == "the network") {
-                    fake_nccl::fail_async(comm.native_handle(), ncclRemoteError, "lost peer 0");
+                    fake_nccl::fail_async(comm.native_handle(), ncclInternalError, "no proxy");
                 } else if (comm.rank() == 1) {
                     (is_late ? fake_nccl::fail_later
                              : fake_nccl::fail_next)(function, ncclSystemError);

@@ -100,7 +100,9 @@ public:
         case Collective::reduce_scatter: return reduce_parts(request, nccl_op(said.op));
         case Collective::scaled_reduce_scatter: {
             NcclScaledSum const sum{comm_, said.dtype, said.factor};
-            return sum.result() != ncclSuccess ? sum.result() : reduce_parts(request, sum.op());
+            return sum.result() != ncclSuccess ? sum.result()
+                   : size_ == 1                ? scale_alone(in, request.out, sum.op())
+                                               : reduce_parts(request, sum.op());
         }
         case Collective::gather: return exchange(request, Sends::same);
         default: return exchange(request, Sends::parts);
@@ -112,8 +114,9 @@ public:
     [[nodiscard]] ncclResult_t scaled_all_reduce(Buffer buffer, Factor factor) const {
         NcclScaledSum const sum{comm_, buffer.dtype, factor};
         ncclDataType_t const type = nccl_type(buffer.dtype);
-        return sum.result() != ncclSuccess
-                   ? sum.result()
+        return sum.result() != ncclSuccess ? sum.result()
+               : size_ == 1
+                   ? scale_alone(buffer.data, buffer, sum.op())
                    : ncclAllReduce(
                          buffer.data, buffer.data, buffer.count, type, sum.op(), comm_, stream_
                      );
@@ -127,6 +130,28 @@ public:
     }
 
 private:
+    /// A scaled sum of one rank. NCCL 2.19 to 2.29.6 cut it for at most 32 blocks, one for each 16 KiB,
+    /// and lose elements at the end unless all blocks get the same number (nccl #1950). So a second
+    /// call takes what exceeds a multiple of 16 KiB.
+    [[nodiscard]] ncclResult_t scale_alone(void const* in, Buffer out, ncclRedOp_t op) const {
+        std::size_t const rest = out.count % ((std::size_t{16} << 10U) / size_of(out.dtype));
+        auto const scale = [&](std::size_t begin, std::size_t count) {
+            std::size_t const offset = begin * size_of(out.dtype);
+            return ncclAllReduce(
+                static_cast<std::byte const*>(in) + offset,
+                static_cast<std::byte*>(out.data) + offset,
+                count,
+                nccl_type(out.dtype),
+                op,
+                comm_,
+                stream_
+            );
+        };
+        std::size_t const even = out.count - rest;
+        ncclResult_t const result = even == 0 ? ncclSuccess : scale(0, even);
+        return rest == 0 || is_error(result) ? result : scale(even, rest);
+    }
+
     /// Whether a rank sends each rank its own part, or the same data.
     enum class Sends : bool { parts, same };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -139,6 +140,9 @@ public:
     /// @throws CommunicationError, PeerFailed  the call failed; after aborting.
     void check(ncclResult_t result, std::string_view call) {
         if (is_error(result)) {
+            if (result == ncclRemoteError) {
+                wait_for_culprit();
+            }
             fail(
                 {result == ncclRemoteError ? FailureKind::peer_failed : FailureKind::communication,
                  {},
@@ -327,6 +331,15 @@ private:
             throw_failure(reason);
         } catch (...) {
             failure_ = std::current_exception();
+        }
+    }
+    /// The network may notice that a process has died before the control communicator does, which
+    /// alone knows its rank.
+    void wait_for_culprit() const {
+        constexpr std::chrono::nanoseconds patience = std::chrono::seconds{2};
+        auto const end = NcclDeadline::Clock::now() + (std::min)(patience, deadline());
+        while (size_ > 1 && !control_->is_aborted() && NcclDeadline::Clock::now() < end) {
+            std::this_thread::sleep_for(std::chrono::microseconds{50});
         }
     }
     /// Takes over failures of other ranks and asynchronous errors of NCCL.

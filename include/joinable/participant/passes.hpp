@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
@@ -183,7 +184,7 @@ public:
             if (ready_check_) {
                 ready_check_->begin();
             }
-            double const factor = averaging_.factor(comm_, round_);
+            double const factor = averaging_.factor(words_, round_);
             stage_ = Stage::backward; // skip() can follow if `unused` throws
             reducer_->prepare_for_backward(factor, unused, round_.buffer_source());
             ranges_.open_backward(reducer_->timeline());
@@ -271,7 +272,7 @@ public:
             }
             if (stage_ == Stage::forward) {
                 begin_reduction();
-                (void)averaging_.factor(comm_, round_); // the others may sum weights
+                (void)averaging_.factor(words_, round_); // the others may sum weights
                 reducer_->contribute_zeros(round_.buffer_source());
                 end_reduction();
             } else if (stage_ == Stage::backward) {
@@ -335,7 +336,8 @@ protected:
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
     /// step; otherwise the round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
+        : comm_{comm}, averaging_{kind}, words_{comm}, hidden_{state}, state_{state},
+          steps_{steps} {}
     Passes(Passes const&) = delete;
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
@@ -525,7 +527,7 @@ protected:
     /// The reduction of a rank that runs no pass, because it has joined or skips. It may hold
     /// gradients of earlier rounds.
     void contribute_without_pass(Round const& round) {
-        double const factor = averaging_.factor(comm_, round);
+        double const factor = averaging_.factor(words_, round);
         if (std::exchange(has_accumulated_, false) && round.contributes()) {
             reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
         } else {
@@ -569,6 +571,7 @@ protected:
 
     Comm& comm_;
     detail::Averaging averaging_;
+    detail::ControlOver<Comm&> words_;       ///< for a few words of all ranks
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with verify_ready

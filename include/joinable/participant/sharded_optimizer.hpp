@@ -228,7 +228,7 @@ protected:
     using Group = detail::ShardGroup;
 
     ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
-        : comm_{comm}, host_{comm}, options_{std::move(options)}, sharding_{sharding},
+        : comm_{comm}, host_{comm}, words_{comm}, options_{std::move(options)}, sharding_{sharding},
           loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}},
           scratch_{detail::Scratch{device()}, detail::Scratch{device()}},
           before_step_{comm, host_, sharding} {}
@@ -238,6 +238,8 @@ protected:
 
     [[nodiscard]] ZeroOptions const& optimizer_options() const noexcept { return options_; }
     [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
+    /// For a few words of all ranks.
+    [[nodiscard]] detail::ControlCommunicator& words() noexcept { return words_; }
 
     void require_outside(std::string_view verb) const {
         if (detail::session_of(join_state_) != nullptr) {
@@ -267,8 +269,7 @@ protected:
         } catch (...) {
             error = std::current_exception();
         }
-        detail::ControlOver<Comm&> control{comm_};
-        detail::agree(control, compared, error);
+        detail::agree(words_, compared, error);
     }
 
     /// Adds a group. `compare(list)` adds further items to compare, and `also(group)` prepares more
@@ -504,6 +505,7 @@ private:
 
     Comm& comm_;
     detail::HostCollectives<Comm> host_;
+    detail::ControlOver<Comm&> words_;
     ZeroOptions options_;
     Sharding sharding_;
     std::vector<Rule> rules_; ///< of the groups

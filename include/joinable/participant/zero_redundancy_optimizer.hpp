@@ -159,7 +159,7 @@ private:
     void run(Round const& round) {
         this->begin_step(round);
         if (optimizer_options().reduces_gradients) {
-            reduce(averaging_.factor(join_communicator(), round));
+            reduce(averaging_.factor(this->words(), round));
         }
         this->finish_step();
     }

@@ -11,6 +11,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/scratch.hpp>
 #include <joinable/device/squares.hpp>
@@ -18,6 +19,7 @@
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/optimizer/shard.hpp>
+#include <joinable/optimizer/shard_state.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
@@ -72,8 +74,7 @@ private:
             host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
         }
     }
-    /// The numbers travel where the gradients are. The ranks' last collective, which has a deadline,
-    /// ends before the host waits for the download.
+    /// The numbers travel where the gradients are.
     void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) override {
         Device& device = device_of(comm_);
         std::size_t const count = squares.size();
@@ -90,7 +91,11 @@ private:
         } else {
             settle(comm_.all_reduce(all, ReduceOp::sum));
         }
-        device.download(first, squares.data(), all.bytes());
+        if (staged_.bytes() < all.bytes()) {
+            staged_ = device.allocate_staging(all.bytes());
+        }
+        host_.download(first, staged_.data(), all.bytes());
+        copy_bytes(reinterpret_cast<std::byte*>(squares.data()), staged_.data(), all.bytes());
     }
 
     Comm& comm_;
@@ -98,6 +103,7 @@ private:
     Sharding sharding_;
     std::vector<ShardGradient> pieces_;
     std::vector<SquareSum> own_;
+    Arena staged_; ///< of the sums, on the host
     Scratch sums_;
 };
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
-// Words of the host that travel between devices keep their memory.
+// Words of the host that travel between devices: they keep their memory, and do not wait for the
+// engine's stream.
 #include <joinable/nccl.hpp>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -13,7 +16,10 @@
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_cuda/stream_communicator.hpp>
 #include <support/nccl_ranks.hpp>
+#include <support/wait_until.hpp>
 
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/control.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/nccl_graphs.hpp>
 #include <joinable/participant/data_parallel.hpp>
@@ -106,6 +112,72 @@ TEST_CASE("a joined rank follows collectives within the passes in memory that it
         comm.set_stream(stream);
     });
     check_nothing_is_left();
+}
+
+TEST_CASE("sums of weights, and what ranks agree on, do not wait for the engine's stream") {
+    run_nccl_ranks({1, 2, 3, 4, 8}, [](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+        comm.device_memory().use_kernels(host_kernels());
+        DeviceModel model{comm.rank(), DType::f32};
+        comm.set_stream(model.stream());
+        joinable::DistributedDataParallel ddp{comm, model.params, small_buckets(false)};
+        std::atomic<bool> goes_on = false;
+        fake_cuda::enqueue(model.stream(), [&] { wait_until(goes_on, true); });
+        ddp.prepare_for_forward({.weight = 3});
+        ddp.prepare_for_backward(); // the host would stand still here
+        joinable::detail::ControlOver<NcclCommunicator&> control{comm};
+        joinable::detail::agree(control, {});
+        hosts.barrier();
+        CHECK_FALSE(fake_cuda::is_idle(model.stream()));
+        goes_on = true;
+        model.backward(0, [&](std::size_t i) { ddp.mark_ready(i); });
+        ddp.finalize_backward();
+        comm.synchronize();
+        comm.set_stream(stream);
+    });
+    check_nothing_is_left();
+}
+
+TEST_CASE("a copy to the host follows the engine's stream, and ends with the deadline or an abort"
+) {
+    for (bool const aborts : {false, true}) {
+        CAPTURE(aborts);
+        run_nccl_ranks({2, 4}, [&](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+            joinable::CudaDevice& device = comm.device_memory();
+            joinable::Arena const to = device.allocate_staging(sizeof(float));
+            auto const number = [&] { return *reinterpret_cast<float const*>(to.data()); };
+            DeviceArray<float> const value{{5.0F}, stream};
+            std::atomic<bool> goes_on = false;
+            fake_cuda::enqueue(stream, [&] { wait_until(goes_on, true); });
+            fake_cuda::enqueue(stream, [&] { *static_cast<float*>(value.buffer().data) = 6.0F; });
+            goes_on = true;
+            comm.host_words().download(value.buffer().data, to.data(), sizeof(float));
+            CHECK(number() == 6.0F);
+            hosts.barrier();
+            if (comm.rank() == 0) { // the others never come to its sum
+                auto work = comm.all_reduce(value.buffer(), ReduceOp::sum);
+                work.wait();
+                if (!aborts) {
+                    comm.set_deadline(std::chrono::milliseconds{100});
+                }
+            }
+            hosts.barrier();
+            if (aborts && comm.rank() == 1) {
+                comm.abort({joinable::FailureKind::peer_failed, {1}, "rank 1 failed: by hand"});
+            }
+            auto const copy = [&] {
+                comm.rank() == 0
+                    ? comm.host_words().download(value.buffer().data, to.data(), sizeof(float))
+                    : hosts.barrier();
+            };
+            if (aborts) {
+                CHECK_THROWS_WITH_AS(copy(), "rank 1 failed: by hand", joinable::PeerFailed);
+            } else {
+                CHECK_THROWS_AS(copy(), joinable::TimedOut);
+            }
+            comm.set_stream(stream);
+        });
+    }
+    CHECK(fake_nccl::live_communicators() == 0);
 }
 
 } // namespace

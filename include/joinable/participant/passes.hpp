@@ -184,7 +184,7 @@ public:
             if (ready_check_) {
                 ready_check_->begin();
             }
-            double const factor = averaging_.factor(words_, round_);
+            double const factor = averaging_.factor(words(), round_);
             stage_ = Stage::backward; // skip() can follow if `unused` throws
             reducer_->prepare_for_backward(factor, unused, round_.buffer_source());
             ranges_.open_backward(reducer_->timeline());
@@ -272,7 +272,7 @@ public:
             }
             if (stage_ == Stage::forward) {
                 begin_reduction();
-                (void)averaging_.factor(words_, round_); // the others may sum weights
+                (void)averaging_.factor(words(), round_); // the others may sum weights
                 reducer_->contribute_zeros(round_.buffer_source());
                 end_reduction();
             } else if (stage_ == Stage::backward) {
@@ -455,8 +455,15 @@ protected:
         }
         return meets;
     }
+    /// By which all ranks sum a few words: the guard's control communicator, which no gradients
+    /// delay, and outside a guard the communicator of the gradients.
+    [[nodiscard]] detail::ControlCommunicator& words() noexcept {
+        auto const* const session = detail::session_of(state_);
+        return session != nullptr ? session->words() : words_;
+    }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
+        reducer_->send_words_by(words());
         if constexpr (gathers) {
             reducer_->reduces_after_pass(
                 hidden_.are_followed() && round.active_count() < comm_.size()
@@ -527,7 +534,7 @@ protected:
     /// The reduction of a rank that runs no pass, because it has joined or skips. It may hold
     /// gradients of earlier rounds.
     void contribute_without_pass(Round const& round) {
-        double const factor = averaging_.factor(words_, round);
+        double const factor = averaging_.factor(words(), round);
         if (std::exchange(has_accumulated_, false) && round.contributes()) {
             reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
         } else {
@@ -571,7 +578,7 @@ protected:
 
     Comm& comm_;
     detail::Averaging averaging_;
-    detail::ControlOver<Comm&> words_;       ///< for a few words of all ranks
+    detail::ControlOver<Comm&> words_;       ///< outside guards
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with verify_ready

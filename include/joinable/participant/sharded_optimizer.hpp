@@ -238,8 +238,11 @@ protected:
 
     [[nodiscard]] ZeroOptions const& optimizer_options() const noexcept { return options_; }
     [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
-    /// For a few words of all ranks.
-    [[nodiscard]] detail::ControlCommunicator& words() noexcept { return words_; }
+    /// By which all ranks sum a few words: see Passes::words().
+    [[nodiscard]] detail::ControlCommunicator& words() noexcept {
+        auto const* const session = detail::session_of(join_state_);
+        return session != nullptr ? session->words() : words_;
+    }
 
     void require_outside(std::string_view verb) const {
         if (detail::session_of(join_state_) != nullptr) {
@@ -348,10 +351,10 @@ protected:
             detail::check_before_step(groups_[group], rules_[group]);
         }
         state_.reset(); // it is of an earlier step
-        settings_.share(comm_, host_, round, rules_, options_.shared, groups_);
+        settings_.share(comm_, words(), round, rules_, options_.shared, groups_);
     }
     void finish_step() {
-        if (!options_.before_step || before_step_(options_.before_step, groups_)) {
+        if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {
             step_and_exchange([this](std::size_t k, OptimizerShard const& s) { step_shard(k, s); });
         }
     }
@@ -505,7 +508,7 @@ private:
 
     Comm& comm_;
     detail::HostCollectives<Comm> host_;
-    detail::ControlOver<Comm&> words_;
+    detail::ControlOver<Comm&> words_; ///< outside guards
     ZeroOptions options_;
     Sharding sharding_;
     std::vector<Rule> rules_; ///< of the groups

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include <joinable/agreement/control.hpp>
 #include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
@@ -36,10 +37,12 @@ public:
     ShardedBeforeStep(Comm& comm, HostCollectives<Comm>& host, Sharding sharding)
         : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)} {}
 
-    /// Whether the ranks step. Collective.
+    /// Whether the ranks step; they compare it by `words`. Collective.
     /// @throws ContractViolation  they do not return the same.
     bool operator()(
-        std::function<bool(ShardGradients const&)> const& before_step, std::span<ShardGroup> groups
+        std::function<bool(ShardGradients const&)> const& before_step,
+        std::span<ShardGroup> groups,
+        ControlCommunicator& words
     ) {
         pieces_.clear();
         std::size_t parameters = 0;
@@ -53,7 +56,7 @@ public:
         device.finish(); // the engine's stream sees the gradients
         bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this});
         std::uint64_t steppers = steps ? 1 : 0;
-        host_.all_reduce({&steppers, 1, DType::u64}, ReduceOp::sum).wait();
+        words.sum({&steppers, 1});
         if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
             throw ContractViolation{concat(
                 "before_step skips the step on ",

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/timeline.hpp>
@@ -66,6 +67,12 @@ public:
     void reduces_after_pass(bool reduces) noexcept {
         if (parts_) {
             parts_->reduces_after_pass(reduces);
+        }
+    }
+    /// See Reducer. ShardReducer sends no words.
+    void send_words_by(ControlCommunicator& words) noexcept {
+        if (whole_) {
+            whole_->send_words_by(words);
         }
     }
     template <class Unused>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// In a guard the map of used parameters goes by the control communicator: buckets leave while the
-// device still computes the backward pass, whatever opens rounds and whoever has joined.
+// In a guard words go by the control communicator: with a map of used parameters, buckets leave while
+// the device still computes the backward pass, on active ranks and on joined ones.
 #include <joinable/nccl.hpp>
 
 #include <atomic>
@@ -21,6 +21,7 @@
 
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/zero.hpp>
 
 namespace {
 
@@ -249,6 +250,44 @@ TEST_CASE("two models of a guard send their maps in turn, and neither waits for 
             });
             CHECK_FALSE(was_late);
             check_nothing_is_left();
+        }
+    }
+}
+
+TEST_CASE("what a sharded step shares in a guard waits neither for the engine nor for gradients") {
+    for (bool const some_join : {true, false}) {   // joined ranks take settings
+        for (bool const decides : {true, false}) { // by before_step
+            for (int const size : {1, 2, 3, 4, 8}) {
+                std::atomic<int> stepped = 0;
+                std::atomic<bool> was_late = false;
+                run_ranks({size}, [&](joinable::ThreadCommunicator& hosts) {
+                    DeviceModel model{hosts.rank(), DType::f32};
+                    NcclCommunicator comm{
+                        hosts, {.stream = model.stream(), .deadline = std::chrono::seconds{60}}
+                    };
+                    comm.device_memory().use_kernels(host_kernels());
+                    joinable::DistributedDataParallel ddp{comm, model.params, options_of(false)};
+                    joinable::ZeroOptions options;
+                    if (decides) {
+                        options.before_step = [](joinable::ShardGradients const&) { return true; };
+                    }
+                    joinable::ZeroRedundancyOptimizer zero{
+                        comm, model.params, joinable::Sgd{.learning_rate = 0.5}, options
+                    };
+                    bool const has_joined = some_join && size > 1 && hosts.rank() == 0;
+                    int const active = some_join && size > 1 ? size - 1 : size;
+                    auto const round = [&](int batch) {
+                        ddp.forward([] {});
+                        compute_until(model.stream(), stepped, active * (batch + 1), was_late);
+                        ddp.backward([&](auto ready) { model.backward(batch, ready); });
+                        zero.step();
+                        ++stepped;
+                    };
+                    run_rounds(Opens::notification, hosts, has_joined ? 0 : 3, round, ddp, zero);
+                });
+                CHECK_FALSE(was_late);
+                check_nothing_is_left();
+            }
         }
     }
 }

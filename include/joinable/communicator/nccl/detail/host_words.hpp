@@ -132,6 +132,7 @@ public:
     /// @throws TimedOut, PeerFailed, CommunicationError, ...
     void download(void const* from, void* to, std::size_t bytes) {
         rank_.on_device([&] {
+            CurrentCudaDevice const current{rank_.device()}; // the caller's may be the null stream
             prepare();
             check_cuda(cudaEventRecord(caller_has_run_, rank_.caller()), "cudaEventRecord");
             check_cuda(cudaStreamWaitEvent(stream_, caller_has_run_, 0), "cudaStreamWaitEvent");

@@ -23,6 +23,7 @@
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/shadowed.hpp>
 #include <joinable/participant/sharded_data_parallel.hpp>
 #include <joinable/participant/zero_redundancy_optimizer.hpp>
 #include <joinable/trace/trace_timeline.hpp>
@@ -235,6 +236,46 @@ TEST_CASE("a shadow round allocates nothing but where a rank arrives") {
                 static_cast<std::size_t>(10 * (comm.size() - 1 - comm.rank()))
             );
             CHECK(in_rounds == 0);
+        });
+    }
+}
+
+TEST_CASE("a joined rank follows the collectives of a model in memory that it keeps") {
+    for (int const world : {2, 3, 4, 8}) {
+        run_ranks({world}, [](ThreadCommunicator& comm) {
+            std::vector<Param<float>> params;
+            params.emplace_back(100U);
+            auto hidden = joinable::shadowed(comm);
+            joinable::DistributedDataParallel ddp{comm, params};
+            ddp.attach_collectives(hidden);
+            AllReducer reducer{comm};
+            std::size_t last = 0;
+            std::size_t in_rounds = 0;
+            reducer.before_shadow = [&](joinable::Round const& round) {
+                if (round.number() > 6) {
+                    in_rounds += allocations - last;
+                }
+                last = allocations;
+            };
+            std::vector<float> sum(200);
+            std::vector<double> most(50);
+            joinable::Join guard{joinable::participants(ddp, reducer)};
+            int const inputs = comm.rank() == comm.size() - 1 ? 40 : 0;
+            for (std::size_t i = 0; i < static_cast<std::size_t>(inputs); ++i) {
+                ddp.forward([&] {
+                    joinable::Buffer const part{sum.data(), 100 + i % 3, DType::f32};
+                    auto first = hidden.all_reduce(part, joinable::ReduceOp::sum);
+                    joinable::Buffer const all{most.data(), most.size(), DType::f64};
+                    auto second = hidden.all_reduce(all, joinable::ReduceOp::max);
+                    first.wait();
+                    second.wait();
+                    hidden.broadcast(part, hidden.rank()).wait();
+                });
+                ddp.backward([](auto ready) { ready(0); });
+                reducer();
+            }
+            guard.finish();
+            CHECK(in_rounds <= 8); // two places more, if no three collectives met before
         });
     }
 }

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -14,6 +15,7 @@
 
 #include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/work.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -31,10 +33,14 @@ public:
     [[nodiscard]] virtual int size() const = 0;
     /// An identity: the same for two participants over one communicator object.
     [[nodiscard]] virtual void const* address() const noexcept = 0;
+    /// Another object over the same communicator, which must outlive it. While a sum of this one is
+    /// under way, it may have one, too. Local.
+    [[nodiscard]] virtual std::unique_ptr<ControlCommunicator> twin() = 0;
 
     /// Starts summing `words` over all ranks, in place. One sum at a time.
     virtual void post_sum(std::span<std::uint64_t> words) = 0;
-    virtual bool test_sum() = 0;
+    /// Makes progress. Only wait_sum() ends at the deadline.
+    [[nodiscard]] virtual bool test_sum() = 0;
     virtual void wait_sum() = 0;
 
     /// Local. Does nothing if the communicator cannot abort.
@@ -89,6 +95,9 @@ public:
     [[nodiscard]] int rank() const override { return comm_.rank(); }
     [[nodiscard]] int size() const override { return comm_.size(); }
     [[nodiscard]] void const* address() const noexcept override { return &comm_; }
+    [[nodiscard]] std::unique_ptr<ControlCommunicator> twin() override {
+        return std::make_unique<ControlOver<Comm&>>(comm_);
+    }
 
     void post_sum(std::span<std::uint64_t> words) override {
         work_.reset();
@@ -96,7 +105,7 @@ public:
             host_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
         ));
     }
-    bool test_sum() override { return work_->test(); }
+    [[nodiscard]] bool test_sum() override { return make_progress(*work_); }
     void wait_sum() override {
         work_->wait();
         work_.reset();

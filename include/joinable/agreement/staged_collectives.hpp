@@ -16,10 +16,10 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The collectives of a communicator that moves device memory. wait() also waits for everything
-/// else in flight on the communicator.
+/// The collectives of a communicator that moves device memory and carries no words itself. wait() also
+/// waits for everything else in flight on the communicator.
 template <class Comm>
-    requires(!reduces_host_memory<Comm> && gives_device<Comm>)
+    requires(!reduces_host_memory<Comm> && gives_device<Comm> && !gives_host_words<Comm>)
 class HostCollectives<Comm> {
 public:
     /// wait() copies the result back. The host's buffer and the HostCollectives must stay where
@@ -59,6 +59,10 @@ public:
     }
     [[nodiscard]] Work broadcast(Buffer buffer, int root) {
         return {comm_.broadcast(staged(buffer), root), *this, buffer};
+    }
+
+    void download(void const* from, void* to, std::size_t bytes) {
+        comm_.device_memory().download(from, to, bytes);
     }
 
 private:

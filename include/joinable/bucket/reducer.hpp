@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/control.hpp>
 #include <joinable/agreement/host_collectives.hpp>
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket.hpp>
@@ -70,7 +71,8 @@ public:
               BufferMemory{comm},
               take
           },
-          iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)} {
+          iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)},
+          words_{&own_words_}, own_words_{comm} {
         order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
         fit_to_buckets();
     }
@@ -123,6 +125,11 @@ public:
             }
         }
     }
+
+    /// Sends the map of the next iteration by `words`, of the same ranks in host memory, not by the
+    /// communicator of the gradients. On a device, a map does not travel behind gradients then. The
+    /// same on every rank. Local.
+    void send_words_by(detail::ControlCommunicator& words) noexcept { words_ = &words; }
 
     /// Starts an iteration. This rank's gradients are multiplied by `factor`, the divisor of the
     /// average with this rank's weight in it, as they are packed or as they are summed
@@ -191,7 +198,7 @@ public:
         iteration_.require_open("finalize_backward()");
         iteration_.complete();
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
-            if (!map_work_) {
+            if (!is_map_posted_) {
                 launch_map();
             }
             wait_for_map();
@@ -203,6 +210,7 @@ public:
         }
         gradients_.device().finish();
         iteration_.end();
+        words_ = &own_words_;
     }
 
     /// Runs a whole iteration for a rank that has no gradients: the same collectives with zeros;
@@ -255,13 +263,12 @@ private:
 
     void launch_map() {
         iteration_.write_used();
-        static_cast<void>( // nvcc 13 warns of a dropped reference to a work
-            map_work_.emplace(host_.all_reduce(iteration_.used()->buffer(), ReduceOp::sum))
-        );
+        words_->post_sum(iteration_.used()->words());
+        is_map_posted_ = true;
     }
     void wait_for_map() {
-        map_work_->wait();
-        map_work_.reset();
+        words_->wait_sum();
+        is_map_posted_ = false;
         iteration_.used()->set_known();
     }
 
@@ -269,7 +276,7 @@ private:
     /// first one, so parameters that no rank uses are never sent.
     void advance() {
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
-            if (!map_work_ || !detail::make_progress(*map_work_)) {
+            if (!is_map_posted_ || !words_->test_sum()) {
                 return;
             }
             wait_for_map();
@@ -396,8 +403,10 @@ private:
     Times timeline_;
     std::vector<BucketRun> runs_;              ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
+    bool is_map_posted_ = false;
+    detail::ControlCommunicator* words_ = nullptr; ///< of the open or the next iteration
     // Destroyed first, because they use the memory of the members above.
-    std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;
+    detail::ControlOver<Comm&> own_words_;
     std::vector<std::optional<BucketWork>> works_;
 };
 

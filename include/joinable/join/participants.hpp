@@ -76,14 +76,15 @@ template <class... Js>
     return detail::RefusedParticipants{};
 }
 
-/// The communicator that serves a guard's roll calls: made by control().
+/// The communicator of a guard's roll calls and of its participants' words: made by control().
 template <Communicator Comm>
 struct Control {
     Comm& communicator;
 };
 
 /// Names the communicator for a guard's roll calls, in place of the communicator of the first
-/// participant in hook order. It must reduce host memory and have the same ranks in the same order.
+/// participant in hook order. Participants also send words by it, such as maps of used parameters.
+/// It must reduce host memory and have the same ranks in the same order.
 /// It must outlive the guard, and must not be used for anything that could come between two roll
 /// calls.
 template <class Comm>

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
-#include <joinable/agreement/host_collectives.hpp>
-#include <joinable/communicator/communicator.hpp>
+#include <joinable/agreement/control.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/options.hpp>
@@ -29,16 +29,16 @@ struct Averaging {
     /// The factor of a rank's gradients that makes their sum the average; 0 if the weights of all
     /// ranks sum to 0. Calls check(f), which may throw, if the gradients of all ranks are multiplied
     /// by f, one over a sum of weights: on ranks that contribute nothing, too. Local in a guard.
-    /// Outside a guard a weighted round sums the weights, which is collective.
-    template <Communicator Comm, class Check>
-    [[nodiscard]] double factor(Comm& comm, Round const& round, Check const& check) const {
+    /// Outside a guard a weighted round sums the weights by `words`, which is collective.
+    template <class Check>
+    [[nodiscard]] double
+    factor(ControlCommunicator& words, Round const& round, Check const& check) const {
         double own = 1.0;
-        double divisor = divides_by_initial_world_size ? comm.size() : round.contributor_count();
+        double divisor = divides_by_initial_world_size ? words.size() : round.contributor_count();
         if (round.is_weighted()) {
             std::uint64_t total = round.weight_sum();
             if (!round.in_guard()) { // no roll call has summed the weights
-                HostCollectives host{comm};
-                host.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
+                words.sum({&total, 1});
             }
             if (total == 0) {
                 return 0.0;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
+#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/communicator/nccl/captured_averages.hpp>
 #include <joinable/detail/scoped_flag.hpp>
@@ -73,7 +74,7 @@ public:
         JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end
     )
         : comm_{comm}, gradients_{std::move(gradients)}, passes_{std::move(passes)},
-          averaging_{kind}, joined_gradients_{joined_gradients}, averages_{comm} {
+          averaging_{kind}, words_{comm}, joined_gradients_{joined_gradients}, averages_{comm} {
         if (joined_gradients == JoinedGradients::untouched) {
             throw ContractViolation{"a captured step reduces gradients in their own memory, so a "
                                     "joined rank cannot leave them untouched; give it "
@@ -185,7 +186,7 @@ private:
     }
 
     void run(Round const& round, bool is_active) {
-        double const factor = averaging_.factor(comm_, round, [&](double common) {
+        double const factor = averaging_.factor(words_, round, [&](double common) {
             for (Buffer const& gradient : gradients_) {
                 averages_.check_factor(common, gradient.dtype);
             }
@@ -243,6 +244,7 @@ private:
     std::vector<Buffer> gradients_;
     Passes passes_;
     detail::Averaging averaging_;
+    detail::ControlOver<Comm&> words_; ///< for weights
     JoinedGradients joined_gradients_;
     bool has_shadowed_last_ = false;        ///< what wrote the gradients last was a shadowed round
     detail::NcclCapturedAverages averages_; ///< waits for its runs before others are destroyed

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
@@ -335,7 +336,8 @@ protected:
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
     /// step; otherwise the round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
+        : comm_{comm}, averaging_{kind}, words_{comm}, hidden_{state}, state_{state},
+          steps_{steps} {}
     Passes(Passes const&) = delete;
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
@@ -453,8 +455,15 @@ protected:
         }
         return meets;
     }
+    /// By which all ranks sum a few words: the guard's control communicator, which no gradients
+    /// delay, and outside a guard the communicator of the gradients.
+    [[nodiscard]] detail::ControlCommunicator& words() noexcept {
+        auto const* const session = detail::session_of(state_);
+        return session != nullptr ? session->words() : words_;
+    }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
+        reducer_->send_words_by(words());
         if constexpr (gathers) {
             reducer_->reduces_after_pass(
                 hidden_.are_followed() && round.active_count() < comm_.size()
@@ -524,7 +533,7 @@ protected:
 
     /// @throws ContractViolation  on all ranks: see Reducer::check_factor.
     [[nodiscard]] double factor_of(Round const& round) {
-        return averaging_.factor(comm_, round, [&](double factor) {
+        return averaging_.factor(words(), round, [&](double factor) {
             reducer_->check_factor(factor);
         });
     }
@@ -576,6 +585,7 @@ protected:
 
     Comm& comm_;
     detail::Averaging averaging_;
+    detail::ControlOver<Comm&> words_;       ///< outside guards
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with verify_ready

@@ -6,9 +6,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <deque>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,12 +21,12 @@
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
-#include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/detail/hidden_rounds.hpp>
+#include <joinable/participant/detail/replayed.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/reduce_op.hpp>
@@ -39,27 +36,6 @@ namespace joinable { inline namespace v0 {
 class SelfCommunicator;
 
 namespace detail {
-
-/// The element that changes no result of a reduction.
-template <Element T>
-[[nodiscard]] constexpr T neutral_element(ReduceOp op) noexcept {
-    using Number =
-        std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
-    using Limits = std::numeric_limits<Number>;
-    switch (op) {
-    case ReduceOp::product: return T{Number{1}};
-    case ReduceOp::min: return T{Limits::has_infinity ? Limits::infinity() : (Limits::max)()};
-    case ReduceOp::max: return T{Limits::has_infinity ? -Limits::infinity() : Limits::lowest()};
-    case ReduceOp::bit_and:
-        if constexpr (std::is_integral_v<T>) {
-            return static_cast<T>(~T{});
-        }
-        break;
-    case ReduceOp::sum:
-    case ReduceOp::bit_or: break;
-    }
-    return T{};
-}
 
 /// The next step of the active ranks, which they announce to joined ranks.
 struct HiddenStep {
@@ -192,7 +168,6 @@ class ShadowedCommunicator final : public detail::HiddenCollectives {
         }
     }
     using Own = decltype(split(std::declval<Comm&>()));
-    using OwnWork = work_of<Own>;
 
 public:
     using device_type = typename detail::device_type_of<Own>::type;
@@ -255,13 +230,6 @@ public:
 private:
     using Step = detail::HiddenStep;
 
-    /// What a joined rank sends. It stays until the collective is complete.
-    struct Replayed {
-        std::vector<std::byte> elements; ///< on the host, where they are not zeros
-        Arena memory;
-        OwnWork work;
-    };
-
     [[nodiscard]] void const* parent() const noexcept override { return std::addressof(parent_); }
 
     // -- active ranks ----------------------------------------------------------------------------
@@ -312,63 +280,41 @@ private:
     // -- joined ranks ----------------------------------------------------------------------------
 
     void follow(Round const& round) override {
-        std::deque<Replayed> under_way; // active ranks may start several before they wait for one
+        struct Dropped { // if an exception leaves this function
+            ~Dropped() { replayed.drop(); }
+            detail::ReplayedCollectives<Own>& replayed;
+        } const dropped{replayed_};
         try {
-            replay_section(round, under_way);
+            replay_section(round);
         } catch (Mismatch const&) {
             // Destroyed before it is complete, a work would abort. Ranks that still ask for the difference would
             // then hear of this rank instead.
             try {
-                wait_for(under_way);
+                replayed_.wait();
             } catch (Error const&) { // NOLINT(bugprone-empty-catch): the difference is the reason
             }
             throw;
         }
-        wait_for(under_way);
+        replayed_.wait();
     }
-    void replay_section(Round const& round, std::deque<Replayed>& under_way) {
-        for (Step next = exchange({}, round); next.kind != Step::Kind::section_end;
-             next = exchange({}, round)) {
-            while (!under_way.empty() && under_way.front().work.test()) {
-                under_way.pop_front();
+    void replay_section(Round const& round) {
+        for (;;) {
+            Step const next = exchange({}, round);
+            switch (next.kind) {
+            case Step::Kind::all_reduce:
+                replayed_.all_reduce(next.count, next.dtype, next.op);
+                break;
+            case Step::Kind::broadcast:
+                replayed_.broadcast(next.count, next.dtype, next.root);
+                break;
+            case Step::Kind::barrier: own_.barrier(); break;
+            case Step::Kind::section_end: return;
             }
-            if (next.kind == Step::Kind::barrier) {
-                own_.barrier();
-            } else {
-                under_way.push_back(replay(next));
-            }
         }
-    }
-    static void wait_for(std::deque<Replayed>& under_way) {
-        for (Replayed& replayed : under_way) {
-            replayed.work.wait();
-        }
-    }
-
-    [[nodiscard]] Replayed replay(Step const& said) {
-        std::size_t const bytes = said.count * size_of(said.dtype);
-        Device& device = detail::device_of(own_);
-        Arena memory = device.allocate(bytes, Arena::default_alignment); // zeros
-        std::vector<std::byte> elements;
-        Buffer const buffer{memory.data(), said.count, said.dtype};
-        if (said.kind == Step::Kind::broadcast) {
-            return {std::move(elements), std::move(memory), own_.broadcast(buffer, said.root)};
-        }
-        if (said.op != ReduceOp::sum && said.op != ReduceOp::bit_or && bytes != 0) {
-            elements.resize(bytes);
-            visit_dtype(said.dtype, [&]<class T>(std::type_identity<T>) {
-                T const element = detail::neutral_element<T>(said.op);
-                for (std::size_t at = 0; at < bytes; at += sizeof(T)) {
-                    std::memcpy(&elements[at], &element, sizeof(T));
-                }
-            });
-            device.upload(elements.data(), memory.data(), bytes);
-            device.submit();
-        }
-        return {std::move(elements), std::move(memory), own_.all_reduce(buffer, said.op)};
     }
 
     Comm& parent_;
+    detail::ReplayedCollectives<Own> replayed_{own_}; ///< its memory outlives the communicator
     Own own_;
     detail::ControlOver<Own&> control_;
 };

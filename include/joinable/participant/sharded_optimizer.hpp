@@ -244,7 +244,7 @@ protected:
     using Group = detail::ShardGroup;
 
     ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
-        : comm_{comm}, host_{comm}, options_{std::move(options)}, sharding_{sharding},
+        : comm_{comm}, host_{comm}, words_{comm}, options_{std::move(options)}, sharding_{sharding},
           loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}},
           scratch_{detail::Scratch{device()}, detail::Scratch{device()}},
           before_step_{comm, host_, sharding} {}
@@ -254,6 +254,11 @@ protected:
 
     [[nodiscard]] ZeroOptions const& optimizer_options() const noexcept { return options_; }
     [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
+    /// By which all ranks sum a few words: see Passes::words().
+    [[nodiscard]] detail::ControlCommunicator& words() noexcept {
+        auto const* const session = detail::session_of(join_state_);
+        return session != nullptr ? session->words() : words_;
+    }
 
     void require_outside(std::string_view verb) const {
         if (detail::session_of(join_state_) != nullptr) {
@@ -283,8 +288,7 @@ protected:
         } catch (...) {
             error = std::current_exception();
         }
-        detail::ControlOver<Comm&> control{comm_};
-        detail::agree(control, compared, error);
+        detail::agree(words_, compared, error);
     }
 
     /// Adds a group. `compare(list)` adds further items to compare, and `also(group)` prepares more
@@ -363,10 +367,10 @@ protected:
             detail::check_before_step(groups_[group], rules_[group]);
         }
         state_.reset(); // it is of an earlier step
-        settings_.share(comm_, host_, round, rules_, options_.shared, groups_);
+        settings_.share(comm_, words(), round, rules_, options_.shared, groups_);
     }
     void finish_step() {
-        if (!options_.before_step || before_step_(options_.before_step, groups_)) {
+        if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {
             step_and_exchange([this](std::size_t k, OptimizerShard const& s) { step_shard(k, s); });
         }
     }
@@ -519,6 +523,7 @@ private:
 
     Comm& comm_;
     detail::HostCollectives<Comm> host_;
+    detail::ControlOver<Comm&> words_; ///< outside guards
     ZeroOptions options_;
     Sharding sharding_;
     std::deque<Rule> rules_; ///< of the groups; none moves when one is added

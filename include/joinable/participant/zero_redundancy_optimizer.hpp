@@ -160,7 +160,7 @@ private:
         this->begin_step(round);
         if (optimizer_options().reduces_gradients) {
             auto const any = [](double) {}; // ranks' factors of a mean add up to 1
-            reduce(averaging_.factor(join_communicator(), round, any));
+            reduce(averaging_.factor(this->words(), round, any));
         }
         this->finish_step();
     }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -328,8 +329,9 @@ public:
     [[nodiscard]] int rank() const override { return rank_; }
     [[nodiscard]] int size() const override { return size_; }
     [[nodiscard]] void const* address() const noexcept override { return this; }
+    [[nodiscard]] std::unique_ptr<ControlCommunicator> twin() override { return nullptr; }
     void post_sum(std::span<std::uint64_t>) override { ++sums; }
-    bool test_sum() override { return true; }
+    [[nodiscard]] bool test_sum() override { return true; }
     void wait_sum() override {}
     void abort(joinable::AbortReason const&) override {}
     [[nodiscard]] bool can_abort() const noexcept override { return false; }

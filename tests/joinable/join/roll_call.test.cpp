@@ -2,6 +2,7 @@
 #include <joinable/join/detail/roll_call.hpp>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,7 @@ public:
     [[nodiscard]] int rank() const override { return rank_; }
     [[nodiscard]] int size() const override { return size_; }
     [[nodiscard]] void const* address() const noexcept override { return this; }
+    [[nodiscard]] std::unique_ptr<ControlCommunicator> twin() override { return nullptr; }
     void post_sum(std::span<std::uint64_t> words) override {
         REQUIRE(sums < others_.size());
         REQUIRE(words.size() == others_[sums].size());
@@ -32,7 +34,7 @@ public:
         }
         ++sums;
     }
-    bool test_sum() override { return true; }
+    [[nodiscard]] bool test_sum() override { return true; }
     void wait_sum() override {}
     void abort(joinable::AbortReason const&) override {}
     [[nodiscard]] bool can_abort() const noexcept override { return false; }

@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
-
-#include <joinable/tensor/buffer.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -31,8 +30,8 @@ public:
     }
 
     /// The counts to sum over all ranks.
-    [[nodiscard]] Buffer buffer() noexcept { return {counts_.data(), counts_.size(), DType::u64}; }
-    /// Called after the buffer has been summed.
+    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return counts_; }
+    /// Called after the words have been summed.
     void set_known() noexcept { is_known_ = true; }
     [[nodiscard]] bool is_known() const noexcept { return is_known_; }
 

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,13 +15,13 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
-#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/arenas.hpp>
 #include <joinable/communicator/nccl/detail/calls.hpp>
-#include <joinable/communicator/nccl/detail/check.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
+#include <joinable/communicator/nccl/detail/host_words.hpp>
+#include <joinable/communicator/nccl/detail/post.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/communicator/nccl/group.hpp>
 #include <joinable/communicator/nccl/options.hpp>
@@ -123,19 +122,20 @@ public:
         check(buffer);
         detail::check_rank("destination", to, size());
         check_other_side(to);
-        return launch(0, "a message", [&](detail::NcclCalls const& nccl) {
-            return nccl.send(buffer, to);
-        });
+        return post_message([&](detail::NcclCalls const& nccl) { return nccl.send(buffer, to); });
     }
     /// Receives a message of send(), of the same count and dtype. NCCL does not compare them.
     NcclWork receive(Buffer buffer, int from, [[maybe_unused]] int tag = 0) {
         check(buffer);
         detail::check_rank("source", from, size());
         check_other_side(from);
-        return launch(0, "a message", [&](detail::NcclCalls const& nccl) {
+        return post_message([&](detail::NcclCalls const& nccl) {
             return nccl.receive(buffer, from);
         });
     }
+
+    /// The same ranks for a few words of the host, see detail::NcclHostWords. Agreements use it.
+    [[nodiscard]] detail::NcclHostWords& host_words() noexcept { return host_words_; }
 
     /// Calls from now on are launched as one when the token is destroyed. Every rank makes the same
     /// calls.
@@ -167,7 +167,7 @@ public:
 
 protected:
     NcclCollectives(std::unique_ptr<detail::NcclControl> control, NcclOptions const& options)
-        : rank_{std::move(control), options}, checks_{options.check} {}
+        : rank_{std::move(control), options}, checks_{options.check}, host_words_{rank_, checks_} {}
     ~NcclCollectives() = default;
 
     [[nodiscard]] bool is_unwinding() const noexcept { return unwinding_.has_begun(); }
@@ -184,32 +184,15 @@ protected:
 
 private:
     friend class detail::NcclGraph;
-    friend class StagedNcclCommunicator;
     friend class detail::BasicCollectives<NcclCollectives, NcclWork>;
 
     [[nodiscard]] NcclWork post(detail::Request const& request) {
-        detail::Descriptor const& said = request.signature;
-        rank_.check_memory(request.in);
-        if (request.out.data != request.in.data || request.out.count != request.in.count) {
-            rank_.check_memory(request.out);
-        }
-        if (said.is_reduction()) {
-            static_cast<void>(detail::nccl_op(said.op)); // throws where NCCL has none
-        }
-        if (checks_) {
-            detail::agree_on_collective(rank_, request);
-        }
-        return launch(1, name_of(said.collective), [&](detail::NcclCalls const& nccl) {
-            return nccl.collective(request);
-        });
+        return {rank_, detail::post_collective(rank_, request, checks_, rank_.caller())};
     }
+    /// Posts a message by `call(nccl)`.
     template <class Call>
-    [[nodiscard]] NcclWork
-    launch(std::uint64_t collectives, std::string_view what, Call const& call) {
-        detail::NcclLaunch& launched = rank_.post(collectives, [&] {
-            rank_.check(call(detail::NcclCalls{rank_.handle(), rank_.stream(), size()}), what);
-        });
-        return {rank_, launched};
+    [[nodiscard]] NcclWork post_message(Call const& call) {
+        return {rank_, detail::post_calls(rank_, 0, "a message", rank_.caller(), call)};
     }
     void check_other_side(int peer) const {
         if (peer == rank() && !rank_.has_group()) {
@@ -225,6 +208,7 @@ private:
     }
 
     bool checks_;
+    detail::NcclHostWords host_words_;
     detail::NcclArenas arenas_{rank_};
     std::optional<CudaDevice> device_memory_;
     detail::Unwinding unwinding_;

@@ -100,7 +100,7 @@ public:
     template <class Before>
     [[nodiscard]] NcclLaunch& launch(Before const& before) {
         rank_.begin_call();
-        return rank_.post(collectives_, [&] {
+        return rank_.post(collectives_, rank_.caller(), [&] {
             before(rank_.stream());
             rank_.check(cudaGraphLaunch(executable_, rank_.stream()), "cudaGraphLaunch");
         });

@@ -12,6 +12,10 @@
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+class NcclHostWords;
+} // namespace detail
+
 /// A collective or a message on the stream of an NCCL communicator, which must outlive it.
 ///
 /// wait() orders a stream after it; the host continues. Destroying it without a wait blocks the
@@ -68,6 +72,7 @@ public:
 
 private:
     friend class NcclCollectives;
+    friend class detail::NcclHostWords;
     NcclWork(detail::NcclRank& rank, detail::NcclLaunch& launch) noexcept
         : rank_{&rank}, launch_{&launch} {}
 

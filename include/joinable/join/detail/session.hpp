@@ -3,11 +3,13 @@
 
 #include <cstddef>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
+#include <joinable/agreement/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/join/detail/guard_outcome.hpp>
 #include <joinable/join/detail/rounds.hpp>
@@ -50,6 +52,10 @@ public:
     void enter(AgreementList const& list, std::exception_ptr const& local_error);
 
     [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
+
+    /// For words that the open part of a participant sums over all ranks, joined ones too. They go
+    /// through the control communicator, after the roll calls that were posted before.
+    [[nodiscard]] ControlCommunicator& words() const noexcept { return *words_; }
 
     // -- what participants call ------------------------------------------------------------------
 
@@ -172,6 +178,7 @@ private:
     void shadow_until_end(HookRunner& hooks);
 
     GuardOutcome outcome_;
+    std::unique_ptr<ControlCommunicator> words_;
     TurnOrder turns_;
     JoinOptions options_;
     Rounds rounds_;

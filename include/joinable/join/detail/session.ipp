@@ -18,8 +18,8 @@ JOINABLE_DEFINITION Session::Session(
     std::vector<ParticipantInfo> participants,
     JoinOptions const& options
 )
-    : outcome_{std::move(communicators)}, turns_{std::move(participants)}, options_{options},
-      rounds_{outcome_.control(), options_} {}
+    : outcome_{std::move(communicators)}, words_{outcome_.control().twin()},
+      turns_{std::move(participants)}, options_{options}, rounds_{outcome_.control(), options_} {}
 
 JOINABLE_DEFINITION void
 Session::enter(AgreementList const& list, std::exception_ptr const& local_error) {

@@ -74,10 +74,11 @@ public:
     [[nodiscard]] std::byte* sent() const noexcept {
         return on_device_.data() == nullptr ? array() : on_device_.data();
     }
-    /// Copies bytes from sent() to array(). Everything in flight must be local.
-    void download(std::size_t bytes) {
+    /// Copies bytes from sent() to array(). Ends at the deadline.
+    template <class Comm>
+    void download(HostCollectives<Comm>& host, std::size_t bytes) {
         if (sent() != array()) {
-            device_.download(sent(), array(), bytes);
+            host.download(sent(), array(), bytes);
         }
     }
     /// Copies bytes from array() to sent(). array() must not change before a later collective is
@@ -114,7 +115,12 @@ AnyView view_of_tensor(StateTensor const& tensor);
 /// Gathers one array of a bucket from all ranks into `messages` of the root. Collective.
 template <Communicator Comm>
 void gather_array(
-    Comm& comm, OptimizerShard const& shard, std::size_t k, StateMessages& messages, int root
+    Comm& comm,
+    HostCollectives<Comm>& host,
+    OptimizerShard const& shard,
+    std::size_t k,
+    StateMessages& messages,
+    int root
 ) {
     ShardState const& state = shard.state();
     DType const dtype = state.computed_in();
@@ -139,7 +145,7 @@ void gather_array(
         }
     }
     if (comm.rank() == root) {
-        messages.download(all.bytes());
+        messages.download(host, all.bytes());
     }
 }
 /// Sends one array of a bucket from `messages` of the root back to the ranks. Collective.
@@ -223,7 +229,7 @@ void gather_state(
     }
     for (OptimizerShard const& shard : group.shards) {
         for (std::size_t k = 0; k < shard.state().arrays(); ++k) {
-            gather_array(comm, shard, k, messages, root);
+            gather_array(comm, host, shard, k, messages, root);
             if (is_root) {
                 for_each_tensors(group, shard, parameters, [&](auto& piece, auto& tensors) {
                     AnyView const value = group.parameters[piece.parameter].value();

@@ -7,10 +7,12 @@
 #include <span>
 #include <vector>
 
+#include <joinable/agreement/control.hpp>
 #include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/scratch.hpp>
 #include <joinable/device/squares.hpp>
@@ -18,6 +20,7 @@
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/optimizer/shard.hpp>
+#include <joinable/optimizer/shard_state.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
@@ -34,10 +37,12 @@ public:
     ShardedBeforeStep(Comm& comm, HostCollectives<Comm>& host, Sharding sharding)
         : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)} {}
 
-    /// Whether the ranks step. Collective.
+    /// Whether the ranks step; they compare it by `words`. Collective.
     /// @throws ContractViolation  they do not return the same.
     bool operator()(
-        std::function<bool(ShardGradients const&)> const& before_step, std::span<ShardGroup> groups
+        std::function<bool(ShardGradients const&)> const& before_step,
+        std::span<ShardGroup> groups,
+        ControlCommunicator& words
     ) {
         pieces_.clear();
         std::size_t parameters = 0;
@@ -51,7 +56,7 @@ public:
         device.finish(); // the engine's stream sees the gradients
         bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this});
         std::uint64_t steppers = steps ? 1 : 0;
-        host_.all_reduce({&steppers, 1, DType::u64}, ReduceOp::sum).wait();
+        words.sum({&steppers, 1});
         if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
             throw ContractViolation{concat(
                 "before_step skips the step on ",
@@ -72,8 +77,7 @@ private:
             host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
         }
     }
-    /// The numbers travel where the gradients are. The ranks' last collective, which has a deadline,
-    /// ends before the host waits for the download.
+    /// The numbers travel where the gradients are.
     void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) override {
         Device& device = device_of(comm_);
         std::size_t const count = squares.size();
@@ -90,7 +94,11 @@ private:
         } else {
             settle(comm_.all_reduce(all, ReduceOp::sum));
         }
-        device.download(first, squares.data(), all.bytes());
+        if (staged_.bytes() < all.bytes()) {
+            staged_ = device.allocate_staging(all.bytes());
+        }
+        host_.download(first, staged_.data(), all.bytes());
+        copy_bytes(reinterpret_cast<std::byte*>(squares.data()), staged_.data(), all.bytes());
     }
 
     Comm& comm_;
@@ -98,6 +106,7 @@ private:
     Sharding sharding_;
     std::vector<ShardGradient> pieces_;
     std::vector<SquareSum> own_;
+    Arena staged_; ///< of the sums, on the host
     Scratch sums_;
 };
 

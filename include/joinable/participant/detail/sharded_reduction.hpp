@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/timeline.hpp>
@@ -70,6 +71,12 @@ public:
     }
     void check_factor(double factor) {
         visit([&](auto& r) { r.check_factor(factor); });
+    }
+    /// See Reducer. ShardReducer sends no words.
+    void send_words_by(ControlCommunicator& words) noexcept {
+        if (whole_) {
+            whole_->send_words_by(words);
+        }
     }
     template <class Unused>
     void prepare_for_backward(double factor, Unused const& unused, int order_source) {

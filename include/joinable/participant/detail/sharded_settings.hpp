@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <joinable/agreement/host_collectives.hpp>
+#include <joinable/agreement/control.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/join/joinable.hpp>
@@ -34,15 +35,15 @@ public:
         for (joinable::SharedObject const& object : shared) {
             bytes += object.bytes();
         }
-        message_.resize(bytes);
+        message_.resize(words_of(bytes));
     }
 
     /// Begins the step of each group. If ranks have joined, they take the settings of the lowest
-    /// active rank, and step the parameters that it steps. Collective.
+    /// active rank by `words`, and step the parameters that it steps. Collective.
     template <class Comm>
     void share(
         Comm& comm,
-        HostCollectives<Comm>& host,
+        ControlCommunicator& words,
         Round const& round,
         std::deque<Rule>& rules,
         std::span<joinable::SharedObject const> shared,
@@ -59,7 +60,8 @@ public:
             return;
         }
         auto const pass = [&](auto const& copy) {
-            std::byte* at = message_.data();
+            auto* const begin = reinterpret_cast<std::byte*>(message_.data());
+            std::byte* at = begin;
             auto const one = [&](void* object, std::size_t bytes) {
                 copy(static_cast<std::byte*>(object), at, bytes);
                 at += bytes;
@@ -73,14 +75,14 @@ public:
             for (ShardGroup& group : groups) {
                 one(group.gradients.listed().data(), group.gradients.listed().size());
             }
-            return static_cast<std::size_t>(at - message_.data());
+            return static_cast<std::size_t>(at - begin);
         };
         std::size_t const bytes = pass([&](std::byte* object, std::byte* at, std::size_t n) {
             copy_bytes(at, object, is_source ? n : 0);
         });
         // Not the whole buffer: it is longer on a rank that made room for a group which another
         // rank refused.
-        host.broadcast({message_.data(), bytes, DType::u8}, round.buffer_source()).wait();
+        words.broadcast(std::span{message_}.first(words_of(bytes)), round.buffer_source());
         pass([&](std::byte* object, std::byte* at, std::size_t n) {
             copy_bytes(object, at, is_source ? 0 : n);
         });
@@ -89,7 +91,11 @@ public:
 private:
     using Settings = std::remove_cvref_t<decltype(settings_of(std::declval<Rule&>()))>;
 
-    std::vector<std::byte> message_;
+    [[nodiscard]] static std::size_t words_of(std::size_t bytes) noexcept {
+        return (bytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t);
+    }
+
+    std::vector<std::uint64_t> message_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -78,27 +78,37 @@ TEST_CASE("words do not wait for the engine's stream, nor change which that is")
     });
 }
 
-TEST_CASE("there is one collective at a time, whose work has gone when the next one begins") {
-    run_nccl_ranks({2}, [](NcclCommunicator& comm, auto&, cudaStream_t) {
+TEST_CASE("several sums of words are under way at a time, and are waited for in any order") {
+    run_nccl_ranks({1, 2, 3, 4, 8}, [](NcclCommunicator& comm, auto&, cudaStream_t) {
         StagedNcclCommunicator staged{comm};
-        std::uint64_t word = 1;
-        joinable::Buffer const buffer{&word, 1, DType::u64};
-        {
-            auto work = staged.all_reduce(buffer, ReduceOp::sum);
-            CHECK_THROWS_WITH_AS(
-                static_cast<void>(staged.all_reduce(buffer, ReduceOp::sum)),
-                Contains("wait for the last one first"),
-                joinable::ContractViolation
-            );
-            work.wait();
+        auto const n = static_cast<std::uint64_t>(comm.size());
+        for (int time = 0; time < 3; ++time) {
+            std::vector<std::uint64_t> first(5, 1);
+            std::vector<std::uint64_t> second(500, 2);
+            std::uint64_t third = 3;
+            auto const sum = [&](std::uint64_t* words, std::size_t count) {
+                return staged.all_reduce({words, count, DType::u64}, ReduceOp::sum);
+            };
+            auto one = sum(first.data(), first.size());
+            auto two = sum(second.data(), second.size());
+            {
+                auto three = sum(&third, 1);
+                two.wait();
+                three.wait();
+            }
+            CHECK(third == 3 * n);
+            CHECK(second == std::vector(second.size(), 2 * n));
+            third = 4;
+            sum(&third, 1).wait(); // in the memory of another one
+            CHECK(third == 4 * n);
+            one.wait();
+            CHECK(first == std::vector(first.size(), n));
         }
         CHECK_THROWS_WITH_AS(
             static_cast<void>(staged.all_reduce({nullptr, 1, DType::u64}, ReduceOp::sum)),
             Contains("null pointer"),
             joinable::ContractViolation
         );
-        staged.all_reduce(buffer, ReduceOp::sum).wait();
-        CHECK(word == 4);
     });
 }
 

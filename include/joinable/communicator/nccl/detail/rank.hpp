@@ -205,15 +205,16 @@ public:
         wait_until(is_done, doing, 0, concat(asynchronous_error, " while it ", doing));
     }
 
-    /// Submits NCCL calls by `issue()`, after the work on the caller's stream. `collectives` is the
-    /// number of collectives among them; messages do not count. Blocks only until NCCL has launched
-    /// the previous submission.
-    /// @throws ContractViolation  the caller's stream cannot be used; nothing was submitted.
+    /// Submits NCCL calls by `issue()`, after the work on the stream `after`, such as the caller's.
+    /// `collectives` is the number of collectives among them; messages do not count. Blocks only
+    /// until NCCL has launched the previous submission.
+    /// @throws ContractViolation  the stream cannot be used; nothing was submitted.
     template <class Issue>
-    [[nodiscard]] NcclLaunch& post(std::uint64_t collectives, Issue const& issue) {
+    [[nodiscard]] NcclLaunch&
+    post(std::uint64_t collectives, cudaStream_t after, Issue const& issue) {
         begin();
         settle(); // does nothing in a group
-        on_device([&] { streams_.order_after_caller(); });
+        on_device([&] { streams_.order_after(after); });
         NcclLaunch& launch = take_launch();
         try {
             issue();
@@ -293,6 +294,17 @@ public:
         auto const has_run = [&] { return on_device([&] { return streams_.has_caller_run(); }); };
         wait_until(has_run, "waits for a stream", 0);
     }
+    /// Blocks the host until `ready()`, up to the deadline. `doing` describes the wait. A failure of
+    /// any rank ends it, too.
+    template <class Ready>
+    void wait_for(Ready const& ready, std::string_view doing) {
+        wait_until(ready, doing, 0);
+    }
+    /// The same for an end that needs no other rank, so a failure elsewhere does not prevent it.
+    template <class Ready>
+    void wait_here(Ready const& ready, std::string_view doing) {
+        poll_until(ready, [] {}, doing, 0);
+    }
     /// Blocks the host until everything that was posted, and the work on the caller's stream, has
     /// run.
     void synchronize() {
@@ -367,11 +379,16 @@ private:
         std::uint64_t number,
         std::string_view error = asynchronous_error
     ) {
+        poll_until(ready, [&] { throw_if_aborted(error); }, doing, number);
+    }
+    template <class Ready, class Look>
+    void
+    poll_until(Ready const& ready, Look const& look, std::string_view doing, std::uint64_t number) {
         constexpr int spins = 200;
         constexpr std::chrono::microseconds nap{50};
         auto start = NcclDeadline::Clock::now();
         for (int turn = 0; !ready(); ++turn) {
-            throw_if_aborted(error);
+            look();
             if (auto const reason = deadline_.expired(start, doing, number)) {
                 fail(*reason);
             }

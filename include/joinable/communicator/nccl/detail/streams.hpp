@@ -51,11 +51,12 @@ public:
     [[nodiscard]] cudaStream_t caller() const noexcept { return caller_; }
     cudaStream_t set_caller(cudaStream_t stream) noexcept { return std::exchange(caller_, stream); }
 
-    /// Later work on the stream of the collectives runs after earlier work on the caller's.
-    /// @throws ContractViolation  the caller's stream cannot be used.
-    void order_after_caller() const {
+    /// Later work on the stream of the collectives runs after earlier work on `earlier`, a stream of
+    /// this device, such as the caller's.
+    /// @throws ContractViolation  it cannot be used.
+    void order_after(cudaStream_t earlier) const {
         cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-        check_stream(cudaStreamIsCapturing(caller_, &capture), "cudaStreamIsCapturing");
+        check_stream(cudaStreamIsCapturing(earlier, &capture), "cudaStreamIsCapturing");
         if (capture != cudaStreamCaptureStatusNone) {
             throw ContractViolation{
                 "the stream on which this communicator's data is made captures a CUDA graph, which "
@@ -63,8 +64,8 @@ public:
                 "CapturedStep"
             };
         }
-        if (caller_ != stream_) {
-            check_stream(cudaEventRecord(ready_, caller_), "cudaEventRecord");
+        if (earlier != stream_) {
+            check_stream(cudaEventRecord(ready_, earlier), "cudaEventRecord");
             check_cuda(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
         }
     }
@@ -107,7 +108,7 @@ private:
     cudaStream_t caller_;
     cudaStream_t stream_ = nullptr;
     bool owns_stream_ = false;
-    cudaEvent_t ready_ = nullptr; ///< on the caller's stream, after the data
+    cudaEvent_t ready_ = nullptr; ///< on another stream, after the data
 };
 
 }}} // namespace joinable::v0::detail

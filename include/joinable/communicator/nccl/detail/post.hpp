@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include <cuda_runtime_api.h>
+
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/nccl/detail/api.hpp>
+#include <joinable/communicator/nccl/detail/calls.hpp>
+#include <joinable/communicator/nccl/detail/check.hpp>
+#include <joinable/communicator/nccl/detail/rank.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Submits calls of NCCL after the work on the stream `after`. `collectives` is the number of
+/// collectives among them.
+template <class Call>
+[[nodiscard]] NcclLaunch& post_calls(
+    NcclRank& rank,
+    std::uint64_t collectives,
+    std::string_view what,
+    cudaStream_t after,
+    Call const& call
+) {
+    return rank.post(collectives, after, [&] {
+        rank.check(call(NcclCalls{rank.handle(), rank.stream(), rank.size()}), what);
+    });
+}
+
+/// Starts a collective after the work on the stream `after`. With `checks` ranks compare it first.
+/// @throws ContractViolation  see NcclCollectives; nothing was submitted.
+[[nodiscard]] inline NcclLaunch&
+post_collective(NcclRank& rank, Request const& request, bool checks, cudaStream_t after) {
+    Descriptor const& said = request.signature;
+    rank.check_memory(request.in);
+    if (request.out.data != request.in.data || request.out.count != request.in.count) {
+        rank.check_memory(request.out);
+    }
+    if (said.is_reduction()) {
+        static_cast<void>(nccl_op(said.op)); // throws where NCCL has none
+    }
+    if (checks) {
+        agree_on_collective(rank, request);
+    }
+    return post_calls(rank, 1, name_of(said.collective), after, [&](NcclCalls const& nccl) {
+        return nccl.collective(request);
+    });
+}
+
+}}} // namespace joinable::v0::detail

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,7 @@
 #include <joinable/communicator/nccl/detail/check.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/cuda/runtime.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -33,9 +35,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 class NcclGraph final : public HoldsNcclKernels {
 public:
     explicit NcclGraph(NcclCollectives& comm) : rank_{comm.rank_}, checks_{comm.checks_} {
-        rank_.check(
-            cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"
-        );
+        rank_.on_device([&] {
+            check_cuda(
+                cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
+                "cudaEventCreateWithFlags"
+            );
+        });
         rank_.hold(*this);
     }
     NcclGraph(NcclGraph const&) = delete;
@@ -59,9 +64,10 @@ public:
         rank_.begin_call();
         release_kernels();
         try {
-            begin();
+            rank_.on_device([&] { begin(); });
             body();
-            end();
+            require_capturing();
+            rank_.on_device([&] { end(); });
         } catch (...) {
             release_kernels();
             throw;
@@ -74,17 +80,20 @@ public:
         if (checks_) {
             agree_on_collective(rank_, request);
         }
+        require_capturing();
         Buffer const& buffer = request.out;
         cudaStream_t const stream = rank_.stream();
-        note(engine_);
-        order(origin_, stream);
-        rank_.check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream), "cudaMemsetAsync");
-        note(zeros_);
-        NcclCalls const nccl{rank_.handle(), stream, rank_.size()};
-        rank_.check(issue(nccl), name_of(request.signature.collective));
-        rank_.finish_call("captures a collective"); // NCCL may capture it on its own thread
-        std::vector<cudaGraphNode_t> of_nccl;
-        note(of_nccl);
+        rank_.on_device([&] {
+            note(engine_);
+            order(origin_, stream);
+            rank_.check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream), "cudaMemsetAsync");
+            note(zeros_);
+            NcclCalls const nccl{rank_.handle(), stream, rank_.size()};
+            rank_.check(issue(nccl), name_of(request.signature.collective));
+            rank_.finish_call("captures a collective"); // NCCL may capture it on its own thread
+            std::vector<cudaGraphNode_t> of_nccl;
+            note(of_nccl);
+        });
         ++collectives_;
     }
 
@@ -93,8 +102,10 @@ public:
         if (role_ == (is_shadow ? Role::shadow : Role::engine)) {
             return;
         }
-        enable(engine_, !is_shadow);
-        enable(zeros_, is_shadow);
+        rank_.on_device([&] {
+            enable(engine_, !is_shadow);
+            enable(zeros_, is_shadow);
+        });
         role_ = is_shadow ? Role::shadow : Role::engine;
     }
     /// Launches the graph after the work on the caller's stream and the work that `before(stream)`
@@ -110,9 +121,11 @@ public:
 
     /// Unfinished launches continue.
     void release_kernels() noexcept override {
+        CurrentCudaDevice const current{rank_.device(), std::nothrow};
         if (std::exchange(is_capturing_, false)) {
             cudaGraph_t same = nullptr;
             static_cast<void>(cudaStreamEndCapture(origin_, &same));
+            static_cast<void>(cudaGetLastError()); // that of the failed capture, which was thrown
         }
         if (executable_ != nullptr) {
             static_cast<void>(cudaGraphExecDestroy(std::exchange(executable_, nullptr)));
@@ -120,7 +133,6 @@ public:
         if (graph_ != nullptr) {
             static_cast<void>(cudaGraphDestroy(std::exchange(graph_, nullptr)));
         }
-        static_cast<void>(cudaGetLastError()); // clears the error of a failed capture
         seen_.clear();
         engine_.clear();
         zeros_.clear();
@@ -130,6 +142,9 @@ public:
 
 private:
     enum class Role : std::uint8_t { none, engine, shadow };
+    static constexpr std::string_view passes_advice =
+        "the passes must not wait for the device, and other streams that they use must begin after "
+        "the caller's stream and end before it";
 
     void begin() {
         origin_ = rank_.caller();
@@ -149,12 +164,7 @@ private:
         order(rank_.stream(), origin_);
         cudaGraph_t same = nullptr;
         is_capturing_ = false;
-        refuse(
-            cudaStreamEndCapture(origin_, &same),
-            "cudaStreamEndCapture",
-            "the passes must not wait for the device, and other streams that they use must begin after "
-            "the caller's stream and end before it"
-        );
+        refuse(cudaStreamEndCapture(origin_, &same), "cudaStreamEndCapture", passes_advice);
         for (cudaGraphNode_t const node : engine_) {
             cudaGraphNodeType type{};
             rank_.check(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
@@ -170,6 +180,15 @@ private:
         rank_.check(
             cudaGraphInstantiateWithFlags(&executable_, graph_, 0), "cudaGraphInstantiateWithFlags"
         );
+    }
+    /// @throws ContractViolation  something in the passes has made the capture invalid.
+    void require_capturing() const {
+        CurrentCudaDevice const current{rank_.device(), std::nothrow};
+        cudaStreamCaptureStatus status = cudaStreamCaptureStatusInvalidated;
+        static_cast<void>(cudaStreamIsCapturing(origin_, &status));
+        if (status != cudaStreamCaptureStatusActive) {
+            refuse(cudaErrorStreamCaptureInvalidated, "cudaStreamIsCapturing", passes_advice);
+        }
     }
     /// @throws ContractViolation
     static void refuse(cudaError_t error, std::string_view call, std::string_view advice) {

@@ -58,9 +58,9 @@ struct Rank {
     joinable::NcclCommunicator comm;
 
     /// Without kernels, NCCL scales and the runtime copies.
-    explicit Rank(Hosts& ranks, joinable::CudaKernels const& kernels = {}, bool revokes = false)
+    explicit Rank(Hosts& ranks, joinable::CudaKernels const& kernels = {})
         : hosts{ranks}, device{take_device(ranks)},
-          comm{ranks, {.stream = stream, .deadline = std::chrono::seconds{30}, .revoke = revokes}} {
+          comm{ranks, {.stream = stream, .deadline = std::chrono::seconds{30}}} {
         if (kernels.run != nullptr) {
             comm.device_memory().use_kernels(kernels);
         }

@@ -52,16 +52,6 @@ void check_operations(int ranks) {
         run(ranks, [](Hosts& hosts) { check_mismatch(hosts); });
         std::printf("%d ranks: a sum that one of them makes with another count\n", ranks);
     }
-    run(ranks, [](Hosts& hosts) {
-        bool const has_run = check_revoke(hosts);
-        if (hosts.rank() == 0) {
-            std::printf(
-                has_run ? "%d ranks: a handle that outlives a failure\n"
-                        : "skipped: %d ranks: NCCL before 2.28.7 cannot revoke\n",
-                hosts.size()
-            );
-        }
-    });
 }
 
 void measure(int ranks) {

@@ -227,29 +227,4 @@ void check_mismatch(Hosts& hosts) {
     });
 }
 
-/// With `revoke` a handle outlives the failure of a rank. Nothing is in progress meanwhile: see NcclOptions.
-/// False where this NCCL cannot revoke.
-template <class Hosts>
-bool check_revoke(Hosts& hosts) {
-    int version = 0;
-    expect(ncclGetVersion(&version) == ncclSuccess, "ncclGetVersion");
-    if (version < 22807 || NCCL_VERSION_CODE < 22807) {
-        return false;
-    }
-    Rank<Hosts> rank{hosts, {}, true};
-    expect_sum(rank.comm, rank.stream, 1, static_cast<float>(hosts.size()));
-    hosts.barrier();
-    if (hosts.rank() == 0) {
-        rank.comm.abort({joinable::FailureKind::peer_failed, {0}, "enough"});
-    }
-    expect_refused<joinable::PeerFailed>("enough", [&] { rank.comm.barrier(); });
-    ncclResult_t state = ncclInProgress;
-    expect(
-        ncclCommGetAsyncError(rank.comm.native_handle(), &state) == ncclSuccess &&
-            state == ncclSuccess,
-        "the state of a handle that was revoked"
-    );
-    return true;
-}
-
 } // namespace joinable_gpu

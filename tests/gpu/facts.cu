@@ -53,7 +53,9 @@ float time_copy(std::size_t bytes) {
         cuda(cudaEventRecord(end), "cudaEventRecord");
         cuda(cudaEventSynchronize(end), "cudaEventSynchronize");
         cuda(
-            cudaEventElapsedTime(&times[static_cast<std::size_t>(round < 0 ? 0 : round)], begin, end),
+            cudaEventElapsedTime(
+                &times[static_cast<std::size_t>(round < 0 ? 0 : round)], begin, end
+            ),
             "cudaEventElapsedTime"
         );
     }

@@ -21,7 +21,7 @@ public:
         if (arena_.bytes() < bytes) {
             if (is_on_host(device_)) {
                 arena_ = Arena{};
-            } else { // freeing it would wait for the device without a deadline
+            } else { // freeing it would wait for the device
                 bytes = (std::max)(bytes, 2 * arena_.bytes());
                 former_.push_back(std::move(arena_));
             }

@@ -19,6 +19,9 @@ namespace joinable { inline namespace v0 {
 /// Ranges are started and ended (nvtxDomainRangeStartEx), not pushed and popped, so they may overlap each
 /// other and those of the engine. Without a profiler a range costs two calls of a null function.
 ///
+/// Ranges have the times of the host. The range of a bucket on a device ends when the engine's stream has
+/// been told to wait for the bucket. A profiler shows when its kernels run, and which range launched them.
+///
 /// @code
 /// joinable::DistributedDataParallel<
 ///     joinable::NcclCommunicator, joinable::AllReduce, joinable::NvtxTimeline> ddp{

@@ -3,12 +3,14 @@
 
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include <joinable/bucket/bucket.hpp>
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/config.hpp>
 #include <joinable/trace/trace_timeline.hpp>
 
@@ -36,9 +38,11 @@ struct DataParallelReport {
     std::chrono::nanoseconds round{};
     std::chrono::nanoseconds forward{};
     std::chrono::nanoseconds backward{};
-    std::chrono::nanoseconds buckets{
-    }; ///< from the launch of the first one to the end of the last one
-    std::chrono::nanoseconds overlap{}; ///< the part of `buckets` during the backward pass
+    // None for buckets on a device: a timeline has the times of the host, which does not wait for them.
+    std::optional<std::chrono::nanoseconds> buckets =
+        std::chrono::nanoseconds{}; ///< from the launch of the first one to the end of the last one
+    std::optional<std::chrono::nanoseconds> overlap =
+        std::chrono::nanoseconds{}; ///< the part of `buckets` during the backward pass
 };
 
 namespace detail {
@@ -67,13 +71,17 @@ template <class Ddp>
     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(ddp.timeline())>, TraceTimeline>) {
         detail::add_times(report, ddp.timeline().events());
     }
+    using Comm = std::remove_cvref_t<decltype(ddp.join_communicator())>;
+    if constexpr (!detail::reduces_host_memory<Comm>) {
+        report.buckets = report.overlap = std::nullopt;
+    }
     return report;
 }
 
-/// As a table for people: a line for each member, with its unit.
+/// As a table for people: a line for each member, with its unit, but for those that are none.
 [[nodiscard]] std::string to_string(DataParallelReport const& report);
 
-/// As one line of JSON: an object with the members under their names. "_nanoseconds" follows the name of a
+/// As one line of JSON: an object with the members under their names, but those that are none. "_nanoseconds" follows the name of a
 /// time.
 [[nodiscard]] std::string to_json(DataParallelReport const& report);
 

@@ -58,8 +58,8 @@ JOINABLE_DEFINITION void add_times(DataParallelReport& report, std::span<TraceEv
             report.round += std::chrono::nanoseconds{event.end - event.begin};
             report.forward += forward.length();
             report.backward += backward.length();
-            report.buckets += buckets.length();
-            report.overlap += both.length();
+            *report.buckets += buckets.length();
+            *report.overlap += both.length();
             forget();
             break;
         }
@@ -70,7 +70,7 @@ JOINABLE_DEFINITION void add_times(DataParallelReport& report, std::span<TraceEv
     auto const rounds =
         static_cast<std::chrono::nanoseconds::rep>((std::max)(report.timed_rounds, std::size_t{1}));
     for (auto* const time :
-         {&report.round, &report.forward, &report.backward, &report.buckets, &report.overlap}) {
+         {&report.round, &report.forward, &report.backward, &*report.buckets, &*report.overlap}) {
         *time /= rounds;
     }
 }
@@ -95,8 +95,12 @@ void for_each_member(DataParallelReport const& report, F const& f) {
     f("round", report.round.count(), "_nanoseconds");
     f("forward", report.forward.count(), "_nanoseconds");
     f("backward", report.backward.count(), "_nanoseconds");
-    f("buckets", report.buckets.count(), "_nanoseconds");
-    f("overlap", report.overlap.count(), "_nanoseconds");
+    if (report.buckets) {
+        f("buckets", report.buckets->count(), "_nanoseconds");
+    }
+    if (report.overlap) {
+        f("overlap", report.overlap->count(), "_nanoseconds");
+    }
 }
 
 } // namespace detail

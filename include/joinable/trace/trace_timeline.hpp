@@ -20,7 +20,7 @@ enum class TraceKind : std::uint32_t {
     backward,
     roll_call, ///< from announcing a round to its verdict
     wait,      ///< blocked in a roll call
-    bucket,    ///< the collective of bucket `index`, of `value` bytes
+    bucket,    ///< the collective of bucket `index`, of `value` bytes; on a device only its launch
 };
 
 /// A range of time on one rank. Times are nanoseconds of std::chrono::steady_clock. Plain bytes
@@ -50,6 +50,10 @@ struct TraceEvent {
 /// the clock and no allocation. (NoTimeline costs nothing.) A range that ends when the memory is full is
 /// counted but not kept, so a full trace shows the beginning of the run. Rounds, including shadowed ones,
 /// are numbered from 0 during the lifetime of this object, so a round has the same number on all ranks.
+///
+/// Times are those of the host. On a device, a bucket's range ends when the engine's stream has been told to
+/// wait for the bucket, which says nothing about when the device reduces it. Use NvtxTimeline with a profiler.
+///
 /// Local; one thread at a time. It must outlive its ranges.
 class TraceTimeline {
     using Clock = std::chrono::steady_clock;

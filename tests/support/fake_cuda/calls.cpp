@@ -4,7 +4,9 @@
 #include <cstdlib>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -43,6 +45,36 @@ bool gives_back(std::string const& function) {
     return function.find("Destroy") != std::string::npos || function.starts_with("cudaFree");
 }
 
+/// What cudaThreadExchangeStreamCaptureMode calls potentially unsafe: not observed by a capture. Where
+/// the thread's mode or its own captures prohibit that, the captures that do so are invalid.
+cudaError_t refuse_unsafe(std::string const& function) {
+    static std::set<std::string> const unsafe{
+        "cudaMalloc",
+        "cudaFree",
+        "cudaHostAlloc",
+        "cudaFreeHost",
+        "cudaEventQuery",
+        "cudaEventSynchronize",
+        "cudaStreamQuery",
+        "cudaStreamSynchronize",
+        "cudaDeviceSynchronize"
+    };
+    if (capture_mode == cudaStreamCaptureModeRelaxed || !unsafe.contains(function)) {
+        return cudaSuccess;
+    }
+    cudaError_t error = cudaSuccess;
+    for (auto const& capture : runtime().all_captures()) {
+        bool const is_own = capture->thread == std::this_thread::get_id();
+        if (is_own ? capture->mode != cudaStreamCaptureModeRelaxed
+                   : capture->mode == cudaStreamCaptureModeGlobal &&
+                         capture_mode == cudaStreamCaptureModeGlobal) {
+            capture->is_invalid = true;
+            error = cudaErrorStreamCaptureUnsupported;
+        }
+    }
+    return error;
+}
+
 /// Counts the call; not success: what it was told to fail with.
 cudaError_t begin(char const* function) {
     {
@@ -72,7 +104,8 @@ cudaError_t call(char const* function, std::function<cudaError_t()> const& body)
         return give(sticky);
     }
     sticky = is_sticky(error) ? error : sticky;
-    return give(error == cudaSuccess ? body() : error);
+    cudaError_t const refused = error == cudaSuccess ? refuse_unsafe(function) : error;
+    return give(refused == cudaSuccess ? body() : refused);
 }
 cudaError_t sticky_error() {
     return sticky;
@@ -108,7 +141,7 @@ cudaError_t cudaGetLastError() {
     return sticky != cudaSuccess ? sticky : std::exchange(last_error, cudaSuccess);
 }
 cudaError_t cudaPeekAtLastError() {
-    return last_error;
+    return sticky != cudaSuccess ? sticky : last_error;
 }
 char const* cudaGetErrorString(cudaError_t error) {
     switch (error) {
@@ -116,6 +149,12 @@ char const* cudaGetErrorString(cudaError_t error) {
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorStreamCaptureUnsupported:
+        return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureImplicit:
+        return "operation would make the legacy stream depend on a capturing blocking stream";
     default: return "an error of the fake runtime";
     }
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -47,12 +49,17 @@ struct CUgraphExec_st {
 
 namespace joinable_tests::fake_cuda {
 
-/// What streams that capture together have in common. One thread at a time uses it.
+/// What streams that capture together have in common. One thread at a time uses it, but any thread
+/// may invalidate it.
 struct Capture {
     cudaStream_t origin;
     cudaGraph_t graph;
     bool owns_graph;
+    int device;
+    cudaStreamCaptureMode mode;            ///< said when it began
+    std::thread::id thread;                ///< that began it
     std::map<CUstream_st*, Clock> streams; ///< that take part, and what each is behind
+    std::atomic<bool> is_invalid{false};
 
     void add(CUstream_st* stream, cudaGraphNodeType type, MakeWork make) {
         graph->nodes.push_back(

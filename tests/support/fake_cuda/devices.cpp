@@ -60,6 +60,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 }
 cudaError_t cudaDeviceSynchronize() {
     return call("cudaDeviceSynchronize", [&]() -> cudaError_t {
+        for (auto const& capture : runtime().all_captures()) {
+            if (capture->device == current_device) { // in whatever mode
+                capture->is_invalid = true;
+                return cudaErrorStreamCaptureUnsupported;
+            }
+        }
         runtime().wait_until_idle(current_device);
         return cudaSuccess;
     });

@@ -61,7 +61,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
             return error;
         }
         auto const found = runtime().find(stream);
-        if (stream != nullptr && found->device != event->device) {
+        if (found->device != event->device) {
             return cudaErrorInvalidResourceHandle;
         }
         event->capture = found->is_capturing ? found->capture : nullptr;

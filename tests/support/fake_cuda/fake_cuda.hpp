@@ -17,7 +17,11 @@
 /// - Each stream is a thread that runs closures in order. All copies are asynchronous, those from and
 ///   to pageable memory too; but before one from pageable memory the host waits for the stream, as the
 ///   runtime may. So it is harsher than a GPU in both ways.
-/// - The null stream is one more stream, which waits for no other.
+/// - Each device has a null stream, the legacy one: what is put on it runs behind everything that is on
+///   the blocking streams of its device, and what is put on these runs behind it.
+/// - Kernels are launched on streams of the current device only, and an event is recorded on streams of
+///   the device that was current when it was made.
+/// - A capture forbids calls as its mode and those of other threads say, and becomes invalid by them.
 /// - Memory that was allocated in stream order is poisoned when the stream comes to it.
 /// - What is launched while a stream captures becomes a node of its graph; a graph's nodes run one by
 ///   one, in the order in which they were captured.
@@ -30,10 +34,15 @@ namespace joinable_tests::fake_cuda {
 
 inline constexpr int poison = 0xcd; ///< what a byte that nobody wrote holds
 
-/// Runs `work` on the stream, after what is there. Null: the null stream. For other fakes, whose
-/// kernels may wait for each other: each stream has a thread of its own.
-/// @throws std::runtime_error  this thread is left with an error for good.
+/// Launches a kernel: runs `work` on the stream, after what is there. Null: the null stream of the
+/// current device. For other fakes, whose kernels may wait for each other: each stream has a thread of
+/// its own.
+/// @throws std::runtime_error  the stream is of another device than the current one, a capture is
+///                             invalid by it or was before, or this thread is left with an error for
+///                             good.
 void enqueue(cudaStream_t stream, std::function<void()> work);
+/// The same for a library that makes a device current before.
+void enqueue(int device, cudaStream_t stream, std::function<void()> work);
 /// Where the stream captures: a node that at each launch of its graph is asked for what runs then.
 /// Returns whether it captures.
 bool capture(cudaStream_t stream, std::function<std::function<void()>()> const& work_of_launch);

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -30,13 +31,24 @@ bool forget_graph(cudaGraph_t graph) {
     delete graph;
     return true;
 }
-cudaError_t begin_capture(cudaStream_t stream, cudaGraph_t graph, bool owns_graph) {
+cudaError_t
+begin_capture(cudaStream_t stream, cudaGraph_t graph, bool owns_graph, cudaStreamCaptureMode mode) {
     auto const found = runtime().find(stream);
     if (stream == nullptr || found->is_capturing) {
         return cudaErrorStreamCaptureUnsupported;
     }
-    found->capture = std::make_shared<Capture>(Capture{stream, graph, owns_graph, {}});
+    found->capture = std::make_shared<Capture>();
+    Capture& capture = *found->capture;
+    capture.origin = stream;
+    capture.graph = graph;
+    capture.owns_graph = owns_graph;
+    capture.device = found->device;
+    capture.mode = mode;
+    capture.thread = std::this_thread::get_id();
+    capture.streams[found.get()];
     found->is_capturing = true;
+    std::lock_guard const lock{runtime().mutex};
+    runtime().captures.insert(found->capture);
     return cudaSuccess;
 }
 
@@ -64,14 +76,25 @@ extern "C" {
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
     return call("cudaStreamIsCapturing", [&]() -> cudaError_t {
         auto const found = runtime().find(stream);
-        *status = found->is_capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+        for (auto const& other : runtime().ordered_with(*found)) {
+            if (found->is_legacy && other->is_capturing) {
+                return cudaErrorStreamCaptureImplicit; // which leaves that capture as it is
+            }
+        }
+        *status = !found->is_capturing         ? cudaStreamCaptureStatusNone
+                  : found->capture->is_invalid ? cudaStreamCaptureStatusInvalidated
+                                               : cudaStreamCaptureStatusActive;
         return cudaSuccess;
     });
 }
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+    capture_mode = std::exchange(*mode, capture_mode); // a number of the thread: nothing can fail
+    return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
     return call("cudaStreamBeginCapture", [&]() -> cudaError_t {
         cudaGraph_t const graph = new_graph();
-        auto const error = begin_capture(stream, graph, true);
+        auto const error = begin_capture(stream, graph, true, mode);
         if (error != cudaSuccess) {
             forget_graph(graph);
         }
@@ -84,10 +107,10 @@ cudaError_t cudaStreamBeginCaptureToGraph(
     cudaGraphNode_t const*,
     cudaGraphEdgeData const*,
     std::size_t,
-    cudaStreamCaptureMode
+    cudaStreamCaptureMode mode
 ) {
     return call("cudaStreamBeginCaptureToGraph", [&]() -> cudaError_t {
-        return begin_capture(stream, graph, false);
+        return begin_capture(stream, graph, false, mode);
     });
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
@@ -97,19 +120,28 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
             return cudaErrorIllegalState;
         }
         auto const capture = found->capture;
+        if (capture->mode != cudaStreamCaptureModeRelaxed &&
+            capture->thread != std::this_thread::get_id()) {
+            return cudaErrorStreamCaptureWrongThread;
+        }
         *graph = capture->graph;
         bool const is_joined = capture->is_joined();
         for (auto const& [other, clock] : capture->streams) {
             other->is_capturing = false;
             other->capture = nullptr;
         }
-        if (!is_joined) {
-            if (cudaGraph_t const lost = std::exchange(*graph, nullptr); capture->owns_graph) {
-                forget_graph(lost);
-            }
-            return cudaErrorStreamCaptureUnjoined;
+        {
+            std::lock_guard const lock{runtime().mutex};
+            runtime().captures.erase(capture);
         }
-        return cudaSuccess;
+        if (is_joined && !capture->is_invalid) {
+            return cudaSuccess;
+        }
+        if (cudaGraph_t const lost = std::exchange(*graph, nullptr); capture->owns_graph) {
+            forget_graph(lost);
+        }
+        return capture->is_invalid ? cudaErrorStreamCaptureInvalidated
+                                   : cudaErrorStreamCaptureUnjoined;
     });
 }
 cudaError_t cudaGraphCreate(cudaGraph_t* graph, unsigned int) {

@@ -26,6 +26,9 @@ namespace joinable_tests::fake_cuda {
 /// What every call of this thread gives from now on, as it leaves its process in an inconsistent state.
 [[nodiscard]] cudaError_t sticky_error();
 
+inline thread_local int current_device = 0;
+inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+
 struct Allocation {
     std::size_t bytes;
     int device;
@@ -43,12 +46,13 @@ struct Runtime {
     std::set<CUgraph_st*> graphs;
     std::set<CUgraphExec_st*> executables;
     std::map<std::string, std::size_t> calls;
-    std::shared_ptr<CUstream_st> null_stream;
+    std::map<int, std::shared_ptr<CUstream_st>> null_streams; ///< by device
+    std::set<std::shared_ptr<Capture>> captures;
     int devices = 8;
     bool has_pools = true;
 
-    std::shared_ptr<CUstream_st> start(int device, unsigned int flags) {
-        auto stream = std::make_shared<CUstream_st>(device, flags);
+    std::shared_ptr<CUstream_st> start(int device, unsigned int flags, bool is_legacy = false) {
+        auto stream = std::make_shared<CUstream_st>(device, flags, is_legacy);
         std::thread{[this, stream] {
             stream->run();
             std::lock_guard const lock{mutex};
@@ -60,8 +64,9 @@ struct Runtime {
     std::shared_ptr<CUstream_st> find(cudaStream_t stream) {
         std::lock_guard const lock{mutex};
         if (stream == nullptr) {
+            auto& null_stream = null_streams[current_device];
             if (!null_stream) {
-                null_stream = start(0, cudaStreamDefault);
+                null_stream = start(current_device, cudaStreamDefault, true);
             }
             return null_stream;
         }
@@ -77,10 +82,24 @@ struct Runtime {
         for (auto const& [handle, stream] : streams) {
             all.push_back(stream);
         }
-        if (null_stream) {
-            all.push_back(null_stream);
+        for (auto const& [device, stream] : null_streams) {
+            all.push_back(stream);
         }
         return all;
+    }
+    /// Those that the null stream of a device is ordered with, or that null stream for one of these.
+    std::vector<std::shared_ptr<CUstream_st>> ordered_with(CUstream_st const& stream) {
+        auto all = all_streams();
+        std::erase_if(all, [&](auto const& other) {
+            return other->device != stream.device ||
+                   !(stream.is_legacy ? other->is_blocking()
+                                      : stream.is_blocking() && other->is_legacy);
+        });
+        return all;
+    }
+    std::vector<std::shared_ptr<Capture>> all_captures() {
+        std::lock_guard const lock{mutex};
+        return {captures.begin(), captures.end()};
     }
     void wait_until_idle(int device) {
         for (auto const& stream : all_streams()) {
@@ -127,20 +146,22 @@ inline Runtime& runtime() {
     return *all;
 }
 
-inline thread_local int current_device = 0;
-
 /// An error is the calling thread's last one from then on. Returns it.
 cudaError_t give(cudaError_t error);
 /// What every call does: counts itself, fails where it was told to, and else gives what `body()`
 /// returns.
 [[nodiscard]] cudaError_t call(char const* function, std::function<cudaError_t()> const& body);
 
-/// Puts work on a stream, or in the graph that it captures.
+/// Puts work on a stream, or in the graph that it captures. What is not a kernel may be put on a
+/// stream of any device.
 [[nodiscard]] cudaError_t launch(
     cudaStream_t handle,
     std::function<void()> work,
     cudaGraphNodeType type = cudaGraphNodeTypeMemcpy
 );
+/// Whether the null stream can be used: not while a blocking stream of its device captures, which
+/// then is invalid.
+[[nodiscard]] cudaError_t usable(CUstream_st const& stream);
 /// `stream` where the host may wait for it.
 [[nodiscard]] cudaError_t waitable(cudaStream_t handle, std::shared_ptr<CUstream_st>& stream);
 /// The last record of an event; refuses events that do not exist.

@@ -58,7 +58,8 @@ private:
 
 /// The runtime's header declares these two in the global namespace and leaves them to us.
 struct CUstream_st {
-    CUstream_st(int on, unsigned int with) : device{on}, flags{with} {}
+    CUstream_st(int on, unsigned int with, bool legacy)
+        : device{on}, flags{with}, is_legacy{legacy} {}
 
     void enqueue(std::function<void()> work) {
         {
@@ -70,6 +71,16 @@ struct CUstream_st {
     bool is_idle() {
         std::lock_guard const lock{mutex};
         return queue.empty();
+    }
+    /// What the stream gets to behind everything that is on it; null where that is nothing.
+    std::shared_ptr<joinable_tests::fake_cuda::Milestone> mark() {
+        std::shared_ptr<joinable_tests::fake_cuda::Milestone> end;
+        std::lock_guard const lock{mutex};
+        if (!queue.empty()) {
+            end = std::make_shared<joinable_tests::fake_cuda::Milestone>();
+            queue.push_back([end] { end->reach(); });
+        }
+        return end;
     }
     void wait_until_idle() {
         std::unique_lock lock{mutex};
@@ -105,6 +116,12 @@ struct CUstream_st {
     std::shared_ptr<joinable_tests::fake_cuda::Capture> capture; ///< while it captures
     int device;
     unsigned int flags;
+    bool is_legacy; ///< the null stream of its device
+
+    /// Whether it is ordered with the null stream of its device.
+    [[nodiscard]] bool is_blocking() const noexcept {
+        return !is_legacy && (flags & cudaStreamNonBlocking) == 0;
+    }
 };
 
 struct CUevent_st {

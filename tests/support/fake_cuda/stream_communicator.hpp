@@ -76,7 +76,7 @@ protected:
             throw std::invalid_argument{"a collective over memory that is no device's"};
         }
         StreamWork work;
-        fake_cuda::enqueue(stream_.get(), [collective, error = work.error_] {
+        fake_cuda::enqueue(rank(), stream_.get(), [collective, error = work.error_] {
             try {
                 collective();
             } catch (...) {

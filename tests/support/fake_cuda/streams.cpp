@@ -16,28 +16,87 @@ namespace joinable_tests::fake_cuda {
 cudaError_t launch(cudaStream_t handle, std::function<void()> work, cudaGraphNodeType type) {
     auto const stream = runtime().find(handle);
     if (stream->is_capturing) {
+        if (stream->capture->is_invalid) {
+            return cudaErrorStreamCaptureInvalidated;
+        }
         stream->capture->add(stream.get(), type, [work] { return work; });
         return cudaSuccess;
+    }
+    if (auto const error = usable(*stream); error != cudaSuccess) {
+        return error;
+    }
+    for (auto const& other : runtime().ordered_with(*stream)) {
+        if (auto const end = other->mark()) {
+            stream->enqueue([end] { end->wait(); });
+        }
     }
     stream->enqueue(std::move(work));
     return cudaSuccess;
 }
 
-cudaError_t waitable(cudaStream_t handle, std::shared_ptr<CUstream_st>& stream) {
-    stream = runtime().find(handle);
-    return stream->is_capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+cudaError_t usable(CUstream_st const& stream) {
+    if (!stream.is_legacy) {
+        return cudaSuccess;
+    }
+    for (auto const& other : runtime().ordered_with(stream)) {
+        if (other->is_capturing) {
+            other->capture->is_invalid = true;
+            return cudaErrorStreamCaptureImplicit;
+        }
+    }
+    return cudaSuccess;
 }
 
+cudaError_t waitable(cudaStream_t handle, std::shared_ptr<CUstream_st>& stream) {
+    stream = runtime().find(handle);
+    if (stream->is_capturing) {
+        stream->capture->is_invalid = true;
+        return cudaErrorStreamCaptureUnsupported;
+    }
+    return usable(*stream);
+}
+
+namespace {
+
+/// Sets the calling thread's device while it lives.
+struct CurrentDevice {
+    explicit CurrentDevice(int device) : before{std::exchange(current_device, device)} {}
+    CurrentDevice(CurrentDevice const&) = delete;
+    CurrentDevice& operator=(CurrentDevice const&) = delete;
+    ~CurrentDevice() { current_device = before; }
+    int before;
+};
+
+bool is_idle(CUstream_st& stream) {
+    bool idle = stream.is_idle();
+    if (stream.is_legacy) {
+        for (auto const& other : runtime().ordered_with(stream)) {
+            idle = idle && other->is_idle();
+        }
+    }
+    return idle;
+}
+
+} // namespace
+
 void enqueue(cudaStream_t stream, std::function<void()> work) {
-    cudaError_t const error = sticky_error();
+    cudaError_t error = sticky_error();
+    if (error == cudaSuccess && runtime().find(stream)->device != current_device) {
+        error = give(cudaErrorInvalidResourceHandle);
+    }
+    if (error == cudaSuccess) {
+        error = give(launch(stream, std::move(work), cudaGraphNodeTypeKernel));
+    }
     if (error != cudaSuccess) {
         throw std::runtime_error{std::string{"Cuda failure '"} + cudaGetErrorString(error) + "'"};
     }
-    static_cast<void>(launch(stream, std::move(work), cudaGraphNodeTypeKernel));
+}
+void enqueue(int device, cudaStream_t stream, std::function<void()> work) {
+    CurrentDevice const current{device};
+    enqueue(stream, std::move(work));
 }
 bool is_idle(cudaStream_t stream) {
-    auto const found = runtime().find(stream);
-    return found->is_idle();
+    return is_idle(*runtime().find(stream));
 }
 void drain() {
     for (auto const& stream : runtime().all_streams()) {
@@ -105,6 +164,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
         if (auto const error = waitable(stream, found); error != cudaSuccess) {
             return error;
         }
+        for (auto const& other : runtime().ordered_with(*found)) {
+            if (auto const end = found->is_legacy ? other->mark() : nullptr) {
+                end->wait();
+            }
+        }
         found->wait_until_idle();
         return cudaSuccess;
     });
@@ -115,7 +179,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
         if (auto const error = waitable(stream, found); error != cudaSuccess) {
             return error;
         }
-        return found->is_idle() ? cudaSuccess : cudaErrorNotReady;
+        return is_idle(*found) ? cudaSuccess : cudaErrorNotReady;
     });
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
@@ -135,6 +199,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
             return cudaSuccess;
         }
         if (found->is_capturing) {
+            found->capture->is_invalid = true;
             return cudaErrorStreamCaptureIsolation;
         }
         return launch(stream, [record] {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -16,13 +17,19 @@
 
 namespace joinable_tests::fake_nccl {
 
+/// What a test has said to a rank, which stands for a process.
+struct Process {
+    std::mutex mutex;
+    std::map<std::string, ncclResult_t> to_fail;
+    std::map<std::string, ncclResult_t> to_fail_later;
+    std::map<std::string, std::size_t> called;
+    std::atomic<bool> holds_aborts{false};
+};
+
 namespace {
 
 std::atomic<int> version{NCCL_VERSION_CODE};
 std::atomic<int> polls_in_progress{1};
-thread_local std::map<std::string, ncclResult_t> to_fail;
-thread_local std::map<std::string, ncclResult_t> to_fail_later;
-thread_local std::map<std::string, std::size_t> called;
 thread_local std::string last_text;
 
 /// Goes on with what is in progress.
@@ -32,7 +39,6 @@ ncclResult_t state_of(Member& member) {
             --member.polls;
         } else if (auto const result = member.pending(); result != ncclInProgress) {
             member.pending = nullptr;
-            member.is_revoking = false;
             member.state = result; // whatever was there
         }
     }
@@ -48,10 +54,14 @@ void fail_async(ncclComm_t comm, ncclResult_t result, std::string text) {
     member.text = std::move(text);
 }
 void fail_next(std::string function, ncclResult_t result) {
-    to_fail[std::move(function)] = result;
+    Process& process = *this_process();
+    std::lock_guard const lock{process.mutex};
+    process.to_fail[std::move(function)] = result;
 }
 void fail_later(std::string function, ncclResult_t result) {
-    to_fail_later[std::move(function)] = result;
+    Process& process = *this_process();
+    std::lock_guard const lock{process.mutex};
+    process.to_fail_later[std::move(function)] = result;
 }
 void set_polls_in_progress(int polls) {
     polls_in_progress = polls;
@@ -60,16 +70,36 @@ void set_version(int code) {
     version = code;
 }
 std::size_t calls(std::string const& function) {
-    return called[function];
+    Process& process = *this_process();
+    std::lock_guard const lock{process.mutex};
+    return process.called[function];
 }
 
 void die(std::string const& text) {
     std::fprintf(stderr, "fake_nccl: %s\n", text.c_str());
     std::abort();
 }
+std::shared_ptr<Process> const& this_process() {
+    thread_local auto const process = std::make_shared<Process>();
+    return process;
+}
+void hold_aborts(bool holds) {
+    {
+        std::lock_guard const lock{mutex()};
+        this_process()->holds_aborts = holds;
+    }
+    changed().notify_all();
+}
+bool holds_aborts(Process const& process) {
+    return process.holds_aborts;
+}
 ncclResult_t begin(char const* function) {
-    ++called[function];
-    if (auto node = to_fail.extract(function); !node.empty()) {
+    return begin(function, *this_process());
+}
+ncclResult_t begin(char const* function, Process& process) {
+    std::lock_guard const lock{process.mutex};
+    ++process.called[function];
+    if (auto node = process.to_fail.extract(function); !node.empty()) {
         last_text = std::string{function} + " was told to fail";
         return node.mapped();
     }
@@ -87,10 +117,6 @@ Member& member_of(ncclComm_t comm, char const* function) {
     return *comm->member;
 }
 ncclResult_t ready(Member const& member) {
-    if (member.is_revoking) {
-        die("a call while a revocation is in progress, of which NCCL would free what it still uses"
-        );
-    }
     if (member.pending) {
         return refuse(
             ncclInvalidArgument,
@@ -113,11 +139,15 @@ ncclResult_t start(
     char const* function,
     std::function<ncclResult_t()> go_on
 ) {
-    if (auto node = to_fail_later.extract(function); !node.empty()) {
-        go_on = [&member, function, result = node.mapped()] {
-            member.text = std::string{function} + " was told to fail later";
-            return result;
-        };
+    {
+        Process& process = *this_process();
+        std::lock_guard const its{process.mutex};
+        if (auto node = process.to_fail_later.extract(function); !node.empty()) {
+            go_on = [&member, function, result = node.mapped()] {
+                member.text = std::string{function} + " was told to fail later";
+                return result;
+            };
+        }
     }
     if (!member.is_blocking) {
         member.pending = std::move(go_on);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -17,8 +18,13 @@ namespace joinable_tests::fake_nccl {
 /// Ends the program: nothing that a test does may come to this.
 [[noreturn]] void die(std::string const& text);
 
+/// That which the calling thread stands for, unless it was begun for a call.
+std::shared_ptr<Process> const& this_process();
 /// Counts a call; not success: what it was told to give.
 [[nodiscard]] ncclResult_t begin(char const* function);
+/// The same for the process that made a communicator, in whichever of its threads.
+[[nodiscard]] ncclResult_t begin(char const* function, Process& process);
+[[nodiscard]] bool holds_aborts(Process const& process);
 /// The same, and then what `body()` gives.
 template <class Body>
 [[nodiscard]] ncclResult_t call(char const* function, Body const& body) {

@@ -70,9 +70,6 @@ ncclResult_t collect(Op op, ncclComm_t comm, char const* function) {
     ncclResult_t const told = begin(function);
     std::unique_lock lock{mutex()};
     Member& member = member_of(comm, function);
-    if (member.is_revoked && !member.is_revoking) {
-        return in_group(refuse(ncclInvalidUsage, "communicator was revoked"));
-    }
     op.member = comm->member;
     if (auto const result = told == ncclSuccess ? check(op, member, function) : told;
         result != ncclSuccess) {

@@ -46,9 +46,9 @@ void make_handle(ncclComm_t* place, std::shared_ptr<Member> member) {
 void end(Member& member) {
     member.is_ended = true;
     member.pending = nullptr;
-    member.is_revoking = false;
     if (ncclComm_t* const place = std::exchange(member.making, nullptr)) {
         auto part = std::make_shared<Member>();
+        part->process = member.process;
         part->world = std::make_shared<World>(1);
         part->state = ncclInternalError;
         make_handle(place, std::move(part));
@@ -71,6 +71,7 @@ void free_handle(ncclComm_t comm) {
     end_windows(*comm->member);
     live().erase(comm);
     delete comm;
+    changed().notify_all();
 }
 
 } // namespace
@@ -81,6 +82,14 @@ void force_blocking(int value) {
 std::size_t live_communicators() {
     std::lock_guard const lock{mutex()};
     return live().size();
+}
+void wait_for_aborts() {
+    std::unique_lock lock{mutex()};
+    changed().wait(lock, [] {
+        return std::none_of(live().begin(), live().end(), [](ncclComm_t comm) {
+            return comm->member->is_ended && !holds_aborts(*comm->member->process);
+        });
+    });
 }
 void forget_communicators() {
     std::lock_guard const lock{mutex()};
@@ -121,6 +130,7 @@ ncclResult_t ncclCommInitRankConfig(
             die("ranks that do not fit together join a communicator, and wait for ever");
         }
         auto member = std::make_shared<Member>();
+        member->process = this_process();
         member->world = world;
         member->rank = rank;
         member->is_blocking = is_blocking(config, true);
@@ -158,44 +168,33 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     require_no_group("ncclCommDestroy");
-    return call(comm, "ncclCommDestroy", [&](auto& lock, Member& member) {
-        if (ready(member) != ncclSuccess) {
-            die("ncclCommDestroy of a communicator that is in progress or in an error state, which "
-                "leaves a group open on its thread and frees nothing");
-        }
-        require_no_graphs(member, "ncclCommDestroy");
-        // For ever, where a rank never comes.
-        changed().wait(lock, [&] { return member.running == 0; });
-        free_handle(comm);
-        return ncclSuccess;
-    });
+    std::unique_lock lock{mutex()};
+    Member& member = member_of(comm, "ncclCommDestroy");
+    if (auto const told = begin("ncclCommDestroy", *member.process); told != ncclSuccess) {
+        return told;
+    }
+    if (ready(member) != ncclSuccess) {
+        die("ncclCommDestroy of a communicator that is in progress or in an error state, which "
+            "leaves a group open on its thread and frees nothing");
+    }
+    require_no_graphs(member, "ncclCommDestroy");
+    // For ever, where a rank never comes.
+    changed().wait(lock, [&] { return member.running == 0; });
+    free_handle(comm);
+    return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-    ncclResult_t const result = begin("ncclCommAbort");
     require_no_group("ncclCommAbort");
-    std::lock_guard const lock{mutex()};
+    std::unique_lock lock{mutex()};
     Member& member = member_of(comm, "ncclCommAbort");
+    ncclResult_t const result = begin("ncclCommAbort", *member.process);
     require_no_graphs(member, "ncclCommAbort");
     end(member);
+    changed().wait(lock, [&] { return !holds_aborts(*member.process); });
     if (result == ncclSuccess) {
         free_handle(comm);
     }
     return result;
-}
-ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
-    require_no_group("ncclCommRevoke");
-    return call(comm, "ncclCommRevoke", [&](auto& lock, Member& member) {
-        if (flags != 0 || member.is_revoked || member.is_finalized) {
-            return refuse(ncclInvalidArgument, "it cannot be revoked");
-        }
-        end(member);
-        member.is_revoked = member.is_finalized = true;
-        auto const result = start(lock, member, "ncclCommRevoke", [&member] {
-            return member.running == 0 ? ncclSuccess : ncclInProgress;
-        });
-        member.is_revoking = member.pending != nullptr;
-        return or_state(member, result);
-    });
 }
 
 ncclResult_t
@@ -235,6 +234,7 @@ ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_
                 child = std::make_shared<World>(static_cast<int>(order.size()));
             }
             auto part = std::make_shared<Member>();
+            part->process = member.process;
             part->world = child;
             part->device = member.device;
             part->is_blocking = blocks;

@@ -22,7 +22,8 @@ namespace joinable_tests::fake_nccl {
 
 /// From now on the communicator's network is in this error state, and says so.
 void fail_async(ncclComm_t comm, ncclResult_t result, std::string text);
-/// The calling thread's next call of `function`, by its name, gives this. ncclCommAbort has an effect
+/// The calling thread's next call of `function`, by its name, gives this. What frees a communicator may be
+/// called by another thread. ncclCommAbort has an effect
 /// all the same, but the handle is not freed; other functions do nothing.
 void fail_next(std::string function, ncclResult_t result);
 /// What the calling thread's next call of `function` starts fails with this: on a non-blocking
@@ -36,11 +37,18 @@ void set_polls_in_progress(int polls);
 /// What ncclGetVersion gives: the header's at start.
 void set_version(int code);
 
+/// From now on ncclCommAbort ends the kernels of the calling thread's communicators, but returns only
+/// when this is false: as where it frees memory of a device that is busy with other work.
+void hold_aborts(bool holds);
+/// Waits until the aborts that are not held have returned.
+void wait_for_aborts();
+
 /// Communicators that were not freed.
 [[nodiscard]] std::size_t live_communicators();
 /// Forgets those that failed to be.
 void forget_communicators();
-/// How often the calling thread has called a function, by its name.
+/// How often the calling thread has called a function, by its name. What frees a communicator counts for
+/// the thread that has made it.
 [[nodiscard]] std::size_t calls(std::string const& function);
 
 } // namespace joinable_tests::fake_nccl

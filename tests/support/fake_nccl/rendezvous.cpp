@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -145,6 +146,21 @@ bool capture(std::shared_ptr<Member> const& member, std::vector<Op> ops) {
     return has;
 }
 
+/// NCCL makes the communicator's device current before it launches kernels, but those of one rank.
+void put(Member const& member, bool is_alone, Op const& op, std::function<void()> kernel) {
+    bool const is_copy = !op.is_scaled; // which a stream of any device takes
+    if (!is_alone || (is_copy && op.stream != nullptr)) {
+        fake_cuda::enqueue(member.device, op.stream, std::move(kernel));
+        return;
+    }
+    int current = 0;
+    static_cast<void>(cudaGetDevice(&current));
+    if (!is_copy && op.stream == nullptr && current != member.device) {
+        die("a kernel of one rank on the null stream of another device than its memory's");
+    }
+    fake_cuda::enqueue(op.stream, std::move(kernel));
+}
+
 } // namespace
 
 ncclResult_t put_on_stream(std::vector<Op> ops) {
@@ -153,13 +169,17 @@ ncclResult_t put_on_stream(std::vector<Op> ops) {
         member->text = "Trying to send to self without a matching recv, or the other way round";
         return refuse(result, member->text);
     }
+    bool const is_alone = member->world->size == 1 && !ops.empty() && !ops[0].is_message();
+    if (is_alone && !ops[0].is_scaled && ops[0].in == ops[0].out) {
+        return ncclSuccess; // nothing is to be done
+    }
     if (ops.empty() || capture(member, ops)) {
         return ncclSuccess;
     }
     ++member->running;
     try {
         auto const numbers = next_numbers(*member, ops);
-        fake_cuda::enqueue(ops[0].stream, [member, ops, numbers] { run(*member, ops, numbers); });
+        put(*member, is_alone, ops[0], [member, ops, numbers] { run(*member, ops, numbers); });
     } catch (std::runtime_error const& error) {
         --member->running;
         member->text = error.what();

@@ -24,6 +24,7 @@ namespace joinable_tests::fake_nccl {
 enum class Kind { all_reduce, broadcast, reduce, all_gather, reduce_scatter, send, receive };
 
 struct Member;
+struct Process; ///< see calls.cpp
 
 struct Op {
     Kind kind;
@@ -74,8 +75,8 @@ struct Member {
     int rank = 0;
     int device = 0;
     bool is_blocking = false;
-    bool is_ended = false; ///< aborted or revoked
-    bool is_revoked = false;
+    bool is_ended = false; ///< aborted
+    std::shared_ptr<Process> process;
     bool is_finalized = false;
     /// What the last operation left, as ncclCommGetAsyncError tells it: the last writer wins.
     ncclResult_t state = ncclSuccess;
@@ -84,7 +85,6 @@ struct Member {
     int polls = 0;
     /// An operation of a non-blocking communicator that is in progress: goes on, if it can.
     std::function<ncclResult_t()> pending;
-    bool is_revoking = false; ///< `pending` is the revocation
     ncclComm_t* making =
         nullptr; ///< where a split that is pending puts its handle, also if it fails
     std::size_t collectives = 0;

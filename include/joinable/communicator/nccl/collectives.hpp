@@ -47,6 +47,11 @@ class NcclGraph;
 /// control communicator. Only a waiting host checks for them. Wait for streams by synchronize(),
 /// not by cudaStreamSynchronize, which never returns if a rank never comes.
 ///
+/// One thread at a time may use it, any one: its device is made the current one for each call, and the
+/// thread's own one again after that. CUDA graphs that other threads capture meanwhile stay as they
+/// are. A call throws ContractViolation if an earlier launch or call of CUDA in its thread failed and
+/// nobody has asked cudaGetLastError() for that, as nothing else would tell; it then forgets the error.
+///
 /// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
 /// do not fit, the root is not a rank, memory is missing, overlaps, or belongs to the host or
 /// another device, or NCCL does not have the operation (bit_and, bit_or). NCCL determines the order
@@ -62,7 +67,7 @@ public:
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
 
     [[nodiscard]] int device() const noexcept { return rank_.device(); }
-    /// Null once the communicator is aborted, unless NcclOptions::revoke is set.
+    /// Null once the communicator is aborted.
     [[nodiscard]] ncclComm_t native_handle() const noexcept { return rank_.handle(); }
     /// The stream on which collectives run.
     [[nodiscard]] cudaStream_t stream() const noexcept { return rank_.stream(); }
@@ -81,6 +86,7 @@ public:
     [[nodiscard]] CudaDevice& device_memory() {
         if (!device_memory_) {
             device_memory_.emplace(rank_.device(), rank_.caller(), rank_.caller());
+            device_memory_->set_deadline(rank_.deadline());
         }
         return *device_memory_;
     }
@@ -101,8 +107,7 @@ public:
     /// Collective; blocks. Has NCCL map an arena of allocate() for all ranks, so that collectives
     /// read and write it in place. From NCCL 2.27 on the arena is a symmetric window. All ranks
     /// must then pass buffers in it at the same offset. The registration lasts until the arena or
-    /// the communicator is destroyed. With NcclOptions::revoke, after a failure, it lasts as long
-    /// as the handle; the arena must then outlive the handle. Registering again has no effect.
+    /// the communicator is destroyed. Registering again has no effect.
     /// Returns false on all ranks if any rank's arena is not NCCL's memory or its NCCL does not
     /// support registration; the arena is then used like any other memory.
     /// @throws Mismatch  ranks give arenas of different sizes; nothing was registered.
@@ -147,13 +152,15 @@ public:
     void synchronize() { rank_.synchronize(); }
 
     /// Local. Ends outstanding work here and, over the control communicator, on all ranks. The
-    /// first reason wins. NCCL's handle is freed unless it is revoked. An engine that owns the
-    /// handle must not destroy a freed one.
+    /// first reason wins. NCCL's handle is freed. An engine that owns it must not destroy it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        if (device_memory_) {
+            device_memory_->set_deadline(deadline);
+        }
         return rank_.set_deadline(deadline);
     }
     /// Local. Reports that this rank is still working: ranks that wait for it wait for one more

@@ -16,6 +16,7 @@
 #include <joinable/communicator/nccl/collectives.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
+#include <joinable/communicator/nccl/detail/handle.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/communicator/nccl/detail/setup.hpp>
 #include <joinable/communicator/nccl/options.hpp>
@@ -83,7 +84,7 @@ public:
     ~NcclCommunicator() {
         close(true);
         if (split_ != nullptr) {
-            static_cast<void>(ncclCommAbort(split_));
+            static_cast<void>(detail::NcclHandle::within(rank_.deadline(), &ncclCommAbort, split_));
         }
     }
 
@@ -108,7 +109,11 @@ public:
         std::unique_ptr<detail::NcclControl> control;
         rank_.over_control([&](detail::NcclControl& whole) { control = whole.split(color, key); });
         ncclConfig_t config = config_of(options_);
-        rank_.check(ncclCommSplit(rank_.handle(), color, key, &split_, &config), "ncclCommSplit");
+        rank_.on_device([&] {
+            rank_.check(
+                ncclCommSplit(rank_.handle(), color, key, &split_, &config), "ncclCommSplit"
+            );
+        });
         rank_.finish_call("splits the communicator");
         NcclOptions options = options_;
         options.device = rank_.device();

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,7 @@
 #include <joinable/communicator/nccl/detail/check.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/cuda/runtime.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -32,9 +34,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 class NcclGraph final : public HoldsNcclKernels {
 public:
     explicit NcclGraph(NcclCollectives& comm) : rank_{comm.rank_}, checks_{comm.checks_} {
-        rank_.check(
-            cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"
-        );
+        rank_.on_device([&] {
+            check_cuda(
+                cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
+                "cudaEventCreateWithFlags"
+            );
+        });
         rank_.hold(*this);
     }
     NcclGraph(NcclGraph const&) = delete;
@@ -58,9 +63,10 @@ public:
         rank_.begin_call();
         release_kernels();
         try {
-            begin();
+            rank_.on_device([&] { begin(); });
             body();
-            end();
+            require_capturing();
+            rank_.on_device([&] { end(); });
         } catch (...) {
             release_kernels();
             throw;
@@ -74,26 +80,33 @@ public:
         if (checks_) {
             agree_on_collective(rank_, request);
         }
+        require_capturing();
         Buffer const& buffer = request.out;
         cudaStream_t const stream = rank_.stream();
-        note(engine_.list);
-        order(origin_, stream);
-        if (can_zero) {
-            rank_.check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream), "cudaMemsetAsync");
-            note(zeros_.list);
-        }
-        NcclCalls const nccl{rank_.handle(), stream, rank_.size()};
-        rank_.check(issue(nccl, stream), name_of(request.signature.collective));
-        rank_.finish_call("captures a collective"); // NCCL may capture it on its own thread
-        std::vector<cudaGraphNode_t> of_nccl;
-        note(of_nccl);
+        rank_.on_device([&] {
+            note(engine_.list);
+            order(origin_, stream);
+            if (can_zero) {
+                rank_.check(
+                    cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream), "cudaMemsetAsync"
+                );
+                note(zeros_.list);
+            }
+            NcclCalls const nccl{rank_.handle(), stream, rank_.size()};
+            rank_.check(issue(nccl, stream), name_of(request.signature.collective));
+            rank_.finish_call("captures a collective"); // NCCL may capture it on its own thread
+            std::vector<cudaGraphNode_t> of_nccl;
+            note(of_nccl);
+        });
         ++collectives_;
     }
 
     /// Takes effect at the next launch. @pre is_captured()
     void set_role(bool is_shadow, bool zeroes) {
-        enable(engine_, !is_shadow);
-        enable(zeros_, zeroes);
+        rank_.on_device([&] {
+            enable(engine_, !is_shadow);
+            enable(zeros_, zeroes);
+        });
     }
     /// Launches the graph after the work on the caller's stream and the work that `before(stream)`
     /// launches. The launch has one user. @pre set_role() was called.
@@ -108,9 +121,11 @@ public:
 
     /// Unfinished launches continue.
     void release_kernels() noexcept override {
+        CurrentCudaDevice const current{rank_.device(), std::nothrow};
         if (std::exchange(is_capturing_, false)) {
             cudaGraph_t same = nullptr;
             static_cast<void>(cudaStreamEndCapture(origin_, &same));
+            static_cast<void>(cudaGetLastError()); // that of the failed capture, which was thrown
         }
         if (executable_ != nullptr) {
             static_cast<void>(cudaGraphExecDestroy(std::exchange(executable_, nullptr)));
@@ -118,7 +133,6 @@ public:
         if (graph_ != nullptr) {
             static_cast<void>(cudaGraphDestroy(std::exchange(graph_, nullptr)));
         }
-        static_cast<void>(cudaGetLastError()); // clears the error of a failed capture
         seen_.clear();
         engine_ = {};
         zeros_ = {};
@@ -131,6 +145,9 @@ private:
         std::vector<cudaGraphNode_t> list;
         bool are_enabled = true; ///< as in a graph that was just made
     };
+    static constexpr std::string_view passes_advice =
+        "the passes must not wait for the device, and other streams that they use must begin after "
+        "the caller's stream and end before it";
 
     void begin() {
         origin_ = rank_.caller();
@@ -150,12 +167,7 @@ private:
         order(rank_.stream(), origin_);
         cudaGraph_t same = nullptr;
         is_capturing_ = false;
-        refuse(
-            cudaStreamEndCapture(origin_, &same),
-            "cudaStreamEndCapture",
-            "the passes must not wait for the device, and other streams that they use must begin after "
-            "the caller's stream and end before it"
-        );
+        refuse(cudaStreamEndCapture(origin_, &same), "cudaStreamEndCapture", passes_advice);
         for (cudaGraphNode_t const node : engine_.list) {
             cudaGraphNodeType type{};
             rank_.check(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
@@ -171,6 +183,15 @@ private:
         rank_.check(
             cudaGraphInstantiateWithFlags(&executable_, graph_, 0), "cudaGraphInstantiateWithFlags"
         );
+    }
+    /// @throws ContractViolation  something in the passes has made the capture invalid.
+    void require_capturing() const {
+        CurrentCudaDevice const current{rank_.device(), std::nothrow};
+        cudaStreamCaptureStatus status = cudaStreamCaptureStatusInvalidated;
+        static_cast<void>(cudaStreamIsCapturing(origin_, &status));
+        if (status != cudaStreamCaptureStatusActive) {
+            refuse(cudaErrorStreamCaptureInvalidated, "cudaStreamIsCapturing", passes_advice);
+        }
     }
     /// @throws ContractViolation
     static void refuse(cudaError_t error, std::string_view call, std::string_view advice) {

@@ -21,15 +21,6 @@ struct NcclOptions {
     /// do, and all throw Mismatch if it differs. This finds mistakes; it costs a host round trip
     /// per collective.
     bool check = false;
-    /// A failure stops outstanding work, but keeps the handle. The caller may then use
-    /// ncclCommShrink, ncclCommSplit or ncclCommDestroy on it. Needs NCCL 2.28.7.
-    ///
-    /// Do not use it with NCCL 2.28.9 and 2.30.7; make a new communicator after a failure.
-    /// According to the sources of these versions, ncclCommRevoke frees the record of an operation
-    /// that NCCL is still launching, or that has failed. The handle keeps its pointer to the
-    /// record, and a later check of the handle's state reads freed memory. Without `revoke` the
-    /// handle is aborted, which frees both.
-    bool revoke = false;
     std::optional<int> device = {}; ///< made current; none: the current one is used
     ncclConfig_t config =
         NCCL_CONFIG_INITIALIZER; ///< for a handle that this library creates; `blocking` is ignored

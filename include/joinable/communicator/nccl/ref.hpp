@@ -23,7 +23,7 @@ namespace joinable { inline namespace v0 {
 /// Borrows an engine's own NCCL communicator. See NcclCollectives. Nobody else may use the handle
 /// while this object lives. If a rank fails before this object has ended on all ranks, the handle
 /// is aborted, which frees it. An engine therefore calls give_back(), which returns the handle if
-/// there is one left to destroy, or has the handle revoked instead (NcclOptions::revoke).
+/// there is one left to destroy.
 class NcclCommunicatorRef : public NcclCollectives {
 public:
     /// Collective; blocks. `comm` has the ranks of `control` in the same order and was made with

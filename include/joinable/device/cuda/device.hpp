@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -14,6 +16,7 @@
 #include <joinable/device/arena.hpp>
 #include <joinable/device/copy.hpp>
 #include <joinable/device/cuda/copy.hpp>
+#include <joinable/device/cuda/runtime.hpp>
 #include <joinable/device/cuda/runtime_copies.hpp>
 #include <joinable/device/detail/permute_sections.hpp>
 #include <joinable/device/device.hpp>
@@ -24,43 +27,6 @@
 #include <joinable/tensor/any_view.hpp>
 
 namespace joinable { inline namespace v0 {
-
-namespace detail {
-
-/// @throws CommunicationError
-inline void require_cuda(cudaError_t error, std::string_view call) {
-    if (error != cudaSuccess) {
-        static_cast<void>(cudaGetLastError()); // or the next call that asks finds it
-        throw CommunicationError{
-            concat(call, " failed: ", cudaGetErrorName(error), ", ", cudaGetErrorString(error))
-        };
-    }
-}
-
-/// Makes a device the current one of this thread while this object lives.
-class CurrentCudaDevice {
-public:
-    explicit CurrentCudaDevice(int index) {
-        require_cuda(cudaGetDevice(&before_), "cudaGetDevice");
-        if (before_ != index) {
-            require_cuda(cudaSetDevice(index), "cudaSetDevice");
-            is_changed_ = true;
-        }
-    }
-    CurrentCudaDevice(CurrentCudaDevice const&) = delete;
-    CurrentCudaDevice& operator=(CurrentCudaDevice const&) = delete;
-    ~CurrentCudaDevice() {
-        if (is_changed_) {
-            static_cast<void>(cudaSetDevice(before_));
-        }
-    }
-
-private:
-    int before_ = 0;
-    bool is_changed_ = false;
-};
-
-} // namespace detail
 
 /// Memory of a CUDA device, used by two streams. On the first, everything here runs in order with
 /// the collectives of a communicator. On the second, the engine makes and uses gradients. They may
@@ -89,6 +55,10 @@ public:
         stream_ = stream;
         engine_stream_ = engine_stream;
     }
+    /// For memory that is allocated later. Memory goes back when the device is idle; at this deadline the
+    /// host no longer waits for that, and a thread frees the memory later. Collectives whose ranks
+    /// never come keep a device busy for ever.
+    void set_deadline(std::chrono::nanoseconds deadline) noexcept { deadline_ = deadline; }
     /// Call this before a reducer or an optimizer uses the device. See cuda_kernels(). Loads the
     /// kernels, so that no launch waits for a collective.
     /// @throws CommunicationError  the runtime cannot load them: no kernels are used.
@@ -104,7 +74,7 @@ public:
     [[nodiscard]] DeviceId id() const noexcept override { return {DeviceKind::cuda, index_}; }
 
     /// Uses cudaMalloc, not a pool: it is called once, and memory from a pool cannot be registered
-    /// with a transport. Blocks only until the memory is zeroed, because a stream may be waiting
+    /// with a transport. It goes back when the device is idle: see set_deadline(). Blocks only until the memory is zeroed, because a stream may be waiting
     /// for a collective that a failed rank never joins.
     [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) override {
         detail::check_alignment(alignment);
@@ -119,7 +89,7 @@ public:
         std::size_t space = bytes + room;
         void* data = block;
         std::align(alignment, bytes, data, space);
-        Arena arena{static_cast<std::byte*>(data), bytes, &free_block, block};
+        Arena arena = arena_of(block, data, bytes, &cudaFree);
         clear(data, bytes);
         return arena;
     }
@@ -149,11 +119,7 @@ public:
     /// @throws CommunicationError  the runtime refuses.
     void submit() override {
         detail::CurrentCudaDevice const current{index_};
-        cudaStreamCaptureStatus status{};
-        detail::require_cuda(
-            cudaStreamIsCapturing(engine_stream_, &status), "cudaStreamIsCapturing"
-        );
-        if (status != cudaStreamCaptureStatusNone) {
+        if (detail::is_capturing(engine_stream_)) {
             throw ContractViolation{
                 "gradients cannot be reduced while the engine's stream captures a CUDA graph; end "
                 "the capture before the backward pass, or capture the passes without the reduction"
@@ -220,10 +186,10 @@ public:
         );
     }
 
-    /// Uses a second arena as large as the first one, which is freed when this returns.
+    /// Uses a second arena as large as the first one, until the stream has come so far.
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
         submit();
-        Arena const other = allocate(arena.bytes(), Arena::default_alignment);
+        Arena const other = arena.bytes() == 0 ? Arena{} : allocate_in_order(arena.bytes());
         for (detail::Section const& section : sections) {
             move(arena.data() + section.from, other.data() + section.to, section.bytes);
         }
@@ -244,14 +210,16 @@ public:
         void* block = nullptr;
         detail::require_cuda(cudaMallocHost(&block, bytes), "cudaMallocHost");
         std::memset(block, 0, bytes);
-        return {static_cast<std::byte*>(block), bytes, &free_pinned, block};
+        return arena_of(block, block, bytes, &cudaFreeHost);
     }
     void upload(void const* from, void* to, std::size_t bytes) override {
+        detail::CurrentCudaDevice const current{index_};
         detail::require_cuda(
             cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync"
         );
     }
     void download(void const* from, void* to, std::size_t bytes) override {
+        detail::CurrentCudaDevice const current{index_};
         detail::require_cuda(
             cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync"
         );
@@ -272,11 +240,41 @@ private:
     static void destroy_stream(cudaStream_t stream) noexcept {
         static_cast<void>(cudaStreamDestroy(stream));
     }
-    static void free_block(void* block, std::byte*, std::size_t) noexcept {
-        static_cast<void>(cudaFree(block));
+    /// Owns a block, in which `data` is.
+    Arena arena_of(void* block, void* data, std::size_t bytes, cudaError_t (*free)(void*)) const {
+        try {
+            auto context = std::make_unique<detail::CudaBlock>(
+                detail::CudaBlock{block, index_, deadline_, free}
+            );
+            auto* const first = static_cast<std::byte*>(data);
+            return {first, bytes, &detail::CudaBlock::release, context.release()};
+        } catch (...) {
+            static_cast<void>(free(block));
+            throw;
+        }
     }
-    static void free_pinned(void* block, std::byte*, std::size_t) noexcept {
-        static_cast<void>(cudaFreeHost(block));
+    /// Memory for operations of the next submissions, not zeroed. It is given and taken back in the
+    /// order of the stream, so the host waits for nothing; for that the device needs pools. NCCL must
+    /// not see it: it may access memory directly, which a pool would have to permit. The device
+    /// outlives it.
+    [[nodiscard]] Arena allocate_in_order(std::size_t bytes) {
+        detail::CurrentCudaDevice const current{index_};
+        int has_pools = 0;
+        detail::require_cuda(
+            cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, index_),
+            "cudaDeviceGetAttribute"
+        );
+        if (has_pools == 0) {
+            return allocate(bytes, Arena::default_alignment);
+        }
+        void* block = nullptr;
+        detail::require_cuda(cudaMallocAsync(&block, bytes, stream_), "cudaMallocAsync");
+        return {static_cast<std::byte*>(block), bytes, &free_in_order, this};
+    }
+    static void free_in_order(void* context, std::byte* data, std::size_t) noexcept {
+        auto const& device = *static_cast<CudaDevice*>(context);
+        detail::CurrentCudaDevice const current{device.index_, std::nothrow};
+        static_cast<void>(cudaFreeAsync(data, device.stream_));
     }
 
     void require_here(std::string_view what, AnyView const& view) const {
@@ -338,6 +336,7 @@ private:
     int index_;
     cudaStream_t stream_;
     cudaStream_t engine_stream_;
+    std::chrono::nanoseconds deadline_ = std::chrono::minutes{5};
     cudaEvent_t event_ = nullptr;
     CudaKernels kernels_{};
     std::vector<CudaCopy> queue_;     ///< since the last submission

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -12,11 +13,14 @@
 #include <support/fake_cuda/device_model.hpp>
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_cuda/stream_communicator.hpp>
+#include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
 #include <support/ranks.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/join.hpp>
 #include <joinable/nccl.hpp>
+#include <joinable/trace.hpp>
 
 namespace {
 
@@ -95,6 +99,76 @@ TEST_CASE("gradients are averaged over NCCL when the device gets its kernels aft
             }
         });
     }
+}
+
+TEST_CASE(
+    "a report says nothing of how long buckets take on a device, of which the host knows nothing"
+) {
+    run_models(
+        {1, 2},
+        DType::f32,
+        true,
+        [](auto& hosts, NcclCommunicator& comm, DeviceModel& model) {
+            DistributedDataParallel<NcclCommunicator, joinable::AllReduce, joinable::TraceTimeline>
+                ddp{comm, model.params};
+            ddp.timeline().start(1000);
+            joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) { model.backward(0, ready); });
+            guard.finish();
+            auto const report = joinable::data_parallel_report(ddp);
+            CHECK(report.timed_rounds == 1);
+            CHECK(report.backward > std::chrono::nanoseconds{});
+            CHECK_FALSE(report.buckets);
+            CHECK_FALSE(report.overlap);
+            CHECK(to_json(report).find("overlap") == std::string::npos);
+            CHECK(to_string(report).find("buckets  ") == std::string::npos);
+            static_cast<void>(model.gradients());
+        }
+    );
+}
+
+TEST_CASE("a collective that a rank never joins does not hold the buckets of another communicator"
+) {
+    for (bool const has_pools : {true, false}) {
+        CAPTURE(has_pools);
+        fake_cuda::set_memory_pools(has_pools);
+        Meeting trained{2};
+        run_ranks({2}, [&](joinable::ThreadCommunicator& hosts) {
+            DeviceModel model{hosts.rank(), DType::f32};
+            auto others = hosts.split(0, hosts.rank());
+            NcclCommunicator other{others, {.deadline = std::chrono::seconds{60}}};
+            NcclCommunicator comm{
+                hosts, {.stream = model.stream(), .deadline = std::chrono::seconds{60}}
+            };
+            comm.device_memory().use_kernels(joinable_tests::host_kernels());
+            comm.device_memory().set_deadline(std::chrono::milliseconds{20}); // without pools
+            DeviceArray<float> const data{1};
+            std::optional<joinable::NcclWork> never;
+            if (hosts.rank() == 0) {
+                never.emplace(other.all_reduce(data.buffer(), joinable::ReduceOp::max));
+            }
+            {
+                DistributedDataParallel ddp{comm, model.params, small_buckets(false)};
+                for (int batch = 0; batch < 3; ++batch) {
+                    ddp.forward([] {});
+                    ddp.backward([&](auto ready) { model.backward(batch, ready); });
+                    CHECK(model.gradients() == model.averages(batch, all_ranks(0, 2), 2));
+                }
+                CHECK(ddp.buckets().size() > 1); // they have been cut anew
+                trained.meet();
+                other.set_deadline(std::chrono::milliseconds{300});
+                if (hosts.rank() == 0) {
+                    CHECK_THROWS_AS(never->synchronize(), joinable::TimedOut);
+                } else {
+                    CHECK_THROWS_AS(other.barrier(), joinable::TimedOut);
+                }
+            }
+        });
+        wait_until([] { return joinable::detail::late_cuda_frees() == 0; });
+        check_nothing_is_left();
+    }
+    fake_cuda::set_memory_pools(true);
 }
 
 TEST_CASE("joined ranks shadow over NCCL, and receive the averages") {

@@ -97,16 +97,6 @@ TEST_CASE("a lent communicator has no windows when its owner has it back, but af
         hosts.barrier();
         CHECK(fake_nccl::live_registrations() == 0); // so the fake lets the engine destroy it
     });
-    run_engines({2}, false, [](joinable::ThreadCommunicator& hosts, Engine& engine) {
-        joinable::Arena arena;
-        {
-            NcclCommunicatorRef comm{hosts, engine.comm, engine.stream, {.revoke = true}};
-            arena = comm.allocate(64);
-            CHECK(comm.register_arena(arena));
-            comm.abort({joinable::FailureKind::peer_failed, {0}, "enough"});
-        }
-        ncclCommAbort(std::exchange(engine.comm, nullptr)); // the arena outlives it
-    });
     CHECK(fake_nccl::live_memory() == 0);
 }
 
@@ -256,33 +246,28 @@ TEST_CASE("a communicator that is in an error state is not taken") {
     });
 }
 
-TEST_CASE("a lent handle is freed by an abort, unless it is revoked") {
-    for (bool const revokes : {false, true}) {
-        Meeting begun{2};
-        run_engines({2}, false, [&](joinable::ThreadCommunicator& hosts, Engine& engine) {
-            joinable::NcclOptions options;
-            options.deadline = std::chrono::seconds{60};
-            options.revoke = revokes;
-            NcclCommunicatorRef comm{hosts, engine.comm, engine.stream, options};
-            begun.meet();
-            DeviceArray<int> const data{{1}, engine.stream};
-            if (hosts.rank() == 0) {
-                comm.set_deadline(std::chrono::milliseconds{300});
-                CHECK_THROWS_AS(
-                    comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize(), joinable::TimedOut
-                );
-            } else {
-                CHECK_THROWS_AS(hosts.barrier(), joinable::TimedOut);
-                CHECK_THROWS_AS(comm.barrier(), joinable::TimedOut);
-            }
-            CHECK(comm.is_aborted());
-            if (comm.native_handle() == nullptr) {
-                engine.comm = nullptr;
-            }
-            CHECK((engine.comm != nullptr) == revokes);
-            cuda(cudaStreamSynchronize(engine.stream));
-        });
-    }
+TEST_CASE("a lent handle is freed by an abort") {
+    Meeting begun{2};
+    run_engines({2}, false, [&](joinable::ThreadCommunicator& hosts, Engine& engine) {
+        NcclCommunicatorRef comm{
+            hosts, engine.comm, engine.stream, {.deadline = std::chrono::seconds{60}}
+        };
+        begun.meet();
+        DeviceArray<int> const data{{1}, engine.stream};
+        if (hosts.rank() == 0) {
+            comm.set_deadline(std::chrono::milliseconds{300});
+            CHECK_THROWS_AS(
+                comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize(), joinable::TimedOut
+            );
+        } else {
+            CHECK_THROWS_AS(hosts.barrier(), joinable::TimedOut);
+            CHECK_THROWS_AS(comm.barrier(), joinable::TimedOut);
+        }
+        CHECK(comm.is_aborted());
+        CHECK(comm.native_handle() == nullptr);
+        engine.comm = nullptr;
+        cuda(cudaStreamSynchronize(engine.stream));
+    });
 }
 
 TEST_CASE("who gives a lent communicator back learns whether another rank has ended it meanwhile") {

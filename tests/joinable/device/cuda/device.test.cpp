@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_cuda/stream_communicator.hpp>
 #include <support/layouts.hpp>
+#include <support/wait_until.hpp>
 
 namespace {
 
@@ -270,6 +272,85 @@ TEST_CASE("memory is given, zeroed, and an upload taken while the device's strea
     f.device.download(arena.data(), back.data(), back.size());
     CHECK(std::count(back.begin(), back.end(), std::byte{7}) == 64);
     CHECK(f.device.allocate_staging(0).data() == nullptr);
+}
+
+/// Another stream of a device, as of a communicator whose collective a rank never joins.
+struct Stuck {
+    cudaStream_t stream = Fixture::make_stream();
+    std::atomic<bool> is_open{false};
+
+    Stuck() {
+        fake::enqueue(stream, [this] { is_open.wait(false); });
+    }
+    Stuck(Stuck const&) = delete;
+    Stuck& operator=(Stuck const&) = delete;
+    ~Stuck() {
+        open();
+        (void)cudaStreamDestroy(stream);
+        fake::drain();
+    }
+    void open() {
+        is_open = true;
+        is_open.notify_all();
+    }
+};
+
+TEST_CASE("memory of a device that is stuck goes back later, and the host waits for one deadline") {
+    Fixture f;
+    f.device.set_deadline(std::chrono::milliseconds{20});
+    std::vector<Arena> arenas;
+    arenas.push_back(f.device.allocate(64, 64));
+    f.device.set_deadline(std::chrono::hours{1}); // what it would wait for the others
+    for (int i = 0; i < 3; ++i) {
+        arenas.push_back(f.device.allocate(64, 64));
+        arenas.push_back(f.device.allocate_staging(64));
+    }
+    {
+        Stuck stuck;
+        for (Arena& arena : arenas) {
+            arena = {}; // the host goes on
+        }
+        CHECK(fake::live_allocations() != 0);
+        stuck.open();
+        joinable_tests::wait_until([] { return fake::live_allocations() == 0; });
+        joinable_tests::wait_until([] { return joinable::detail::late_cuda_frees() == 0; });
+    }
+    Arena arena = f.device.allocate(64, 64);
+    arena = {};
+    CHECK(fake::live_allocations() == 0); // at once, on a device that is idle
+}
+
+TEST_CASE("sections are moved beside a stream that is stuck, with memory of a pool or without") {
+    for (bool const has_pools : {true, false}) {
+        CAPTURE(has_pools);
+        fake::set_memory_pools(has_pools);
+        Fixture f;
+        f.device.set_deadline(std::chrono::milliseconds{20});
+        {
+            Arena const arena = f.device.allocate(8, 64);
+            Arena const staging = f.device.allocate_staging(8);
+            for (std::size_t i = 0; i < 8; ++i) {
+                staging.data()[i] = std::byte(i);
+            }
+            f.device.upload(staging.data(), arena.data(), 8);
+            {
+                Stuck const stuck;
+                std::size_t const freed = fake::calls("cudaFree");
+                std::vector<joinable::detail::Section> sections{{0, 3, 5, 1}, {5, 0, 3, 0}};
+                f.device.permute(arena, sections);
+                f.device.download(arena.data(), staging.data(), 8);
+                for (std::size_t i = 0; i < 8; ++i) {
+                    CHECK(staging.data()[i] == std::byte((i + 5) % 8));
+                }
+                CHECK((fake::calls("cudaFree") == freed) == has_pools);
+                std::vector<joinable::detail::Section> nothing;
+                f.device.permute({}, nothing);
+            }
+            joinable_tests::wait_until([] { return joinable::detail::late_cuda_frees() == 0; });
+        }
+        CHECK(fake::live_allocations() == 0);
+    }
+    fake::set_memory_pools(true);
 }
 
 TEST_CASE("what the runtime refuses is an error that names the call, and is not left for others") {

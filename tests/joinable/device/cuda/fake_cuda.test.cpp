@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -366,11 +367,38 @@ TEST_CASE("devices are as many as a test says, and a stream and its events are o
     CHECK(device == 1);
     cudaEvent_t const event = make_event();
     CHECK(cudaEventRecord(event, stream) == cudaErrorInvalidResourceHandle);
+    CHECK_THROWS(fake::enqueue(stream, [] {})); // a kernel
+    CHECK(cudaMemsetAsync(nullptr, 0, 0, stream) == cudaSuccess);
+    CHECK(cudaStreamWaitEvent(stream, event, 0) == cudaSuccess);
+    CHECK(cudaEventQuery(event) == cudaSuccess);
+    int runs = 0;
+    fake::enqueue(1, stream, [&] { ++runs; }); // makes the device current
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(runs == 1);
+    CHECK(cudaEventRecord(event, nullptr) == cudaSuccess); // each device has its own null stream
+    CHECK(cudaSetDevice(1) == cudaSuccess);
+    CHECK(cudaEventRecord(event, nullptr) == cudaErrorInvalidResourceHandle);
+    CHECK(cudaStreamGetDevice(nullptr, &device) == cudaSuccess);
+    CHECK(device == 1);
+    CHECK(cudaSetDevice(0) == cudaSuccess);
     fake::set_device_count(8);
     (void)cudaGetLastError();
     (void)cudaEventDestroy(event);
     (void)cudaStreamDestroy(stream);
     fake::drain();
+}
+
+/// Ends the capture of a stream, in which something invalid was tried.
+void is_invalid_and_ends(cudaStream_t stream) {
+    cudaStreamCaptureStatus status{};
+    CHECK(cudaStreamIsCapturing(stream, &status) == cudaSuccess);
+    CHECK(status == cudaStreamCaptureStatusInvalidated);
+    CHECK_THROWS(fake::enqueue(stream, [] {}));
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+    CHECK(graph == nullptr);
+    (void)cudaGetLastError();
+    CHECK(fake::live_graphs() == 0);
 }
 
 TEST_CASE("a stream that captures runs nothing and cannot be waited for") {
@@ -381,7 +409,6 @@ TEST_CASE("a stream that captures runs nothing and cannot be waited for") {
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
     CHECK(cudaStreamIsCapturing(stream, &status) == cudaSuccess);
     CHECK(status == cudaStreamCaptureStatusActive);
-    CHECK(cudaStreamSynchronize(stream) == cudaErrorStreamCaptureUnsupported);
     int runs = 0;
     fake::enqueue(stream, [&] { ++runs; });
     cudaGraph_t graph = nullptr;
@@ -390,8 +417,182 @@ TEST_CASE("a stream that captures runs nothing and cannot be waited for") {
     CHECK(runs == 0);
     (void)cudaGraphDestroy(graph);
     CHECK(fake::live_graphs() == 0);
-    (void)cudaGetLastError();
+    for (auto const ask : {&cudaStreamSynchronize, &cudaStreamQuery}) {
+        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+        CHECK(ask(stream) == cudaErrorStreamCaptureUnsupported);
+        is_invalid_and_ends(stream);
+    }
     (void)cudaStreamDestroy(stream);
+    fake::drain();
+}
+
+TEST_CASE("a capture forbids unsafe calls as its mode and those of other threads say") {
+    // The mode of the capture, whether the call is in its thread, the mode of that thread.
+    constexpr auto global = cudaStreamCaptureModeGlobal;
+    constexpr auto local = cudaStreamCaptureModeThreadLocal;
+    constexpr auto relaxed = cudaStreamCaptureModeRelaxed;
+    cudaStream_t const stream = make_stream();
+    cudaStream_t const other = make_stream();
+    cudaEvent_t const event = make_event();
+    void* const block = allocate<float>(1);
+    std::vector<std::function<cudaError_t()>> const unsafe{
+        [&] { return cudaEventQuery(event); },
+        [&] { return cudaEventSynchronize(event); },
+        [&] { return cudaStreamQuery(other); },
+        [&] { return cudaStreamSynchronize(other); },
+        [&] {
+            void* made = nullptr;
+            auto const error = cudaMalloc(&made, 4);
+            (void)(error == cudaSuccess ? cudaFree(made) : error);
+            return error;
+        },
+        [&] {
+            void* made = nullptr;
+            auto const error = cudaMallocHost(&made, 4);
+            (void)(error == cudaSuccess ? cudaFreeHost(made) : error);
+            return error;
+        },
+    };
+    for (auto const begun : {global, local, relaxed}) {
+        for (bool const is_own : {true, false}) {
+            for (auto const mode : {global, local, relaxed}) {
+                for (auto const& call : unsafe) {
+                    CAPTURE(int{begun});
+                    CAPTURE(is_own);
+                    CAPTURE(int{mode});
+                    bool const is_forbidden =
+                        mode != relaxed &&
+                        (is_own ? begun != relaxed : begun == global && mode == global);
+                    fake::drain(); // a query gives success
+                    CHECK(cudaStreamBeginCapture(stream, begun) == cudaSuccess);
+                    cudaError_t found{};
+                    auto const in_mode = [&] {
+                        auto before = mode;
+                        CHECK(cudaThreadExchangeStreamCaptureMode(&before) == cudaSuccess);
+                        CHECK(before == global);
+                        found = call();
+                        CHECK(cudaThreadExchangeStreamCaptureMode(&before) == cudaSuccess);
+                        CHECK(before == mode);
+                        CHECK(cudaEventRecord(event, other) == cudaSuccess); // allowed in any case
+                        (void)cudaGetLastError();
+                    };
+                    if (is_own) {
+                        in_mode();
+                    } else {
+                        std::thread{in_mode}.join();
+                    }
+                    if (is_forbidden) {
+                        CHECK(found == cudaErrorStreamCaptureUnsupported);
+                        is_invalid_and_ends(stream);
+                    } else {
+                        CHECK(found == cudaSuccess);
+                        cudaGraph_t graph = nullptr;
+                        CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+                        (void)cudaGraphDestroy(graph);
+                    }
+                }
+            }
+        }
+    }
+    CHECK(cudaFree(block) == cudaSuccess);
+    (void)cudaEventDestroy(event);
+    (void)cudaStreamDestroy(other);
+    (void)cudaStreamDestroy(stream);
+    fake::drain();
+    CHECK(fake::live_graphs() == 0);
+}
+
+TEST_CASE("a capture that is not relaxed ends in its thread, and a device that captures cannot stop"
+) {
+    cudaStream_t const stream = make_stream();
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    std::thread{[&] {
+        CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureWrongThread);
+    }}.join();
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    (void)cudaGraphDestroy(graph);
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+    CHECK(cudaSetDevice(1) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaSetDevice(0) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaErrorStreamCaptureUnsupported);
+    is_invalid_and_ends(stream);
+    (void)cudaStreamDestroy(stream);
+    fake::drain();
+}
+
+TEST_CASE("the null stream of a device is ordered with its blocking streams, and with no others") {
+    cudaStream_t blocking = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault) == cudaSuccess);
+    cudaStream_t const other = make_stream();
+    for (bool const is_null_first : {true, false}) {
+        CAPTURE(is_null_first);
+        cudaStream_t const first = is_null_first ? nullptr : blocking;
+        cudaStream_t const second = is_null_first ? blocking : nullptr;
+        Gate gate;
+        std::atomic<int> seen{0};
+        std::atomic<int> value{0};
+        gate.hold(first);
+        fake::enqueue(first, [&] { value = 7; });
+        fake::enqueue(second, [&] { seen = value.load(); });
+        fake::enqueue(other, [&] { value = 3; });
+        CHECK(cudaStreamSynchronize(other) == cudaSuccess); // not held
+        CHECK(cudaSetDevice(1) == cudaSuccess);
+        CHECK(cudaStreamSynchronize(nullptr) == cudaSuccess); // nor is that of another device
+        CHECK(cudaSetDevice(0) == cudaSuccess);
+        CHECK(cudaStreamQuery(nullptr) == cudaErrorNotReady);
+        CHECK(cudaStreamQuery(second) == cudaErrorNotReady);
+        gate.open();
+        CHECK(cudaStreamSynchronize(nullptr) == cudaSuccess);
+        CHECK(cudaStreamSynchronize(second) == cudaSuccess);
+        CHECK(seen == 7);
+    }
+    (void)cudaGetLastError();
+    (void)cudaStreamDestroy(other);
+    (void)cudaStreamDestroy(blocking);
+    fake::drain();
+}
+
+TEST_CASE("the null stream cannot be used while a blocking stream of its device captures") {
+    cudaStreamCaptureStatus status{};
+    cudaEvent_t const event = make_event();
+    std::vector<std::function<cudaError_t()>> const uses{
+        [] { return cudaStreamQuery(nullptr); },
+        [] { return cudaStreamSynchronize(nullptr); },
+        [&] { return cudaEventRecord(event, nullptr); },
+        [&] { return cudaStreamWaitEvent(nullptr, event, 0); },
+    };
+    for (auto const& use : uses) {
+        for (unsigned int const flags :
+             {0x00U, 0x01U}) { // cudaStreamDefault, cudaStreamNonBlocking
+            cudaStream_t stream = nullptr;
+            REQUIRE(cudaStreamCreateWithFlags(&stream, flags) == cudaSuccess);
+            bool const is_blocking = flags == 0;
+            auto const expected = is_blocking ? cudaErrorStreamCaptureImplicit : cudaSuccess;
+            CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+            auto mode = cudaStreamCaptureModeRelaxed;
+            (void)cudaThreadExchangeStreamCaptureMode(&mode);
+            CHECK(cudaStreamIsCapturing(nullptr, &status) == expected);
+            CHECK(cudaStreamIsCapturing(stream, &status) == cudaSuccess);
+            CHECK(status == cudaStreamCaptureStatusActive); // asking does no harm
+            CHECK(cudaSetDevice(1) == cudaSuccess);
+            CHECK(cudaStreamIsCapturing(nullptr, &status) == cudaSuccess); // that of device 1
+            CHECK(cudaSetDevice(0) == cudaSuccess);
+            CHECK(use() == expected);
+            (void)cudaThreadExchangeStreamCaptureMode(&mode);
+            if (is_blocking) {
+                is_invalid_and_ends(stream);
+            } else {
+                cudaGraph_t graph = nullptr;
+                CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+                (void)cudaGraphDestroy(graph);
+            }
+            (void)cudaStreamDestroy(stream);
+        }
+    }
+    (void)cudaGetLastError();
+    (void)cudaEventDestroy(event);
     fake::drain();
 }
 

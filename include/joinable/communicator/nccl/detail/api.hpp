@@ -102,21 +102,6 @@ inline void check_nccl_version() {
     }
 }
 
-/// ncclCommRevoke came with NCCL 2.28.7. Argument-dependent lookup finds it only where it is
-/// called, so that this compiles with older headers.
-template <class Handle>
-concept can_be_revoked = requires(Handle comm) { ncclCommRevoke(comm, 0); };
-
-/// @pre can_be_revoked
-template <class Handle>
-[[nodiscard]] ncclResult_t nccl_revoke([[maybe_unused]] Handle comm) {
-    if constexpr (can_be_revoked<Handle>) {
-        return ncclCommRevoke(comm, 0);
-    } else {
-        return ncclInvalidUsage;
-    }
-}
-
 /// `found` is CUDA's description of the buffer: NCCL's kernels on this device must reach it.
 /// @throws ContractViolation
 inline void

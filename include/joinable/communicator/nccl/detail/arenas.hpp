@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -19,7 +21,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
-#include <joinable/device/cuda/device.hpp>
+#include <joinable/device/cuda/runtime.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -43,21 +45,23 @@ public:
         check_alignment(alignment);
         constexpr std::size_t given = 256; // like cudaMalloc, which NCCL may call
         std::size_t const aligned = (std::max)(alignment, window_alignment);
-        CurrentCudaDevice const current{rank_.device()};
         auto segment = std::make_unique<Segment>();
         std::size_t space = bytes + aligned - given;
-        if (space < bytes || is_error(nccl_allocate(&segment->block, space))) {
-            static_cast<void>(cudaGetLastError()); // else the next check reports it
+        auto const take = [&] { return nccl_allocate(&segment->block, space); };
+        if (space < bytes || is_error(rank_.on_device(take))) {
             return {};
         }
         segments_.push_back(segment.get());
         segment->owner = this;
         segment->device = rank_.device();
+        segment->deadline = rank_.deadline();
         segment->data = segment->block;
         std::align(aligned, bytes, segment->data, space);
         auto* const data = static_cast<std::byte*>(segment->data);
         Arena arena{data, bytes, &release, segment.release()};
-        rank_.check(cudaMemsetAsync(data, 0, bytes, rank_.caller()), "cudaMemsetAsync");
+        rank_.on_device([&] {
+            check_cuda(cudaMemsetAsync(data, 0, bytes, rank_.caller()), "cudaMemsetAsync");
+        });
         rank_.wait_for_caller();
         return arena;
     }
@@ -73,10 +77,12 @@ public:
         if (!nccl_can_register<ncclComm_t> || count_of_all(segment != nullptr) != ranks()) {
             return false;
         }
-        rank_.check(
-            nccl_register(rank_.handle(), arena.data(), arena.bytes(), &segment->registration),
-            "the registration of an arena"
-        );
+        rank_.on_device([&] {
+            rank_.check(
+                nccl_register(rank_.handle(), arena.data(), arena.bytes(), &segment->registration),
+                "the registration of an arena"
+            );
+        });
         rank_.finish_call("registers an arena");
         if (count_of_all(segment->registration != nullptr) != ranks()) {
             deregister(*segment);
@@ -104,6 +110,7 @@ private:
     struct Segment {
         NcclArenas* owner = nullptr; ///< null: it was destroyed
         int device = 0;
+        std::chrono::nanoseconds deadline{};
         void* block = nullptr; ///< from NCCL's allocator
         void* data = nullptr;
         void* registration = nullptr; ///< null: none, or the handle was destroyed
@@ -144,6 +151,7 @@ private:
     }
     void deregister(Segment& segment) noexcept {
         if (segment.registration != nullptr) {
+            CurrentCudaDevice const current{rank_.device(), std::nothrow};
             nccl_deregister(rank_.handle(), segment.registration);
             segment.registration = nullptr;
         }
@@ -160,18 +168,17 @@ private:
         }
         std::erase(segments_, &segment);
     }
-    /// Unlike cudaFree, freeing mapped memory does not wait for work that uses it.
+    /// Unlike cudaFree, freeing mapped memory does not wait for work that uses it. The wait here ends at
+    /// the deadline: see give_back().
     static void release(void* context, std::byte*, std::size_t) noexcept {
         std::unique_ptr<Segment> const segment{static_cast<Segment*>(context)};
         if (segment->owner != nullptr) {
             segment->owner->take_back(*segment);
         }
-        try {
-            CurrentCudaDevice const current{segment->device};
-            static_cast<void>(cudaDeviceSynchronize());
-        } catch (...) { // NOLINT(bugprone-empty-catch): a lost device uses nothing
-        }
-        nccl_free(segment->block);
+        joinable::detail::give_back(segment->device, segment->deadline, [block = segment->block] {
+            static_cast<void>(cudaDeviceSynchronize()); // fails where a lost device uses nothing
+            nccl_free(block);
+        });
     }
 
     NcclRank& rank_;

@@ -2,14 +2,14 @@
 #pragma once
 
 #include <chrono>
-#include <string_view>
-#include <thread>
+#include <new>
 #include <utility>
 #include <vector>
 
 #include <nccl.h>
 
 #include <joinable/communicator/nccl/detail/api.hpp>
+#include <joinable/device/cuda/runtime.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -27,9 +27,6 @@ protected:
 /// NCCL's handle of one rank: none, or one that NCCL has not freed. Does not know other ranks.
 class NcclHandle {
 public:
-    /// With `revokes`, a failure leaves the handle alive.
-    explicit NcclHandle(bool revokes) noexcept : revokes_{revokes} {}
-
     [[nodiscard]] ncclComm_t get() const noexcept { return comm_; }
     /// The handle must be alive from here on.
     void adopt(ncclComm_t comm) noexcept { comm_ = comm; }
@@ -52,44 +49,35 @@ public:
         return is_error(asked) ? asked : state;
     }
 
-    /// For use after a failure. Kernels end, and so does the handle unless it is revoked. Returns
-    /// the NCCL call that it made, and the result.
-    [[nodiscard]] std::pair<std::string_view, ncclResult_t> end(std::chrono::nanoseconds deadline
-    ) noexcept {
-        if (comm_ == nullptr || revokes_) {
-            return {"ncclCommRevoke", comm_ == nullptr ? ncclSuccess : revoke(deadline)};
-        }
-        return {"ncclCommAbort", ncclCommAbort(give_up())}; // if it fails, the state is unknown
+    /// For use after a failure: kernels and the handle end. Returns NCCL's result, which is in progress
+    /// if NCCL has not returned within `time`; see within().
+    [[nodiscard]] ncclResult_t abort(std::chrono::nanoseconds time) noexcept {
+        return comm_ == nullptr ? ncclSuccess : within(time, &ncclCommAbort, give_up());
     }
     /// NCCL frees the handle. NCCL cannot destroy a handle that is not ready, as after a network
     /// failure: it would leave a group open on this thread. `is_finalized`: all ranks have finished
     /// with it.
-    void free(bool is_finalized) noexcept {
+    void free(bool is_finalized, std::chrono::nanoseconds time) noexcept {
         if (comm_ != nullptr) {
             bool const is_ready = is_finalized && state() == ncclSuccess;
-            ncclComm_t const last = give_up();
-            static_cast<void>(is_ready ? ncclCommDestroy(last) : ncclCommAbort(last));
+            auto* const call = is_ready ? &ncclCommDestroy : &ncclCommAbort;
+            static_cast<void>(within(time, call, give_up()));
+        }
+    }
+    /// Calls what frees a handle. NCCL then frees memory, for which CUDA waits for all work of the
+    /// device, also that of other communicators, and a network may hold NCCL's own threads. So this
+    /// is called on a thread of its own, which after that time goes on with it alone.
+    static ncclResult_t within(
+        std::chrono::nanoseconds time, ncclResult_t (*call)(ncclComm_t), ncclComm_t comm
+    ) noexcept {
+        try {
+            return run_within(time, [=] { return call(comm); }).value_or(ncclInProgress);
+        } catch (std::bad_alloc const&) {
+            return call(comm);
         }
     }
 
 private:
-    /// NCCL revokes on its own thread, which waits until the kernels have stopped. Until that
-    /// thread has ended, no other call may use the handle, so this waits too, up to the deadline.
-    [[nodiscard]] ncclResult_t revoke(std::chrono::nanoseconds deadline) const noexcept {
-        ncclResult_t const result = nccl_revoke(comm_);
-        if (is_error(result)) {
-            return result;
-        }
-        auto const start = std::chrono::steady_clock::now();
-        ncclResult_t now = state();
-        while (now == ncclInProgress && std::chrono::steady_clock::now() - start < deadline) {
-            std::this_thread::sleep_for(std::chrono::microseconds{50});
-            now = state();
-        }
-        return now;
-    }
-
-    bool revokes_;
     ncclComm_t comm_ = nullptr;
     std::vector<HoldsNcclKernels*> holders_;
 };

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -21,6 +22,7 @@
 #include <joinable/communicator/nccl/work.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/cuda/device.hpp>
+#include <joinable/device/cuda/runtime.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
@@ -107,6 +109,7 @@ public:
         if (stream_ == nullptr) {
             return;
         }
+        CurrentCudaDevice const current{rank_.device(), std::nothrow};
         static_cast<void>(cudaStreamSynchronize(stream_));
         for (auto const& slot : slots_) {
             static_cast<void>(cudaEventDestroy(slot->copied));
@@ -132,7 +135,6 @@ public:
     /// @throws TimedOut, PeerFailed, CommunicationError, ...
     void download(void const* from, void* to, std::size_t bytes) {
         rank_.on_device([&] {
-            CurrentCudaDevice const current{rank_.device()}; // the caller's may be the null stream
             prepare();
             check_cuda(cudaEventRecord(caller_has_run_, rank_.caller()), "cudaEventRecord");
             check_cuda(cudaStreamWaitEvent(stream_, caller_has_run_, 0), "cudaStreamWaitEvent");
@@ -172,13 +174,13 @@ private:
         });
     }
     [[nodiscard]] bool has_copied(Slot const& slot) {
-        cudaError_t const found = cudaEventQuery(slot.copied);
-        if (found == cudaErrorNotReady) {
-            static_cast<void>(cudaGetLastError()); // not ready is no error: clear it
-            return false;
-        }
-        rank_.check(found, "cudaEventQuery");
-        return true;
+        return rank_.on_device([&] {
+            cudaError_t const found = cudaEventQuery(slot.copied);
+            if (found != cudaErrorNotReady) {
+                check_cuda(found, "cudaEventQuery");
+            }
+            return found == cudaSuccess;
+        });
     }
     /// The collective is complete, so the copy needs no other rank.
     void wait_for(Slot const& slot) {
@@ -212,10 +214,9 @@ private:
         slots_.push_back(std::move(slot));
         return *slots_.back();
     }
-    /// Makes the stream when it is first needed.
+    /// Makes the stream when it is first needed. Within on_device(), as make_event().
     void prepare() {
         if (stream_ == nullptr) {
-            CurrentCudaDevice const current{rank_.device()};
             caller_has_run_ = make_event();
             check_cuda(
                 cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
@@ -224,8 +225,7 @@ private:
             device_.emplace(rank_.device(), stream_, stream_);
         }
     }
-    [[nodiscard]] cudaEvent_t make_event() const {
-        CurrentCudaDevice const current{rank_.device()};
+    [[nodiscard]] static cudaEvent_t make_event() {
         cudaEvent_t event = nullptr;
         check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
         return event;

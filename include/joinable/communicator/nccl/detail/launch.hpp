@@ -15,7 +15,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One submission to NCCL, a collective or a group of them, and the event after it.
+/// One submission to NCCL, a collective or a group of them, and the event after it. Members here call
+/// CUDA while a CurrentCudaDevice lives.
 struct NcclLaunch {
     enum class State : std::uint8_t {
         open,     ///< a group that accepts more
@@ -51,7 +52,6 @@ struct NcclLaunch {
             state = State::complete;
             return cudaSuccess;
         }
-        static_cast<void>(cudaGetLastError()); // not ready is no error: clear it
         return found == cudaErrorNotReady ? cudaSuccess : found;
     }
     [[nodiscard]] bool has_run() noexcept {
@@ -169,7 +169,7 @@ public:
     /// Before a failure ends the handle: launches that have not run never will.
     void lose() noexcept {
         unsettled_ = nullptr;
-        if (has_group()) { // while this thread's group is open, NCCL aborts nothing
+        if (has_group()) { // or it would call the handle later
             static_cast<void>(end_group());
             static_cast<void>(ncclGroupEnd());
         }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -29,6 +30,7 @@
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
+#include <joinable/device/cuda/runtime.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 
@@ -41,8 +43,7 @@ class NcclRank {
 public:
     NcclRank(std::unique_ptr<NcclControl> control, NcclOptions const& options)
         : control_{std::move(control)}, rank_{control_->rank()}, size_{control_->size()},
-          deadline_{options.deadline, rank_, size_}, streams_{options.stream.value_or(nullptr)},
-          handle_{options.revoke} {}
+          deadline_{options.deadline, rank_, size_}, streams_{options.stream.value_or(nullptr)} {}
     NcclRank(NcclRank const&) = delete;
     NcclRank& operator=(NcclRank const&) = delete;
 
@@ -76,6 +77,7 @@ public:
     /// it. Aborts when the deadline passes, or at once if `is_unwinding`. Returns a living handle
     /// that another object owns.
     ncclComm_t close(bool is_unwinding, bool owns_handle) noexcept {
+        CurrentCudaDevice const current{device(), std::nothrow};
         release_kernels();
         bool is_finalized = false;
         if (is_unwinding) {
@@ -95,7 +97,7 @@ public:
         } catch (...) { // NOLINT(bugprone-empty-catch): the failure has ended it on all ranks
         }
         if (owns_handle) {
-            handle_.free(is_finalized);
+            handle_.free(is_finalized, deadline());
         }
         return handle_.give_up();
     }
@@ -116,11 +118,11 @@ public:
         } catch (...) {
             failure_ = std::current_exception();
         }
+        CurrentCudaDevice const current{device(), std::nothrow};
         release_kernels();
         launches_.lose();
-        auto const [call, result] = handle_.end(deadline());
-        if (result != ncclSuccess) {
-            add_to_failure(call, result);
+        if (ncclResult_t const result = handle_.abort(deadline()); result != ncclSuccess) {
+            add_to_failure("ncclCommAbort", result);
         }
     }
     void abort_for_exception(std::string const& what) noexcept {
@@ -152,22 +154,33 @@ public:
     }
     /// The same for a call of CUDA.
     void check(cudaError_t error, std::string_view call) {
-        on_device([&] { check_cuda(error, call); });
+        if (error != cudaSuccess) {
+            fail_on_error([&] { check_cuda(error, call); });
+        }
     }
-    /// Runs f(), which calls CUDA. @throws CommunicationError  a call failed; after aborting.
+    /// Runs f(), which calls CUDA or NCCL on this rank's device. All such calls go through here, but
+    /// those at this rank's end.
+    /// @throws CommunicationError  a call failed; after aborting.
+    /// @throws ContractViolation  the thread has an error of an earlier call of the engine.
     template <class F>
     std::invoke_result_t<F const&> on_device(F const& f) {
-        try {
+        return fail_on_error([&]() -> std::invoke_result_t<F const&> {
+            if (failure_ == nullptr) {
+                require_no_cuda_error();
+            }
+            CurrentCudaDevice const current{device(), std::nothrow}; // else f() fails
             return f();
-        } catch (CommunicationError const& error) {
-            fail({FailureKind::communication, {}, concat("rank ", rank(), ": ", error.what())});
-        }
+        });
     }
     /// @throws ContractViolation  it is not this device's memory.
     void check_memory(ConstBuffer buffer) {
         if (buffer.count != 0) {
             cudaPointerAttributes found{};
-            check(cudaPointerGetAttributes(&found, buffer.data), "cudaPointerGetAttributes");
+            on_device([&] {
+                check_cuda(
+                    cudaPointerGetAttributes(&found, buffer.data), "cudaPointerGetAttributes"
+                );
+            });
             check_device_memory(buffer, found, device());
         }
     }
@@ -213,38 +226,44 @@ public:
     [[nodiscard]] NcclLaunch&
     post(std::uint64_t collectives, cudaStream_t after, Issue const& issue) {
         begin();
-        settle(); // does nothing in a group
-        on_device([&] { streams_.order_after(after); });
-        NcclLaunch& launch = take_launch();
-        try {
-            issue();
-        } catch (...) {
-            launches_.give_back(launch);
-            throw;
-        }
-        launches_.count(launch, collectives);
-        if (collectives != 0) {
-            deadline_.arrive(launch.number);
-        }
-        if (!has_group()) {
-            hand_over(launch);
-        }
-        return launch;
+        return on_device([&]() -> NcclLaunch& {
+            settle(); // does nothing in a group
+            streams_.order_after(after);
+            NcclLaunch& launch = launches_.take();
+            try {
+                issue();
+            } catch (...) {
+                launches_.give_back(launch);
+                throw;
+            }
+            launches_.count(launch, collectives);
+            if (collectives != 0) {
+                deadline_.arrive(launch.number);
+            }
+            if (!has_group()) {
+                hand_over(launch);
+            }
+            return launch;
+        });
     }
 
     [[nodiscard]] bool has_group() const noexcept { return launches_.has_group(); }
     /// Collects calls from here on; end_group() submits them together. Returns their launch.
     [[nodiscard]] NcclLaunch& begin_group() {
         begin_call();
-        NcclLaunch& launch = take_launch();
-        check(ncclGroupStart(), "ncclGroupStart");
-        launches_.begin_group(launch);
-        return launch;
+        return on_device([&]() -> NcclLaunch& {
+            NcclLaunch& launch = launches_.take();
+            check(ncclGroupStart(), "ncclGroupStart");
+            launches_.begin_group(launch);
+            return launch;
+        });
     }
     void end_group() {
-        NcclLaunch& launch = launches_.end_group();
-        check(ncclGroupEnd(), "ncclGroupEnd");
-        hand_over(launch);
+        on_device([&] {
+            NcclLaunch& launch = launches_.end_group();
+            check(ncclGroupEnd(), "ncclGroupEnd");
+            hand_over(launch);
+        });
     }
 
     // -- launches -------------------------------------------------------------------------------------
@@ -253,15 +272,19 @@ public:
 
     /// Makes `stream` wait for the launch. The host waits only until NCCL has launched it.
     void order_before(NcclLaunch& launch, cudaStream_t stream) {
-        settle(launch);
-        if (!has_run(launch)) {
-            on_device([&] { streams_.order_before(launch.done, stream); });
-        }
+        on_device([&] {
+            settle(launch);
+            if (!has_run(launch)) {
+                streams_.order_before(launch.done, stream);
+            }
+        });
     }
     /// Whether the results are final. Does not wait.
     [[nodiscard]] bool test(NcclLaunch& launch) {
         launch.require_posted();
-        return (launch.state != NcclLaunch::State::posted || try_settle()) && has_run(launch);
+        return on_device([&] {
+            return (launch.state != NcclLaunch::State::posted || try_settle()) && has_run(launch);
+        });
     }
     /// The same with a deadline, unless all ranks are known to have posted it.
     [[nodiscard]] bool test(NcclLaunch& launch, PolledTime& polled) {
@@ -291,8 +314,7 @@ public:
     }
     /// Blocks the host until the work on the caller's stream has run.
     void wait_for_caller() {
-        auto const has_run = [&] { return on_device([&] { return streams_.has_caller_run(); }); };
-        wait_until(has_run, "waits for a stream", 0);
+        wait_until([&] { return streams_.has_caller_run(); }, "waits for a stream", 0);
     }
     /// Blocks the host until `ready()`, up to the deadline. `doing` describes the wait. A failure of
     /// any rank ends it, too.
@@ -312,7 +334,10 @@ public:
         wait_for_caller();
     }
     /// Whether everything that was posted has run. Does not wait or throw.
-    [[nodiscard]] bool is_idle() const noexcept { return launches_.is_idle(); }
+    [[nodiscard]] bool is_idle() const noexcept {
+        CurrentCudaDevice const current{device(), std::nothrow};
+        return launches_.is_idle();
+    }
 
     /// See NcclCollectives::keep_alive.
     void keep_alive() {
@@ -326,6 +351,7 @@ public:
     }
     /// The ranks that have not posted this rank's oldest unfinished collective, as far as known.
     [[nodiscard]] std::vector<int> missing_ranks() const {
+        CurrentCudaDevice const current{device(), std::nothrow};
         std::uint64_t const oldest = launches_.oldest_unfinished();
         return oldest == 0 ? std::vector<int>{} : deadline_.missing(oldest);
     }
@@ -333,6 +359,15 @@ public:
 private:
     static constexpr std::string_view asynchronous_error = "an asynchronous error";
 
+    /// Runs f(). @throws CommunicationError  f() threw it; after aborting.
+    template <class F>
+    std::invoke_result_t<F const&> fail_on_error(F const& f) {
+        try {
+            return f();
+        } catch (CommunicationError const& error) {
+            fail({FailureKind::communication, {}, concat("rank ", rank(), ": ", error.what())});
+        }
+    }
     /// Adds an error during the rank's end to the failure that caused it.
     void add_to_failure(std::string_view call, ncclResult_t result) noexcept {
         try {
@@ -369,7 +404,7 @@ private:
         }
     }
 
-    /// Polls `ready()`, which throws if it will never be true. `number` is that of the collective
+    /// Polls `ready()`, which calls CUDA, and throws if it will never be true. `number` is that of the collective
     /// that this wait is for; 0: none. `error` names an error of NCCL.
     /// @throws TimedOut  after aborting.
     template <class Ready>
@@ -387,17 +422,19 @@ private:
         constexpr int spins = 200;
         constexpr std::chrono::microseconds nap{50};
         auto start = NcclDeadline::Clock::now();
-        for (int turn = 0; !ready(); ++turn) {
-            look();
-            if (auto const reason = deadline_.expired(start, doing, number)) {
-                fail(*reason);
+        on_device([&] {
+            for (int turn = 0; !ready(); ++turn) {
+                look();
+                if (auto const reason = deadline_.expired(start, doing, number)) {
+                    fail(*reason);
+                }
+                if (turn < spins) {
+                    std::this_thread::yield();
+                } else {
+                    std::this_thread::sleep_for(nap);
+                }
             }
-            if (turn < spins) {
-                std::this_thread::yield();
-            } else {
-                std::this_thread::sleep_for(nap);
-            }
-        }
+        });
     }
 
     /// Call this before any NCCL call.
@@ -405,21 +442,19 @@ private:
         throw_if_aborted();
         launches_.require_no_other_group();
     }
-    [[nodiscard]] NcclLaunch& take_launch() {
-        return on_device([&]() -> NcclLaunch& { return launches_.take(); });
-    }
     void hand_over(NcclLaunch& launch) {
         launches_.hand_over(launch);
         static_cast<void>(try_settle());
     }
-    /// Records the event after the last submission, if NCCL has put that on the stream.
+    /// Records the event after the last submission, if NCCL has put that on the stream. Within
+    /// on_device().
     bool try_settle() {
         if (launches_.unsettled() != nullptr) {
             throw_if_aborted();
             if (handle_.state() != ncclSuccess) {
                 return false;
             }
-            on_device([&] { launches_.settle(stream()); });
+            launches_.settle(stream());
         }
         return true;
     }

@@ -67,14 +67,6 @@ void prepare_together(NcclRank& rank, Local const& local) {
 /// What every rank needs before it meets the others. Call it by prepare_together.
 inline void
 prepare_device(NcclRank& rank, NcclOptions const& options, std::optional<cudaStream_t> stream) {
-    if (options.revoke && !can_be_revoked<ncclComm_t>) {
-        throw ContractViolation{concat(
-            "NcclOptions::revoke needs NCCL 2.28.7 or later, but this program was compiled for "
-            "NCCL ",
-            nccl_version_text(NCCL_VERSION_CODE),
-            ": leave it out, or compile with a later header"
-        )};
-    }
     if (options.device) {
         check_cuda(cudaSetDevice(*options.device), concat("cudaSetDevice(", *options.device, ")"));
     }

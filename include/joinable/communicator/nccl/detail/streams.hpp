@@ -9,12 +9,14 @@
 
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/cuda/runtime.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The device of one rank, and two streams: that of its collectives, and the caller's, on which the
-/// caller makes and uses data. Members that call CUDA throw CommunicationError if it fails.
+/// caller makes and uses data. Members that call CUDA do so while a CurrentCudaDevice lives, and throw
+/// CommunicationError if it fails.
 class NcclStreams {
 public:
     explicit NcclStreams(cudaStream_t caller) noexcept : caller_{caller} {}
@@ -55,15 +57,7 @@ public:
     /// this device, such as the caller's.
     /// @throws ContractViolation  it cannot be used.
     void order_after(cudaStream_t earlier) const {
-        cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-        check_stream(cudaStreamIsCapturing(earlier, &capture), "cudaStreamIsCapturing");
-        if (capture != cudaStreamCaptureStatusNone) {
-            throw ContractViolation{
-                "the stream on which this communicator's data is made captures a CUDA graph, which "
-                "cannot hold collectives: end the capture before them, or leave it to a "
-                "CapturedStep"
-            };
-        }
+        require_not_capturing(earlier);
         if (earlier != stream_) {
             check_stream(cudaEventRecord(ready_, earlier), "cudaEventRecord");
             check_cuda(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
@@ -72,13 +66,14 @@ public:
     /// Later work on a stream of the caller runs after the event.
     /// @throws ContractViolation  the stream cannot be used.
     void order_before(cudaEvent_t event, cudaStream_t stream) const {
+        require_not_capturing(stream);
         check_stream(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
     }
     /// @throws ContractViolation  the caller's stream cannot be used.
     [[nodiscard]] bool has_caller_run() const {
+        require_caller(); // before the query, which would end a capture
         cudaError_t const found = cudaStreamQuery(caller_);
         if (found == cudaErrorNotReady) {
-            static_cast<void>(cudaGetLastError()); // not ready is no error: clear it
             return false;
         }
         check_stream(found, "cudaStreamQuery");
@@ -86,12 +81,21 @@ public:
     }
 
 private:
+    void require_caller() const { require_not_capturing(caller_); }
+    static void require_not_capturing(cudaStream_t stream) {
+        if (is_capturing(stream)) {
+            throw ContractViolation{
+                "the stream on which this communicator's data is made or used captures a CUDA graph, "
+                "which cannot hold collectives, or is the default stream while another one captures: "
+                "end the capture before them, or leave it to a CapturedStep"
+            };
+        }
+    }
     /// Checks the result of a CUDA call on a stream of the caller.
     /// @throws ContractViolation  the stream is of another device. CUDA's behaviour with a
     ///                            destroyed stream is undefined.
     void check_stream(cudaError_t error, std::string_view call) const {
         if (error == cudaErrorInvalidResourceHandle) {
-            static_cast<void>(cudaGetLastError());
             throw ContractViolation{concat(
                 "the stream on which data is made or used cannot be: ",
                 call,

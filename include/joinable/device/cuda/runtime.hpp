@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <future>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
+
+/// @file
+/// What calls of the CUDA runtime have in common: their errors, the device on which they act, captures
+/// of other threads, and memory that goes back.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// @throws CommunicationError
+inline void require_cuda(cudaError_t error, std::string_view call) {
+    if (error != cudaSuccess) {
+        static_cast<void>(cudaGetLastError()); // or the next call that asks finds it
+        throw CommunicationError{
+            concat(call, " failed: ", cudaGetErrorName(error), ", ", cudaGetErrorString(error))
+        };
+    }
+}
+
+/// Whether an earlier call or launch of this thread failed, and nobody has asked for the error. That
+/// something is not complete yet is no error.
+[[nodiscard]] inline bool has_cuda_error() noexcept {
+    cudaError_t const last = cudaPeekAtLastError();
+    return last != cudaSuccess && last != cudaErrorNotReady;
+}
+/// Nothing else tells that a launch of the engine failed, and a query of work that is not complete would
+/// replace the error. Forgets it. An error that stays is for the next call to tell.
+/// @throws ContractViolation
+inline void require_no_cuda_error() {
+    if (!has_cuda_error()) {
+        return;
+    }
+    cudaError_t const last = cudaGetLastError();
+    if (cudaPeekAtLastError() == cudaSuccess) {
+        throw ContractViolation{concat(
+            "an earlier call of CUDA in this thread failed, or a launch, and nobody has asked for the "
+            "error: ",
+            cudaGetErrorString(last),
+            "; ask cudaGetLastError() after launches"
+        )};
+    }
+}
+
+/// Every call of CUDA or NCCL is made while such an object lives, in any thread of an engine:
+/// - A device is the current one of the thread. Events are made on it, the null stream is its own, and
+///   NCCL launches kernels of one rank on it.
+/// - A CUDA graph that another thread captures does not forbid calls that it does not concern, such as
+///   queries of events, and they do not break it.
+/// - The calls leave no error to the thread. An error of the engine from before stays, unless a call
+///   replaces it: see require_no_cuda_error().
+class CurrentCudaDevice {
+public:
+    /// @throws CommunicationError  the device cannot be used.
+    explicit CurrentCudaDevice(int index) {
+        require_cuda(cudaGetDevice(&before_), "cudaGetDevice");
+        if (before_ != index) {
+            require_cuda(cudaSetDevice(index), "cudaSetDevice");
+            is_changed_ = true;
+        }
+        relax();
+    }
+    /// For calls that then fail themselves, or give things back: does what it can.
+    CurrentCudaDevice(int index, std::nothrow_t) noexcept {
+        is_changed_ = cudaGetDevice(&before_) == cudaSuccess && before_ != index &&
+                      cudaSetDevice(index) == cudaSuccess;
+        relax();
+    }
+    CurrentCudaDevice(CurrentCudaDevice const&) = delete;
+    CurrentCudaDevice& operator=(CurrentCudaDevice const&) = delete;
+    ~CurrentCudaDevice() {
+        if (is_relaxed_) {
+            static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
+        }
+        if (is_changed_) {
+            static_cast<void>(cudaSetDevice(before_));
+        }
+        if (!leaves_error_ && cudaPeekAtLastError() != cudaSuccess) {
+            static_cast<void>(cudaGetLastError());
+        }
+    }
+
+private:
+    void relax() noexcept {
+        is_relaxed_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess;
+    }
+
+    bool leaves_error_ = has_cuda_error();
+    int before_ = 0;
+    bool is_changed_ = false;
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+    bool is_relaxed_ = false;
+};
+
+/// Whether work on the stream goes into a CUDA graph, or, on the null stream, cannot be: a stream that
+/// waits for it captures one. @throws CommunicationError  the runtime refuses otherwise.
+[[nodiscard]] inline bool is_capturing(cudaStream_t stream) {
+    cudaStreamCaptureStatus status{};
+    cudaError_t const error = cudaStreamIsCapturing(stream, &status);
+    if (error == cudaErrorStreamCaptureImplicit) {
+        static_cast<void>(cudaGetLastError());
+        return true;
+    }
+    require_cuda(error, "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
+}
+
+/// Calls f(), which may never return, on a thread of its own. Returns the result, or nothing if `time`
+/// passes before: the thread then goes on alone, and f keeps what it needs. Where the system has no
+/// thread left, f() is called here.
+template <class F>
+[[nodiscard]] std::optional<std::invoke_result_t<F&>>
+run_within(std::chrono::nanoseconds time, F f) {
+    auto const task =
+        std::make_shared<std::packaged_task<std::invoke_result_t<F&>()>>(std::move(f));
+    auto result = task->get_future();
+    try {
+        std::thread{[task] { (*task)(); }}.detach();
+    } catch (std::system_error const&) {
+        (*task)();
+    }
+    constexpr std::chrono::nanoseconds longest =
+        std::chrono::hours{24 * 365}; // the clock's sum fits
+    if (result.wait_for((std::min)(time, longest)) != std::future_status::ready) {
+        return std::nullopt;
+    }
+    return result.get();
+}
+
+/// How many threads are still at give_back() after its deadline.
+[[nodiscard]] inline std::atomic<int>& late_cuda_frees() noexcept {
+    static std::atomic<int> threads{0};
+    return threads;
+}
+
+/// Frees memory of a device by `free()`, at once if the device is idle. CUDA waits for all work of the
+/// device then, and nothing but a bound ends that wait where a rank never joins a collective, of
+/// whichever communicator. So `free()` runs on a thread of its own. At the deadline the host goes on,
+/// and the thread frees the memory when the device allows. The host waits for one such thread only.
+template <class Free>
+void give_back(int device, std::chrono::nanoseconds deadline, Free free) noexcept {
+    enum State : int { running, late, over };
+    try {
+        bool const is_stuck = late_cuda_frees() > 0;
+        auto const state = std::make_shared<std::atomic<int>>(running);
+        auto const run = [=] {
+            CurrentCudaDevice const current{device, std::nothrow};
+            if (is_stuck) { // free() may rely on memory that was freed before
+                static_cast<void>(cudaDeviceSynchronize());
+            }
+            free();
+            late_cuda_frees() -= state->exchange(over) == late ? 1 : 0;
+            return true;
+        };
+        if (!run_within(is_stuck ? std::chrono::nanoseconds{0} : deadline, run)) {
+            ++late_cuda_frees(); // before the thread can see that it is late
+            int expected = running;
+            late_cuda_frees() -= state->compare_exchange_strong(expected, late) ? 0 : 1;
+        }
+    } catch (std::bad_alloc const&) { // the memory stays: this cannot be told
+        return;
+    }
+}
+
+/// A block of device or pinned memory, as the context of an arena, which may outlive its device.
+struct CudaBlock {
+    void* data;
+    int device;
+    std::chrono::nanoseconds deadline; ///< see give_back()
+    cudaError_t (*free)(void*);
+
+    static void release(void* context, std::byte*, std::size_t) noexcept {
+        std::unique_ptr<CudaBlock const> const block{static_cast<CudaBlock*>(context)};
+        give_back(block->device, block->deadline, [data = block->data, free = block->free] {
+            static_cast<void>(free(data));
+        });
+    }
+};
+
+}}} // namespace joinable::v0::detail

@@ -74,9 +74,12 @@ using joinable_tests::OwnedTensor;
 using joinable_tests::SignDescent;
 
 /// Calls f(thread) for each thread of each block of the launches of all copies, one after another.
+/// Returns how many launches there are.
 template <class F>
-void for_each_thread(std::vector<CudaCopy> const& copies, F const& f) {
+int for_each_thread(std::vector<CudaCopy> const& copies, F const& f) {
+    int launches = 0;
     auto const run = [&](auto const& batch) {
+        ++launches;
         for (std::uint32_t block = 0; block < batch.first_block[batch.count]; ++block) {
             for (unsigned int thread = 0; thread < joinable::detail::block_threads; ++thread) {
                 f([&] { joinable::detail::copy_in_block(batch, block, thread); });
@@ -84,20 +87,8 @@ void for_each_thread(std::vector<CudaCopy> const& copies, F const& f) {
         }
         return cudaSuccess;
     };
-    auto const run_all = [&](auto const& take, auto const* batch) {
-        using Batch = std::remove_const_t<std::remove_pointer_t<decltype(batch)>>;
-        CHECK(
-            joinable::detail::for_each_batch<Batch>(copies.data(), copies.size(), run, take) ==
-            cudaSuccess
-        );
-    };
-    using namespace joinable::detail;
-    if (copies.size() <= few_copies) {
-        run_all(TakeContiguous{}, static_cast<ContiguousBatch<few_copies> const*>(nullptr));
-    } else {
-        run_all(TakeContiguous{}, static_cast<ContiguousBatch<many_copies> const*>(nullptr));
-    }
-    run_all(TakeStrided{}, static_cast<StridedBatch const*>(nullptr));
+    CHECK(joinable::detail::for_each_launch(copies.data(), copies.size(), run) == cudaSuccess);
+    return launches;
 }
 /// What launches do, by the host.
 void run_on_host(std::vector<CudaCopy> const& copies) {
@@ -381,6 +372,25 @@ TEST_CASE("a launch has room for as many copies as its comment says") {
     CHECK(joinable::detail::few_copies == 92);
     CHECK(joinable::detail::many_copies == (CUDART_VERSION >= 12010 ? 744 : 92));
     CHECK(joinable::detail::strided_in_launch == 16);
+    auto const launches_of = [](std::size_t side_by_side, std::size_t strided) {
+        std::vector<float> const from(2);
+        std::vector<float> to(4);
+        AnyView const wide{to.data(), DType::f32, {2}, {2}};
+        AnyView const whole{to.data(), DType::f32, {2}, {1}};
+        std::vector<CudaCopy> copies(
+            side_by_side, joinable::detail::cuda_copy(from.data(), {1}, 1.0, whole)
+        );
+        copies.resize(
+            side_by_side + strided, joinable::detail::cuda_copy(from.data(), {1}, 1.0, wide)
+        );
+        return for_each_thread(copies, [](auto const&) {});
+    };
+    CHECK(launches_of(0, 0) == 0);
+    CHECK(launches_of(92, 0) == 1);
+    CHECK(launches_of(744, 0) == (CUDART_VERSION >= 12010 ? 1 : 9));
+    CHECK(launches_of(745, 0) == (CUDART_VERSION >= 12010 ? 2 : 9));
+    CHECK(launches_of(0, 17) == 2);
+    CHECK(launches_of(1, 1) == 2);
 }
 
 /// Arrays that a rule steps, one after another: values, gradients, masters, then state.

@@ -278,6 +278,7 @@ inline constexpr std::size_t most_bytes = CUDART_VERSION >= 12010 ? 32764 : 4096
 inline constexpr std::size_t few_copies = room_in<ContiguousCopy, 4096>;
 inline constexpr std::size_t many_copies = room_in<ContiguousCopy, most_bytes>;
 static_assert(sizeof(ContiguousBatch<few_copies>) <= 4096);
+static_assert(sizeof(ContiguousBatch<many_copies>) <= most_bytes);
 
 /// The work of thread `thread` of block `block`.
 template <std::size_t Room>
@@ -395,27 +396,36 @@ __launch_bounds__(block_threads, 4) void run_strided_copies(__grid_constant__ Ba
     copy_in_block(batch, blockIdx.x, threadIdx.x);
 }
 
-/// Launches all copies, which are independent.
-inline cudaError_t
-launch_all_copies(CudaCopy const* copies, std::size_t count, cudaStream_t stream) {
-    auto const launch = [stream](auto* kernel) {
-        return [kernel, stream](auto const& batch) {
-            return launch_batch(kernel, batch, batch.first_block[batch.count], stream);
-        };
+/// Calls `run(batch)` for each launch that all copies, which are independent, need. Stops at the
+/// first error.
+template <class Run>
+cudaError_t for_each_launch(CudaCopy const* copies, std::size_t count, Run const& run) {
+    bool has_strided = false;
+    auto const take = [&](CudaCopy const& copy, ContiguousCopy& item) {
+        bool const takes = TakeContiguous{}(copy, item);
+        has_strided |= !takes;
+        return takes;
     };
     // A few copies use a smaller argument.
     auto const error = count <= few_copies
-                           ? for_each_batch<ContiguousBatch<few_copies>>(
-                                 copies, count, launch(&run_copies<few_copies>), TakeContiguous{}
-                             )
-                           : for_each_batch<ContiguousBatch<many_copies>>(
-                                 copies, count, launch(&run_copies<many_copies>), TakeContiguous{}
-                             );
-    return error != cudaSuccess
+                           ? for_each_batch<ContiguousBatch<few_copies>>(copies, count, run, take)
+                           : for_each_batch<ContiguousBatch<many_copies>>(copies, count, run, take);
+    return error != cudaSuccess || !has_strided
                ? error
-               : for_each_batch<StridedBatch>(
-                     copies, count, launch(&run_strided_copies<StridedBatch>), TakeStrided{}
-                 );
+               : for_each_batch<StridedBatch>(copies, count, run, TakeStrided{});
+}
+template <std::size_t Room>
+auto kernel_of(ContiguousBatch<Room> const&) {
+    return &run_copies<Room>;
+}
+inline auto kernel_of(StridedBatch const&) {
+    return &run_strided_copies<StridedBatch>;
+}
+inline cudaError_t
+launch_all_copies(CudaCopy const* copies, std::size_t count, cudaStream_t stream) {
+    return for_each_launch(copies, count, [stream](auto const& batch) {
+        return launch_batch(kernel_of(batch), batch, batch.first_block[batch.count], stream);
+    });
 }
 inline cudaError_t load_copies() {
     auto error = load_kernel(&run_copies<few_copies>);

@@ -149,7 +149,10 @@ public:
     /// Blocks the host until all posted collectives and the work on the caller's stream have run,
     /// up to the deadline.
     /// @throws TimedOut, PeerFailed, ...  the streams are no longer stuck then.
-    void synchronize() { rank_.synchronize(); }
+    void synchronize() {
+        rank_.require_no_error();
+        rank_.synchronize();
+    }
 
     /// Local. Ends outstanding work here and, over the control communicator, on all ranks. The
     /// first reason wins. NCCL's handle is freed. An engine that owns it must not destroy it.

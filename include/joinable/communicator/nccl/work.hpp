@@ -53,6 +53,7 @@ public:
     void wait() { wait(rank_->caller()); }
     /// The same for another stream than the communicator's caller stream.
     void wait(cudaStream_t stream) {
+        rank_->require_no_error();
         rank_->order_before(*launch_, stream);
         is_waited_for_ = true;
     }
@@ -60,12 +61,19 @@ public:
     /// @throws as wait() does; TimedOut, unless all ranks are known to have posted it, once the
     ///         time between tests of this work adds up to the deadline. Each gap counts as at most
     ///         10 ms.
-    [[nodiscard]] bool test() { return rank_->test(*launch_, polled_); }
+    [[nodiscard]] bool test() {
+        rank_->require_no_error();
+        return rank_->test(*launch_, polled_);
+    }
     /// test() without that deadline, for a rank that finally waits.
-    [[nodiscard]] bool progress() { return rank_->test(*launch_); }
+    [[nodiscard]] bool progress() {
+        rank_->require_no_error();
+        return rank_->test(*launch_);
+    }
     /// Blocks the host until the results are final, up to the deadline.
     /// @throws as wait() does.
     void synchronize() {
+        rank_->require_no_error();
         rank_->synchronize(*launch_);
         is_waited_for_ = true;
     }

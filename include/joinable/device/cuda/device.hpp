@@ -8,6 +8,7 @@
 #include <new>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -84,12 +85,12 @@ public:
         constexpr std::size_t given = 256; // cudaMalloc aligns to it
         std::size_t const room = alignment <= given ? 0 : alignment;
         detail::CurrentCudaDevice const current{index_};
-        void* block = nullptr;
-        detail::require_cuda(cudaMalloc(&block, bytes + room), "cudaMalloc");
+        auto block = no_block(&cudaFree);
+        detail::require_cuda(cudaMalloc(&block->data, bytes + room), "cudaMalloc");
         std::size_t space = bytes + room;
-        void* data = block;
+        void* data = block->data;
         std::align(alignment, bytes, data, space);
-        Arena arena = arena_of(block, data, bytes, &cudaFree);
+        Arena arena = arena_of(std::move(block), data, bytes);
         clear(data, bytes);
         return arena;
     }
@@ -207,10 +208,11 @@ public:
             return {};
         }
         detail::CurrentCudaDevice const current{index_};
-        void* block = nullptr;
-        detail::require_cuda(cudaMallocHost(&block, bytes), "cudaMallocHost");
-        std::memset(block, 0, bytes);
-        return arena_of(block, block, bytes, &cudaFreeHost);
+        auto block = no_block(&cudaFreeHost);
+        detail::require_cuda(cudaMallocHost(&block->data, bytes), "cudaMallocHost");
+        void* const data = block->data;
+        std::memset(data, 0, bytes);
+        return arena_of(std::move(block), data, bytes);
     }
     void upload(void const* from, void* to, std::size_t bytes) override {
         detail::CurrentCudaDevice const current{index_};
@@ -240,18 +242,15 @@ private:
     static void destroy_stream(cudaStream_t stream) noexcept {
         static_cast<void>(cudaStreamDestroy(stream));
     }
-    /// Owns a block, in which `data` is.
-    Arena arena_of(void* block, void* data, std::size_t bytes, cudaError_t (*free)(void*)) const {
-        try {
-            auto context = std::make_unique<detail::CudaBlock>(
-                detail::CudaBlock{block, index_, deadline_, free}
-            );
-            auto* const first = static_cast<std::byte*>(data);
-            return {first, bytes, &detail::CudaBlock::release, context.release()};
-        } catch (...) {
-            static_cast<void>(free(block));
-            throw;
-        }
+    /// For memory that is allocated next. Owns none: `free` is for the arena.
+    [[nodiscard]] std::unique_ptr<detail::CudaBlock> no_block(cudaError_t (*free)(void*)) const {
+        return std::make_unique<detail::CudaBlock>(
+            detail::CudaBlock{nullptr, index_, deadline_, free}
+        );
+    }
+    static Arena
+    arena_of(std::unique_ptr<detail::CudaBlock> block, void* data, std::size_t bytes) noexcept {
+        return {static_cast<std::byte*>(data), bytes, &detail::CudaBlock::release, block.release()};
     }
     /// Memory for operations of the next submissions, not zeroed. It is given and taken back in the
     /// order of the stream, so the host waits for nothing; for that the device needs pools. NCCL must

@@ -313,6 +313,42 @@ TEST_CASE("an error that the engine has not asked for is told, and not replaced 
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
+TEST_CASE("an error of the engine keeps nothing that ends from waiting, and ends no rank") {
+    run_nccl_ranks({1, 2}, [](NcclCommunicator& comm, auto&, cudaStream_t) {
+        Data data{comm};
+        auto const fail = [] { // a launch of the engine
+            fake_cuda::fail_next(cudaErrorInvalidConfiguration);
+            CHECK(cudaEventQuery(nullptr) == cudaErrorInvalidConfiguration);
+        };
+        std::optional<joinable::NcclWork> work{
+            comm.all_reduce(data.sums.buffer(), ReduceOp::sum, 0.5)
+        };
+        fail();
+        work.reset();
+        CHECK(fake_cuda::is_idle(comm.stream()));
+        static_cast<void>(cudaGetLastError());
+        {
+            auto const group = comm.group();
+            work.emplace(comm.all_reduce(data.sums.buffer(), ReduceOp::sum, 0.5));
+            fail();
+        }
+        work.reset();
+        CHECK(fake_cuda::is_idle(comm.stream()));
+        static_cast<void>(cudaGetLastError());
+        std::size_t const aborted = fake_nccl::calls("ncclCommAbort");
+        std::size_t const destroyed = fake_nccl::calls("ncclCommDestroy");
+        {
+            NcclCommunicator const part = comm.split(0, comm.rank());
+            fail();
+        }
+        static_cast<void>(cudaGetLastError());
+        CHECK(fake_nccl::calls("ncclCommAbort") == aborted);
+        CHECK(fake_nccl::calls("ncclCommDestroy") == destroyed + 1);
+        call_everything(comm, data);
+    });
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
 TEST_CASE("a collective asks for the current device a few times, and does not change it") {
     run_nccl_ranks({1}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
         DeviceArray<float> const data{{1.0F}, stream};

@@ -161,16 +161,20 @@ public:
     /// Runs f(), which calls CUDA or NCCL on this rank's device. All such calls go through here, but
     /// those at this rank's end.
     /// @throws CommunicationError  a call failed; after aborting.
-    /// @throws ContractViolation  the thread has an error of an earlier call of the engine.
     template <class F>
     std::invoke_result_t<F const&> on_device(F const& f) {
         return fail_on_error([&]() -> std::invoke_result_t<F const&> {
-            if (failure_ == nullptr) {
-                require_no_cuda_error();
-            }
             CurrentCudaDevice const current{device(), std::nothrow}; // else f() fails
             return f();
         });
+    }
+    /// Call this before anything that may ask for work that is not complete, but where a rank, a work
+    /// or memory ends, which an error of the engine must not keep from waiting.
+    /// @throws ContractViolation  see require_no_cuda_error().
+    void require_no_error() const {
+        if (failure_ == nullptr) {
+            require_no_cuda_error();
+        }
     }
     /// @throws ContractViolation  it is not this device's memory.
     void check_memory(ConstBuffer buffer) {
@@ -440,6 +444,7 @@ private:
     /// Call this before any NCCL call.
     void begin() {
         throw_if_aborted();
+        require_no_error();
         launches_.require_no_other_group();
     }
     void hand_over(NcclLaunch& launch) {

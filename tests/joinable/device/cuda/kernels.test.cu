@@ -195,6 +195,15 @@ TEST_CASE("indices of 64 bits lead to the places of those of 32") {
     }
 }
 
+TEST_CASE("threads beyond the last element read no memory beyond it") {
+    std::size_t const step = std::size_t{1} << 40U; // what lies there ends the program
+    float const from = 3;
+    float to = 0;
+    CudaCopy const copy{&from, &to, 1.0, nullptr, 1, DType::f32, 1, {{1, step, step}}};
+    run_on_host({copy});
+    CHECK(to == from);
+}
+
 /// Copies of elements side by side: each dtype, sizes around those of words and blocks, and places
 /// around a word's alignment. They lie in one source and one target, with gaps between them.
 class SideBySide {

@@ -870,8 +870,9 @@ TEST_CASE("a launch that fails on one rank is the same error on all ranks, which
                 comm.device_memory().use_kernels(
                     {&host_copies, [](auto const&) { return true; }, &failing_updates}
                 );
-                std::string const text = "a kernel of a rule failed: cudaErrorOfTheFake, an error "
-                                         "of the fake runtime";
+                std::string const text =
+                    "a kernel of a rule failed: cudaErrorInvalidConfiguration, "
+                    "invalid configuration argument";
                 try {
                     train_sharded(hosts, comm, engine, [](int) { return 8; }, Sgd{}, options);
                     FAIL("no error");

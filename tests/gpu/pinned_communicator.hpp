@@ -213,7 +213,9 @@ public:
         }
         std::uint64_t address = reinterpret_cast<std::uintptr_t>(&board_);
         hosts.broadcast({&address, 1, joinable::DType::u64}, 0).wait();
-        board_ = *reinterpret_cast<std::shared_ptr<PinnedBoard> const*>(address);
+        if (rank() != 0) {
+            board_ = *reinterpret_cast<std::shared_ptr<PinnedBoard> const*>(address);
+        }
         hosts.barrier();
     }
     PinnedCommunicator(PinnedCommunicator const&) = delete;

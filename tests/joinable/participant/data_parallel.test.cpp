@@ -252,10 +252,20 @@ TEST_CASE("the core concept's members are enough for a model") {
     });
 }
 
+/// Leaves factors to the sum, also where that rounds them to the dtype. Here they have it.
+struct SumsScaled : CoreOnly<RankCommunicator> {
+    using CoreOnly<RankCommunicator>::CoreOnly;
+    using CoreOnly<RankCommunicator>::all_reduce;
+    auto all_reduce(joinable::Buffer buffer, joinable::ReduceOp op, double factor) {
+        return inner_.all_reduce(buffer, op, factor);
+    }
+};
+static_assert(joinable::ScalesSums<SumsScaled>);
+
 TEST_CASE("whether gradients are scaled as they are packed or as they are summed changes no bit") {
-    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& sums_scaled) {
-        static_assert(joinable::ScalesSums<RankCommunicator>);
-        CoreOnly packs_scaled{sums_scaled};
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        SumsScaled sums_scaled{comm};
+        CoreOnly packs_scaled{comm};
         for (bool const are_views : {false, true}) {
             for (Average const average : {Average::initial, Average::weighted_mean}) {
                 CHECK(

@@ -77,13 +77,18 @@ void check_operations(int ranks) {
     }
 }
 
-/// With NCCL_DEBUG=WARN NCCL says nothing but its version before "-- first abort".
-void check_one(int ranks) {
+/// Whether the ranks can share what GPUs there are.
+void meet(int ranks) {
     run(ranks, [](Hosts& hosts) {
         Rank<Hosts> rank{hosts, kernels()};
         expect_sum(rank.comm, rank.stream, 1, static_cast<float>(hosts.size()));
     });
     std::printf("%d ranks: a communicator is made, probed, and destroyed\n", ranks);
+}
+
+/// With NCCL_DEBUG=WARN NCCL says nothing but its version before "-- first abort".
+void check_one(int ranks) {
+    meet(ranks);
     run(ranks, [](Hosts& hosts) {
         Rank<Hosts> rank{hosts, kernels()};
         bool const is_registered = check_window(rank);
@@ -98,18 +103,19 @@ void check_one(int ranks) {
     check(ranks);
     check_operations(ranks);
     constexpr int times = 20;
-    for (bool const aborts : {false, true}) {
-        if (aborts) {
+    for (End const end : {End::destroyed, End::aborted, End::aborted_with_a_window}) {
+        if (end == End::aborted) {
             std::printf("-- first abort\n");
         }
-        run(ranks, [aborts](Hosts& hosts) {
-            std::size_t const less = check_ends(hosts, times, aborts);
+        run(ranks, [end](Hosts& hosts) {
+            std::size_t const less = check_ends(hosts, times, end);
             if (hosts.rank() == 0) {
+                constexpr std::array names{"destroyed", "aborted", "aborted with a window"};
                 std::printf(
                     "%d ranks: %d times %s: at most %zu B less are free than after the first time\n",
                     hosts.size(),
                     times,
-                    aborts ? "aborted" : "destroyed",
+                    names[static_cast<std::size_t>(end)],
                     less
                 );
             }
@@ -252,6 +258,7 @@ struct Check {
     void (*run)(int ranks);
 };
 constexpr std::array checks{
+    Check{"meet", meet},
     Check{"check", check},
     Check{"operations", check_operations},
     Check{"one", check_one},

@@ -218,19 +218,26 @@ bool check_window(Rank<Hosts>& rank) {
     return is_registered;
 }
 
+enum class End { destroyed, aborted, aborted_with_a_window };
+
 /// Makes `times` + 1 communicators one after another, and ends each by its destructor, or aborts it.
 /// Each finds as much free memory as the first one left. Returns how much less the worst one found.
 template <class Hosts>
-std::size_t check_ends(Hosts& hosts, int times, bool aborts) {
-    // What CUDA gives in small pieces comes from blocks of 2 MiB, which it may cut differently.
-    constexpr std::size_t allowed = std::size_t{4} << 20U;
+std::size_t check_ends(Hosts& hosts, int times, End end) {
+    // What CUDA gives in small pieces comes from blocks of 2 MiB, which it may cut differently. A handle
+    // that ends by ncclCommAbort keeps the memory of its windows until the process ends, in pieces of
+    // 2 MiB: ncclDevrFinalize releases no handle of memory (NCCL 2.28.9, dev_runtime.cc:110).
+    constexpr std::size_t piece = std::size_t{2} << 20U;
+    std::size_t const lost = end == End::aborted_with_a_window ? piece : 0;
     std::size_t first = 0;
     std::size_t least = 0;
     for (int time = 0; time <= times; ++time) {
         Hosts control = hosts.split(0, hosts.rank()); // it ends with what is aborted
         Rank<Hosts> rank{control};
         joinable::Arena const arena = rank.comm.allocate(1000);
-        static_cast<void>(rank.comm.register_arena(arena));
+        if (end != End::aborted) {
+            static_cast<void>(rank.comm.register_arena(arena));
+        }
         expect_sum(rank.comm, rank.stream, 1, static_cast<float>(hosts.size()));
         rank.comm
             .all_reduce({arena.data(), 100, joinable::DType::f32}, joinable::ReduceOp::sum, 0.5)
@@ -241,12 +248,13 @@ std::size_t check_ends(Hosts& hosts, int times, bool aborts) {
         hosts.barrier();
         first = time == 0 ? free : first;
         least = time == 0 ? free : (std::min)(least, free);
+        auto const before = static_cast<std::size_t>(time);
         expect(
-            free + allowed >= first,
+            free + 2 * piece + lost * before >= first,
             "communicator " + std::to_string(time) + " finds " + std::to_string(free) +
                 " free bytes, the first one " + std::to_string(first)
         );
-        if (aborts) {
+        if (end != End::destroyed) {
             rank.comm.abort({joinable::FailureKind::peer_failed, {0}, "enough"});
             expect_refused<joinable::PeerFailed>("enough", [&] { rank.comm.barrier(); });
         }

@@ -56,8 +56,8 @@ TEST_CASE("what NCCL ranks have besides sums holds over the fakes, as it is chec
         }
         check_lent(hosts);
         check_tcp_control(hosts);
-        for (bool const aborts : {false, true}) {
-            CHECK(check_ends(hosts, 3, aborts) == 0);
+        for (End const end : {End::destroyed, End::aborted, End::aborted_with_a_window}) {
+            CHECK(check_ends(hosts, 3, end) == 0);
         }
     });
     run_ranks({2, 4}, [](Hosts& hosts) { check_mismatch(hosts); });

@@ -106,8 +106,8 @@ struct ContiguousCopy {
     DType dtype;
     bool reads_factor;
 };
-/// The number of bytes of a block.
-inline constexpr std::size_t block_bytes = std::size_t{1} << 15U;
+/// The number of bytes of a block: one round of loads of all its threads.
+inline constexpr std::size_t block_bytes = std::size_t{1} << 14U;
 __host__ __device__ inline std::size_t block_share(ContiguousCopy const&) {
     return block_bytes;
 }

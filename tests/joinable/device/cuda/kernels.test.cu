@@ -195,6 +195,13 @@ TEST_CASE("indices of 64 bits lead to the places of those of 32") {
     }
 }
 
+TEST_CASE("a tensor is scaled in place once") {
+    std::vector<float> numbers(3 * joinable::detail::block_bytes / sizeof(float) + 5, 3.0F);
+    AnyView const view{numbers.data(), DType::f32, {numbers.size()}, {1}};
+    run_on_host({joinable::detail::cuda_copy(numbers.data(), {1}, 0.5, view)});
+    CHECK(numbers == std::vector<float>(numbers.size(), 1.5F));
+}
+
 TEST_CASE("threads beyond the last element read no memory beyond it") {
     std::size_t const step = std::size_t{1} << 40U; // what lies there ends the program
     float const from = 3;

@@ -137,11 +137,13 @@ struct alignas(64) MemberTable {
         }
         return ranks;
     }
+    static constexpr std::size_t used_bytes_for(int size) noexcept {
+        return sizeof(MemberTable) + static_cast<std::size_t>(size) * sizeof(Member);
+    }
+    /// Where the rest begins: at a page, also on systems with pages of 64 KiB.
     static constexpr std::size_t bytes_for(int size) noexcept {
-        constexpr std::size_t page = 4096;
-        std::size_t const bytes =
-            sizeof(MemberTable) + static_cast<std::size_t>(size) * sizeof(Member);
-        return (bytes + page - 1) / page * page;
+        constexpr std::size_t largest_page = std::size_t{64} << 10U;
+        return (used_bytes_for(size) + largest_page - 1) / largest_page * largest_page;
     }
     static MemberTable& create(std::byte* memory, Heading const& heading) {
         auto* const table = ::new (memory) MemberTable{heading};

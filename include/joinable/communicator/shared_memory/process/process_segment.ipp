@@ -41,6 +41,7 @@ JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes
             )};
         }
     }
+    madvise(memory_, bytes_, MADV_DONTDUMP); // a dump would allocate all of it
     create(size);
 }
 

@@ -309,6 +309,7 @@ public:
                 "; allow more address space"
             )};
         }
+        madvise(begin_, bytes_, MADV_DONTDUMP); // a dump would allocate all of it
     }
     ~Mapping() {
         if (begin_ != nullptr) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -759,6 +760,33 @@ TEST_CASE("an object that is truncated, damaged or of another version is refused
         "layout " + std::to_string(Heading::own_layout) + " of this program",
         "layout 77: build the programs of all ranks with the same version of joinable"
     );
+}
+
+TEST_CASE("programs that lay out memory or share work differently have different layouts") {
+    namespace tuning = joinable::detail::tuning;
+    CHECK(Heading{}.layout == Heading::layout_of(Heading::agreed));
+    std::vector<std::uint64_t> numbers(std::begin(Heading::agreed), std::end(Heading::agreed));
+    for (std::uint64_t& number : numbers) {
+        ++number;
+        CHECK(Heading::layout_of(numbers) != Heading::own_layout);
+        --number;
+    }
+    for (std::uint64_t const number :
+         {std::uint64_t{joinable::detail::Board::max_in_flight},
+          std::uint64_t{tuning::slot_bytes},
+          std::uint64_t{tuning::one_chunk_bytes},
+          std::uint64_t{tuning::chunks_per_rank},
+          std::uint64_t{tuning::largest_chunk_bytes},
+          std::uint64_t{tuning::slice_bytes},
+          std::uint64_t{tuning::crowded_slice_bytes},
+          std::uint64_t{tuning::slices_per_ring},
+          std::uint64_t{tuning::spins},
+          std::uint64_t{tuning::crowded_spins},
+          std::uint64_t{tuning::yields}}) { // of equal ones, each must be there
+        auto const found = std::find(numbers.begin(), numbers.end(), number);
+        REQUIRE(found != numbers.end());
+        numbers.erase(found);
+    }
 }
 
 TEST_CASE("another user who takes a job's names keeps no job from starting") {

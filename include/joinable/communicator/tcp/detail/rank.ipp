@@ -142,7 +142,10 @@ JOINABLE_DEFINITION void
 TcpRank::count_poll(std::uint64_t sequence, std::chrono::nanoseconds longest_gap) {
     Overdue& overdue = *overdue_of(sequence);
     if (overdue.left) {
-        overdue.polled.set(deadline_ - *std::exchange(overdue.left, std::nullopt));
+        overdue.polled.set(
+            (std::max)(deadline_, std::chrono::nanoseconds{0}) -
+            *std::exchange(overdue.left, std::nullopt)
+        );
     }
     if (overdue.asked == 0) {
         if (overdue.polled.reaches(deadline_, longest_gap)) {

@@ -83,8 +83,8 @@ private:
     int handle_ = -1;
 };
 
-/// Returns after an event, at `until`, or early.
-void wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept;
+/// Returns after an event, at `until`, or early. Returns 0, or why the system cannot wait.
+int wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept;
 inline void wait_for(Socket const& socket, short events, TimePoint until) noexcept {
     pollfd polled{socket.handle(), events, 0};
     wait_for_any({&polled, 1}, until);

@@ -43,7 +43,7 @@ JOINABLE_DEFINITION void Socket::prepare_connection() const noexcept {
     set(IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
 }
 
-JOINABLE_DEFINITION void wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept {
+JOINABLE_DEFINITION int wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept {
     auto const left = std::clamp<std::chrono::nanoseconds>(
         until - std::chrono::steady_clock::now(), std::chrono::nanoseconds{0}, std::chrono::hours{1}
     );
@@ -51,11 +51,14 @@ JOINABLE_DEFINITION void wait_for_any(std::span<pollfd> polled, TimePoint until)
     timespec const time{
         static_cast<time_t>(seconds.count()), static_cast<long>((left - seconds).count())
     };
-    if (::ppoll(polled.data(), polled.size(), &time, nullptr) < 0) { // else nothing is set
-        for (pollfd& one : polled) {
-            one.revents = 0;
-        }
+    if (::ppoll(polled.data(), polled.size(), &time, nullptr) >= 0) {
+        return 0;
     }
+    int const error = errno == EINTR ? 0 : errno;
+    for (pollfd& one : polled) { // nothing has set these
+        one.revents = 0;
+    }
+    return error;
 }
 
 }}} // namespace joinable::v0::detail

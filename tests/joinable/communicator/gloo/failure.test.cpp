@@ -11,11 +11,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <sys/resource.h>
@@ -272,6 +274,54 @@ TEST_CASE("an abort of ranks over Gloo ends those that wait in a group split off
         }
         CHECK(group.is_aborted());
     });
+}
+
+/// Whether a thread of this process sleeps in the system.
+bool is_asleep(pid_t thread) {
+    std::string const stat = contents_of("/proc/self/task/" + std::to_string(thread) + "/stat");
+    return stat.find(") S ") != std::string::npos;
+}
+
+TEST_CASE("an abort of ranks over Gloo ends every wait in a group: a split, a start, a full queue"
+) {
+    using joinable::detail::GlooMeeting;
+    using joinable::detail::GlooRank;
+    for (int const wait : {0, 1, 2}) {
+        Watchdog const watchdog{2};
+        Folder const folder;
+        std::atomic<pid_t> waiting{0};
+        auto const run = [&](int number) {
+            GlooMeeting door{gloo_options(number, 2, folder.file("ranks"))};
+            auto const rank = std::make_shared<GlooRank>(std::move(door), nullptr);
+            auto const group = std::make_shared<GlooRank>(rank->split(0, number), rank);
+            if (number == 1) { // and does nothing in the group
+                wait_until([&] { return waiting != 0 && is_asleep(waiting); });
+                rank->abort({FailureKind::contract, {}, "enough"});
+            } else {
+                GlooMeeting other;
+                other.options.size = 2;
+                other.options.address = "127.0.0.1";
+                other.listener.emplace("127.0.0.1");
+                waiting = ::gettid();
+                auto const enter = [&] {
+                    if (wait == 0) {
+                        static_cast<void>(group->split(0, 0));
+                    } else if (wait == 1) {
+                        GlooRank const inner{std::move(other), group};
+                    } else {
+                        for (int i = 0; i < 65; ++i) {
+                            static_cast<void>(group->post({}));
+                        }
+                    }
+                };
+                CHECK_THROWS_AS(enter(), joinable::ContractViolation);
+            }
+            group->close(false);
+            rank->close(false);
+        };
+        std::jthread const other{[&] { run(1); }};
+        run(0);
+    }
 }
 
 TEST_CASE("an abort of a group over Gloo does not reach the one that it was split from") {

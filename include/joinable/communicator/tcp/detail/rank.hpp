@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,12 +22,17 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// Asks what else may end these ranks: the reason, if something has.
+using Hear = std::function<std::optional<AbortReason>()>;
+
 /// One rank's side of its connection to the hub. Only post(), waits and tests move frames. A posted
 /// frame is sent at once as far as the kernel accepts it.
 class TcpRank {
 public:
-    TcpRank(Socket socket, int rank, int size, std::chrono::nanoseconds deadline)
-        : socket_{std::move(socket)}, rank_{rank}, size_{size}, deadline_{deadline} {}
+    /// `hear` is asked during every wait.
+    TcpRank(Socket socket, int rank, int size, std::chrono::nanoseconds deadline, Hear hear)
+        : socket_{std::move(socket)}, rank_{rank}, size_{size}, deadline_{deadline},
+          hear_{std::move(hear)} {}
     TcpRank(TcpRank const&) = delete;
     TcpRank& operator=(TcpRank const&) = delete;
     ~TcpRank() { leave(); }
@@ -85,6 +91,7 @@ public:
 private:
     using Clock = std::chrono::steady_clock;
     static constexpr std::size_t most_in_flight = 64;
+    static constexpr std::chrono::milliseconds between_questions{10}; ///< of hear_
 
     /// A question to the hub at the deadline of a wait: how much longer may it last?
     struct Overdue {
@@ -174,6 +181,7 @@ private:
     int rank_;
     int size_;
     std::chrono::nanoseconds deadline_;
+    Hear hear_;
     Inbox inbox_;
     Outbox outbox_;
     std::vector<std::byte> body_; ///< of a frame that is not a result

@@ -202,6 +202,14 @@ JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
     look();
     if (!over_ && consumed == inbox_.consumed()) {
         auto const events = static_cast<short>(POLLIN | (outbox_.is_empty() ? 0 : POLLOUT));
+        if (hear_) {
+            if (auto const reason = hear_()) {
+                hear_ = nullptr; // abort() waits, too
+                abort(*reason);
+                return;
+            }
+            end = (std::min<TimePoint>)(end, Clock::now() + between_questions);
+        }
         wait_for(socket_, events, end);
         look();
     }

@@ -98,8 +98,8 @@ private:
 ///
 /// A process that connects must know the secret, which is sent in plain text. It keeps out other
 /// jobs and strangers, but nobody who can read the network. All machines must have the same byte
-/// order. If a process forks, the child keeps the connections of its rank open until both processes
-/// have ended.
+/// order. A process that a rank forks has none of the rank's connections. It says nothing for the rank when
+/// it ends, and its calls throw ContractViolation.
 ///
 /// All members that take buffers throw ContractViolation before any data moves if the root is not a
 /// rank, memory is missing, the operation is bitwise on floating-point numbers, or the data exceeds

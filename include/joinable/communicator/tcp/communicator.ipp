@@ -149,7 +149,10 @@ JOINABLE_DEFINITION TcpCommunicator::Ends TcpCommunicator::connected() {
             detail::concat("rank 0 cannot connect to itself: ", std::strerror(errno))
         };
     }
-    return {detail::Socket{handles[0]}, detail::Socket{handles[1]}};
+    Ends ends{detail::Socket{handles[0]}, detail::Socket{handles[1]}};
+    ends.hub.keep_from_children();
+    ends.rank.keep_from_children();
+    return ends;
 }
 
 JOINABLE_DEFINITION TcpWork

@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/forked.hpp>
 #include <support/gloo_ranks.hpp>
 #include <support/keep_alive.hpp>
 #include <support/polling.hpp>
@@ -166,6 +167,36 @@ TEST_CASE("a process that is killed while data moves ends the others, in the mid
     }
 }
 
+TEST_CASE("a rank over Gloo that is killed is named although a process that it forked lives on") {
+    for (int const culprit : {0, 1}) {
+        Shared<std::atomic<bool>> is_over;
+        auto const ends = run_gloo_processes(3, [&](GlooCommunicator& comm) {
+            comm.barrier();
+            if (comm.rank() == culprit) {
+                if (::fork() == 0) { // a data loader
+                    ::alarm(seconds_to_hang);
+                    wait_until([&] { return is_over->load(); });
+                    _exit(0);
+                }
+                std::raise(SIGKILL);
+            }
+            std::vector<float> values(30'000, 1);
+            CHECK_THROWS_AS(joinable::all_reduce(comm, values).wait(), joinable::PeerFailed);
+        });
+        *is_over = true;
+        for (int rank = 0; rank < 3; ++rank) {
+            CHECK(ends[static_cast<std::size_t>(rank)] == (rank == culprit ? SIGKILL : 0));
+        }
+    }
+}
+
+TEST_CASE("a process that a rank over Gloo has forked says nothing for it, and cannot go on as it"
+) {
+    auto const ends =
+        run_gloo_processes(2, [](GlooCommunicator& comm) { check_helper_of(comm, true); });
+    CHECK(ends == std::vector{0, 0});
+}
+
 TEST_CASE("what an exception leaves is named over Gloo: a collective, or the communicator") {
     for (bool const has_work : {false, true}) {
         auto const body = [&](GlooCommunicator& comm) {
@@ -266,6 +297,7 @@ TEST_CASE("an abort of ranks over Gloo ends those that wait in a group split off
     run_gloo_ranks({2, 4}, [](GlooCommunicator& comm) {
         auto group = comm.split(0, 0);
         auto pair = group.split(comm.rank() % 2, 0);
+        comm.barrier(); // all have their groups
         if (comm.rank() == 1) { // and does not come to the others
             comm.abort({FailureKind::contract, {}, "enough"});
         } else {

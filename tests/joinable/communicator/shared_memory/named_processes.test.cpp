@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/forked.hpp>
 #include <support/named_ranks.hpp>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
@@ -787,6 +788,14 @@ TEST_CASE("programs that lay out memory or share work differently have different
         REQUIRE(found != numbers.end());
         numbers.erase(found);
     }
+}
+
+TEST_CASE("a process that a rank has forked says nothing for it when it ends") {
+    run_named_ranks({1, 2, 3, 4}, [](ProcessCommunicator& comm) {
+        auto group = comm.split(0, 0);
+        check_helper_of(group, false);
+        check_helper_of(comm, false);
+    });
 }
 
 TEST_CASE("another user who takes a job's names keeps no job from starting") {

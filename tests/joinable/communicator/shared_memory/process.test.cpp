@@ -211,6 +211,16 @@ TEST_CASE("what a rank throws is thrown here with its number and text, and named
     }
 }
 
+TEST_CASE("a rank has no more files open than the first one, whose siblings came later") {
+    run_process_ranks({2, 8}, [](ProcessCommunicator& comm) {
+        std::int64_t most = Leftovers{}.files;
+        std::int64_t least = most;
+        comm.all_reduce({&most, 1, DType::i64}, ReduceOp::max).wait();
+        comm.all_reduce({&least, 1, DType::i64}, ReduceOp::min).wait();
+        CHECK(most == least);
+    });
+}
+
 TEST_CASE("a rank that ends its process by itself has failed") {
     CHECK_THROWS_WITH_AS(
         run_process_ranks(

@@ -19,6 +19,7 @@
 
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/detail/poll_pause.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
@@ -70,6 +71,7 @@ public:
     GlooRank& operator=(GlooRank const&) = delete;
     ~GlooRank() = default; // see close()
 
+    [[nodiscard]] HomeProcess const& home() const noexcept { return home_; }
     [[nodiscard]] int rank() const noexcept { return options_.rank; }
     [[nodiscard]] int size() const noexcept { return options_.size; }
 
@@ -453,6 +455,7 @@ private:
     /// After any failure no collective can complete, and nothing may write to the caller's memory.
     template <class F>
     std::invoke_result_t<F const&> ended_by_failure(F const& f) {
+        home_.require_here(rank());
         try {
             return f();
         } catch (...) {
@@ -476,6 +479,7 @@ private:
 
     TcpOptions options_;
     std::string own_address_;
+    HomeProcess home_;
     std::shared_ptr<GlooRank> parent_;
     TcpCommunicator control_;
     std::optional<GlooMesh> mesh_;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/shared_memory/board/arrival_line.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/communicator/shared_memory/board/stored_reason.hpp>
@@ -187,10 +188,11 @@ public:
     /// @pre this thread has entered as `rank`
     Membership(Mapping table, int rank) noexcept : table_{std::move(table)}, rank_{rank} {}
     Membership(Membership&& other) noexcept
-        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_} {}
+        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_},
+          home_{other.home_} {}
     Membership& operator=(Membership&&) = delete;
     ~Membership() {
-        if (is_open() && !table().member(rank_).leave(thread_)) {
+        if (is_open() && home_.is_here() && !table().member(rank_).leave(thread_)) {
             table_.keep(); // that thread still has its mutex
         }
     }
@@ -205,6 +207,7 @@ private:
     Mapping table_;
     int rank_;
     pthread_t thread_ = pthread_self();
+    HomeProcess home_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -14,6 +14,7 @@
 
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/communicator/tcp/detail/socket.hpp>
@@ -30,7 +31,7 @@ using Hear = std::function<std::optional<AbortReason>()>;
 class TcpRank {
 public:
     /// `hear` is asked during every wait.
-    TcpRank(Socket socket, int rank, int size, std::chrono::nanoseconds deadline, Hear hear)
+    TcpRank(Socket socket, int rank, int size, std::chrono::nanoseconds deadline, Hear hear = {})
         : socket_{std::move(socket)}, rank_{rank}, size_{size}, deadline_{deadline},
           hear_{std::move(hear)} {}
     TcpRank(TcpRank const&) = delete;
@@ -160,6 +161,7 @@ private:
     /// Does what is possible now. If that is nothing, waits until something is, or until `end`.
     void pump(TimePoint end);
     /// Does what is possible now.
+    /// @throws ContractViolation  this process was forked since the rank attached.
     void look();
 
     /// Rank 0 broke the protocol. Ends all ranks, if rank 0 still tells them.
@@ -182,6 +184,7 @@ private:
     int size_;
     std::chrono::nanoseconds deadline_;
     Hear hear_;
+    HomeProcess home_;
     Inbox inbox_;
     Outbox outbox_;
     std::vector<std::byte> body_; ///< of a frame that is not a result

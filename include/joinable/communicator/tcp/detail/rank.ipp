@@ -17,6 +17,7 @@ JOINABLE_DEFINITION void TcpRank::meet(std::string const& meanwhile) {
 }
 
 JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descriptor const& shown) {
+    home_.require_here(rank_);
     Descriptor const& said = request.signature;
     while (pending_.size() == most_in_flight) {
         finish(finished_);
@@ -79,6 +80,7 @@ JOINABLE_DEFINITION void TcpRank::abort_for_exception(std::string const& what) {
 }
 
 JOINABLE_DEFINITION void TcpRank::keep_alive() {
+    home_.require_here(rank_);
     outbox_.flush(socket_);
     if (outbox_.is_empty()) { // else the hub accepts nothing now; the next call will do
         FrameHeader header;
@@ -216,6 +218,7 @@ JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
 }
 
 JOINABLE_DEFINITION void TcpRank::look() {
+    home_.require_here(rank_);
     if (over_) { // buffers of lost collectives belong to the caller again
         return;
     }
@@ -357,6 +360,9 @@ JOINABLE_DEFINITION void TcpRank::take(FrameHeader const& header) {
 }
 
 JOINABLE_DEFINITION void TcpRank::leave() noexcept {
+    if (!home_.is_here()) {
+        return;
+    }
     try {
         FrameHeader header;
         header.kind = FrameKind::leave;

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -28,6 +29,7 @@
 
 #include <doctest/doctest.h>
 #include <support/tcp_ranks.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 namespace {
@@ -302,6 +304,10 @@ TEST_CASE("a rank 0 that has no file left for a rank says so, not that the rank 
 }
 
 TEST_CASE("a rank 0 that the system lets no longer wait ends all ranks with the reason") {
+    if (under_sanitizer) {
+        std::puts("skipped: where no file is left, a sanitizer cannot look at an exception");
+        return;
+    }
     TcpProcesses processes{4};
     for (int rank = 0; rank < 4; ++rank) {
         processes.start([](TcpCommunicator& comm) {

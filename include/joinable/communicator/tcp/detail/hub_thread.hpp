@@ -40,7 +40,8 @@ public:
     HubThread& operator=(HubThread&&) = delete;
     ~HubThread() {
         if (thread_.joinable() && !home_.is_here()) {
-            thread_.detach(); // a forked process does not have it
+            // A forked process does not have the thread, so it can neither join nor detach it.
+            static_cast<void>(new std::jthread{std::move(thread_)});
         }
     }
 

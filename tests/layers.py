@@ -66,7 +66,7 @@ TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/mpi", "communicator/gloo
 BELOW = {("communicator/nccl", MEMORY), ("communicator/gloo", "communicator/tcp")}
 OWNED = {
     r"sys/.*|linux/.*|pthread\.h": {
-        f"{MEMORY}/board", f"{MEMORY}/process", MEMORY, "communicator/tcp", "communicator/gloo"
+        "communicator", f"{MEMORY}/board", f"{MEMORY}/process", MEMORY, "communicator/tcp", "communicator/gloo"
     },
     r"cuda.*": {"device/cuda", "communicator/nccl"},
     r"nccl\.h": {"communicator/nccl"},

@@ -407,7 +407,7 @@ class Gpu(unittest.TestCase):
         self.expect(1, "wrong\n== 7 FAIL (1)", "failed: 7; not run: 9")
 
     def test_every_command_of_a_check_counts(self):
-        self.program("ranks", '[ "$1 $2" != "check 3" ]')
+        self.program("ranks", '[ "$1 $2" != "pair 3" ]')
         self.expect(1, "failed: 6; not run: none")
 
     def test_a_hang_ends_and_leaves_no_time_for_others(self):

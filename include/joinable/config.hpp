@@ -91,6 +91,13 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #else
 #define JOINABLE_FEW_REGISTERS
 #endif
+// A number that all threads of a warp have. From sm_80 on the compiler then knows so, and keeps what
+// follows from it once for all of them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define JOINABLE_OF_WARP(number) __reduce_max_sync(~0U, number)
+#else
+#define JOINABLE_OF_WARP(number) (number)
+#endif
 // Functions that kernels call, too.
 #if defined(__CUDACC__)
 #define JOINABLE_HOST_DEVICE __host__ __device__

@@ -102,12 +102,12 @@ void check_one(int ranks) {
     });
     check(ranks);
     check_operations(ranks);
-    constexpr int times = 20;
     for (End const end : {End::destroyed, End::aborted, End::aborted_with_a_window}) {
         if (end == End::aborted) {
             std::printf("-- first abort\n");
         }
-        run(ranks, [end](Hosts& hosts) {
+        int const times = end == End::aborted_with_a_window ? 5 : 20;
+        run(ranks, [=](Hosts& hosts) {
             std::size_t const less = check_ends(hosts, times, end);
             if (hosts.rank() == 0) {
                 constexpr std::array names{"destroyed", "aborted", "aborted with a window"};

@@ -11,6 +11,7 @@
 #include <support/shared.hpp>
 
 #include <joinable/communicator/mpi/communicator.hpp>
+#include <joinable/communicator/shared_buffer.hpp>
 #include <joinable/error.hpp>
 
 namespace {
@@ -57,10 +58,22 @@ bool is_refused() {
     return false;
 }
 
+/// Memory that all processes share, and that outlives its communicator and MPI.
+joinable::SharedBuffer<int> shared_by_all() {
+    joinable::MpiCommunicator comm{MPI_COMM_WORLD};
+    auto shared = joinable::shared_buffer<int>(comm, 100'000);
+    if (comm.rank() == 0) {
+        shared[shared.size() - 1] = 42;
+    }
+    comm.barrier();
+    return shared;
+}
+
 } // namespace
 
 /// Every process that mpirun has started runs the same tests in the same order. What fails in one of them
-/// fails the program. So does a communicator before MPI is initialised, or after it is finalised. --funneled asks
+/// fails the program. So does a communicator before MPI is initialised, or after it is finalised, and shared memory
+/// that ends with MPI. --funneled asks
 /// MPI for that level of threads, for the test that it is too low.
 int main(int count, char** arguments) {
     int level = MPI_THREAD_MULTIPLE;
@@ -75,8 +88,13 @@ int main(int count, char** arguments) {
     int result = doctest::Context{count, arguments}.run();
     int worst = 1;
     MPI_Allreduce(&result, &worst, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    auto const kept = shared_by_all();
     WorldMemory::end();
     MPI_Finalize();
+    if (kept[kept.size() - 1] != 42) {
+        std::puts("shared memory changed when MPI was finalised");
+        return 1;
+    }
     if (!is_refused_before || !is_refused()) {
         std::puts("a communicator was made before MPI was initialised, or after it was finalised");
         return 1;

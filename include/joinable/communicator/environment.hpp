@@ -187,19 +187,25 @@ private:
     }
 
     [[nodiscard]] std::string spread(Launcher const& launcher, int size) const {
-        if (is_set(launcher.local_size) && number(launcher, launcher.local_size) != size) {
-            return concat(
-                launcher.local_size,
-                " is ",
-                text(launcher.local_size),
-                " and ",
-                launcher.size,
-                " is ",
-                size
-            );
+        if (is_set(launcher.local_size)) {
+            return number(launcher, launcher.local_size) == size ? std::string{}
+                                                                 : concat(
+                                                                       launcher.local_size,
+                                                                       " is ",
+                                                                       text(launcher.local_size),
+                                                                       " and ",
+                                                                       launcher.size,
+                                                                       " is ",
+                                                                       size
+                                                                   );
         }
-        if (is_set(launcher.machines) && number(launcher, launcher.machines) != 1) {
-            return concat(launcher.machines, " is ", text(launcher.machines));
+        if (launcher.name == launchers.front().name) {
+            return {}; // set by hand, perhaps for ranks within one task of a launcher
+        }
+        for (Launcher const& outer : launchers) { // srun sets the ranks of MPICH, too
+            if (is_set(outer.machines) && number(outer, outer.machines) != 1) {
+                return concat(outer.machines, " is ", text(outer.machines));
+            }
         }
         return {};
     }

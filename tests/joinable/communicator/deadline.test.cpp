@@ -12,6 +12,16 @@ namespace {
 using namespace std::chrono_literals;
 using joinable::detail::PolledTime;
 
+TEST_CASE("a wait ends between now and a year from now, whatever its deadline") {
+    using std::chrono::nanoseconds;
+    auto const now = std::chrono::steady_clock::now();
+    using joinable::detail::end_of_wait;
+    CHECK(end_of_wait((nanoseconds::min)(), now) == now);
+    CHECK(end_of_wait(-1ns, now) == now);
+    CHECK(end_of_wait(1ns, now) == now + 1ns);
+    CHECK(end_of_wait((nanoseconds::max)(), now) == now + 365 * 24h);
+}
+
 TEST_CASE("a gap counts as at most 10 ms between tests, and as half the deadline in a wait") {
     PolledTime tested;
     PolledTime waited;

@@ -146,7 +146,18 @@ TEST_CASE("ranks on several machines are noticed where the launcher tells") {
         read(with(mpich, {{"MPI_LOCALNRANKS", "1"}, {"JOINABLE_JOB", "1"}})).spread ==
         "MPI_LOCALNRANKS is 1 and PMI_SIZE is 2"
     );
-    CHECK(read(with(srun, {{"SLURM_STEP_NUM_NODES", "2"}})).spread == "SLURM_STEP_NUM_NODES is 2");
+    Variables const on_two = with(srun, {{"SLURM_STEP_NUM_NODES", "2"}});
+    CHECK(read(on_two).spread == "SLURM_STEP_NUM_NODES is 2");
+    Variables const by_pmi =
+        with(with(on_two, without(mpich, "MPI_LOCALNRANKS")), {{"PMI_JOBID", "4711.0"}});
+    CHECK(read(by_pmi).launcher == "mpiexec of MPICH"); // as srun --mpi=pmi2 says
+    CHECK(read(by_pmi).spread == "SLURM_STEP_NUM_NODES is 2");
+    CHECK(read(with(on_two, open_mpi)).spread.empty()); // it says that all are here
+    CHECK(read(with(
+                   on_two,
+                   {{"JOINABLE_RANK", "0"}, {"JOINABLE_WORLD_SIZE", "2"}, {"JOINABLE_JOB", "mine"}}
+               ))
+              .spread.empty());
 }
 
 TEST_CASE("what is missing, no number or no rank is named") {

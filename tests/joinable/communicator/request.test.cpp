@@ -87,6 +87,35 @@ TEST_CASE("a request in place has one buffer, of which the root's is the only on
     }
 }
 
+TEST_CASE(
+    "a count whose bytes no memory has is refused, also where a product would wrap to the right"
+) {
+    char memory = 0;
+    for (auto const dtype : {DType::u8, DType::bf16, DType::i32, DType::f64}) {
+        std::size_t const most = static_cast<std::size_t>(PTRDIFF_MAX) / joinable::size_of(dtype);
+        RequestsOf const one{0, 1};
+        CHECK_NOTHROW((void)one.all_reduce({&memory, most, dtype}, ReduceOp::max));
+        for (std::size_t const count : {most + 1, ~std::size_t{0}}) {
+            CHECK_THROWS_AS(
+                (void)one.all_reduce({&memory, count, dtype}, ReduceOp::max),
+                joinable::ContractViolation
+            );
+        }
+    }
+    std::size_t const half = std::size_t{1} << 63U; // twice that is 0
+    RequestsOf const two{0, 2};
+    CHECK_THROWS_AS(
+        (void)two.all_gather({&memory, half, DType::u8}, {&memory, 0, DType::u8}),
+        joinable::ContractViolation
+    );
+    std::size_t const quarter = std::size_t{1} << 62U; // four times that is 0
+    RequestsOf const four{0, 4};
+    CHECK_THROWS_AS(
+        (void)four.all_gather({&memory, quarter, DType::u8}, {&memory, 0, DType::u8}),
+        joinable::ContractViolation
+    );
+}
+
 TEST_CASE("a request for a scaled sum carries this rank's factor, which is not compared") {
     std::array<double, 2> values{};
     Buffer const buffer{values.data(), 2, DType::f64};

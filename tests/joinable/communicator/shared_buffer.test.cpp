@@ -16,10 +16,15 @@
 #include <utility>
 #include <vector>
 
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <doctest/doctest.h>
 #include <support/process_ranks.hpp>
 
 #include <joinable/communicator/collectives.hpp>
+#include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/communicator/self.hpp>
 
 namespace {
@@ -154,6 +159,74 @@ TEST_CASE("more memory than there is fails on all ranks") {
     });
     CHECK_THROWS_AS((void)shared_buffer<char>(too_many), joinable::CommunicationError);
     CHECK_THROWS_AS((void)shared_buffer<double>(most / 4), joinable::ContractViolation);
+}
+
+/// What a test puts between a rank and its communicator: rank 0's process number is another process
+/// here, as in another container. In the worst case it is this process, which has a file of its own
+/// open by that number.
+class InAnotherContainer {
+public:
+    InAnotherContainer(ProcessCommunicator& comm, int own_file)
+        : comm_{&comm}, own_file_{own_file} {}
+    [[nodiscard]] int rank() const { return comm_->rank(); }
+    [[nodiscard]] int size() const { return comm_->size(); }
+    auto all_gather(joinable::ConstBuffer in, joinable::Buffer out) {
+        return comm_->all_gather(in, out);
+    }
+    auto all_reduce(joinable::Buffer buffer, joinable::ReduceOp op) {
+        return comm_->all_reduce(buffer, op);
+    }
+    auto broadcast(joinable::Buffer buffer, int root) {
+        auto work = comm_->broadcast(buffer, root);
+        if (rank() != root) {
+            work.wait();
+            std::int64_t* const words = static_cast<std::int64_t*>(buffer.data);
+            words[1] = getpid();
+            words[2] = own_file_;
+        }
+        return work;
+    }
+
+private:
+    ProcessCommunicator* comm_;
+    int own_file_;
+};
+
+TEST_CASE("a rank that finds another file in place of rank 0's does not map it; all ranks are told"
+) {
+    run_process_ranks({2, 3}, [](ProcessCommunicator& comm) {
+        int const own = memfd_create("own", MFD_CLOEXEC); // no byte of it may change
+        REQUIRE(ftruncate(own, 4096) == 0);
+        InAnotherContainer between{comm, own};
+        std::string text;
+        try {
+            joinable::Arena const memory = joinable::detail::share_mapping(between, 4096);
+            memory.data()[0] = std::byte{1};
+        } catch (joinable::CommunicationError const& error) {
+            text = error.what();
+        }
+        CHECK(text.find("rank 0's process number is another process") != std::string::npos);
+        char first = 0;
+        CHECK(pread(own, &first, 1, 0) == 1);
+        CHECK(first == 0);
+        comm.barrier();
+        auto const buffer = shared_buffer<int>(comm, 1); // they go on
+        std::atomic_ref{buffer[0]}.fetch_add(1);
+        comm.barrier();
+        CHECK(buffer[0] == comm.size());
+        close(own);
+    });
+}
+
+TEST_CASE("a shared buffer beyond the limit of file sizes is an error on all ranks, not a signal") {
+    run_process_ranks({1, 3}, [](ProcessCommunicator& comm) {
+        rlimit const small{1U << 20U, 1U << 20U};
+        setrlimit(RLIMIT_FSIZE, &small);
+        CHECK_THROWS_AS(
+            (void)shared_buffer<char>(comm, (1U << 20U) + 1), joinable::CommunicationError
+        );
+        CHECK(shared_buffer<char>(comm, 1U << 20U).size() == 1U << 20U);
+    });
 }
 
 // ---- how long it lives --------------------------------------------------------------------------

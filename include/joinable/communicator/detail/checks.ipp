@@ -3,6 +3,7 @@
 
 #include <joinable/communicator/detail/checks.hpp>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -41,6 +42,15 @@ JOINABLE_DEFINITION void check_memory(ConstBuffer buffer) {
         throw ContractViolation{
             concat("a collective was given a null pointer for ", buffer.count, " elements")
         };
+    }
+    if (buffer.count > static_cast<std::size_t>(PTRDIFF_MAX) / size_of(buffer.dtype)) {
+        throw ContractViolation{concat(
+            "a collective was given ",
+            buffer.count,
+            " elements of ",
+            name_of(buffer.dtype),
+            ", more than any memory has: did a size below 0 wrap around?"
+        )};
     }
 }
 
@@ -122,7 +132,9 @@ JOINABLE_DEFINITION void check_apart(ConstBuffer in, ConstBuffer out) {
 JOINABLE_DEFINITION void check_share(ConstBuffer part, ConstBuffer whole, int size) {
     check_memory(part);
     check_memory(whole);
-    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
+    auto const ranks = static_cast<std::size_t>(size); // a product could overflow
+    if (part.dtype != whole.dtype || whole.count % ranks != 0 ||
+        whole.count / ranks != part.count) {
         throw ContractViolation{concat(
             "a collective over ",
             size,

@@ -7,14 +7,14 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The time at which a wait that starts now ends. At most a year from now, because the sum could
-/// overflow.
+/// The time at which a wait that starts now ends. From now to a year from now, because the sum, or
+/// the time that is left, could overflow.
 [[nodiscard]] inline std::chrono::steady_clock::time_point end_of_wait(
     std::chrono::nanoseconds deadline,
     std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now()
 ) noexcept {
     constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
-    return now + (std::min)(deadline, year);
+    return now + std::clamp(deadline, std::chrono::nanoseconds{0}, year);
 }
 
 /// Removes from `overdue` the ranks that have reported that they are working. Returns how long to

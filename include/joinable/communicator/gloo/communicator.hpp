@@ -51,8 +51,8 @@ namespace joinable { inline namespace v0 {
 ///
 /// Nothing is encrypted. The secret of the job keeps strangers from its hub, but a stranger that
 /// connects to a port of Gloo while ranks meet can make them fail. Use it in a network that you
-/// trust. All machines must have the same byte order. Ranks must not fork while one of these
-/// objects lives.
+/// trust. All machines must have the same byte order. A process that a rank forks says nothing for
+/// it when it ends, and its calls throw ContractViolation.
 ///
 /// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
 /// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
@@ -95,7 +95,13 @@ public:
     /// that have not arrived in a collective of this rank. During unwinding it aborts without
     /// waiting. The rank has left only when all groups that it split off are destroyed, too; so
     /// destroy groups first.
-    ~GlooCommunicator() { rank_->close(unwinding_.has_begun()); }
+    ~GlooCommunicator() {
+        if (rank_->home().is_here()) {
+            rank_->close(unwinding_.has_begun());
+        } else { // a forked process has none of the threads that it would wait for
+            static_cast<void>(new std::shared_ptr{std::move(rank_)});
+        }
+    }
 
     [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
     [[nodiscard]] int size() const noexcept { return rank_->size(); }

@@ -12,8 +12,9 @@ namespace joinable { inline namespace v0 {
 
 /// The ranks of a job meet through a file that all of them can reach. Rank 0 writes it and removes
 /// it when all ranks have come; it may replace what an earlier job left. The other ranks wait for
-/// the file. A path is used by one job at a time. The file has the secret of the job, so only its
-/// owner can read it.
+/// the file, and look again while nobody answers where an earlier job's file leads. A path is used
+/// by one job at a time. The file has the secret of the job, so only its owner can read it; ranks
+/// ignore a link, and a file that another user owns, or may read or write.
 struct GlooFile {
     std::string path;
 };

@@ -27,7 +27,7 @@ public:
     GlooWork& operator=(GlooWork&&) = delete;
 
     ~GlooWork() {
-        if (rank_ == nullptr) {
+        if (rank_ == nullptr || !rank_->home().is_here()) {
             return;
         }
         try {

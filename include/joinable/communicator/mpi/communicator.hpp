@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <new>
 #include <utility>
@@ -17,6 +16,7 @@
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/communicator/mpi/detail/api.hpp>
 #include <joinable/communicator/mpi/detail/check.hpp>
 #include <joinable/communicator/mpi/detail/duplicate.hpp>
@@ -192,31 +192,26 @@ public:
     /// For ProgressThread.
     [[nodiscard]] detail::MpiHelper helper() { return detail::MpiHelper{rank_}; }
 
-    /// Collective; blocks. The ranks meet first, as in split(). See shared_buffer(). Only all ranks
-    /// together can free such memory in MPI, so it is kept until the process ends.
-    /// @throws Mismatch           sizes differ, or some ranks call something else.
-    /// @throws ContractViolation  on all ranks: they are on several machines.
-    /// @throws std::bad_alloc     on all ranks: `bytes` exceeds the largest possible object.
+    /// Collective; blocks. The ranks meet first, as in split(). See shared_buffer(). The memory is
+    /// not MPI's, and may be used after MPI_Finalize().
+    /// @throws Mismatch            sizes differ, or some ranks call something else.
+    /// @throws ContractViolation   on all ranks: they are on several machines.
+    /// @throws std::bad_alloc      on all ranks: `bytes` exceeds the largest possible object.
+    /// @throws CommunicationError  on all ranks: one of them cannot map the memory.
     [[nodiscard]] Arena share(std::size_t bytes) {
         detail::check_same_size(meet(detail::MpiMeeting::share, bytes));
         if (bytes > PTRDIFF_MAX) {
             throw std::bad_alloc{};
         }
-        void* start = nullptr;
-        bool is_on_one_machine = false;
-        require([&] { is_on_one_machine = share_on_machine(bytes, start); });
-        if (!is_on_one_machine) {
+        bool are_here = false;
+        require([&] { are_here = are_on_this_machine(); });
+        if (!are_here) {
             throw ContractViolation{
                 "expected all ranks on one machine, as they are to share memory, but MPI has them on "
                 "several: start them on one machine, or split the communicator by machines"
             };
         }
-        if (rank() == 0 && bytes != 0) {
-            std::memset(start, 0, bytes);
-        }
-        barrier();
-        return bytes == 0 ? Arena{}
-                          : Arena{static_cast<std::byte*>(start), bytes, nullptr, nullptr};
+        return detail::share_mapping(*this, bytes); // a window of MPI ends with MPI
     }
 
 private:
@@ -288,8 +283,7 @@ private:
             )};
         }
     }
-    /// Whether all ranks are on this machine. If so, they share the memory at `start`.
-    [[nodiscard]] bool share_on_machine(std::size_t bytes, void*& start) const {
+    [[nodiscard]] bool are_on_this_machine() const {
         MPI_Comm machine = MPI_COMM_NULL;
         detail::check_mpi(
             MPI_Comm_split_type(
@@ -299,19 +293,6 @@ private:
         );
         int here = 0;
         detail::check_mpi(MPI_Comm_size(machine, &here), "MPI_Comm_size");
-        if (here == size() && bytes != 0) {
-            MPI_Win window = MPI_WIN_NULL;
-            auto const own = static_cast<MPI_Aint>(rank() == 0 ? bytes : 0);
-            detail::check_mpi(
-                MPI_Win_allocate_shared(own, 1, MPI_INFO_NULL, machine, &start, &window),
-                "MPI_Win_allocate_shared"
-            );
-            MPI_Aint found = 0;
-            int unit = 0;
-            detail::check_mpi(
-                MPI_Win_shared_query(window, 0, &found, &unit, &start), "MPI_Win_shared_query"
-            );
-        }
         detail::check_mpi(MPI_Comm_free(&machine), "MPI_Comm_free");
         return here == size();
     }

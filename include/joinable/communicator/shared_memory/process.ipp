@@ -7,9 +7,9 @@
 
 #include <utility>
 
+#include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/shared_memory/process/named_segment.hpp>
-#include <joinable/communicator/shared_memory/process/shared_mapping.hpp>
 
 namespace joinable { inline namespace v0 {
 

@@ -14,9 +14,9 @@
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
+#include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/communicator/shared_memory/process/child_processes.hpp>
 #include <joinable/communicator/shared_memory/process/process_segment.hpp>
-#include <joinable/communicator/shared_memory/process/shared_mapping.hpp>
 
 #include <cerrno>
 #include <cstring>

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,17 @@ TcpWork post_beside(TcpCommunicator& comm, Request const& request, Descriptor co
 /// Asks rank 0 at the deadline of a wait for `peer`: see TcpRank::ask_about().
 [[nodiscard]] std::chrono::nanoseconds
 ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile);
+
+/// What a rank of another communicator knows beside its connection.
+struct TcpSurroundings {
+    Hear hear = {}; ///< asked in every wait, also while the rank attaches
+    /// Where rank 0 is, if not where the options say.
+    std::function<std::optional<TcpOptions>(TcpOptions const&)> look = {};
+};
+/// As TcpCommunicator::attach(). Only rank 0 may have a listener.
+[[nodiscard]] TcpCommunicator attach_within(
+    TcpSurroundings const& around, TcpOptions const& options, std::optional<TcpListener> listener
+);
 } // namespace detail
 
 /// A collective of ranks that TCP connects. The destructor of unfinished work waits up to the
@@ -85,8 +98,8 @@ private:
 ///
 /// A process that connects must know the secret, which is sent in plain text. It keeps out other
 /// jobs and strangers, but nobody who can read the network. All machines must have the same byte
-/// order. If a process forks, the child keeps the connections of its rank open until both processes
-/// have ended.
+/// order. A process that a rank forks has none of the rank's connections. It says nothing for the rank when
+/// it ends, and its calls throw ContractViolation.
 ///
 /// All members that take buffers throw ContractViolation before any data moves if the root is not a
 /// rank, memory is missing, the operation is bitwise on floating-point numbers, or the data exceeds
@@ -147,14 +160,21 @@ private:
         detail::Socket rank;
     };
 
-    TcpCommunicator(detail::HubThread hub, detail::Socket socket, TcpOptions const& options);
+    TcpCommunicator(
+        detail::HubThread hub, detail::Socket socket, TcpOptions const& options, detail::Hear hear
+    );
 
+    static TcpCommunicator attach(
+        TcpOptions const& options,
+        std::optional<TcpListener> listener,
+        detail::TcpSurroundings const& around
+    );
     static void check(TcpOptions const& options);
 
     static detail::TcpJob job_of(TcpOptions const& options) {
         return {options.size, options.job, options.secret};
     }
-    static detail::Socket connect(TcpOptions const& options);
+    static detail::Socket connect(TcpOptions options, detail::TcpSurroundings const& around);
     static Ends connected();
 
     friend class detail::BasicCollectives<TcpCommunicator, TcpWork>;
@@ -162,6 +182,8 @@ private:
     detail::post_beside(TcpCommunicator&, detail::Request const&, detail::Descriptor const&);
     friend std::chrono::nanoseconds
     detail::ask_about(TcpCommunicator&, int peer, std::string const& meanwhile);
+    friend TcpCommunicator detail::
+        attach_within(detail::TcpSurroundings const&, TcpOptions const&, std::optional<TcpListener>);
     TcpWork post(detail::Request const& request) { return post(request, request.signature); }
     TcpWork post(detail::Request const& request, detail::Descriptor const& shown);
 

@@ -34,11 +34,7 @@ JOINABLE_DEFINITION TcpWork::~TcpWork() {
 }
 
 JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(TcpOptions const& options) {
-    check(options);
-    if (options.rank == 0) {
-        return attach(TcpListener{options.address, options.port}, options);
-    }
-    return TcpCommunicator{detail::HubThread{}, connect(options), options};
+    return attach(options, std::nullopt, {});
 }
 
 JOINABLE_DEFINITION TcpCommunicator
@@ -50,11 +46,26 @@ TcpCommunicator::attach(TcpListener listener, TcpOptions const& options) {
             options.rank
         )};
     }
+    return attach(options, std::move(listener), {});
+}
+
+JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(
+    TcpOptions const& options,
+    std::optional<TcpListener> listener,
+    detail::TcpSurroundings const& around
+) {
+    check(options);
+    if (options.rank != 0) {
+        return {detail::HubThread{}, connect(options, around), options, around.hear};
+    }
+    if (!listener) {
+        listener.emplace(options.address, options.port);
+    }
     TcpOptions found = options;
-    found.port = listener.port();
+    found.port = listener->port();
     Ends ends = connected();
-    detail::Hub hub{std::move(listener.socket_), std::move(ends.hub), job_of(found)};
-    return TcpCommunicator{detail::HubThread{std::move(hub)}, std::move(ends.rank), found};
+    detail::Hub hub{std::move(listener->socket_), std::move(ends.hub), job_of(found)};
+    return {detail::HubThread{std::move(hub)}, std::move(ends.rank), found, around.hear};
 }
 
 JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
@@ -67,10 +78,12 @@ JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
 }
 
 JOINABLE_DEFINITION TcpCommunicator::TcpCommunicator(
-    detail::HubThread hub, detail::Socket socket, TcpOptions const& options
+    detail::HubThread hub, detail::Socket socket, TcpOptions const& options, detail::Hear hear
 )
     : hub_{std::move(hub)},
-      rank_{std::move(socket), options.rank, options.size, options.connect_timeout} {
+      rank_{
+          std::move(socket), options.rank, options.size, options.connect_timeout, std::move(hear)
+      } {
     rank_.meet(detail::concat(
         "waits for all ranks at ",
         detail::endpoint_text(options.address, options.port),
@@ -103,14 +116,30 @@ JOINABLE_DEFINITION void TcpCommunicator::check(TcpOptions const& options) {
     }
 }
 
-JOINABLE_DEFINITION detail::Socket TcpCommunicator::connect(TcpOptions const& options) {
-    return detail::connect_rank(
-        options.rank,
-        job_of(options),
-        options.address,
-        options.port,
-        detail::end_of_wait(options.connect_timeout)
-    );
+JOINABLE_DEFINITION detail::Socket
+TcpCommunicator::connect(TcpOptions options, detail::TcpSurroundings const& around) {
+    auto const end = detail::end_of_wait(options.connect_timeout);
+    for (;;) {
+        std::optional<TcpOptions> found;
+        detail::Socket socket = detail::connect_rank(
+            options.rank,
+            job_of(options),
+            options.address,
+            options.port,
+            end,
+            [&] {
+                if (auto const reason = around.hear ? around.hear() : std::nullopt) {
+                    throw_failure(*reason);
+                }
+                found = around.look ? around.look(options) : std::nullopt;
+                return found.has_value();
+            }
+        );
+        if (socket.is_open()) {
+            return socket;
+        }
+        options = std::move(*found);
+    }
 }
 
 JOINABLE_DEFINITION TcpCommunicator::Ends TcpCommunicator::connected() {
@@ -120,12 +149,21 @@ JOINABLE_DEFINITION TcpCommunicator::Ends TcpCommunicator::connected() {
             detail::concat("rank 0 cannot connect to itself: ", std::strerror(errno))
         };
     }
-    return {detail::Socket{handles[0]}, detail::Socket{handles[1]}};
+    Ends ends{detail::Socket{handles[0]}, detail::Socket{handles[1]}};
+    ends.hub.keep_from_children();
+    ends.rank.keep_from_children();
+    return ends;
 }
 
 JOINABLE_DEFINITION TcpWork
 detail::post_beside(TcpCommunicator& comm, Request const& request, Descriptor const& shown) {
     return comm.post(request, shown);
+}
+
+JOINABLE_DEFINITION TcpCommunicator detail::attach_within(
+    TcpSurroundings const& around, TcpOptions const& options, std::optional<TcpListener> listener
+) {
+    return TcpCommunicator::attach(options, std::move(listener), around);
 }
 
 JOINABLE_DEFINITION std::chrono::nanoseconds

@@ -11,17 +11,20 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/forked.hpp>
 #include <support/gloo_ranks.hpp>
 #include <support/keep_alive.hpp>
 #include <support/polling.hpp>
@@ -164,6 +167,36 @@ TEST_CASE("a process that is killed while data moves ends the others, in the mid
     }
 }
 
+TEST_CASE("a rank over Gloo that is killed is named although a process that it forked lives on") {
+    for (int const culprit : {0, 1}) {
+        Shared<std::atomic<bool>> is_over;
+        auto const ends = run_gloo_processes(3, [&](GlooCommunicator& comm) {
+            comm.barrier();
+            if (comm.rank() == culprit) {
+                if (::fork() == 0) { // a data loader
+                    ::alarm(seconds_to_hang);
+                    wait_until([&] { return is_over->load(); });
+                    _exit(0);
+                }
+                std::raise(SIGKILL);
+            }
+            std::vector<float> values(30'000, 1);
+            CHECK_THROWS_AS(joinable::all_reduce(comm, values).wait(), joinable::PeerFailed);
+        });
+        *is_over = true;
+        for (int rank = 0; rank < 3; ++rank) {
+            CHECK(ends[static_cast<std::size_t>(rank)] == (rank == culprit ? SIGKILL : 0));
+        }
+    }
+}
+
+TEST_CASE("a process that a rank over Gloo has forked says nothing for it, and cannot go on as it"
+) {
+    auto const ends =
+        run_gloo_processes(2, [](GlooCommunicator& comm) { check_helper_of(comm, true); });
+    CHECK(ends == std::vector{0, 0});
+}
+
 TEST_CASE("what an exception leaves is named over Gloo: a collective, or the communicator") {
     for (bool const has_work : {false, true}) {
         auto const body = [&](GlooCommunicator& comm) {
@@ -264,6 +297,7 @@ TEST_CASE("an abort of ranks over Gloo ends those that wait in a group split off
     run_gloo_ranks({2, 4}, [](GlooCommunicator& comm) {
         auto group = comm.split(0, 0);
         auto pair = group.split(comm.rank() % 2, 0);
+        comm.barrier(); // all have their groups
         if (comm.rank() == 1) { // and does not come to the others
             comm.abort({FailureKind::contract, {}, "enough"});
         } else {
@@ -272,6 +306,54 @@ TEST_CASE("an abort of ranks over Gloo ends those that wait in a group split off
         }
         CHECK(group.is_aborted());
     });
+}
+
+/// Whether a thread of this process sleeps in the system.
+bool is_asleep(pid_t thread) {
+    std::string const stat = contents_of("/proc/self/task/" + std::to_string(thread) + "/stat");
+    return stat.find(") S ") != std::string::npos;
+}
+
+TEST_CASE("an abort of ranks over Gloo ends every wait in a group: a split, a start, a full queue"
+) {
+    using joinable::detail::GlooMeeting;
+    using joinable::detail::GlooRank;
+    for (int const wait : {0, 1, 2}) {
+        Watchdog const watchdog{2};
+        Folder const folder;
+        std::atomic<pid_t> waiting{0};
+        auto const run = [&](int number) {
+            GlooMeeting door{gloo_options(number, 2, folder.file("ranks"))};
+            auto const rank = std::make_shared<GlooRank>(std::move(door), nullptr);
+            auto const group = std::make_shared<GlooRank>(rank->split(0, number), rank);
+            if (number == 1) { // and does nothing in the group
+                wait_until([&] { return waiting != 0 && is_asleep(waiting); });
+                rank->abort({FailureKind::contract, {}, "enough"});
+            } else {
+                GlooMeeting other;
+                other.options.size = 2;
+                other.options.address = "127.0.0.1";
+                other.listener.emplace("127.0.0.1");
+                waiting = ::gettid();
+                auto const enter = [&] {
+                    if (wait == 0) {
+                        static_cast<void>(group->split(0, 0));
+                    } else if (wait == 1) {
+                        GlooRank const inner{std::move(other), group};
+                    } else {
+                        for (int i = 0; i < 65; ++i) {
+                            static_cast<void>(group->post({}));
+                        }
+                    }
+                };
+                CHECK_THROWS_AS(enter(), joinable::ContractViolation);
+            }
+            group->close(false);
+            rank->close(false);
+        };
+        std::jthread const other{[&] { run(1); }};
+        run(0);
+    }
 }
 
 TEST_CASE("an abort of a group over Gloo does not reach the one that it was split from") {

@@ -3,6 +3,7 @@
 #include <joinable/gloo.hpp>
 
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
@@ -10,6 +11,11 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <support/gloo_ranks.hpp>
@@ -67,6 +73,84 @@ TEST_CASE("the file by which ranks meet can be read by its owner alone, as it ha
         processes.start([&] { GlooCommunicator const comm{gloo_options(1, 2, path)}; });
         CHECK(processes.wait() == 0);
         CHECK(processes.wait() == 0);
+    }
+}
+
+/// Leaves a file as that of an earlier job, whose rank 0 was killed and listened at this port.
+void leave_file(std::string const& path, std::uint16_t port) {
+    std::string const mark = "ranks of joinable meet here";
+    write_contents(path, mark + "\n127.0.0.1\n" + std::to_string(port) + "\nold\n" + mark + "\n");
+    using std::filesystem::perms;
+    std::filesystem::permissions(path, perms::owner_read | perms::owner_write);
+}
+
+TEST_CASE("a file that an earlier job left keeps no rank from those of the next job") {
+    for (bool const is_silent :
+         {false, true}) { // the program that has its port by now, or none has
+        Folder const folder;
+        std::string const path = folder.file("ranks");
+        auto other = joinable::detail::listen_at("127.0.0.1", 0);
+        sockaddr_in at{};
+        socklen_t size = sizeof at;
+        REQUIRE(::getsockname(other.handle(), reinterpret_cast<sockaddr*>(&at), &size) == 0);
+        leave_file(path, ntohs(at.sin_port));
+        Processes processes;
+        processes.start([&] {
+            other.close();
+            GlooCommunicator{gloo_options(1, 2, path)}.barrier();
+        });
+        pollfd polled{other.handle(), POLLIN, 0};
+        REQUIRE(::poll(&polled, 1, -1) == 1); // rank 1 has read that file
+        if (!is_silent) {
+            other.close();
+        }
+        processes.start([&] { GlooCommunicator{gloo_options(0, 2, path)}.barrier(); });
+        CHECK(processes.wait() == 0);
+        CHECK(processes.wait() == 0);
+        CHECK(folder.names().empty());
+    }
+}
+
+TEST_CASE("a file of all users, or a link, is not read, and no other file is written") {
+    Folder const folder;
+    std::string const path = folder.file("ranks");
+    GlooOptions options = gloo_options(1, 2, path);
+    options.connect_timeout = 100ms;
+    leave_file(path, free_port());
+    std::filesystem::permissions(
+        path, std::filesystem::perms::others_read, std::filesystem::perm_options::add
+    );
+    auto const refusal = [&] {
+        std::string text;
+        try {
+            GlooCommunicator const comm{options};
+        } catch (joinable::TimedOut const& error) {
+            text = error.what();
+        }
+        return text;
+    };
+    std::string const text = refusal();
+    CHECK(text.find("rank 0 did not write the file ") == 0); // not: did not listen
+    leave_file(folder.file("elsewhere"), free_port());
+    std::filesystem::remove(path);
+    std::filesystem::create_symlink(folder.file("elsewhere"), path);
+    CHECK(refusal() == text);
+    // Rank 0 follows no link that somebody has made where it writes.
+    std::filesystem::create_symlink(folder.file("precious"), path + ".unfinished");
+    {
+        Processes processes;
+        for (int const rank : {0, 1}) {
+            processes.start([&] { GlooCommunicator{gloo_options(rank, 2, path)}.barrier(); });
+        }
+        CHECK(processes.wait() == 0);
+        CHECK(processes.wait() == 0);
+    }
+    CHECK(!std::filesystem::exists(folder.file("precious")));
+    CHECK(std::filesystem::is_regular_file(folder.file("elsewhere")));
+    if (::geteuid() == 0) {
+        leave_file(path, free_port());
+        REQUIRE(::chown(path.c_str(), 12345, 12345) == 0);
+        CHECK(refusal() == text);
     }
 }
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -31,6 +32,7 @@
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/forked.hpp>
 #include <support/named_ranks.hpp>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
@@ -759,6 +761,41 @@ TEST_CASE("an object that is truncated, damaged or of another version is refused
         "layout " + std::to_string(Heading::own_layout) + " of this program",
         "layout 77: build the programs of all ranks with the same version of joinable"
     );
+}
+
+TEST_CASE("programs that lay out memory or share work differently have different layouts") {
+    namespace tuning = joinable::detail::tuning;
+    CHECK(Heading{}.layout == Heading::layout_of(Heading::agreed));
+    std::vector<std::uint64_t> numbers(std::begin(Heading::agreed), std::end(Heading::agreed));
+    for (std::uint64_t& number : numbers) {
+        ++number;
+        CHECK(Heading::layout_of(numbers) != Heading::own_layout);
+        --number;
+    }
+    for (std::uint64_t const number :
+         {std::uint64_t{joinable::detail::Board::max_in_flight},
+          std::uint64_t{tuning::slot_bytes},
+          std::uint64_t{tuning::one_chunk_bytes},
+          std::uint64_t{tuning::chunks_per_rank},
+          std::uint64_t{tuning::largest_chunk_bytes},
+          std::uint64_t{tuning::slice_bytes},
+          std::uint64_t{tuning::crowded_slice_bytes},
+          std::uint64_t{tuning::slices_per_ring},
+          std::uint64_t{tuning::spins},
+          std::uint64_t{tuning::crowded_spins},
+          std::uint64_t{tuning::yields}}) { // of equal ones, each must be there
+        auto const found = std::find(numbers.begin(), numbers.end(), number);
+        REQUIRE(found != numbers.end());
+        numbers.erase(found);
+    }
+}
+
+TEST_CASE("a process that a rank has forked says nothing for it when it ends") {
+    run_named_ranks({1, 2, 3, 4}, [](ProcessCommunicator& comm) {
+        auto group = comm.split(0, 0);
+        check_helper_of(group, false);
+        check_helper_of(comm, false);
+    });
 }
 
 TEST_CASE("another user who takes a job's names keeps no job from starting") {

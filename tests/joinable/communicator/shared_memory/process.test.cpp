@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <sys/time.h>
@@ -208,6 +209,16 @@ TEST_CASE("what a rank throws is thrown here with its number and text, and named
             check_nothing_is_left(before);
         }
     }
+}
+
+TEST_CASE("a rank has no more files open than the first one, whose siblings came later") {
+    run_process_ranks({2, 8}, [](ProcessCommunicator& comm) {
+        std::int64_t most = Leftovers{}.files;
+        std::int64_t least = most;
+        comm.all_reduce({&most, 1, DType::i64}, ReduceOp::max).wait();
+        comm.all_reduce({&least, 1, DType::i64}, ReduceOp::min).wait();
+        CHECK(most == least);
+    });
 }
 
 TEST_CASE("a rank that ends its process by itself has failed") {
@@ -490,6 +501,27 @@ TEST_CASE("the memory that ranks share has no name that could be left behind") {
         comm.barrier();
         CHECK(mappings_with("/dev/zero (deleted)") == 1);
         CHECK(mappings_with("/dev/shm") == 0);
+    });
+}
+
+TEST_CASE("the memory that ranks share is left out of a core dump, which would allocate all of it"
+) {
+    run_process_ranks({1, 3}, [](ProcessCommunicator& comm) {
+        comm.barrier();
+        std::ifstream maps{"/proc/self/smaps"};
+        int shared = 0;
+        std::uint64_t bytes = 0;
+        for (std::string line; std::getline(maps, line);) {
+            if (line.find(" rw-s ") != std::string::npos) {
+                std::size_t end = 0;
+                std::uint64_t const begin = std::stoull(line, &end, 16);
+                bytes = std::stoull(line.substr(end + 1), nullptr, 16) - begin;
+            } else if (line.starts_with("VmFlags:") && std::exchange(bytes, 0) >= 1U << 24U) {
+                ++shared;
+                CHECK(line.find(" dd") != std::string::npos);
+            }
+        }
+        CHECK(shared == 1);
     });
 }
 

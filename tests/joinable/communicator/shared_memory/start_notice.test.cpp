@@ -46,12 +46,8 @@ bool has_notice(std::string const& job) {
     return access(notice_of(job).c_str(), F_OK) == 0;
 }
 
-/// From now on a file may not have the size of a table: where this process makes one, it fails, or
-/// is killed.
-void allow_no_table(bool is_killed) {
-    std::signal(SIGXFSZ, is_killed ? SIG_DFL : SIG_IGN);
-    rlimit const no_core{};
-    setrlimit(RLIMIT_CORE, &no_core);
+/// From now on no file may have the size of a table, so this process fails where it makes one.
+void allow_no_table() {
     rlimit const small{1024, 1024};
     setrlimit(RLIMIT_FSIZE, &small);
 }
@@ -87,8 +83,14 @@ TEST_CASE("a rank 0 that fails before it has a table of ranks is named on the ot
             });
         }
         processes.start([&] {
-            allow_no_table(false);
-            CHECK_THROWS_AS(attach(0, world, job), CommunicationError);
+            allow_no_table(); // whose signal would end this process
+            std::string text;
+            try {
+                attach(0, world, job);
+            } catch (CommunicationError const& error) {
+                text = error.what();
+            }
+            CHECK(text.find("raise the limit of file sizes (ulimit -f)") != std::string::npos);
         });
         for (int rank = 0; rank < world; ++rank) {
             CHECK(processes.wait() == 0);
@@ -110,11 +112,11 @@ TEST_CASE("a rank 0 that is killed before it has a table of ranks is named on a 
     });
     wait_until([&] { return !has_notice(job); }); // rank 1 has looked
     processes.start([&] {
-        allow_no_table(true);
-        attach(0, 2, job);
+        auto const notice = StartNotice::make(file_of(job));
+        std::raise(SIGKILL);
     });
     CHECK(processes.wait() == 0);
-    CHECK(processes.wait() == SIGXFSZ);
+    CHECK(processes.wait() == SIGKILL);
     CHECK(Clock::now() - start < 20s);
     CHECK(!file_exists(job));
     CHECK(!has_notice(job));
@@ -151,6 +153,32 @@ TEST_CASE("a rank 0 that takes its time is waited for until the deadline") {
     });
     CHECK(processes.wait() == 0);
     CHECK(has_notice(job));
+}
+
+TEST_CASE(
+    "where a file may have a table of ranks but not the rest, all ranks are told, by no signal"
+) {
+    std::string const job = fresh_job();
+    Shared<std::atomic<int>> heard;
+    Processes processes;
+    for (int const rank : {1, 0}) {
+        processes.start([&] {
+            rlimit const small{1U << 20U, 1U << 20U};
+            setrlimit(RLIMIT_FSIZE, &small);
+            std::string text;
+            try {
+                attach(rank, 2, job);
+            } catch (joinable::Error const& error) {
+                text = error.what();
+            }
+            CHECK(text.find("raise the limit of file sizes (ulimit -f)") != std::string::npos);
+            ++*heard;
+        });
+    }
+    CHECK(processes.wait() == 0);
+    CHECK(processes.wait() == 0);
+    CHECK(*heard == 2);
+    CHECK(!file_exists(job));
 }
 
 TEST_CASE("where no rank can make a file in /dev/shm each of them says so at once") {

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -22,12 +23,15 @@
 #include <thread>
 #include <vector>
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/forked.hpp>
+#include <support/hang.hpp>
 #include <support/keep_alive.hpp>
 #include <support/polling.hpp>
 #include <support/shared.hpp>
@@ -137,6 +141,60 @@ TEST_CASE("a rank that is killed at any step is PeerFailed on all others at once
         CHECK(most_of(delays) < 1s);                                  // mostly some milliseconds
         CHECK(*std::max_element(delays.begin(), delays.end()) < 40s); // of a deadline of 50
     }
+}
+
+TEST_CASE("a rank that is killed is PeerFailed by TCP although a process that it forked lives on") {
+    for (int const culprit : {0, 1}) {
+        Shared<std::atomic<bool>> is_over;
+        Shared<std::atomic<int>> heard;
+        TcpProcesses processes{3};
+        for (int rank = 0; rank < 3; ++rank) {
+            processes.start([&](TcpCommunicator& comm) {
+                comm.barrier();
+                if (comm.rank() == culprit) {
+                    if (::fork() == 0) { // a data loader
+                        ::alarm(seconds_to_hang);
+                        wait_until([&] { return is_over->load(); });
+                        _exit(0);
+                    }
+                    std::raise(SIGKILL);
+                }
+                try {
+                    comm.barrier();
+                } catch (joinable::PeerFailed const& error) {
+                    *heard += error.ranks() == std::vector{culprit} ? 1 : 0;
+                }
+            });
+        }
+        for (int rank = 0; rank < 3; ++rank) {
+            CHECK(processes.wait() == (rank == culprit ? SIGKILL : 0));
+        }
+        CHECK(*heard == 2);
+        *is_over = true;
+    }
+}
+
+TEST_CASE("a process that a rank by TCP has forked says nothing for it, and cannot go on as it") {
+    run_tcp_processes({1, 2, 3}, [](TcpCommunicator& comm) {
+        check_helper_of(comm, true);
+        CHECK(succeeds_in_fork([&] {
+            std::string text;
+            try {
+                comm.barrier();
+            } catch (joinable::ContractViolation const& error) {
+                text = error.what();
+            }
+            CHECK(text.find("expected rank " + std::to_string(comm.rank()) + " in process ") == 0);
+            CHECK(text.find("attach after the fork") != std::string::npos);
+            CHECK_THROWS_AS(comm.keep_alive(), joinable::ContractViolation);
+            CHECK_THROWS_AS((void)comm.is_aborted(), joinable::ContractViolation);
+            CHECK_THROWS_AS(comm.abort({}), joinable::ContractViolation);
+            int const file = ::dup(0); // may have the number of a connection
+            std::destroy_at(&comm);
+            CHECK(::fcntl(file, F_GETFD) >= 0);
+        }));
+        comm.barrier();
+    });
 }
 
 TEST_CASE("a throw at any point, with works in flight, is named by TCP on every other rank") {

@@ -4,12 +4,15 @@
 #include <joinable/communicator/tcp/detail/handshake_server.hpp>
 #include <joinable/tcp.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <initializer_list>
 #include <map>
@@ -26,6 +29,7 @@
 
 #include <doctest/doctest.h>
 #include <support/tcp_ranks.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 namespace {
@@ -206,6 +210,125 @@ TEST_CASE("where rank 0 has hardly a file left, strangers that stay silent keep 
         });
     }
     for (int rank = 0; rank < 3; ++rank) {
+        CHECK(processes.wait() == 0);
+    }
+}
+
+/// From now on this process may have so many files open.
+void allow_files(rlim_t most) {
+    rlimit const limit{most, most};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+TEST_CASE("a rank 0 that may not have a file for each rank says so at once") {
+    Processes processes;
+    processes.start([] {
+        allow_files(64);
+        auto const start = std::chrono::steady_clock::now();
+        for (int const size : {63, 100}) {
+            std::string text;
+            try {
+                TcpCommunicator::attach(TcpListener{"127.0.0.1"}, tcp_options(0, size));
+            } catch (joinable::CommunicationError const& error) {
+                text = error.what();
+            }
+            CHECK(
+                text == "rank 0 needs " + std::to_string(size + 2) +
+                            " open files for the connections of " + std::to_string(size) +
+                            " ranks, but its process may have 64: raise that limit (ulimit -n)"
+            );
+        }
+        CHECK(std::chrono::steady_clock::now() - start < 30s); // of a deadline of 60
+    });
+    CHECK(processes.wait() == 0);
+}
+
+TEST_CASE("beside nearly as many ranks as files, strangers keep no core of rank 0 busy") {
+    TcpListener listener{"127.0.0.1"};
+    Processes processes;
+    processes.start([&] {
+        allow_files(64);
+        std::vector<Socket> silent;
+        for (int i = 0; i < 16; ++i) { // more than what is left beside 60 ranks
+            silent.push_back(raw_connection(listener.port()));
+        }
+        try {
+            TcpCommunicator::attach(std::move(listener), tcp_options(0, 60, 200ms));
+            CHECK(false);
+        } catch (joinable::TimedOut const& error) {
+            CHECK(error.missing().size() == 59);
+        }
+        CHECK(std::clock() < CLOCKS_PER_SEC / 2); // of the 5 s for which strangers are heard
+    });
+    CHECK(processes.wait() == 0);
+}
+
+TEST_CASE("a rank 0 that has no file left for a rank says so, not that the rank did not come") {
+    TcpListener listener{"127.0.0.1"};
+    std::uint16_t const port = listener.port();
+    Processes processes;
+    processes.start([&] {
+        rlimit limit{};
+        REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+        allow_files(std::min<rlim_t>(limit.rlim_max, 64));
+        int file = 0;
+        while (file < 61) { // one is left for the first rank, two for the ends of rank 0's own
+            file = ::dup(0);
+        }
+        ::close(file);
+        std::string text;
+        try {
+            TcpCommunicator::attach(std::move(listener), tcp_options(0, 4, 2s));
+        } catch (joinable::TimedOut const& error) {
+            text = error.what();
+        }
+        CHECK(text.find("did not connect within ") != std::string::npos);
+        CHECK(
+            text.find("; rank 0 cannot accept more connections: Too many open files: raise its "
+                      "limit of open files (ulimit -n)") != std::string::npos
+        );
+    });
+    for (int const rank : {1, 2, 3}) {
+        processes.start([&] {
+            CHECK_THROWS_AS(
+                TcpCommunicator::attach(at_port(tcp_options(rank, 4, 20s), port)), joinable::Error
+            );
+        });
+    }
+    {
+        TcpListener const closed = std::move(listener);
+    }
+    for (int rank = 0; rank < 4; ++rank) {
+        CHECK(processes.wait() == 0);
+    }
+}
+
+TEST_CASE("a rank 0 that the system lets no longer wait ends all ranks with the reason") {
+    if (under_sanitizer) {
+        std::puts("skipped: where no file is left, a sanitizer cannot look at an exception");
+        return;
+    }
+    TcpProcesses processes{4};
+    for (int rank = 0; rank < 4; ++rank) {
+        processes.start([](TcpCommunicator& comm) {
+            comm.barrier();
+            if (comm.rank() == 0) {
+                rlimit limit{};
+                REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+                limit.rlim_cur = 3; // fewer than the connections that are open
+                REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+            }
+            try {
+                for (;;) { // the hub waits again after each
+                    comm.barrier();
+                }
+            } catch (joinable::CommunicationError const& error) {
+                std::string const text = error.what();
+                CHECK(text == "rank 0 cannot wait for the other ranks: Invalid argument");
+            }
+        });
+    }
+    for (int rank = 0; rank < 4; ++rank) {
         CHECK(processes.wait() == 0);
     }
 }

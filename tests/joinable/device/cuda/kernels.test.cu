@@ -82,7 +82,7 @@ int for_each_thread(std::vector<CudaCopy> const& copies, F const& f) {
         ++launches;
         for (std::uint32_t block = 0; block < batch.first_block[batch.count]; ++block) {
             for (unsigned int thread = 0; thread < joinable::detail::block_threads; ++thread) {
-                f([&] { joinable::detail::copy_in_block(batch, block, thread); });
+                f([&] { joinable::detail::copy_range(range_of_block(batch, block), thread); });
             }
         }
         return cudaSuccess;

@@ -19,6 +19,7 @@
 
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/detail/poll_pause.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
@@ -46,7 +47,7 @@ public:
 
     GlooRank(GlooMeeting door, std::shared_ptr<GlooRank> parent)
         : options_{door.options}, own_address_{door.own_address}, parent_{std::move(parent)},
-          control_{door.attach()} {
+          control_{attached(std::move(door), parent_)} {
         try {
             mesh_.emplace(
                 rank(),
@@ -70,6 +71,7 @@ public:
     GlooRank& operator=(GlooRank const&) = delete;
     ~GlooRank() = default; // see close()
 
+    [[nodiscard]] HomeProcess const& home() const noexcept { return home_; }
     [[nodiscard]] int rank() const noexcept { return options_.rank; }
     [[nodiscard]] int size() const noexcept { return options_.size; }
 
@@ -125,14 +127,13 @@ public:
     void finish(Operation& operation) {
         for (auto gap = PolledTime::gap_of_tests; !is_over(operation, gap);
              gap = PolledTime::gap_of_waits) {
-            bool const is_done = state_of(operation) == State::complete; // but others are missing
-            if (is_done && parent_ == nullptr) {
+            if (state_of(operation) == State::complete) { // but others are missing
                 ended_by_failure([&] { operation.arriving->wait(); });
                 continue;
             }
-            std::unique_lock lock{mutex_}; // an abort of the parent is heard between these waits
-            has_progress_.wait_for(lock, is_done ? short_time : long_time, [&] {
-                return !is_done && operation.state == State::complete;
+            std::unique_lock lock{mutex_};
+            has_progress_.wait_for(lock, long_time, [&] {
+                return operation.state == State::complete;
             });
         }
     }
@@ -407,21 +408,30 @@ private:
         }
         return true;
     }
-    /// A rank that has left the parent does not end the groups of others.
     void take_over_from_parent() {
-        if (parent_ != nullptr && parent_->is_aborted()) {
-            if (parent_->has_any_left()) {
-                if (parent_->own_reason_) {
-                    fail(*parent_->own_reason_);
-                }
-                return;
-            }
-            try {
-                parent_->throw_reason();
-            } catch (...) {
-                fail(reason_of(std::current_exception()));
+        if (parent_ != nullptr) {
+            if (auto const reason = parent_->reason_for_groups()) {
+                fail(*reason);
             }
         }
+    }
+    /// Why this rank's groups end, if they do. A rank that has left does not end those of others.
+    [[nodiscard]] std::optional<AbortReason> reason_for_groups() {
+        if (!is_aborted() || has_any_left()) {
+            return own_reason_;
+        }
+        try {
+            throw_reason();
+        } catch (...) {
+            return reason_of(std::current_exception());
+        }
+    }
+    /// An abort of the parent reaches every wait.
+    static TcpCommunicator attached(GlooMeeting door, std::shared_ptr<GlooRank> const& parent) {
+        if (parent != nullptr) {
+            door.hear = [parent] { return parent->reason_for_groups(); };
+        }
+        return door.attach();
     }
     [[noreturn]] void fail(AbortReason const& reason) {
         control_.abort(reason);
@@ -445,6 +455,7 @@ private:
     /// After any failure no collective can complete, and nothing may write to the caller's memory.
     template <class F>
     std::invoke_result_t<F const&> ended_by_failure(F const& f) {
+        home_.require_here(rank());
         try {
             return f();
         } catch (...) {
@@ -468,6 +479,7 @@ private:
 
     TcpOptions options_;
     std::string own_address_;
+    HomeProcess home_;
     std::shared_ptr<GlooRank> parent_;
     TcpCommunicator control_;
     std::optional<GlooMesh> mesh_;

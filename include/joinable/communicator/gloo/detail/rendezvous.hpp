@@ -7,20 +7,22 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <iterator>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include <cerrno>
+#include <fcntl.h>
 #include <netdb.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <joinable/communicator/detail/deadline.hpp>
@@ -80,40 +82,56 @@ namespace joinable { inline namespace v0 { namespace detail {
     return own;
 }
 
-/// The file by which ranks meet, as rank 0 writes it and the others read it.
+[[nodiscard]] inline std::string new_secret() {
+    std::random_device random;
+    return concat(random(), "-", random(), "-", random(), "-", random());
+}
+
+/// The file by which ranks meet, as rank 0 writes it and the others read it. Other users may write
+/// into its folder, so rank 0 writes a new file, and the others read no file of another user.
 class MeetingFile {
 public:
     explicit MeetingFile(std::string path) : path_{std::move(path)} {}
 
     /// The others see the whole file at once, or none.
+    /// @throws CommunicationError
     void write(TcpOptions const& options) const {
-        std::string const unfinished = path_ + ".unfinished";
-        std::ofstream file{unfinished, std::ios::trunc};
-        std::error_code error;
-        using std::filesystem::perms;
-        std::filesystem::permissions(unfinished, perms::owner_read | perms::owner_write, error);
-        file << mark << '\n'
-             << options.address << '\n'
-             << options.port << '\n'
-             << options.secret << '\n'
-             << mark << '\n';
-        file.close();
-        if (file && !error) {
-            std::filesystem::rename(unfinished, path_, error);
+        std::string const unfinished = concat(path_, ".", new_secret());
+        constexpr int as_new = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+        Socket const file{::open(unfinished.c_str(), as_new, S_IRUSR | S_IWUSR)};
+        int error = file.is_open() ? 0 : errno;
+        if (error == 0) {
+            std::string const text = concat(
+                mark,
+                "\n",
+                options.address,
+                "\n",
+                options.port,
+                "\n",
+                options.secret,
+                "\n",
+                mark,
+                "\n"
+            );
+            ssize_t const written = ::write(file.handle(), text.data(), text.size());
+            error = written < 0 ? errno : written != std::ssize(text) ? ENOSPC : 0;
+            if (error == 0 && ::rename(unfinished.c_str(), path_.c_str()) != 0) {
+                error = errno;
+            }
+            if (error != 0) {
+                ::unlink(unfinished.c_str());
+            }
         }
-        if (!file || error) {
+        if (error != 0) {
             throw CommunicationError{concat(
                 "rank 0 cannot write the file \"",
                 path_,
-                "\", by which the ranks are to meet",
-                error ? ": " + error.message() : std::string{}
+                "\", by which the ranks are to meet: ",
+                std::strerror(error)
             )};
         }
     }
-    void remove() const noexcept {
-        std::error_code ignored;
-        std::filesystem::remove(path_, ignored);
-    }
+    void remove() const noexcept { ::unlink(path_.c_str()); }
     /// Waits for the file.
     /// @throws TimedOut
     void read(TcpOptions& options) const {
@@ -127,43 +145,56 @@ public:
                         path_,
                         "\", by which the ranks are to meet, within ",
                         std::chrono::duration<double>(options.connect_timeout).count(),
-                        " s: start all ranks of a job, with the same path"
+                        " s: start all ranks of a job as one user, with the same path; a file that "
+                        "another user owns, or may read or write, does not count"
                     )
                 };
             }
             std::this_thread::sleep_for(std::chrono::milliseconds{5});
         }
     }
+    /// Whether there is a file now. The options are changed only then.
+    [[nodiscard]] bool has_read(TcpOptions& options) const {
+        Socket const file{::open(path_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
+        struct stat status{};
+        if (!file.is_open() || ::fstat(file.handle(), &status) != 0 || !S_ISREG(status.st_mode) ||
+            status.st_uid != ::geteuid() || (status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+            return false;
+        }
+        std::string text(most_bytes, ' ');
+        ssize_t const bytes = ::read(file.handle(), text.data(), text.size());
+        text.resize(bytes < 0 ? 0 : static_cast<std::size_t>(bytes));
+        std::istringstream lines{text};
+        std::string first;
+        std::string address;
+        std::string port;
+        std::string secret;
+        std::string last;
+        if (!std::getline(lines, first) || first != mark || !std::getline(lines, address) ||
+            !std::getline(lines, port) || !std::getline(lines, secret) ||
+            !std::getline(lines, last) || last != mark) {
+            return false;
+        }
+        options.address = address;
+        options.port = static_cast<std::uint16_t>(std::strtoul(port.c_str(), nullptr, 10));
+        options.secret = secret;
+        return options.port != 0;
+    }
 
 private:
     static constexpr std::string_view mark = "ranks of joinable meet here";
-
-    [[nodiscard]] bool has_read(TcpOptions& options) const {
-        std::ifstream file{path_};
-        std::string first;
-        std::string last;
-        std::string port;
-        return std::getline(file, first) && first == mark && std::getline(file, options.address) &&
-               std::getline(file, port) && std::getline(file, options.secret) &&
-               std::getline(file, last) && last == mark &&
-               (options.port = static_cast<std::uint16_t>(std::strtoul(port.c_str(), nullptr, 10)),
-                options.port != 0);
-    }
+    static constexpr std::size_t most_bytes = 4096;
 
     std::string path_;
 };
-
-[[nodiscard]] inline std::string new_secret() {
-    std::random_device random;
-    return concat(random(), "-", random(), "-", random(), "-", random());
-}
 
 /// How a rank attaches to the others. The hub lives in rank 0's process.
 struct GlooMeeting {
     TcpOptions options = {};
     std::string own_address = {};             ///< of this rank's machine
     std::optional<TcpListener> listener = {}; ///< of rank 0, if it has one already
-    std::optional<MeetingFile> file = {};     ///< to remove when all ranks have come
+    std::optional<MeetingFile> file = {};     ///< by which the ranks meet; there may be none
+    Hear hear = {};                           ///< what else may end these ranks
 
     /// Blocks until this rank knows where to attach.
     explicit GlooMeeting(GlooOptions const& given) : own_address{given.address} {
@@ -185,33 +216,38 @@ struct GlooMeeting {
     }
     GlooMeeting() = default;
 
-    /// Collective; blocks.
+    /// Collective; blocks. An earlier job may have left its file: rank 0 writes another one then.
     [[nodiscard]] TcpCommunicator attach() {
         struct Removal { // also when some ranks did not come
-            std::optional<MeetingFile> const& file;
+            MeetingFile const* file;
             ~Removal() {
-                if (file) {
+                if (file != nullptr) {
                     file->remove();
                 }
             }
-        } const removal{file};
-        return listener ? TcpCommunicator::attach(std::move(*listener), options)
-                        : TcpCommunicator::attach(options);
+        } const removal{options.rank == 0 && file ? &*file : nullptr};
+        auto const look = [this](TcpOptions const& tried) -> std::optional<TcpOptions> {
+            TcpOptions found = tried;
+            bool const is_elsewhere = file && file->has_read(found) &&
+                                      (found.address != tried.address || found.port != tried.port ||
+                                       found.secret != tried.secret);
+            return is_elsewhere ? std::optional{found} : std::nullopt;
+        };
+        return attach_within({hear, look}, options, std::move(listener));
     }
 
 private:
     void find_by_file(std::string const& path) {
-        MeetingFile const found{path};
+        file.emplace(path);
         if (options.rank != 0) {
-            found.read(options);
+            file->read(options);
             return;
         }
         options.address = own_address.empty() ? host_name() : own_address;
         options.secret = new_secret();
         listener.emplace(options.address);
         options.port = listener->port();
-        found.write(options);
-        file = found;
+        file->write(options);
     }
 };
 

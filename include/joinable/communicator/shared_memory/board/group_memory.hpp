@@ -27,6 +27,9 @@ inline constexpr std::size_t cache_line = 64;
     return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
+/// The bytes of a page, by which the system takes memory back. Some systems have pages of 64 KiB.
+[[nodiscard]] std::size_t page_size() noexcept;
+
 /// A part of a block of memory.
 struct BlockPart {
     std::size_t offset;
@@ -106,8 +109,6 @@ private:
         std::size_t begin;
         std::size_t end;
     };
-
-    static constexpr std::size_t page = 4096;
 
     /// Reserves what is not reserved yet of the pages of these bytes.
     void reserve(std::size_t begin, std::size_t end);

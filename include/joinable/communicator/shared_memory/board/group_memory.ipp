@@ -7,9 +7,15 @@
 #include <cstdint>
 #include <iterator>
 #include <optional>
+#include <unistd.h>
 #include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::size_t page_size() noexcept {
+    static auto const bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return bytes;
+}
 
 JOINABLE_DEFINITION
 Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve, Clear clear)
@@ -70,6 +76,7 @@ Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zer
 
 JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
     // Whole pages, so that what is left consists of few large parts.
+    std::size_t const page = page_size();
     std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
     begin -= (std::min)(begin, (in_page + begin) % page);
     end = (std::min)((in_page + end + page - 1) / page * page - in_page, size());
@@ -96,6 +103,7 @@ JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
 }
 
 JOINABLE_DEFINITION void Room::unreserve(std::size_t begin, std::size_t end) {
+    std::size_t const page = page_size();
     std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
     begin = (in_page + begin + page - 1) / page * page - in_page;
     end -= (std::min)(end, (in_page + end) % page);

@@ -60,7 +60,8 @@ protected:
     template <class... Arguments>
     explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
-    /// The rank leaves its group: ranks that wait for it throw PeerFailed.
+    /// The rank leaves its group: ranks that wait for it throw PeerFailed. Nothing in a process that
+    /// the rank has forked.
     ~BoardCommunicator();
 
     /// The part of split() that precedes the new communicator.

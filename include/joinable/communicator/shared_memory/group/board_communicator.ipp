@@ -31,6 +31,9 @@ Work BoardCommunicator<Rank, Work>::receive(Buffer buffer, int from, int tag) {
 
 template <class Rank, class Work>
 BoardCommunicator<Rank, Work>::~BoardCommunicator() {
+    if (!rank_.home().is_here()) {
+        return;
+    }
     if (unwinding_.has_begun()) {
         rank_.abort_for_exception("the scope of its communicator");
     }

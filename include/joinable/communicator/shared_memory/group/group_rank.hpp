@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/shared_memory/engine/endpoint.hpp>
 #include <joinable/communicator/shared_memory/engine/lent_memory.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
@@ -49,6 +50,8 @@ public:
     [[nodiscard]] std::shared_ptr<GroupStorage<Memory>> const& storage() const noexcept {
         return storage_;
     }
+
+    [[nodiscard]] HomeProcess const& home() const noexcept { return home_; }
 
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what);
@@ -131,6 +134,7 @@ private:
     [[noreturn]] void throw_mismatch(Message const& mine, Message const& theirs);
 
     Group group_;
+    HomeProcess home_;
     std::shared_ptr<GroupStorage<Memory>> storage_;
     std::array<std::vector<bool>, 2> mailboxes_; ///< that have memory: from this rank, to it
 };

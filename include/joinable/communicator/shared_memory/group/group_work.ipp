@@ -16,7 +16,7 @@ GroupWork<Memory>::GroupWork(GroupWork&& other) noexcept
 
 template <class Memory>
 GroupWork<Memory>::~GroupWork() {
-    if (rank_ == nullptr ||
+    if (rank_ == nullptr || !rank_->home().is_here() ||
         (is_message() ? message_.pending == nullptr : rank_->is_done(sequence_))) {
         return;
     }

@@ -39,6 +39,10 @@ JOINABLE_DEFINITION bool ChildProcesses::start() {
         if (getppid() != parent) { // it died before that
             _exit(1);
         }
+        for (Child const& other : children_) {
+            close(other.handle);
+        }
+        children_.clear(); // they are this process's siblings
         return true;
     }
     auto const rank = static_cast<int>(children_.size());

@@ -5,13 +5,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/home_process.hpp>
+#include <joinable/communicator/shared_memory/board/arrival_line.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/communicator/shared_memory/board/stored_reason.hpp>
+#include <joinable/communicator/shared_memory/board/tuning.hpp>
 #include <joinable/communicator/shared_memory/process/shared_object.hpp>
 #include <joinable/config.hpp>
+#include <joinable/detail/hash.hpp>
 
 #include <cerrno>
 #include <pthread.h>
@@ -105,16 +110,40 @@ private:
 /// The first bytes of the object. A process compares them before it maps the rest.
 struct alignas(64) Heading {
     static constexpr std::uint64_t joinable_magic = 0x656c62616e696f6a; ///< "joinable"
-    /// Differs between programs that lay out the memory differently.
-    static constexpr std::uint64_t own_layout = std::uint64_t{library_version} << 32U |
-                                                std::uint64_t{sizeof(Member)} << 20U |
-                                                std::uint64_t{sizeof(Board)};
+    /// By what ranks lay out the memory that they share, and share the work on it.
+    static constexpr std::uint64_t agreed[] = {
+        library_version,
+        sizeof(Member),
+        sizeof(Board),
+        sizeof(ArrivalLine),
+        sizeof(StoredReason),
+        Board::max_in_flight,
+        tuning::slot_bytes,
+        tuning::one_chunk_bytes,
+        tuning::chunks_per_rank,
+        tuning::largest_chunk_bytes,
+        tuning::slice_bytes,
+        tuning::crowded_slice_bytes,
+        tuning::slices_per_ring,
+        std::uint64_t{tuning::spins},
+        std::uint64_t{tuning::crowded_spins},
+        std::uint64_t{tuning::yields},
+    };
+    [[nodiscard]] static constexpr std::uint64_t layout_of(std::span<std::uint64_t const> numbers) {
+        Hash hash;
+        for (std::uint64_t const number : numbers) {
+            hash.add(number);
+        }
+        return hash.value();
+    }
+    static std::uint64_t const own_layout; ///< differs between programs that cannot share memory
 
     std::uint64_t magic = joinable_magic;
     std::uint64_t layout = own_layout;
     std::uint64_t size = 0; ///< ranks
     std::uint64_t room = 0; ///< bytes per rank for buffers
 };
+inline constexpr std::uint64_t Heading::own_layout = Heading::layout_of(Heading::agreed);
 
 /// The beginning of the object: the heading, then a Member for each rank. It exists before the rest
 /// of the object, for which there may be no memory.
@@ -137,11 +166,13 @@ struct alignas(64) MemberTable {
         }
         return ranks;
     }
+    static constexpr std::size_t used_bytes_for(int size) noexcept {
+        return sizeof(MemberTable) + static_cast<std::size_t>(size) * sizeof(Member);
+    }
+    /// Where the rest begins: at a page, also on systems with pages of 64 KiB.
     static constexpr std::size_t bytes_for(int size) noexcept {
-        constexpr std::size_t page = 4096;
-        std::size_t const bytes =
-            sizeof(MemberTable) + static_cast<std::size_t>(size) * sizeof(Member);
-        return (bytes + page - 1) / page * page;
+        constexpr std::size_t largest_page = std::size_t{64} << 10U;
+        return (used_bytes_for(size) + largest_page - 1) / largest_page * largest_page;
     }
     static MemberTable& create(std::byte* memory, Heading const& heading) {
         auto* const table = ::new (memory) MemberTable{heading};
@@ -157,10 +188,11 @@ public:
     /// @pre this thread has entered as `rank`
     Membership(Mapping table, int rank) noexcept : table_{std::move(table)}, rank_{rank} {}
     Membership(Membership&& other) noexcept
-        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_} {}
+        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_},
+          home_{other.home_} {}
     Membership& operator=(Membership&&) = delete;
     ~Membership() {
-        if (is_open() && !table().member(rank_).leave(thread_)) {
+        if (is_open() && home_.is_here() && !table().member(rank_).leave(thread_)) {
             table_.keep(); // that thread still has its mutex
         }
     }
@@ -175,6 +207,7 @@ private:
     Mapping table_;
     int rank_;
     pthread_t thread_ = pthread_self();
+    HomeProcess home_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -236,7 +236,7 @@ private:
         }
         std::size_t const table_bytes = MemberTable::bytes_for(size);
         object.resize(table_bytes);
-        object.reserve(0, table_bytes);
+        object.reserve(0, MemberTable::used_bytes_for(size));
         Mapping mapped{object, table_bytes};
         MemberTable& table = MemberTable::create(mapped.begin(), heading);
         static_cast<void>(table.member(0).enter());

@@ -70,7 +70,7 @@ protected:
     static std::size_t bytes_for(int size, std::size_t room);
 
 private:
-    static constexpr std::size_t page = 4096;
+    static constexpr std::size_t tables_end_at = 4096; ///< at a multiple of this, on all systems
 
     void create(int size);
     static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }

@@ -41,6 +41,7 @@ JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes
             )};
         }
     }
+    madvise(memory_, bytes_, MADV_DONTDUMP); // a dump would allocate all of it
     create(size);
 }
 
@@ -51,6 +52,7 @@ JOINABLE_DEFINITION void ProcessSegment::clear(std::byte* data, std::size_t byte
             std::memset(begin, 0, n);
         }
     };
+    std::size_t const page = page_size();
     std::size_t const before = (page - reinterpret_cast<std::uintptr_t>(data) % page) % page;
     std::byte* const end = data + bytes;
     if (before < bytes) {
@@ -71,7 +73,9 @@ JOINABLE_DEFINITION Outcome& ProcessSegment::outcome(int rank) const noexcept {
 
 JOINABLE_DEFINITION std::span<std::byte> ProcessSegment::staging(int rank) const noexcept {
     std::size_t const offset = page_offset_of(rank, board_->size());
-    return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + offset), room_ - page};
+    return {
+        at(staging_at_ + static_cast<std::size_t>(rank) * room_ + offset), room_ - tables_end_at
+    };
 }
 
 JOINABLE_DEFINITION
@@ -90,7 +94,7 @@ JOINABLE_DEFINITION std::array<BlockPart, 3> ProcessSegment::parts_at_start(int 
 
 JOINABLE_DEFINITION std::size_t ProcessSegment::bytes_for(int size, std::size_t room) {
     std::size_t const tables = outcomes_at(size) + width(size) * sizeof(Outcome);
-    return (tables + page - 1) / page * page + width(size) * room;
+    return (tables + tables_end_at - 1) / tables_end_at * tables_end_at + width(size) * room;
 }
 
 JOINABLE_DEFINITION void ProcessSegment::create(int size) {

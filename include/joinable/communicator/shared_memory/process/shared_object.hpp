@@ -113,9 +113,13 @@ public:
     }
     /// @throws CommunicationError  the system refuses.
     void resize(std::size_t bytes) const {
-        if (ftruncate(file_, static_cast<off_t>(bytes)) != 0) {
+        if (int const error = resize_file(file_, bytes); error != 0) {
             throw CommunicationError{concat(
-                "a shared-memory object could not have ", bytes, " bytes: ", std::strerror(errno)
+                "a shared-memory object could not have ",
+                bytes,
+                " bytes: ",
+                std::strerror(error),
+                error == EFBIG ? "; raise the limit of file sizes (ulimit -f)" : ""
             )};
         }
     }
@@ -305,6 +309,7 @@ public:
                 "; allow more address space"
             )};
         }
+        madvise(begin_, bytes_, MADV_DONTDUMP); // a dump would allocate all of it
     }
     ~Mapping() {
         if (begin_ != nullptr) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -40,9 +41,18 @@ private:
 /// @throws CommunicationError  the port is in use, or the address is not of this machine.
 [[nodiscard]] Socket listen_at(std::string const& address, std::uint16_t port);
 
-/// Tries until `end`. @throws TimedOut  no rank 0 listens there.
-[[nodiscard]] Socket
-connect_to(std::string const& address, std::uint16_t port, TimePoint end, int rank);
+/// Asked while a rank connects: whether rank 0 is elsewhere. It may throw what ends the attempts.
+using IsElsewhere = std::function<bool()>;
+
+/// Tries until `end`. Returns a closed socket if rank 0 is elsewhere.
+/// @throws TimedOut  no rank 0 listens there.
+[[nodiscard]] Socket connect_to(
+    std::string const& address,
+    std::uint16_t port,
+    TimePoint end,
+    int rank,
+    IsElsewhere const& is_elsewhere = {}
+);
 
 }}} // namespace joinable::v0::detail
 

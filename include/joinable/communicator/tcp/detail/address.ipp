@@ -78,8 +78,13 @@ JOINABLE_DEFINITION Socket listen_at(std::string const& address, std::uint16_t p
     return socket;
 }
 
-JOINABLE_DEFINITION Socket
-connect_to(std::string const& address, std::uint16_t port, TimePoint end, int rank) {
+JOINABLE_DEFINITION Socket connect_to(
+    std::string const& address,
+    std::uint16_t port,
+    TimePoint end,
+    int rank,
+    IsElsewhere const& is_elsewhere
+) {
     constexpr std::chrono::seconds for_one{3
     }; // one address may be unreachable, and the next one not
     constexpr std::chrono::milliseconds longest_pause{100};
@@ -126,6 +131,9 @@ connect_to(std::string const& address, std::uint16_t port, TimePoint end, int ra
                     "; start all ranks of a job, with the same address and port"
                 )
             };
+        }
+        if (is_elsewhere && is_elsewhere()) {
+            return {};
         }
         std::this_thread::sleep_for(pause);
         pause = (std::min)(2 * pause, longest_pause);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +18,15 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Whether all bytes came before `end`. Also false if the other side has closed.
-[[nodiscard]] inline bool
-receive_all(Socket const& socket, std::span<std::byte> into, TimePoint end) noexcept {
+/// Whether all bytes came before `end`. Also false if the other side has closed, or rank 0 is
+/// elsewhere.
+[[nodiscard]] inline bool receive_all(
+    Socket const& socket,
+    std::span<std::byte> into,
+    TimePoint end,
+    IsElsewhere const& is_elsewhere = {}
+) {
+    constexpr std::chrono::milliseconds between_questions{100};
     while (!into.empty() && std::chrono::steady_clock::now() < end) {
         auto const got = socket.receive(into);
         if (!got) {
@@ -27,26 +34,40 @@ receive_all(Socket const& socket, std::span<std::byte> into, TimePoint end) noex
         }
         into = into.subspan(*got);
         if (*got == 0) {
-            wait_for(socket, POLLIN, end);
+            auto const ask_at = std::chrono::steady_clock::now() + between_questions;
+            wait_for(socket, POLLIN, is_elsewhere ? (std::min<TimePoint>)(end, ask_at) : end);
+            if (is_elsewhere && is_elsewhere()) {
+                return false;
+            }
         }
     }
     return into.empty();
 }
 
-/// Connects a rank to rank 0, which has accepted it. Tries until `end`.
+/// Connects a rank to rank 0, which has accepted it. Tries until `end`. Returns a closed socket if
+/// rank 0 is elsewhere.
 /// @throws TimedOut            no rank 0 listens there or answers.
 /// @throws ContractViolation   rank 0 is of another job, or already has that rank.
 /// @throws CommunicationError  it is another program, or has another version of this library.
 [[nodiscard]] inline Socket connect_rank(
-    int rank, TcpJob const& job, std::string const& address, std::uint16_t port, TimePoint end
+    int rank,
+    TcpJob const& job,
+    std::string const& address,
+    std::uint16_t port,
+    TimePoint end,
+    IsElsewhere const& is_elsewhere = {}
 ) {
     for (;;) {
-        Socket socket = connect_to(address, port, end, rank);
+        Socket socket = connect_to(address, port, end, rank, is_elsewhere);
+        if (!socket.is_open()) {
+            return socket;
+        }
         // It fits into the kernel's buffer, because nothing was sent before. If it does not, no
         // answer comes.
         static_cast<void>(socket.send(hello_of(rank, job)));
         Greeting greeting;
-        if (receive_all(socket, std::as_writable_bytes(std::span{&greeting, 1}), end)) {
+        auto const begin = std::as_writable_bytes(std::span{&greeting, 1});
+        if (receive_all(socket, begin, end, is_elsewhere)) {
             if (greeting.magic == Greeting::joinable_magic &&
                 greeting.text_bytes <= Greeting::most_text) {
                 std::string text(greeting.text_bytes, ' ');
@@ -77,6 +98,9 @@ receive_all(Socket const& socket, std::span<std::byte> into, TimePoint end) noex
                     " is connected: is it another program that listens there?"
                 )
             };
+        }
+        if (is_elsewhere && is_elsewhere()) {
+            return {};
         }
         std::this_thread::sleep_for(std::chrono::milliseconds{20}); // closed: space may come
     }

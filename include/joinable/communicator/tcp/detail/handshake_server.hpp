@@ -8,6 +8,7 @@
 #include <deque>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include <joinable/detail/text.hpp>
 
 #include <cerrno>
+#include <cstring>
 #include <sys/socket.h>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -30,6 +32,17 @@ public:
         : listener_{std::move(listener)}, job_{std::move(job)} {}
 
     [[nodiscard]] TcpJob const& job() const noexcept { return job_; }
+
+    /// Why this process may accept no connections, if it does not; for the end of an error's text.
+    [[nodiscard]] std::string obstacle() const {
+        return refused_for_ == 0
+                   ? std::string{}
+                   : concat(
+                         "; rank 0 cannot accept more connections: ",
+                         std::strerror(refused_for_),
+                         refused_for_ == EMFILE ? ": raise its limit of open files (ulimit -n)" : ""
+                     );
+    }
 
     /// The events to wait for before the next call of look().
     void poll(std::vector<pollfd>& polled) const {
@@ -84,11 +97,13 @@ private:
                     strangers_.pop_front();
                     continue;
                 }
+                refused_for_ = is_full ? errno : 0;
                 if (is_full) {
                     accept_again_ = now + std::chrono::milliseconds{50};
                 }
                 return;
             }
+            refused_for_ = 0;
             Stranger stranger{Socket{handle}, now + tcp_patience};
             stranger.socket.prepare_connection();
             if (!listen_to(stranger, is_here, admit)) {
@@ -158,6 +173,7 @@ private:
     TcpJob job_;
     std::deque<Stranger> strangers_;
     TimePoint accept_again_{};
+    int refused_for_ = 0; ///< why the system gave no connection when it was last asked for one
 };
 
 }}} // namespace joinable::v0::detail

@@ -25,6 +25,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 class Hub {
 public:
     /// Ranks connect to `listener`. `rank_0` is the other end of rank 0's connection.
+    /// @throws CommunicationError  this process may not have a connection open for each rank.
     Hub(Socket listener, Socket rank_0, TcpJob job);
 
     /// Returns when rank 0 has left, and the others have left or can still receive the frames sent
@@ -124,6 +125,8 @@ private:
     void admit(int rank, Socket socket);
     void start_if_all_are_here();
     void lose(int rank, AbortReason const& reason);
+    /// From now on nothing is waited for but the delivery of what was sent.
+    void begin_to_leave();
     /// Rank 0 has left. Whether the others need nothing more from this machine.
     bool is_over();
 
@@ -133,7 +136,8 @@ private:
     std::optional<AbortReason> end_;
     std::optional<TimePoint> leaving_; ///< when to stop, after rank 0 has left
     std::vector<pollfd> polled_;
-    std::vector<Overdue> overdue_; ///< for the next turn to judge
+    std::vector<int> polled_ranks_; ///< whose connections come first in polled_
+    std::vector<Overdue> overdue_;  ///< for the next turn to judge
 };
 
 }}} // namespace joinable::v0::detail

@@ -4,7 +4,9 @@
 #include <joinable/communicator/tcp/detail/hub.hpp>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
+#include <sys/resource.h>
 #include <utility>
 
 #include <joinable/communicator/detail/deadline.hpp>
@@ -15,6 +17,21 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION Hub::Hub(Socket listener, Socket rank_0, TcpJob job)
     : collectives_{job.size}, members_(static_cast<std::size_t>(job.size)) {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    auto const needed =
+        static_cast<rlim_t>(job.size) + 2; // with the listener, and both ends of rank 0's
+    if (limit.rlim_cur < needed) {
+        throw CommunicationError{concat(
+            "rank 0 needs ",
+            needed,
+            " open files for the connections of ",
+            job.size,
+            " ranks, but its process may have ",
+            limit.rlim_cur,
+            ": raise that limit (ulimit -n)"
+        )};
+    }
     handshakes_.emplace(std::move(listener), std::move(job));
     admit(0, std::move(rank_0));
 }
@@ -22,10 +39,16 @@ JOINABLE_DEFINITION Hub::Hub(Socket listener, Socket rank_0, TcpJob job)
 JOINABLE_DEFINITION bool Hub::serve() {
     TimePoint next = Clock::now() + std::chrono::hours{1};
     polled_.clear();
-    for (Member const& one : members_) {
+    polled_ranks_.clear();
+    for (int rank = 0; rank < size(); ++rank) {
+        if (!is_linked(rank)) {
+            continue; // the system may refuse more entries than a process may have files
+        }
+        Member const& one = member(rank);
         bool const is_blocked = one.outbox.is_blocked(leaving_ ? Outbox::no_limit : one.limit());
         auto const events = static_cast<short>(POLLIN | (is_blocked ? POLLOUT : 0));
-        polled_.push_back({one.socket.handle(), events, 0}); // a closed one is ignored
+        polled_.push_back({one.socket.handle(), events, 0});
+        polled_ranks_.push_back(rank);
     }
     if (handshakes_) {
         handshakes_->poll(polled_);
@@ -37,10 +60,18 @@ JOINABLE_DEFINITION bool Hub::serve() {
     // Judge overdue ranks one turn later: a rank that seems silent may have sent a sign before the
     // last turn read the report.
     auto const overdue = std::exchange(overdue_, {});
-    wait_for_any(polled_, overdue.empty() ? next : Clock::now());
-    for (int rank = 0; rank < size(); ++rank) {
-        if (polled_[static_cast<std::size_t>(rank)].revents != 0) {
-            attend_to(rank);
+    int const error = wait_for_any(polled_, overdue.empty() ? next : Clock::now());
+    if (error != 0 && !leaving_) {
+        end(
+            {FailureKind::communication,
+             {0},
+             concat("rank 0 cannot wait for the other ranks: ", std::strerror(error))}
+        );
+        begin_to_leave();
+    }
+    for (std::size_t i = 0; i < polled_ranks_.size(); ++i) {
+        if (polled_[i].revents != 0) {
+            attend_to(polled_ranks_[i]);
         }
     }
     for (Overdue const& one : overdue) {
@@ -177,7 +208,11 @@ Hub::judge(int rank, FrameHeader const& header, std::string const& meanwhile) {
     if (!overdue.empty()) {
         bool const is_meeting = header.sequence == meeting;
         char const* const to_do = is_meeting ? "connect" : "arrive";
-        end(reason_of_delay(overdue, to_do, deadline, rank, meanwhile));
+        AbortReason reason = reason_of_delay(overdue, to_do, deadline, rank, meanwhile);
+        if (is_meeting) {
+            reason.message += handshakes_->obstacle();
+        }
+        end(std::move(reason));
         return;
     }
     FrameHeader reply;
@@ -283,10 +318,14 @@ JOINABLE_DEFINITION void Hub::lose(int rank, AbortReason const& reason) {
     member(rank).socket.close();
     end(reason);
     if (rank == 0 && !leaving_) {
-        leaving_ = Clock::now() + tcp_patience;
-        look_into_lobby(); // late ranks learn why all ended, not that no rank 0 listens
-        handshakes_.reset();
+        begin_to_leave();
     }
+}
+
+JOINABLE_DEFINITION void Hub::begin_to_leave() {
+    leaving_ = Clock::now() + tcp_patience;
+    look_into_lobby(); // late ranks learn why all ended, not that no rank 0 listens
+    handshakes_.reset();
 }
 
 JOINABLE_DEFINITION bool Hub::is_over() {

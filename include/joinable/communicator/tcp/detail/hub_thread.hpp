@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/tcp/detail/hub.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -35,8 +36,18 @@ public:
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
 
+    HubThread(HubThread&&) = default;
+    HubThread& operator=(HubThread&&) = delete;
+    ~HubThread() {
+        if (thread_.joinable() && !home_.is_here()) {
+            // A forked process does not have the thread, so it can neither join nor detach it.
+            static_cast<void>(new std::jthread{std::move(thread_)});
+        }
+    }
+
 private:
     std::jthread thread_;
+    HomeProcess home_;
 };
 
 }}} // namespace joinable::v0::detail

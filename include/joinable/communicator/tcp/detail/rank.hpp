@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/communicator/tcp/detail/socket.hpp>
@@ -21,12 +23,17 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// Asks what else may end these ranks: the reason, if something has.
+using Hear = std::function<std::optional<AbortReason>()>;
+
 /// One rank's side of its connection to the hub. Only post(), waits and tests move frames. A posted
 /// frame is sent at once as far as the kernel accepts it.
 class TcpRank {
 public:
-    TcpRank(Socket socket, int rank, int size, std::chrono::nanoseconds deadline)
-        : socket_{std::move(socket)}, rank_{rank}, size_{size}, deadline_{deadline} {}
+    /// `hear` is asked during every wait.
+    TcpRank(Socket socket, int rank, int size, std::chrono::nanoseconds deadline, Hear hear = {})
+        : socket_{std::move(socket)}, rank_{rank}, size_{size}, deadline_{deadline},
+          hear_{std::move(hear)} {}
     TcpRank(TcpRank const&) = delete;
     TcpRank& operator=(TcpRank const&) = delete;
     ~TcpRank() { leave(); }
@@ -85,6 +92,7 @@ public:
 private:
     using Clock = std::chrono::steady_clock;
     static constexpr std::size_t most_in_flight = 64;
+    static constexpr std::chrono::milliseconds between_questions{10}; ///< of hear_
 
     /// A question to the hub at the deadline of a wait: how much longer may it last?
     struct Overdue {
@@ -153,6 +161,7 @@ private:
     /// Does what is possible now. If that is nothing, waits until something is, or until `end`.
     void pump(TimePoint end);
     /// Does what is possible now.
+    /// @throws ContractViolation  this process was forked since the rank attached.
     void look();
 
     /// Rank 0 broke the protocol. Ends all ranks, if rank 0 still tells them.
@@ -174,6 +183,8 @@ private:
     int rank_;
     int size_;
     std::chrono::nanoseconds deadline_;
+    Hear hear_;
+    HomeProcess home_;
     Inbox inbox_;
     Outbox outbox_;
     std::vector<std::byte> body_; ///< of a frame that is not a result

@@ -17,6 +17,7 @@ JOINABLE_DEFINITION void TcpRank::meet(std::string const& meanwhile) {
 }
 
 JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descriptor const& shown) {
+    home_.require_here(rank_);
     Descriptor const& said = request.signature;
     while (pending_.size() == most_in_flight) {
         finish(finished_);
@@ -79,6 +80,7 @@ JOINABLE_DEFINITION void TcpRank::abort_for_exception(std::string const& what) {
 }
 
 JOINABLE_DEFINITION void TcpRank::keep_alive() {
+    home_.require_here(rank_);
     outbox_.flush(socket_);
     if (outbox_.is_empty()) { // else the hub accepts nothing now; the next call will do
         FrameHeader header;
@@ -142,7 +144,10 @@ JOINABLE_DEFINITION void
 TcpRank::count_poll(std::uint64_t sequence, std::chrono::nanoseconds longest_gap) {
     Overdue& overdue = *overdue_of(sequence);
     if (overdue.left) {
-        overdue.polled.set(deadline_ - *std::exchange(overdue.left, std::nullopt));
+        overdue.polled.set(
+            (std::max)(deadline_, std::chrono::nanoseconds{0}) -
+            *std::exchange(overdue.left, std::nullopt)
+        );
     }
     if (overdue.asked == 0) {
         if (overdue.polled.reaches(deadline_, longest_gap)) {
@@ -199,12 +204,21 @@ JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
     look();
     if (!over_ && consumed == inbox_.consumed()) {
         auto const events = static_cast<short>(POLLIN | (outbox_.is_empty() ? 0 : POLLOUT));
+        if (hear_) {
+            if (auto const reason = hear_()) {
+                hear_ = nullptr; // abort() waits, too
+                abort(*reason);
+                return;
+            }
+            end = (std::min<TimePoint>)(end, Clock::now() + between_questions);
+        }
         wait_for(socket_, events, end);
         look();
     }
 }
 
 JOINABLE_DEFINITION void TcpRank::look() {
+    home_.require_here(rank_);
     if (over_) { // buffers of lost collectives belong to the caller again
         return;
     }
@@ -346,6 +360,9 @@ JOINABLE_DEFINITION void TcpRank::take(FrameHeader const& header) {
 }
 
 JOINABLE_DEFINITION void TcpRank::leave() noexcept {
+    if (!home_.is_here()) {
+        return;
+    }
     try {
         FrameHeader header;
         header.kind = FrameKind::leave;

@@ -30,9 +30,11 @@ class Socket {
 public:
     Socket() = default;
     explicit Socket(int handle) noexcept : handle_{handle} {}
-    Socket(Socket&& other) noexcept : handle_{std::exchange(other.handle_, -1)} {}
+    Socket(Socket&& other) noexcept
+        : handle_{std::exchange(other.handle_, -1)}, forks_{other.forks_} {}
     Socket& operator=(Socket&& other) noexcept {
         std::swap(handle_, other.handle_);
+        std::swap(forks_, other.forks_);
         return *this;
     }
     ~Socket() { close(); }
@@ -41,9 +43,12 @@ public:
     [[nodiscard]] int handle() const noexcept { return handle_; }
     void close() noexcept {
         if (is_open()) {
-            ::close(std::exchange(handle_, -1));
+            close_handle(std::exchange(handle_, -1), forks_);
         }
     }
+    /// Processes that are forked from now on close their copy at once. A connection thus ends with
+    /// this process, whatever it leaves running.
+    void keep_from_children();
 
     /// The number of bytes received: at least 1, or 0 if there are none yet. Nothing if no more
     /// will come, because the other side has closed or is lost.
@@ -62,7 +67,7 @@ public:
 
     /// The settings of every connection between ranks. Small messages are sent at once. An
     /// unreachable machine is noticed after 30 s, whether or not data is on its way to it.
-    void prepare_connection() const noexcept;
+    void prepare_connection();
     void set(int level, int option, int value) const noexcept {
         ::setsockopt(handle_, level, option, &value, sizeof value);
     }
@@ -80,11 +85,14 @@ private:
         return {const_cast<std::byte*>(bytes.data()), bytes.size()}; // it only reads
     }
 
+    static void close_handle(int handle, int forks) noexcept;
+
     int handle_ = -1;
+    int forks_ = -1; ///< that had led to this process; -1: it is not kept from children
 };
 
-/// Returns after an event, at `until`, or early.
-void wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept;
+/// Returns after an event, at `until`, or early. Returns 0, or why the system cannot wait.
+int wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept;
 inline void wait_for(Socket const& socket, short events, TimePoint until) noexcept {
     pollfd polled{socket.handle(), events, 0};
     wait_for_any({&polled, 1}, until);

@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <ctime>
+#include <mutex>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
+#include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -34,7 +37,59 @@ Socket::send(std::span<std::byte const> first, std::span<std::byte const> second
     return is_full ? std::optional{std::size_t{0}} : std::nullopt;
 }
 
-JOINABLE_DEFINITION void Socket::prepare_connection() const noexcept {
+/// The open connections of this process. A fork waits until no other thread changes them.
+struct OwnConnections {
+    std::mutex mutex;
+    std::vector<int> handles;
+    int forks = 0; ///< a handle of before one may be another file's by now
+
+    /// Exists until the process ends, because threads may run that long.
+    static OwnConnections& of_process() {
+        static auto* const connections = make();
+        return *connections;
+    }
+
+private:
+    static OwnConnections* make() {
+        ::pthread_atfork(
+            [] { of_process().mutex.lock(); },
+            [] { of_process().mutex.unlock(); },
+            [] {
+                OwnConnections& own = of_process();
+                for (int const handle : own.handles) {
+                    ::close(handle);
+                }
+                own.handles.clear();
+                ++own.forks;
+                own.mutex.unlock();
+            }
+        );
+        return new OwnConnections;
+    }
+};
+
+JOINABLE_DEFINITION void Socket::keep_from_children() {
+    OwnConnections& own = OwnConnections::of_process();
+    std::lock_guard const lock{own.mutex};
+    own.handles.push_back(handle_);
+    forks_ = own.forks;
+}
+
+JOINABLE_DEFINITION void Socket::close_handle(int handle, int forks) noexcept {
+    if (forks < 0) {
+        ::close(handle);
+        return;
+    }
+    OwnConnections& own = OwnConnections::of_process();
+    std::lock_guard const lock{own.mutex};
+    if (forks == own.forks) { // else it was closed by the fork
+        std::erase(own.handles, handle);
+        ::close(handle);
+    }
+}
+
+JOINABLE_DEFINITION void Socket::prepare_connection() {
+    keep_from_children();
     set(IPPROTO_TCP, TCP_NODELAY, 1);
     set(SOL_SOCKET, SO_KEEPALIVE, 1);
     set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
@@ -43,7 +98,7 @@ JOINABLE_DEFINITION void Socket::prepare_connection() const noexcept {
     set(IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
 }
 
-JOINABLE_DEFINITION void wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept {
+JOINABLE_DEFINITION int wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept {
     auto const left = std::clamp<std::chrono::nanoseconds>(
         until - std::chrono::steady_clock::now(), std::chrono::nanoseconds{0}, std::chrono::hours{1}
     );
@@ -51,11 +106,14 @@ JOINABLE_DEFINITION void wait_for_any(std::span<pollfd> polled, TimePoint until)
     timespec const time{
         static_cast<time_t>(seconds.count()), static_cast<long>((left - seconds).count())
     };
-    if (::ppoll(polled.data(), polled.size(), &time, nullptr) < 0) { // else nothing is set
-        for (pollfd& one : polled) {
-            one.revents = 0;
-        }
+    if (::ppoll(polled.data(), polled.size(), &time, nullptr) >= 0) {
+        return 0;
     }
+    int const error = errno == EINTR ? 0 : errno;
+    for (pollfd& one : polled) { // nothing has set these
+        one.revents = 0;
+    }
+    return error;
 }
 
 }}} // namespace joinable::v0::detail

@@ -106,7 +106,7 @@ struct ContiguousCopy {
     DType dtype;
     bool reads_factor;
 };
-/// The number of bytes of a block: one round of loads of all its threads.
+/// The number of bytes of a block.
 inline constexpr std::size_t block_bytes = std::size_t{1} << 14U;
 __host__ __device__ inline std::size_t block_share(ContiguousCopy const&) {
     return block_bytes;
@@ -280,11 +280,10 @@ inline constexpr std::size_t many_copies = room_in<ContiguousCopy, most_bytes>;
 static_assert(sizeof(ContiguousBatch<few_copies>) <= 4096);
 static_assert(sizeof(ContiguousBatch<many_copies>) <= most_bytes);
 
-/// The work of thread `thread` of block `block`.
-template <std::size_t Room>
-__host__ __device__ void
-copy_in_block(ContiguousBatch<Room> const& batch, std::uint32_t block, unsigned int thread) {
-    auto const [copy, begin, end] = range_of_block(batch, block);
+/// The work of thread `thread` of a block.
+__host__ __device__ inline void
+copy_range(BlockRange<ContiguousCopy> const& range, unsigned int thread) {
+    auto const [copy, begin, end] = range;
     double const factor = copy.reads_factor ? *copy.factor_at : copy.factor;
     bool const is_zero = copy.from == nullptr || (copy.reads_factor && factor == 0.0);
     auto* const to = static_cast<std::byte*>(copy.to) + begin;
@@ -302,7 +301,7 @@ copy_in_block(ContiguousBatch<Room> const& batch, std::uint32_t block, unsigned 
 template <std::size_t Room>
 __global__ JOINABLE_FEW_REGISTERS void
 run_copies(__grid_constant__ ContiguousBatch<Room> const batch) {
-    copy_in_block(batch, blockIdx.x, threadIdx.x);
+    copy_range(range_of_this_block(batch), threadIdx.x);
 }
 
 /// One thread's part of the elements [begin, end) of a copy: every `block_threads`-th element.
@@ -362,10 +361,9 @@ inline constexpr std::size_t strided_in_launch = room_in<CudaCopy, 4096>;
 using StridedBatch = LaunchBatch<CudaCopy, strided_in_launch>;
 static_assert(sizeof(StridedBatch) <= 4096);
 
-/// The work of thread `thread` of block `block`.
-__host__ __device__ inline void
-copy_in_block(StridedBatch const& batch, std::uint32_t block, unsigned int thread) {
-    auto const [copy, begin, end] = range_of_block(batch, block);
+/// The work of thread `thread` of a block.
+__host__ __device__ inline void copy_range(BlockRange<CudaCopy> const& range, unsigned int thread) {
+    auto const [copy, begin, end] = range;
     double const factor = copy.factor_at != nullptr ? *copy.factor_at : copy.factor;
     bool const is_zero = copy.from == nullptr || (copy.factor_at != nullptr && factor == 0.0);
     auto const run = [&](auto const& operation) {
@@ -393,7 +391,7 @@ copy_in_block(StridedBatch const& batch, std::uint32_t block, unsigned int threa
 template <class Batch>
 __global__
 __launch_bounds__(block_threads, 4) void run_strided_copies(__grid_constant__ Batch const batch) {
-    copy_in_block(batch, blockIdx.x, threadIdx.x);
+    copy_range(range_of_block(batch, blockIdx.x), threadIdx.x);
 }
 
 /// Calls `run(batch)` for each launch that all copies, which are independent, need. Stops at the

@@ -17,9 +17,21 @@
 #include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// Gives a file this size. Returns 0, or why the system refuses.
+[[nodiscard]] inline int resize_file(int file, std::size_t bytes) noexcept {
+    rlimit limit{};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    if (limit.rlim_cur < bytes) {
+        return EFBIG; // ftruncate would kill the process
+    }
+    return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+}
 
 /// Maps memory of a file. Without a file, only processes that are created later share the memory.
 /// If the system refuses, returns an empty arena and sets errno.
@@ -52,7 +64,9 @@ private:
 };
 
 /// Memory that the processes of all ranks map, each at its own address. The system counts its
-/// mappings, so killing any process leaves nothing of it. Collective; blocks.
+/// mappings, so killing any process leaves nothing of it. Collective; blocks. Rank 0 makes a file
+/// without a name, and the others open it through rank 0's process. A process number may mean
+/// another process there, as in another container, so they compare device and inode.
 /// @throws Mismatch            see check_same_size.
 /// @throws CommunicationError  a rank cannot map it; on all ranks.
 template <class Comm>
@@ -64,33 +78,48 @@ template <class Comm>
     if (bytes == 0) {
         return {};
     }
-    // Rank 0 makes a file without a name, and the others open it through rank 0's process.
+    enum Word : std::size_t { error, process, number, device, inode, words };
+    auto const identity = [](int file) noexcept {
+        struct stat status{};
+        fstat(file, &status);
+        return std::array{
+            static_cast<std::int64_t>(status.st_dev), static_cast<std::int64_t>(status.st_ino)
+        };
+    };
     bool const is_maker = comm.rank() == 0;
     FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
-    bool const is_made =
-        made.number() >= 0 && ftruncate(made.number(), static_cast<off_t>(bytes)) == 0;
-    std::array<std::int64_t, 3> maker{is_made ? 0 : errno, getpid(), made.number()};
+    int const refused = made.number() < 0 ? errno : resize_file(made.number(), bytes);
+    auto const own = identity(made.number());
+    std::array<std::int64_t, words> maker{refused, getpid(), made.number(), own[0], own[1]};
     comm.broadcast({maker.data(), maker.size(), DType::i64}, 0).wait();
 
     Arena memory;
-    auto error = static_cast<std::int32_t>(maker[0]);
-    if (error == 0) {
-        std::string const path = concat("/proc/", maker[1], "/fd/", maker[2]);
-        FileHandle const opened{is_maker ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC)};
-        if (is_maker || opened.number() >= 0) {
-            memory = map_shared(bytes, is_maker ? made.number() : opened.number());
+    auto failure = static_cast<std::int32_t>(maker[error]);
+    if (failure == 0) {
+        std::string const path = concat("/proc/", maker[process], "/fd/", maker[number]);
+        FileHandle const opened{
+            is_maker ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
+        };
+        int const file = is_maker ? made.number() : opened.number();
+        if (file < 0) {
+            failure = errno;
+        } else if (identity(file) != std::array{maker[device], maker[inode]}) {
+            failure = ESTALE;
+        } else {
+            memory = map_shared(bytes, file);
+            failure = memory.data() != nullptr ? 0 : errno;
         }
-        error = memory.data() != nullptr ? 0 : errno;
     }
-    comm.all_reduce({&error, 1, DType::i32}, ReduceOp::max).wait();
-    if (error != 0) {
+    comm.all_reduce({&failure, 1, DType::i32}, ReduceOp::max).wait();
+    if (failure != 0) {
         throw CommunicationError{concat(
             "expected ",
             bytes,
-            " bytes of memory that all ranks share, but on one of them the system says: ",
-            std::strerror(error),
-            "; ranks need memfd_create() and each other's /proc/<process>/fd, and so one machine "
-            "and one user"
+            " bytes of memory that all ranks share, but on one of them ",
+            failure == ESTALE ? "rank 0's process number is another process"
+                              : concat("the system says: ", std::strerror(failure)),
+            "; ranks need memfd_create() and each other's /proc/<process>/fd, and so one machine, "
+            "one user and one namespace of processes"
         )};
     }
     return memory;

@@ -14,7 +14,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -35,6 +34,7 @@
 #include <thread>
 #include <tuple>
 #include <type_traits>
+#include <unistd.h>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -113,23 +113,35 @@ asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection
 #endif
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
-// For loops of at most 16 turns over an array that should stay in registers. nvcc warns of the
-// pragma.
+// For loops of at most 16 turns over an array that should stay in registers. nvcc does not know the
+// pragma, but gives it to its host compiler.
 #if defined(__CUDACC__)
-#define JOINABLE_UNROLL
+#define JOINABLE_UNROLL                                                                            \
+    _Pragma("nv_diagnostic push") _Pragma("nv_diag_suppress 1675") _Pragma("GCC unroll 16")        \
+        _Pragma("nv_diagnostic pop")
 #else
 #define JOINABLE_UNROLL _Pragma("GCC unroll 16")
 #endif
-// Functions that kernels call, too. Where nvcc compiles them, they take no registers of the host.
-namespace joinable { inline namespace v0 { namespace detail {
+// For kernels that wait for memory: with at most 32 registers a thread, a multiprocessor holds as
+// many threads as it can. Compilers before CUDA 12.4 take what they like.
+#if defined(__maxnreg__)
+#define JOINABLE_FEW_REGISTERS __maxnreg__(32)
+#else
+#define JOINABLE_FEW_REGISTERS
+#endif
+// A number that all threads of a warp have. From sm_80 on the compiler then knows so, and keeps what
+// follows from it once for all of them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define JOINABLE_OF_WARP(number) __reduce_max_sync(~0U, number)
+#else
+#define JOINABLE_OF_WARP(number) (number)
+#endif
+// Functions that kernels call, too.
 #if defined(__CUDACC__)
 #define JOINABLE_HOST_DEVICE __host__ __device__
-inline constexpr bool has_registers = false;
 #else
 #define JOINABLE_HOST_DEVICE
-inline constexpr bool has_registers = true;
 #endif
-}}} // namespace joinable::v0::detail
 // A rounded product of numbers or registers. Compilers may fuse other products with the following
 // sum. Clang follows the pragma unless -ffp-contract=fast is given. On a GPU there is an
 // instruction for it.
@@ -633,6 +645,13 @@ inline constexpr std::size_t reduce_op_count = std::size(detail::reduce_op_names
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// The result of a call that names something: a text that outlives the call. One that is returned by
+/// value, such as a std::string, would die before its view is read.
+template <class Text>
+concept lasting_text = std::convertible_to<Text, std::string_view> &&
+                       (std::is_lvalue_reference_v<Text> || std::is_pointer_v<Text> ||
+                        std::ranges::enable_borrowed_range<Text>);
+
 inline std::string to_text(std::string_view piece) {
     return std::string{piece};
 }
@@ -642,11 +661,18 @@ std::string to_text(Number number) {
     return std::to_string(number);
 }
 
+/// With a point, whatever the locale: so many significant digits, or digits after the point if it is
+/// fixed.
+inline std::string number_text(double number, std::chars_format format, int digits) {
+    std::array<char, 400> text{}; // the largest number has 309 digits
+    auto const end =
+        std::to_chars(text.data(), text.data() + text.size(), number, format, digits).ptr;
+    return {text.data(), end};
+}
+
 /// Six significant digits in the shortest form: "0.5", "300", "1e-07".
 inline std::string to_text(double number) {
-    std::array<char, 32> text{};
-    std::snprintf(text.data(), text.size(), "%g", number);
-    return text.data();
+    return number_text(number, std::chars_format::general, 6);
 }
 
 /// "3", "3 and 5", "1, 3 and 5": the form of ranks and indices in error texts.
@@ -660,6 +686,12 @@ std::string to_text(std::vector<Number> const& numbers) {
         text += to_text(numbers[i]);
     }
     return text;
+}
+
+/// At least three significant digits, for people: "12.3", "4711".
+inline std::string rounded_text(double number) {
+    return number < 99.95 ? number_text(number, std::chars_format::general, 3)
+                          : number_text(number, std::chars_format::fixed, 0);
 }
 
 /// A piece of a text and the function that appends it. concat() is instantiated for very many lists
@@ -3074,7 +3106,7 @@ concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView const& view)
 };
 template <class P>
 concept has_name = requires(std::remove_cvref_t<P> const& p) {
-    { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
+    requires lasting_text<decltype(parameter_traits_of<P>::name(p))>;
 };
 template <class P>
 concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
@@ -3152,7 +3184,8 @@ consteval bool has_usable_options() {
     );
     static_assert(
         !has_other_name<P>,
-        "Parameter: parameter_traits::name must be 'static std::string_view name(P const&)'"
+        "Parameter: parameter_traits::name must be 'static std::string_view name(P const&)', a view of a "
+        "text that the parameter keeps"
     );
     static_assert(
         !has_other_is_handle<P>,
@@ -4258,13 +4291,18 @@ template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
 
 /// A communicator that scales each rank's buffer by that rank's factor while it sums. Averaging
-/// then needs one pass fewer. The factor may be rounded to the buffer's dtype. This is a separate
-/// collective: either all ranks give a factor or none does.
+/// then needs one pass fewer. This is a separate collective: either all ranks give a factor or none
+/// does.
 ///
 /// | expression                              | result | meaning                                   |
 /// |-----------------------------------------|--------|-------------------------------------------|
 /// | `comm.all_reduce(buffer, op, factor)`   | Work   | sums `factor * buffer` in place; `op` is  |
 /// |                                         |        | sum, the dtype is floating-point          |
+/// | `C::rounds_factors`                     | bool   | optional, static: whether the factor is   |
+/// |                                         |        | rounded to the buffer's dtype. Without it:|
+/// |                                         |        | if the communicator moves device memory.  |
+/// |                                         |        | Then gradients are scaled before the sum, |
+/// |                                         |        | if their device can (Device::can_scale)   |
 template <class C>
 concept ScalesSums = Communicator<C> && detail::has_scaled_all_reduce<C>;
 
@@ -5218,14 +5256,19 @@ public:
         detail::Hash const hash = detail::Hash{}.add(label).add(value).add(value.size());
         return (std::max)(hash.value(), std::uint64_t{1});
     }
-    /// The hash of item `first` and all items after it; a function of hash(first) and
-    /// hash_from(first + 1).
-    [[nodiscard]] std::uint64_t hash_from(std::size_t first) const noexcept {
-        std::uint64_t rest = 0;
-        for (std::size_t i = items_.size(); i > first; --i) {
-            rest = detail::Hash{}.add(hash(i - 1)).add(rest).value();
+    /// For each item the hash of it and all items after it, a function of its hash and of the next
+    /// one's, and 0 at the end.
+    [[nodiscard]] std::vector<std::uint64_t> hashes_from() const {
+        std::vector<std::uint64_t> hashes(items_.size() + 1);
+        for (std::size_t i = items_.size(); i-- > 0;) {
+            hashes[i] = detail::Hash{}.add(hash(i)).add(hashes[i + 1]).value();
         }
-        return rest;
+        return hashes;
+    }
+    /// One of these; 0 beyond the last item.
+    [[nodiscard]] std::uint64_t hash_from(std::size_t first) const {
+        std::vector<std::uint64_t> const hashes = hashes_from();
+        return first < hashes.size() ? hashes[first] : 0;
     }
 
 private:
@@ -5337,6 +5380,24 @@ concept keyword_value = std::convertible_to<From, To> &&
                         std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
                         !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
 
+/// @throws ContractViolation  `To` cannot hold the number.
+template <class To, class From>
+constexpr void check_keyword_value(From const& value) {
+    if constexpr (std::integral<From> && std::integral<To> && !std::same_as<To, bool>) {
+        auto const held = static_cast<To>(value); // std::in_range refuses characters
+        if (static_cast<From>(held) != value || (held > To{}) != (value > From{})) {
+            throw ContractViolation{concat(
+                "a keyword whose value is a whole number ",
+                std::signed_integral<To> ? "of " : "without sign of ",
+                8 * sizeof(To),
+                " bits was given ",
+                value,
+                "; give it a number that fits, or make its type larger"
+            )};
+        }
+    }
+}
+
 template <class K>
 concept compares_values = requires(AgreementList& list, typename K::value_type const& value) {
     K::agree_on(list, value);
@@ -5363,6 +5424,7 @@ struct keyword {
 
     // NOLINTNEXTLINE(misc-unconventional-assign-operator): spells an argument, assigns nothing
     constexpr KeywordArgument<K> operator=(detail::keyword_value<V> auto&& value) const {
+        detail::check_keyword_value<V>(value);
         return {static_cast<V>(std::forward<decltype(value)>(value))};
     }
 };
@@ -6482,6 +6544,55 @@ private:
 
 }} // namespace joinable::v0
 
+// ---- joinable/communicator/scaled_sums.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <class C>
+concept says_whether_it_rounds = requires {
+    { C::rounds_factors } -> std::convertible_to<bool>;
+};
+
+/// Whether a communicator rounds the factors of its scaled sums: see ScalesSums.
+template <Communicator Comm>
+[[nodiscard]] consteval bool rounds_factors() {
+    if constexpr (says_whether_it_rounds<Comm>) {
+        return Comm::rounds_factors;
+    } else {
+        return !reduces_host_memory<Comm>;
+    }
+}
+
+/// Whether gradients are multiplied as they are packed, although the sum could do it. A device
+/// multiplies numbers of 16 bits in float, and so is more exact than a sum that rounds factors.
+template <Communicator Comm>
+[[nodiscard]] bool scales_before_sum(Comm& comm) noexcept {
+    return rounds_factors<Comm>() && device_of(comm).can_scale();
+}
+
+/// Checks the factor of a sum that rounds it to the dtype of the gradients. All ranks have the same
+/// one, and so the same verdict. bf16 has the exponents of f32, so it holds the factor of any
+/// divisor as closely as it holds a gradient. f16 does not.
+/// @throws ContractViolation
+inline void check_rounding(double factor, DType dtype) {
+    if (dtype != DType::f16) {
+        return;
+    }
+    constexpr double epsilon = 0x1p-10; // of f16
+    auto const rounded = static_cast<double>(static_cast<float>(Half{static_cast<float>(factor)}));
+    if ((std::max)(rounded - factor, factor - rounded) > epsilon * (std::max)(factor, -factor)) {
+        throw ContractViolation{concat(
+            "gradients of f16 would be multiplied by ",
+            factor,
+            ", which the communicator rounds to f16, to ",
+            rounded,
+            "; call use_kernels() of its device_memory(), so that the device multiplies in f32"
+        )};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/bucket/all_reduce.hpp
 
 namespace joinable { inline namespace v0 {
@@ -6575,12 +6686,10 @@ struct AllReduce {
     static constexpr std::string_view name = "AllReduce";
     static constexpr bool delivers = true;
 
-    /// If the sum scales, gradients that live in their buckets are not touched before it. A device
-    /// that can scale is more exact, because transports round factors to the buffer's dtype.
+    /// If the sum scales, gradients that live in their buckets are not touched before it.
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm& comm) noexcept {
-        return ScalesSums<Comm> &&
-               (detail::reduces_host_memory<Comm> || !detail::device_of(comm).can_scale());
+        return ScalesSums<Comm> && !detail::scales_before_sum(comm);
     }
     template <Communicator Comm>
     [[nodiscard]] static work_of<Comm>
@@ -6602,29 +6711,193 @@ struct AllReduce {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Collectives over a few words on the host, over any communicator. If it moves device memory, they
-/// go through memory of its device: see agreement/staged_collectives.hpp, which every device
-/// includes. One at a time.
+/// A communicator of device memory that sums and broadcasts words of the host itself.
+template <class C>
+concept gives_host_words = requires(C& comm) { comm.host_words(); };
+
+/// The object that moves the words.
+template <class Comm>
+[[nodiscard]] auto& carrier_of_words(Comm& comm) noexcept {
+    if constexpr (!reduces_host_memory<Comm> && gives_host_words<Comm>) {
+        return comm.host_words();
+    } else {
+        return comm;
+    }
+}
+
+/// Collectives over a few words on the host, over any communicator. One that moves device memory
+/// carries them itself, by host_words(), or they go through memory of its device: see
+/// agreement/staged_collectives.hpp, which every device includes. Then one is under way at a time.
 template <class Comm>
 class HostCollectives {
     static_assert(
-        reduces_host_memory<Comm> || !gives_device<Comm>,
+        reduces_host_memory<Comm> || gives_host_words<Comm> || !gives_device<Comm>,
         "words of the host go through a communicator of device memory: include "
         "<joinable/agreement/staged_collectives.hpp>"
     );
 
 public:
-    using Work = work_of<Comm>;
+    using Work = std::remove_cvref_t<
+        decltype(carrier_of_words(std::declval<Comm&>()).all_reduce(Buffer{}, ReduceOp::sum))>;
 
     explicit HostCollectives(Comm& comm) noexcept : comm_{comm} {}
 
     [[nodiscard]] Work all_reduce(Buffer buffer, ReduceOp op) {
-        return comm_.all_reduce(buffer, op);
+        return carrier_of_words(comm_).all_reduce(buffer, op);
     }
-    [[nodiscard]] auto broadcast(Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
+    [[nodiscard]] auto broadcast(Buffer buffer, int root) {
+        return carrier_of_words(comm_).broadcast(buffer, root);
+    }
+    /// Copies to the host what is in memory of the device after the work that was submitted there.
+    /// `to` is from Device::allocate_staging(). Blocks, up to the deadline.
+    void download(void const* from, void* to, std::size_t bytes) {
+        if constexpr (reduces_host_memory<Comm>) {
+            std::memcpy(to, from, bytes);
+        } else {
+            carrier_of_words(comm_).download(from, to, bytes);
+        }
+    }
 
 private:
     Comm& comm_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/agreement/control.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The type-erased communicator by which the ranks of guards, models and groups agree. Erasure
+/// keeps the type of a guard independent of it. It is small, because its users only sum words and
+/// abort.
+class ControlCommunicator {
+public:
+    ControlCommunicator() = default;
+    ControlCommunicator(ControlCommunicator const&) = delete;
+    ControlCommunicator& operator=(ControlCommunicator const&) = delete;
+    virtual ~ControlCommunicator() = default;
+
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    /// An identity: the same for two participants over one communicator object.
+    [[nodiscard]] virtual void const* address() const noexcept = 0;
+    /// Another object over the same communicator, which must outlive it. While a sum of this one is
+    /// under way, it may have one, too. Local.
+    [[nodiscard]] virtual std::unique_ptr<ControlCommunicator> twin() = 0;
+
+    /// Starts summing `words` over all ranks, in place. One sum at a time.
+    virtual void post_sum(std::span<std::uint64_t> words) = 0;
+    /// Makes progress. Only wait_sum() ends at the deadline.
+    [[nodiscard]] virtual bool test_sum() = 0;
+    virtual void wait_sum() = 0;
+
+    /// Local. Does nothing if the communicator cannot abort.
+    virtual void abort(AbortReason const& reason) = 0;
+    [[nodiscard]] virtual bool can_abort() const noexcept = 0;
+    /// Local. False if the communicator cannot abort.
+    [[nodiscard]] virtual bool is_aborted() const = 0;
+
+    /// Local. Returns false if the communicator cannot renew deadlines.
+    virtual bool keep_alive() = 0;
+
+    /// Local. Returns the previous deadline, or none if the communicator has no deadline.
+    virtual std::optional<std::chrono::nanoseconds>
+    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
+
+    void sum(std::span<std::uint64_t> words) {
+        post_sum(words);
+        wait_sum();
+    }
+    /// Sends `words` of one rank to all. The other ranks add zeros.
+    void broadcast(std::span<std::uint64_t> words, int root) {
+        if (rank() != root) {
+            std::fill(words.begin(), words.end(), 0);
+        }
+        sum(words);
+    }
+    /// The concatenation of all ranks' words. Every rank gives the same number of words.
+    [[nodiscard]] std::vector<std::uint64_t> gather(std::span<std::uint64_t const> mine) {
+        std::vector<std::uint64_t> all(static_cast<std::size_t>(size()) * mine.size());
+        std::copy(
+            mine.begin(), mine.end(), all.data() + static_cast<std::size_t>(rank()) * mine.size()
+        );
+        sum(all);
+        return all;
+    }
+};
+
+/// `Held` is a communicator or a reference to one. A `Base` may have more members than guards need;
+/// a class derived from this implements them.
+template <class Held, class Base = ControlCommunicator>
+class ControlOver : public Base {
+    using Comm = std::remove_reference_t<Held>;
+
+public:
+    explicit ControlOver(Comm& comm) noexcept
+        requires std::is_reference_v<Held>
+        : comm_{comm}, host_{comm_} {}
+    /// `make()` returns the communicator, which need not be movable.
+    template <std::invocable Make>
+    explicit ControlOver(Make const& make) : comm_(make()), host_{comm_} {}
+
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    [[nodiscard]] void const* address() const noexcept override { return &comm_; }
+    [[nodiscard]] std::unique_ptr<ControlCommunicator> twin() override {
+        return std::make_unique<ControlOver<Comm&>>(comm_);
+    }
+
+    void post_sum(std::span<std::uint64_t> words) override {
+        work_.reset();
+        static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
+            host_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
+        ));
+    }
+    [[nodiscard]] bool test_sum() override { return make_progress(*work_); }
+    void wait_sum() override {
+        work_->wait();
+        work_.reset();
+    }
+
+    void abort(AbortReason const& reason) override {
+        if constexpr (Aborts<Comm>) {
+            comm_.abort(reason);
+        }
+    }
+    [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
+    [[nodiscard]] bool is_aborted() const override {
+        if constexpr (Aborts<Comm>) {
+            return comm_.is_aborted();
+        } else {
+            return false;
+        }
+    }
+
+    bool keep_alive() override {
+        if constexpr (RenewsDeadline<Comm>) {
+            comm_.keep_alive();
+        }
+        return RenewsDeadline<Comm>;
+    }
+
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
+    ) override {
+        if constexpr (HasDeadline<Comm>) {
+            return comm_.set_deadline(deadline);
+        } else {
+            return {};
+        }
+    }
+
+protected:
+    [[nodiscard]] Comm& communicator() noexcept { return comm_; }
+    [[nodiscard]] Comm const& communicator() const noexcept { return comm_; }
+
+private:
+    Held comm_;
+    HostCollectives<Comm> host_;
+    std::optional<typename HostCollectives<Comm>::Work> work_;
 };
 
 }}} // namespace joinable::v0::detail
@@ -7045,8 +7318,8 @@ public:
     }
 
     /// The counts to sum over all ranks.
-    [[nodiscard]] Buffer buffer() noexcept { return {counts_.data(), counts_.size(), DType::u64}; }
-    /// Called after the buffer has been summed.
+    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return counts_; }
+    /// Called after the words have been summed.
     void set_known() noexcept { is_known_ = true; }
     [[nodiscard]] bool is_known() const noexcept { return is_known_; }
 
@@ -7582,7 +7855,8 @@ public:
               BufferMemory{comm},
               take
           },
-          iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)} {
+          iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)},
+          words_{&own_words_}, own_words_{comm} {
         order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
         fit_to_buckets();
     }
@@ -7624,10 +7898,27 @@ public:
         }
     }
 
+    /// Checks a factor that all ranks are about to give, such as that of a sum over all tokens. Local,
+    /// the same verdict on all ranks.
+    /// @throws ContractViolation  gradients have f16, the sum multiplies by the factor and rounds it
+    ///         (ScalesSums), and f16 cannot hold it. Nothing was changed.
+    void check_factor(double factor) {
+        if (detail::rounds_factors<Comm>() && scales(comm_, reduction_)) {
+            for (Bucket const& bucket : buckets()) {
+                detail::check_rounding(factor, bucket.buffer.dtype);
+            }
+        }
+    }
+
+    /// Sends the map of the next iteration by `words`, of the same ranks in host memory, not by the
+    /// communicator of the gradients. On a device, a map does not travel behind gradients then. The
+    /// same on every rank. Local.
+    void send_words_by(detail::ControlCommunicator& words) noexcept { words_ = &words; }
+
     /// Starts an iteration. This rank's gradients are multiplied by `factor`, the divisor of the
     /// average with this rank's weight in it, as they are packed or as they are summed
     /// (ScalesSums). With factor 0 this rank contributes zeros whatever its gradients hold, because
-    /// a mean over no samples is NaN. `unused` names the parameters that get no gradient: a range
+    /// a mean over no samples is NaN. See check_factor() for small factors. `unused` names the parameters that get no gradient: a range
     /// of indices or a predicate over them. `order_source` is the rank whose ready order is used
     /// for new buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused
@@ -7691,7 +7982,7 @@ public:
         iteration_.require_open("finalize_backward()");
         iteration_.complete();
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
-            if (!map_work_) {
+            if (!is_map_posted_) {
                 launch_map();
             }
             wait_for_map();
@@ -7703,6 +7994,7 @@ public:
         }
         gradients_.device().finish();
         iteration_.end();
+        words_ = &own_words_;
     }
 
     /// Runs a whole iteration for a rank that has no gradients: the same collectives with zeros;
@@ -7755,13 +8047,12 @@ private:
 
     void launch_map() {
         iteration_.write_used();
-        static_cast<void>( // nvcc 13 warns of a dropped reference to a work
-            map_work_.emplace(host_.all_reduce(iteration_.used()->buffer(), ReduceOp::sum))
-        );
+        words_->post_sum(iteration_.used()->words());
+        is_map_posted_ = true;
     }
     void wait_for_map() {
-        map_work_->wait();
-        map_work_.reset();
+        words_->wait_sum();
+        is_map_posted_ = false;
         iteration_.used()->set_known();
     }
 
@@ -7769,7 +8060,7 @@ private:
     /// first one, so parameters that no rank uses are never sent.
     void advance() {
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
-            if (!map_work_ || !detail::make_progress(*map_work_)) {
+            if (!is_map_posted_ || !words_->test_sum()) {
                 return;
             }
             wait_for_map();
@@ -7896,8 +8187,10 @@ private:
     Times timeline_;
     std::vector<BucketRun> runs_;              ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
+    bool is_map_posted_ = false;
+    detail::ControlCommunicator* words_ = nullptr; ///< of the open or the next iteration
     // Destroyed first, because they use the memory of the members above.
-    std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;
+    detail::ControlOver<Comm&> own_words_;
     std::vector<std::optional<BucketWork>> works_;
 };
 
@@ -8021,128 +8314,6 @@ completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noe
 }
 
 }} // namespace joinable::v0
-
-// ---- joinable/agreement/control.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// The type-erased communicator by which the ranks of guards, models and groups agree. Erasure
-/// keeps the type of a guard independent of it. It is small, because its users only sum words and
-/// abort.
-class ControlCommunicator {
-public:
-    ControlCommunicator() = default;
-    ControlCommunicator(ControlCommunicator const&) = delete;
-    ControlCommunicator& operator=(ControlCommunicator const&) = delete;
-    virtual ~ControlCommunicator() = default;
-
-    [[nodiscard]] virtual int rank() const = 0;
-    [[nodiscard]] virtual int size() const = 0;
-    /// An identity: the same for two participants over one communicator object.
-    [[nodiscard]] virtual void const* address() const noexcept = 0;
-
-    /// Starts summing `words` over all ranks, in place. One sum at a time.
-    virtual void post_sum(std::span<std::uint64_t> words) = 0;
-    virtual bool test_sum() = 0;
-    virtual void wait_sum() = 0;
-
-    /// Local. Does nothing if the communicator cannot abort.
-    virtual void abort(AbortReason const& reason) = 0;
-    [[nodiscard]] virtual bool can_abort() const noexcept = 0;
-
-    /// Local. Returns false if the communicator cannot renew deadlines.
-    virtual bool keep_alive() = 0;
-
-    /// Local. Returns the previous deadline, or none if the communicator has no deadline.
-    virtual std::optional<std::chrono::nanoseconds>
-    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
-
-    void sum(std::span<std::uint64_t> words) {
-        post_sum(words);
-        wait_sum();
-    }
-    /// Sends `words` of one rank to all. The other ranks add zeros.
-    void broadcast(std::span<std::uint64_t> words, int root) {
-        if (rank() != root) {
-            std::fill(words.begin(), words.end(), 0);
-        }
-        sum(words);
-    }
-    /// The concatenation of all ranks' words. Every rank gives the same number of words.
-    [[nodiscard]] std::vector<std::uint64_t> gather(std::span<std::uint64_t const> mine) {
-        std::vector<std::uint64_t> all(static_cast<std::size_t>(size()) * mine.size());
-        std::copy(
-            mine.begin(), mine.end(), all.data() + static_cast<std::size_t>(rank()) * mine.size()
-        );
-        sum(all);
-        return all;
-    }
-};
-
-/// `Held` is a communicator or a reference to one. A `Base` may have more members than guards need;
-/// a class derived from this implements them.
-template <class Held, class Base = ControlCommunicator>
-class ControlOver : public Base {
-    using Comm = std::remove_reference_t<Held>;
-
-public:
-    explicit ControlOver(Comm& comm) noexcept
-        requires std::is_reference_v<Held>
-        : comm_{comm}, host_{comm_} {}
-    /// `make()` returns the communicator, which need not be movable.
-    template <std::invocable Make>
-    explicit ControlOver(Make const& make) : comm_(make()), host_{comm_} {}
-
-    [[nodiscard]] int rank() const override { return comm_.rank(); }
-    [[nodiscard]] int size() const override { return comm_.size(); }
-    [[nodiscard]] void const* address() const noexcept override { return &comm_; }
-
-    void post_sum(std::span<std::uint64_t> words) override {
-        work_.reset();
-        static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
-            host_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
-        ));
-    }
-    bool test_sum() override { return work_->test(); }
-    void wait_sum() override {
-        work_->wait();
-        work_.reset();
-    }
-
-    void abort(AbortReason const& reason) override {
-        if constexpr (Aborts<Comm>) {
-            comm_.abort(reason);
-        }
-    }
-    [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
-
-    bool keep_alive() override {
-        if constexpr (RenewsDeadline<Comm>) {
-            comm_.keep_alive();
-        }
-        return RenewsDeadline<Comm>;
-    }
-
-    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
-    ) override {
-        if constexpr (HasDeadline<Comm>) {
-            return comm_.set_deadline(deadline);
-        } else {
-            return {};
-        }
-    }
-
-protected:
-    [[nodiscard]] Comm& communicator() noexcept { return comm_; }
-    [[nodiscard]] Comm const& communicator() const noexcept { return comm_; }
-
-private:
-    Held comm_;
-    HostCollectives<Comm> host_;
-    std::optional<typename HostCollectives<Comm>::Work> work_;
-};
-
-}}} // namespace joinable::v0::detail
 
 // ---- joinable/detail/failure.hpp
 
@@ -8447,13 +8618,16 @@ JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
 
 JOINABLE_DEFINITION std::size_t Inquiry::first_difference(AgreementList const& list) {
     constexpr std::size_t last = slot_count - 1;
+    std::vector<std::uint64_t> const hashes_from = list.hashes_from();
     for (std::size_t first = 0;; first += last) {
         words_ = {};
         for (std::size_t slot = 0; has_say_ && slot < slot_count; ++slot) {
             std::size_t const item = first + slot;
             HashAgreement::write(
                 &words_[slot * HashAgreement::words],
-                slot == last ? list.hash_from(item) : list.hash(item)
+                slot != last                ? list.hash(item)
+                : item < hashes_from.size() ? hashes_from[item]
+                                            : 0
             );
         }
         control_.sum(words_);
@@ -8532,9 +8706,10 @@ JOINABLE_DEFINITION void agree(
     std::optional<AbortReason> failure;
     try {
         failure = find_disagreement(control, list, local_error);
-    } catch (...) {
-        control.abort(blamed_on(control.rank(), reason_of(std::current_exception())));
-        throw;
+    } catch (...) { // a rank's own error says more than that others did not come to hear it
+        std::exception_ptr const error = local_error ? local_error : std::current_exception();
+        control.abort(blamed_on(control.rank(), reason_of(error)));
+        std::rethrow_exception(error);
     }
     if (local_error) {
         std::rethrow_exception(local_error);
@@ -9398,11 +9573,15 @@ public:
     explicit GuardOutcome(std::vector<ControlCommunicator*> communicators)
         : communicators_{std::move(communicators)} {}
 
-    /// Keeps the reason of a failure that is about to leave the guard. Only the first one counts.
-    /// The message is `text` if no exception is in flight or the exception has no message.
+    /// Keeps the reason of a failure that is about to leave the guard. Only the first one since
+    /// forget() counts. The message is `text` if no exception is in flight or the exception has no
+    /// message. The exception of a communicator that is not in this guard names no rank of it.
     void record(std::string_view text) {
         if (!recorded_) {
             recorded_ = failure_of(std::current_exception());
+            if (!recorded_->ranks.empty() && !may_have_failed()) {
+                recorded_ = AbortReason{FailureKind::peer_failed, {}, recorded_->message};
+            }
             if (recorded_->message.empty()) {
                 recorded_->message = text;
             }
@@ -9410,11 +9589,12 @@ public:
     }
     /// Keeps the reason of a failed roll call, which all ranks throw, unless a reason was kept
     /// before.
-    void record_end_of_roll_calls() {
+    void record_end_of_roll_calls(std::exception_ptr const& error) {
         if (!recorded_) {
-            recorded_ = reason_of(std::current_exception());
+            recorded_ = reason_of(error);
         }
     }
+    /// The program has handled the failure.
     void forget() noexcept { recorded_.reset(); }
     /// The reason that peers are told.
     [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
@@ -9458,6 +9638,15 @@ public:
     }
 
 private:
+    /// Whether a communicator of this guard has failed, as far as known.
+    [[nodiscard]] bool may_have_failed() const {
+        return std::any_of(
+            communicators_.begin(),
+            communicators_.end(),
+            [](ControlCommunicator const* one) { return !one->can_abort() || one->is_aborted(); }
+        );
+    }
+
     std::vector<ControlCommunicator*> communicators_; ///< distinct
     bool is_over_ = false;
     std::optional<AbortReason> recorded_; ///< why this rank leaves
@@ -9974,6 +10163,10 @@ public:
 
     [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
 
+    /// For words that the open part of a participant sums over all ranks, joined ones too. They go
+    /// through the control communicator, after the roll calls that were posted before.
+    [[nodiscard]] ControlCommunicator& words() const noexcept { return *words_; }
+
     // -- what participants call ------------------------------------------------------------------
 
     /// Opens a round (`answer` waits for it), or begins a part of the open one. Local, except with
@@ -10063,10 +10256,11 @@ private:
     Verdict hear();
 
     /// Aborts after an exchange of all ranks has thrown, on this rank alone or because the
-    /// communicator failed. The others cannot continue.
-    void fail_together() {
-        outcome_.record_end_of_roll_calls();
+    /// communicator failed. The others cannot continue. Rethrows `error`.
+    [[noreturn]] void fail_together(std::exception_ptr const& error) {
+        outcome_.record_end_of_roll_calls(error);
         abort();
+        std::rethrow_exception(error);
     }
 
     /// Tells every rank, wherever it waits, why this one leaves.
@@ -10094,6 +10288,7 @@ private:
     void shadow_until_end(HookRunner& hooks);
 
     GuardOutcome outcome_;
+    std::unique_ptr<ControlCommunicator> words_;
     TurnOrder turns_;
     JoinOptions options_;
     Rounds rounds_;
@@ -10178,8 +10373,8 @@ JOINABLE_DEFINITION Session::Session(
     std::vector<ParticipantInfo> participants,
     JoinOptions const& options
 )
-    : outcome_{std::move(communicators)}, turns_{std::move(participants)}, options_{options},
-      rounds_{outcome_.control(), options_} {}
+    : outcome_{std::move(communicators)}, words_{outcome_.control().twin()},
+      turns_{std::move(participants)}, options_{options}, rounds_{outcome_.control(), options_} {}
 
 JOINABLE_DEFINITION void
 Session::enter(AgreementList const& list, std::exception_ptr const& local_error) {
@@ -10189,13 +10384,20 @@ Session::enter(AgreementList const& list, std::exception_ptr const& local_error)
         if (!failure && options_.inputs && can_abort()) {
             rounds_.exchange_lengths();
         }
-    } catch (TimedOut const& timeout) {
-        fail_together();
-        std::string const text = timeout.what();
-        throw TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"};
     } catch (...) {
-        fail_together();
-        throw;
+        if (local_error) { // it says more than that the others did not come to hear it
+            fail_together(local_error);
+        }
+        try {
+            throw;
+        } catch (TimedOut const& timeout) {
+            std::string const text = timeout.what();
+            fail_together(std::make_exception_ptr(
+                TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"}
+            ));
+        } catch (...) {
+            fail_together(std::current_exception());
+        }
     }
     if (local_error) {
         std::rethrow_exception(local_error);
@@ -10321,6 +10523,7 @@ JOINABLE_DEFINITION void Session::leave_by_exception() noexcept {
 
 JOINABLE_DEFINITION Announcement
 Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
+    outcome_.forget(); // a failure before this round was handled
     Announcement const said{rounds_.completed(notice), opening, opener};
     if (opening == Opening::notification) {
         if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
@@ -10352,8 +10555,7 @@ JOINABLE_DEFINITION Verdict Session::hear() {
     try {
         verdict = rounds_.hear();
     } catch (...) {
-        fail_together();
-        throw;
+        fail_together(std::current_exception());
     }
     return act_on(verdict);
 }
@@ -10655,6 +10857,7 @@ private:
     }
 
     detail::Session* session_ = nullptr;
+    std::uint64_t guards_ = 0;        ///< how many there were, this one included
     detail::Accumulated accumulated_; ///< outside guards, and in guards that are not enabled
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
@@ -10722,6 +10925,11 @@ concept has_join_verb = requires { std::string_view{J::join_verb}; };
 template <class J>
 std::string_view join_name_of(J const& joinable) {
     if constexpr (has_join_name<J>) {
+        static_assert(
+            lasting_text<decltype(joinable.join_name())>,
+            "Joinable: join_name() must be 'std::string_view join_name() const', a view of a text that the "
+            "class keeps"
+        );
         return joinable.join_name();
     } else {
         return class_name<J>();
@@ -10814,8 +11022,10 @@ public:
     PendingRound() = default;
 
     /// Announces on behalf of the owner of `state`: see announce_round.
-    PendingRound(JoinState& state, int world_size, RoundNotice const& notice) : state_{&state} {
+    PendingRound(JoinState& state, int world_size, RoundNotice const& notice) {
         if (state.session_ != nullptr) {
+            state_ = &state;
+            guard_ = state.guards_;
             state.session_->announce(state.position_, notice);
             return;
         }
@@ -10825,28 +11035,38 @@ public:
     /// Blocks until all ranks have opened the round; call it before the first collective.
     /// @throws PeerFailed, Mismatch, EarlyTermination  the ranks agreed on it; the guard is over.
     /// @throws TimedOut  and other errors of the communicator; the guard is over.
+    /// @throws ContractViolation  the guard has been destroyed.
     [[nodiscard]] Round wait() {
-        if (state_ == nullptr || state_->session_ == nullptr) {
+        if (state_ == nullptr) {
             return local_;
+        }
+        if (!is_in_guard()) {
+            throw ContractViolation{
+                "the guard in which this round was announced has ended; wait() for a round before its "
+                "guard ends"
+            };
         }
         return state_->session_->answer(state_->position_);
     }
 
     /// Whether gradients will be reduced, according to this rank's announcement. Local.
     [[nodiscard]] bool will_sync() const noexcept {
-        return state_ == nullptr || state_->session_ == nullptr
-                   ? local_.will_sync()
-                   : state_->session_->announced_sync();
+        return is_in_guard() ? state_->session_->announced_sync() : local_.will_sync();
     }
 
     /// Whether wait() returns at once, because another participant opened the round or no guard is
     /// open. Local.
     [[nodiscard]] bool is_answered() const noexcept {
-        return state_ == nullptr || state_->session_ == nullptr || state_->session_->is_answered();
+        return !is_in_guard() || state_->session_->is_answered();
     }
 
 private:
-    JoinState* state_ = nullptr;
+    [[nodiscard]] bool is_in_guard() const noexcept {
+        return state_ != nullptr && state_->session_ != nullptr && state_->guards_ == guard_;
+    }
+
+    JoinState* state_ = nullptr; ///< of the owner, if it was in a guard
+    std::uint64_t guard_ = 0;    ///< which one of its guards
     Round local_;
 };
 
@@ -10922,9 +11142,10 @@ decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
             std::forward<F>(collectives)();
             round.done();
         } else {
-            decltype(auto) result = std::forward<F>(collectives)();
+            using Result = std::invoke_result_t<F>;
+            Result&& result = std::forward<F>(collectives)();
             round.done();
-            return static_cast<std::invoke_result_t<F>>(result);
+            return static_cast<Result>(std::forward<Result>(result));
         }
     } catch (...) {
         record_failure(joinable, {});
@@ -11007,14 +11228,15 @@ template <class... Js>
     return detail::RefusedParticipants{};
 }
 
-/// The communicator that serves a guard's roll calls: made by control().
+/// The communicator of a guard's roll calls and of its participants' words: made by control().
 template <Communicator Comm>
 struct Control {
     Comm& communicator;
 };
 
 /// Names the communicator for a guard's roll calls, in place of the communicator of the first
-/// participant in hook order. It must reduce host memory and have the same ranks in the same order.
+/// participant in hook order. Participants also send words by it, such as maps of used parameters.
+/// It must reduce host memory and have the same ranks in the same order.
 /// It must outlive the guard, and must not be used for anything that could come between two roll
 /// calls.
 template <class Comm>
@@ -11067,6 +11289,7 @@ public:
     void attach(JoinState& state, Session& session, std::size_t position) noexcept {
         state_ = &state;
         state.session_ = &session;
+        ++state.guards_;
         state.position_ = position;
     }
     /// For a guard that is not enabled. If the state is in another guard, this changes nothing.
@@ -11456,16 +11679,54 @@ concept is_range = requires(std::remove_reference_t<Range>& range) {
     std::end(range);
 };
 
+/// An element of a range that was read once: a range may load a batch each time it is read.
+template <class Element>
+class ReadElement {
+    using Kept = std::conditional_t<
+        std::is_reference_v<Element>,
+        std::remove_reference_t<Element>*,
+        std::optional<Element>>;
+
+public:
+    template <class Iterator>
+    void read(Iterator const& position) {
+        if constexpr (std::is_reference_v<Element>) {
+            Element&& element = *position;
+            kept_ = std::addressof(element);
+        } else {
+            kept_.reset();
+            kept_.emplace(*position);
+        }
+    }
+    void take(ReadElement& other) {
+        if constexpr (std::is_reference_v<Element>) {
+            kept_ = other.kept_;
+        } else {
+            kept_.reset();
+            if (other.kept_) {
+                kept_.emplace(std::move(*other.kept_));
+            }
+        }
+    }
+    /// The element, as a new read gives it.
+    [[nodiscard]] Element&& get() const noexcept { return static_cast<Element&&>(*kept_); }
+
+private:
+    mutable Kept kept_{};
+};
+
 } // namespace detail
 
-/// The result of Join::iterate: an input range that opens a round before each element and calls
-/// `announce` once for each.
+/// The result of Join::iterate: an input range that opens a round before each element, and reads
+/// each element of its range once. It calls `announce` once for each.
 template <class Guard, class Range, class Announce, bool LooksAhead>
 class GuardedRange {
     using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
     using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
+    using Element = decltype(*std::declval<Inner const&>());
+    static constexpr bool reads_early = !std::is_same_v<Announce, detail::DefaultNotice>;
     static_assert(
-        std::is_invocable_r_v<RoundNotice, Announce&, decltype(*std::declval<Inner const&>())>,
+        std::is_invocable_r_v<RoundNotice, Announce&, std::remove_reference_t<Element>&>,
         "iterate: what announces a round takes an element and returns a RoundNotice, such as "
         "[](auto const& batch) { return joinable::RoundNotice{.weight = batch.size()}; }; look_ahead comes "
         "before the range"
@@ -11482,15 +11743,22 @@ public:
     class iterator {
     public:
         iterator(GuardedRange& parent, Inner position, InnerEnd end)
-            : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)},
-              notice_{parent.notice_of(position_, end_)} {
+            : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)} {
+            notice_ = notice_of(position_);
             open();
         }
-        decltype(auto) operator*() const { return *position_; }
+        /// Valid until the next increment.
+        decltype(auto) operator*() const {
+            if constexpr (reads_early) {
+                return (LooksAhead ? current_ : next_).get();
+            } else {
+                return *position_;
+            }
+        }
         iterator& operator++() {
             ++position_;
             if constexpr (!LooksAhead) { // else the notice is known
-                notice_ = parent_->notice_of(position_, end_);
+                notice_ = notice_of(position_);
             }
             open();
             return *this;
@@ -11503,18 +11771,36 @@ public:
             if constexpr (LooksAhead) {
                 is_done_ = !parent_->guard_.next_ahead(notice_.has_value(), notice);
                 if (!is_done_) {
-                    notice_ = parent_->notice_of(std::next(position_), end_);
+                    current_.take(next_);
+                    notice_ = notice_of(std::next(position_));
                     parent_->guard_.announce_ahead(notice_);
                 }
             } else {
                 is_done_ = !parent_->guard_.next(notice_.has_value(), notice);
             }
         }
+        /// Reads the element there, if announcing needs it.
+        std::optional<RoundNotice> notice_of(Inner const& position) {
+            if (position == end_) {
+                return {};
+            }
+            if constexpr (reads_early) {
+                next_.read(position);
+                auto&& element = next_.get();
+                RoundNotice const notice =
+                    parent_->announce_(element); // an optional would also accept a number
+                return notice;
+            } else {
+                return RoundNotice{};
+            }
+        }
 
         GuardedRange* parent_;
         Inner position_;
         InnerEnd end_;
-        std::optional<RoundNotice> notice_; ///< none at the end
+        std::optional<RoundNotice> notice_; ///< of the element that was read last; none at the end
+        detail::ReadElement<Element> next_; ///< was read last
+        detail::ReadElement<Element> current_; ///< was read before it
         bool is_done_ = false;
     };
 
@@ -11522,14 +11808,6 @@ public:
     [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
 
 private:
-    std::optional<RoundNotice> notice_of(Inner const& position, InnerEnd const& end) {
-        if (position == end) {
-            return {};
-        }
-        RoundNotice const notice = announce_(*position); // an optional would also accept a number
-        return notice;
-    }
-
     Guard& guard_;
     Range range_;
     Announce announce_;
@@ -11694,7 +11972,10 @@ public:
     }
 
     /// Local. Keeps the text that peers see if an exception leaves the guard.
-    void fail(std::string_view text) { session_.record_failure(text); }
+    void fail(std::string_view text) {
+        session_.forget_failure();
+        session_.record_failure(text);
+    }
 
     [[nodiscard]] bool enabled() const noexcept { return options_.enable; }
 
@@ -12053,7 +12334,9 @@ namespace joinable { inline namespace v0 {
 /// cover all samples of the rank since the last round that synced.
 enum class GradientKind : std::uint8_t {
     mean, ///< the mean over the rank's own samples; the average is sum(w * g) / sum(w)
-    sum,  ///< the sum over them; the average is sum(g) / sum(w)
+    sum,  ///< the sum over them; the average is sum(g) / sum(w). Gradients of f16 over NCCL then
+          ///< need kernels (CudaDevice::use_kernels) if f16 cannot hold 1 / sum(w): otherwise the
+          ///< round is a ContractViolation on all ranks before a gradient is sent
 };
 
 /// When buffers are sent in a round that syncs. Both wait for the round's roll call. Before the
@@ -12071,8 +12354,9 @@ struct DataParallelOptions {
     /// every parameter. The gradients are valid as long as the reducer.
     bool gradient_as_bucket_view = false;
     /// Parameters may have no gradient in an iteration. The engine names them before backward, and
-    /// ranks exchange one small map per iteration. A parameter that no rank uses is neither sent
-    /// nor touched on ranks with a pass; one that another rank uses gets the average.
+    /// ranks exchange one small map per iteration before the first bucket, in a guard by its control
+    /// communicator. A parameter that no rank uses is neither sent nor touched on ranks with a pass;
+    /// one that another rank uses gets the average.
     bool find_unused = false;
     /// Every iteration uses the same parameters equally often. A rank records them in its first
     /// iteration and checks all others. Finds unused parameters by itself and sends one map in
@@ -12162,23 +12446,27 @@ struct Averaging {
     bool divides_by_initial_world_size = true;
 
     /// The factor of a rank's gradients that makes their sum the average; 0 if the weights of all
-    /// ranks sum to 0. Local in a guard. Outside a guard a weighted round sums the weights, which
-    /// is collective.
-    template <Communicator Comm>
-    [[nodiscard]] double factor(Comm& comm, Round const& round) const {
+    /// ranks sum to 0. Calls accept(f), which may throw, if the gradients of all ranks are multiplied
+    /// by f, one over a sum of weights: on ranks that contribute nothing, too. Local in a guard.
+    /// Outside a guard a weighted round sums the weights by `words`, which is collective.
+    template <class Accept>
+    [[nodiscard]] double
+    factor(ControlCommunicator& words, Round const& round, Accept const& accept) const {
         double own = 1.0;
-        double divisor = divides_by_initial_world_size ? comm.size() : round.contributor_count();
+        double divisor = divides_by_initial_world_size ? words.size() : round.contributor_count();
         if (round.is_weighted()) {
             std::uint64_t total = round.weight_sum();
             if (!round.in_guard()) { // no roll call has summed the weights
-                HostCollectives host{comm};
-                host.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
+                words.sum({&total, 1});
             }
             if (total == 0) {
                 return 0.0;
             }
             own = kind == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
             divisor = static_cast<double>(total);
+            if (kind == GradientKind::sum) {
+                accept(1.0 / divisor);
+            }
         }
         return round.contributes() ? own / divisor : 0.0;
     }
@@ -12870,7 +13158,7 @@ public:
             if (ready_check_) {
                 ready_check_->begin();
             }
-            double const factor = averaging_.factor(comm_, round_);
+            double const factor = factor_of(round_);
             stage_ = Stage::backward; // skip() can follow if `unused` throws
             reducer_->prepare_for_backward(factor, unused, round_.buffer_source());
             ranges_.open_backward(reducer_->timeline());
@@ -12958,7 +13246,7 @@ public:
             }
             if (stage_ == Stage::forward) {
                 begin_reduction();
-                (void)averaging_.factor(comm_, round_); // the others may sum weights
+                (void)factor_of(round_); // the others may sum weights
                 reducer_->contribute_zeros(round_.buffer_source());
                 end_reduction();
             } else if (stage_ == Stage::backward) {
@@ -13022,7 +13310,8 @@ protected:
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
     /// step; otherwise the round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
+        : comm_{comm}, averaging_{kind}, words_{comm}, hidden_{state}, state_{state},
+          steps_{steps} {}
     Passes(Passes const&) = delete;
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
@@ -13140,8 +13429,15 @@ protected:
         }
         return meets;
     }
+    /// By which all ranks sum a few words: the guard's control communicator, which no gradients
+    /// delay, and outside a guard the communicator of the gradients.
+    [[nodiscard]] detail::ControlCommunicator& words() noexcept {
+        auto const* const session = detail::session_of(state_);
+        return session != nullptr ? session->words() : words_;
+    }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
+        reducer_->send_words_by(words());
         if constexpr (gathers) {
             reducer_->reduces_after_pass(
                 hidden_.are_followed() && round.active_count() < comm_.size()
@@ -13209,10 +13505,17 @@ protected:
         round_range_.reset();
     }
 
+    /// @throws ContractViolation  on all ranks: see Reducer::check_factor.
+    [[nodiscard]] double factor_of(Round const& round) {
+        return averaging_.factor(words(), round, [&](double factor) {
+            reducer_->check_factor(factor);
+        });
+    }
+
     /// The reduction of a rank that runs no pass, because it has joined or skips. It may hold
     /// gradients of earlier rounds.
     void contribute_without_pass(Round const& round) {
-        double const factor = averaging_.factor(comm_, round);
+        double const factor = factor_of(round);
         if (std::exchange(has_accumulated_, false) && round.contributes()) {
             reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
         } else {
@@ -13256,6 +13559,7 @@ protected:
 
     Comm& comm_;
     detail::Averaging averaging_;
+    detail::ControlOver<Comm&> words_;       ///< outside guards
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with verify_ready
@@ -14259,19 +14563,25 @@ private:
     }
 
     [[nodiscard]] std::string spread(Launcher const& launcher, int size) const {
-        if (is_set(launcher.local_size) && number(launcher, launcher.local_size) != size) {
-            return concat(
-                launcher.local_size,
-                " is ",
-                text(launcher.local_size),
-                " and ",
-                launcher.size,
-                " is ",
-                size
-            );
+        if (is_set(launcher.local_size)) {
+            return number(launcher, launcher.local_size) == size ? std::string{}
+                                                                 : concat(
+                                                                       launcher.local_size,
+                                                                       " is ",
+                                                                       text(launcher.local_size),
+                                                                       " and ",
+                                                                       launcher.size,
+                                                                       " is ",
+                                                                       size
+                                                                   );
         }
-        if (is_set(launcher.machines) && number(launcher, launcher.machines) != 1) {
-            return concat(launcher.machines, " is ", text(launcher.machines));
+        if (launcher.name == launchers.front().name) {
+            return {}; // set by hand, perhaps for ranks within one task of a launcher
+        }
+        for (Launcher const& outer : launchers) { // srun sets the ranks of MPICH, too
+            if (is_set(outer.machines) && number(outer, outer.machines) != 1) {
+                return concat(outer.machines, " is ", text(outer.machines));
+            }
         }
         return {};
     }
@@ -14439,6 +14749,9 @@ inline constexpr std::size_t cache_line = 64;
     return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
+/// The bytes of a page, by which the system takes memory back. Some systems have pages of 64 KiB.
+[[nodiscard]] std::size_t page_size() noexcept;
+
 /// A part of a block of memory.
 struct BlockPart {
     std::size_t offset;
@@ -14519,8 +14832,6 @@ private:
         std::size_t end;
     };
 
-    static constexpr std::size_t page = 4096;
-
     /// Reserves what is not reserved yet of the pages of these bytes.
     void reserve(std::size_t begin, std::size_t end);
     /// The pages that lie in these bytes are no longer reserved.
@@ -14548,9 +14859,15 @@ private:
 #include <cstdint>
 #include <iterator>
 #include <optional>
+#include <unistd.h>
 #include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::size_t page_size() noexcept {
+    static auto const bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return bytes;
+}
 
 JOINABLE_DEFINITION
 Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve, Clear clear)
@@ -14611,6 +14928,7 @@ Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zer
 
 JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
     // Whole pages, so that what is left consists of few large parts.
+    std::size_t const page = page_size();
     std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
     begin -= (std::min)(begin, (in_page + begin) % page);
     end = (std::min)((in_page + end + page - 1) / page * page - in_page, size());
@@ -14637,6 +14955,7 @@ JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
 }
 
 JOINABLE_DEFINITION void Room::unreserve(std::size_t begin, std::size_t end) {
+    std::size_t const page = page_size();
     std::size_t const in_page = reinterpret_cast<std::uintptr_t>(memory_.data()) % page;
     begin = (in_page + begin + page - 1) / page * page - in_page;
     end -= (std::min)(end, (in_page + end) % page);
@@ -14955,6 +15274,7 @@ void check_same_size(std::span<std::uint64_t const> sizes, std::string_view doin
 
 #if JOINABLE_HAS_DEFINITIONS
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14989,6 +15309,15 @@ JOINABLE_DEFINITION void check_memory(ConstBuffer buffer) {
         throw ContractViolation{
             concat("a collective was given a null pointer for ", buffer.count, " elements")
         };
+    }
+    if (buffer.count > static_cast<std::size_t>(PTRDIFF_MAX) / size_of(buffer.dtype)) {
+        throw ContractViolation{concat(
+            "a collective was given ",
+            buffer.count,
+            " elements of ",
+            name_of(buffer.dtype),
+            ", more than any memory has: did a size below 0 wrap around?"
+        )};
     }
 }
 
@@ -15070,7 +15399,9 @@ JOINABLE_DEFINITION void check_apart(ConstBuffer in, ConstBuffer out) {
 JOINABLE_DEFINITION void check_share(ConstBuffer part, ConstBuffer whole, int size) {
     check_memory(part);
     check_memory(whole);
-    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
+    auto const ranks = static_cast<std::size_t>(size); // a product could overflow
+    if (part.dtype != whole.dtype || whole.count % ranks != 0 ||
+        whole.count / ranks != part.count) {
         throw ContractViolation{concat(
             "a collective over ",
             size,
@@ -15739,14 +16070,14 @@ JOINABLE_DEFINITION AbortReason StoredReason::load() const {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The time at which a wait that starts now ends. At most a year from now, because the sum could
-/// overflow.
+/// The time at which a wait that starts now ends. From now to a year from now, because the sum, or
+/// the time that is left, could overflow.
 [[nodiscard]] inline std::chrono::steady_clock::time_point end_of_wait(
     std::chrono::nanoseconds deadline,
     std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now()
 ) noexcept {
     constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
-    return now + (std::min)(deadline, year);
+    return now + std::clamp(deadline, std::chrono::nanoseconds{0}, year);
 }
 
 /// Removes from `overdue` the ranks that have reported that they are working. Returns how long to
@@ -18354,7 +18685,8 @@ protected:
     template <class... Arguments>
     explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
-    /// The rank leaves its group: ranks that wait for it throw PeerFailed.
+    /// The rank leaves its group: ranks that wait for it throw PeerFailed. Nothing in a process that
+    /// the rank has forked.
     ~BoardCommunicator();
 
     /// The part of split() that precedes the new communicator.
@@ -18401,6 +18733,9 @@ Work BoardCommunicator<Rank, Work>::receive(Buffer buffer, int from, int tag) {
 
 template <class Rank, class Work>
 BoardCommunicator<Rank, Work>::~BoardCommunicator() {
+    if (!rank_.home().is_here()) {
+        return;
+    }
     if (unwinding_.has_begun()) {
         rank_.abort_for_exception("the scope of its communicator");
     }
@@ -18447,6 +18782,36 @@ BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
 }}} // namespace joinable::v0::detail
 
 #endif
+
+// ---- joinable/communicator/detail/home_process.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The process in which an object was made. A process that is forked later has a copy of the
+/// object, which must not speak for the rank.
+class HomeProcess {
+public:
+    [[nodiscard]] bool is_here() const noexcept { return id_ == ::getpid(); }
+    /// @throws ContractViolation  this is another process.
+    void require_here(int rank) const {
+        if (!is_here()) {
+            throw ContractViolation{concat(
+                "expected rank ",
+                rank,
+                " in process ",
+                id_,
+                ", which attached, but process ",
+                ::getpid(),
+                " that was forked since calls its communicator: attach after the fork"
+            )};
+        }
+    }
+
+private:
+    pid_t id_ = ::getpid();
+};
+
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/engine/lent_memory.hpp
 
@@ -19278,6 +19643,8 @@ public:
         return storage_;
     }
 
+    [[nodiscard]] HomeProcess const& home() const noexcept { return home_; }
+
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what);
 
@@ -19359,6 +19726,7 @@ private:
     [[noreturn]] void throw_mismatch(Message const& mine, Message const& theirs);
 
     Group group_;
+    HomeProcess home_;
     std::shared_ptr<GroupStorage<Memory>> storage_;
     std::array<std::vector<bool>, 2> mailboxes_; ///< that have memory: from this rank, to it
 };
@@ -19678,7 +20046,7 @@ GroupWork<Memory>::GroupWork(GroupWork&& other) noexcept
 
 template <class Memory>
 GroupWork<Memory>::~GroupWork() {
-    if (rank_ == nullptr ||
+    if (rank_ == nullptr || !rank_->home().is_here() ||
         (is_message() ? message_.pending == nullptr : rank_->is_done(sequence_))) {
         return;
     }
@@ -19801,7 +20169,7 @@ protected:
     static std::size_t bytes_for(int size, std::size_t room);
 
 private:
-    static constexpr std::size_t page = 4096;
+    static constexpr std::size_t tables_end_at = 4096; ///< at a multiple of this, on all systems
 
     void create(int size);
     static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
@@ -19863,6 +20231,7 @@ JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes
             )};
         }
     }
+    madvise(memory_, bytes_, MADV_DONTDUMP); // a dump would allocate all of it
     create(size);
 }
 
@@ -19873,6 +20242,7 @@ JOINABLE_DEFINITION void ProcessSegment::clear(std::byte* data, std::size_t byte
             std::memset(begin, 0, n);
         }
     };
+    std::size_t const page = page_size();
     std::size_t const before = (page - reinterpret_cast<std::uintptr_t>(data) % page) % page;
     std::byte* const end = data + bytes;
     if (before < bytes) {
@@ -19893,7 +20263,9 @@ JOINABLE_DEFINITION Outcome& ProcessSegment::outcome(int rank) const noexcept {
 
 JOINABLE_DEFINITION std::span<std::byte> ProcessSegment::staging(int rank) const noexcept {
     std::size_t const offset = page_offset_of(rank, board_->size());
-    return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + offset), room_ - page};
+    return {
+        at(staging_at_ + static_cast<std::size_t>(rank) * room_ + offset), room_ - tables_end_at
+    };
 }
 
 JOINABLE_DEFINITION
@@ -19912,7 +20284,7 @@ JOINABLE_DEFINITION std::array<BlockPart, 3> ProcessSegment::parts_at_start(int 
 
 JOINABLE_DEFINITION std::size_t ProcessSegment::bytes_for(int size, std::size_t room) {
     std::size_t const tables = outcomes_at(size) + width(size) * sizeof(Outcome);
-    return (tables + page - 1) / page * page + width(size) * room;
+    return (tables + tables_end_at - 1) / tables_end_at * tables_end_at + width(size) * room;
 }
 
 JOINABLE_DEFINITION void ProcessSegment::create(int size) {
@@ -20106,6 +20478,132 @@ private:
 
 #endif
 
+// ---- joinable/communicator/detail/shared_mapping.hpp
+
+#if defined(__linux__)
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Gives a file this size. Returns 0, or why the system refuses.
+[[nodiscard]] inline int resize_file(int file, std::size_t bytes) noexcept {
+    rlimit limit{};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    if (limit.rlim_cur < bytes) {
+        return EFBIG; // ftruncate would kill the process
+    }
+    return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+}
+
+/// Maps memory of a file. Without a file, only processes that are created later share the memory.
+/// If the system refuses, returns an empty arena and sets errno.
+[[nodiscard]] inline Arena map_shared(std::size_t bytes, int file = -1) noexcept {
+    int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0);
+    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
+    if (memory == MAP_FAILED) {
+        return {};
+    }
+    auto const unmap = [](void*, std::byte* data, std::size_t size) noexcept {
+        munmap(data, size);
+    };
+    return {static_cast<std::byte*>(memory), bytes, unmap, nullptr};
+}
+
+class FileHandle {
+public:
+    explicit FileHandle(int number) noexcept : number_{number} {}
+    ~FileHandle() {
+        if (number_ >= 0) {
+            close(number_);
+        }
+    }
+    FileHandle(FileHandle const&) = delete;
+    FileHandle& operator=(FileHandle const&) = delete;
+    [[nodiscard]] int number() const noexcept { return number_; }
+
+private:
+    int number_;
+};
+
+/// Memory that the processes of all ranks map, each at its own address. The system counts its
+/// mappings, so killing any process leaves nothing of it. Collective; blocks. Rank 0 makes a file
+/// without a name, and the others open it through rank 0's process. A process number may mean
+/// another process there, as in another container, so they compare device and inode.
+/// @throws Mismatch            see check_same_size.
+/// @throws CommunicationError  a rank cannot map it; on all ranks.
+template <class Comm>
+[[nodiscard]] Arena share_mapping(Comm& comm, std::size_t bytes) {
+    std::uint64_t const mine = bytes;
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
+    comm.all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64}).wait();
+    check_same_size(all);
+    if (bytes == 0) {
+        return {};
+    }
+    enum Word : std::size_t { error, process, number, device, inode, words };
+    auto const identity = [](int file) noexcept {
+        struct stat status{};
+        fstat(file, &status);
+        return std::array{
+            static_cast<std::int64_t>(status.st_dev), static_cast<std::int64_t>(status.st_ino)
+        };
+    };
+    bool const is_maker = comm.rank() == 0;
+    FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
+    int const refused = made.number() < 0 ? errno : resize_file(made.number(), bytes);
+    auto const own = identity(made.number());
+    std::array<std::int64_t, words> maker{refused, getpid(), made.number(), own[0], own[1]};
+    comm.broadcast({maker.data(), maker.size(), DType::i64}, 0).wait();
+
+    Arena memory;
+    auto failure = static_cast<std::int32_t>(maker[error]);
+    if (failure == 0) {
+        std::string const path = concat("/proc/", maker[process], "/fd/", maker[number]);
+        FileHandle const opened{
+            is_maker ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
+        };
+        int const file = is_maker ? made.number() : opened.number();
+        if (file < 0) {
+            failure = errno;
+        } else if (identity(file) != std::array{maker[device], maker[inode]}) {
+            failure = ESTALE;
+        } else {
+            memory = map_shared(bytes, file);
+            failure = memory.data() != nullptr ? 0 : errno;
+        }
+    }
+    comm.all_reduce({&failure, 1, DType::i32}, ReduceOp::max).wait();
+    if (failure != 0) {
+        throw CommunicationError{concat(
+            "expected ",
+            bytes,
+            " bytes of memory that all ranks share, but on one of them ",
+            failure == ESTALE ? "rank 0's process number is another process"
+                              : concat("the system says: ", std::strerror(failure)),
+            "; ranks need memfd_create() and each other's /proc/<process>/fd, and so one machine, "
+            "one user and one namespace of processes"
+        )};
+    }
+    return memory;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/shared_memory/process/shared_object.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
@@ -20220,9 +20718,13 @@ public:
     }
     /// @throws CommunicationError  the system refuses.
     void resize(std::size_t bytes) const {
-        if (ftruncate(file_, static_cast<off_t>(bytes)) != 0) {
+        if (int const error = resize_file(file_, bytes); error != 0) {
             throw CommunicationError{concat(
-                "a shared-memory object could not have ", bytes, " bytes: ", std::strerror(errno)
+                "a shared-memory object could not have ",
+                bytes,
+                " bytes: ",
+                std::strerror(error),
+                error == EFBIG ? "; raise the limit of file sizes (ulimit -f)" : ""
             )};
         }
     }
@@ -20412,6 +20914,7 @@ public:
                 "; allow more address space"
             )};
         }
+        madvise(begin_, bytes_, MADV_DONTDUMP); // a dump would allocate all of it
     }
     ~Mapping() {
         if (begin_ != nullptr) {
@@ -20444,6 +20947,7 @@ private:
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -20539,16 +21043,40 @@ private:
 /// The first bytes of the object. A process compares them before it maps the rest.
 struct alignas(64) Heading {
     static constexpr std::uint64_t joinable_magic = 0x656c62616e696f6a; ///< "joinable"
-    /// Differs between programs that lay out the memory differently.
-    static constexpr std::uint64_t own_layout = std::uint64_t{library_version} << 32U |
-                                                std::uint64_t{sizeof(Member)} << 20U |
-                                                std::uint64_t{sizeof(Board)};
+    /// By what ranks lay out the memory that they share, and share the work on it.
+    static constexpr std::uint64_t agreed[] = {
+        library_version,
+        sizeof(Member),
+        sizeof(Board),
+        sizeof(ArrivalLine),
+        sizeof(StoredReason),
+        Board::max_in_flight,
+        tuning::slot_bytes,
+        tuning::one_chunk_bytes,
+        tuning::chunks_per_rank,
+        tuning::largest_chunk_bytes,
+        tuning::slice_bytes,
+        tuning::crowded_slice_bytes,
+        tuning::slices_per_ring,
+        std::uint64_t{tuning::spins},
+        std::uint64_t{tuning::crowded_spins},
+        std::uint64_t{tuning::yields},
+    };
+    [[nodiscard]] static constexpr std::uint64_t layout_of(std::span<std::uint64_t const> numbers) {
+        Hash hash;
+        for (std::uint64_t const number : numbers) {
+            hash.add(number);
+        }
+        return hash.value();
+    }
+    static std::uint64_t const own_layout; ///< differs between programs that cannot share memory
 
     std::uint64_t magic = joinable_magic;
     std::uint64_t layout = own_layout;
     std::uint64_t size = 0; ///< ranks
     std::uint64_t room = 0; ///< bytes per rank for buffers
 };
+inline constexpr std::uint64_t Heading::own_layout = Heading::layout_of(Heading::agreed);
 
 /// The beginning of the object: the heading, then a Member for each rank. It exists before the rest
 /// of the object, for which there may be no memory.
@@ -20571,11 +21099,13 @@ struct alignas(64) MemberTable {
         }
         return ranks;
     }
+    static constexpr std::size_t used_bytes_for(int size) noexcept {
+        return sizeof(MemberTable) + static_cast<std::size_t>(size) * sizeof(Member);
+    }
+    /// Where the rest begins: at a page, also on systems with pages of 64 KiB.
     static constexpr std::size_t bytes_for(int size) noexcept {
-        constexpr std::size_t page = 4096;
-        std::size_t const bytes =
-            sizeof(MemberTable) + static_cast<std::size_t>(size) * sizeof(Member);
-        return (bytes + page - 1) / page * page;
+        constexpr std::size_t largest_page = std::size_t{64} << 10U;
+        return (used_bytes_for(size) + largest_page - 1) / largest_page * largest_page;
     }
     static MemberTable& create(std::byte* memory, Heading const& heading) {
         auto* const table = ::new (memory) MemberTable{heading};
@@ -20591,10 +21121,11 @@ public:
     /// @pre this thread has entered as `rank`
     Membership(Mapping table, int rank) noexcept : table_{std::move(table)}, rank_{rank} {}
     Membership(Membership&& other) noexcept
-        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_} {}
+        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_},
+          home_{other.home_} {}
     Membership& operator=(Membership&&) = delete;
     ~Membership() {
-        if (is_open() && !table().member(rank_).leave(thread_)) {
+        if (is_open() && home_.is_here() && !table().member(rank_).leave(thread_)) {
             table_.keep(); // that thread still has its mutex
         }
     }
@@ -20609,6 +21140,7 @@ private:
     Mapping table_;
     int rank_;
     pthread_t thread_ = pthread_self();
+    HomeProcess home_;
 };
 
 }}} // namespace joinable::v0::detail
@@ -20986,7 +21518,7 @@ private:
         }
         std::size_t const table_bytes = MemberTable::bytes_for(size);
         object.resize(table_bytes);
-        object.reserve(0, table_bytes);
+        object.reserve(0, MemberTable::used_bytes_for(size));
         Mapping mapped{object, table_bytes};
         MemberTable& table = MemberTable::create(mapped.begin(), heading);
         static_cast<void>(table.member(0).enter());
@@ -21216,103 +21748,6 @@ private:
 }}} // namespace joinable::v0::detail
 
 #endif
-#endif
-
-// ---- joinable/communicator/shared_memory/process/shared_mapping.hpp
-
-#if defined(__linux__)
-
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include <cerrno>
-#include <cstring>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Maps memory of a file. Without a file, only processes that are created later share the memory.
-/// If the system refuses, returns an empty arena and sets errno.
-[[nodiscard]] inline Arena map_shared(std::size_t bytes, int file = -1) noexcept {
-    int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0);
-    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
-    if (memory == MAP_FAILED) {
-        return {};
-    }
-    auto const unmap = [](void*, std::byte* data, std::size_t size) noexcept {
-        munmap(data, size);
-    };
-    return {static_cast<std::byte*>(memory), bytes, unmap, nullptr};
-}
-
-class FileHandle {
-public:
-    explicit FileHandle(int number) noexcept : number_{number} {}
-    ~FileHandle() {
-        if (number_ >= 0) {
-            close(number_);
-        }
-    }
-    FileHandle(FileHandle const&) = delete;
-    FileHandle& operator=(FileHandle const&) = delete;
-    [[nodiscard]] int number() const noexcept { return number_; }
-
-private:
-    int number_;
-};
-
-/// Memory that the processes of all ranks map, each at its own address. The system counts its
-/// mappings, so killing any process leaves nothing of it. Collective; blocks.
-/// @throws Mismatch            see check_same_size.
-/// @throws CommunicationError  a rank cannot map it; on all ranks.
-template <class Comm>
-[[nodiscard]] Arena share_mapping(Comm& comm, std::size_t bytes) {
-    std::uint64_t const mine = bytes;
-    std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
-    comm.all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64}).wait();
-    check_same_size(all);
-    if (bytes == 0) {
-        return {};
-    }
-    // Rank 0 makes a file without a name, and the others open it through rank 0's process.
-    bool const is_maker = comm.rank() == 0;
-    FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
-    bool const is_made =
-        made.number() >= 0 && ftruncate(made.number(), static_cast<off_t>(bytes)) == 0;
-    std::array<std::int64_t, 3> maker{is_made ? 0 : errno, getpid(), made.number()};
-    comm.broadcast({maker.data(), maker.size(), DType::i64}, 0).wait();
-
-    Arena memory;
-    auto error = static_cast<std::int32_t>(maker[0]);
-    if (error == 0) {
-        std::string const path = concat("/proc/", maker[1], "/fd/", maker[2]);
-        FileHandle const opened{is_maker ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC)};
-        if (is_maker || opened.number() >= 0) {
-            memory = map_shared(bytes, is_maker ? made.number() : opened.number());
-        }
-        error = memory.data() != nullptr ? 0 : errno;
-    }
-    comm.all_reduce({&error, 1, DType::i32}, ReduceOp::max).wait();
-    if (error != 0) {
-        throw CommunicationError{concat(
-            "expected ",
-            bytes,
-            " bytes of memory that all ranks share, but on one of them the system says: ",
-            std::strerror(error),
-            "; ranks need memfd_create() and each other's /proc/<process>/fd, and so one machine "
-            "and one user"
-        )};
-    }
-    return memory;
-}
-
-}}} // namespace joinable::v0::detail
-
 #endif
 
 // ---- joinable/communicator/shared_memory/process.ipp
@@ -21684,6 +22119,10 @@ JOINABLE_DEFINITION bool ChildProcesses::start() {
         if (getppid() != parent) { // it died before that
             _exit(1);
         }
+        for (Child const& other : children_) {
+            close(other.handle);
+        }
+        children_.clear(); // they are this process's siblings
         return true;
     }
     auto const rank = static_cast<int>(children_.size());

@@ -125,9 +125,12 @@ public:
     /// Writes zeros to a gradient after the work on the caller's stream.
     void zero(Buffer gradient) {
         NcclRank& rank = graph_.rank();
-        rank.check(
-            cudaMemsetAsync(gradient.data, 0, gradient.bytes(), rank.caller()), "cudaMemsetAsync"
-        );
+        rank.on_device([&] {
+            check_cuda(
+                cudaMemsetAsync(gradient.data, 0, gradient.bytes(), rank.caller()),
+                "cudaMemsetAsync"
+            );
+        });
     }
 
     /// Forgets the graph; unfinished runs continue.

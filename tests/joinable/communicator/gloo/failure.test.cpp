@@ -297,7 +297,7 @@ TEST_CASE("an abort of ranks over Gloo ends those that wait in a group split off
     run_gloo_ranks({2, 4}, [](GlooCommunicator& comm) {
         auto group = comm.split(0, 0);
         auto pair = group.split(comm.rank() % 2, 0);
-        comm.barrier(); // all have their groups
+        comm.barrier();         // all have their groups
         if (comm.rank() == 1) { // and does not come to the others
             comm.abort({FailureKind::contract, {}, "enough"});
         } else {

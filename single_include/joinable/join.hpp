@@ -5261,17 +5261,24 @@ public:
     [[nodiscard]] std::vector<std::uint64_t> hashes_from() const {
         std::vector<std::uint64_t> hashes(items_.size() + 1);
         for (std::size_t i = items_.size(); i-- > 0;) {
-            hashes[i] = detail::Hash{}.add(hash(i)).add(hashes[i + 1]).value();
+            hashes[i] = chained(i, hashes[i + 1]);
         }
         return hashes;
     }
-    /// One of these; 0 beyond the last item.
-    [[nodiscard]] std::uint64_t hash_from(std::size_t first) const {
-        std::vector<std::uint64_t> const hashes = hashes_from();
-        return first < hashes.size() ? hashes[first] : 0;
+    /// One of these; 0 beyond the last item. Allocates nothing.
+    [[nodiscard]] std::uint64_t hash_from(std::size_t first) const noexcept {
+        std::uint64_t rest = 0;
+        for (std::size_t i = items_.size(); i > first; --i) {
+            rest = chained(i - 1, rest);
+        }
+        return rest;
     }
 
 private:
+    [[nodiscard]] std::uint64_t chained(std::size_t i, std::uint64_t rest) const noexcept {
+        return detail::Hash{}.add(hash(i)).add(rest).value();
+    }
+
     std::string title_;
     std::vector<Item> items_;
 };
@@ -6795,8 +6802,6 @@ public:
     /// Local. Does nothing if the communicator cannot abort.
     virtual void abort(AbortReason const& reason) = 0;
     [[nodiscard]] virtual bool can_abort() const noexcept = 0;
-    /// Local. False if the communicator cannot abort.
-    [[nodiscard]] virtual bool is_aborted() const = 0;
 
     /// Local. Returns false if the communicator cannot renew deadlines.
     virtual bool keep_alive() = 0;
@@ -6866,13 +6871,6 @@ public:
         }
     }
     [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
-    [[nodiscard]] bool is_aborted() const override {
-        if constexpr (Aborts<Comm>) {
-            return comm_.is_aborted();
-        } else {
-            return false;
-        }
-    }
 
     bool keep_alive() override {
         if constexpr (RenewsDeadline<Comm>) {
@@ -7914,6 +7912,11 @@ public:
     /// communicator of the gradients. On a device, a map does not travel behind gradients then. The
     /// same on every rank. Local.
     void send_words_by(detail::ControlCommunicator& words) noexcept { words_ = &words; }
+    /// Called before `words` is destroyed. A map that is under way there is lost. Local.
+    void forget_words() noexcept {
+        words_ = &own_words_;
+        is_map_posted_ = false;
+    }
 
     /// Starts an iteration. This rank's gradients are multiplied by `factor`, the divisor of the
     /// average with this rank's weight in it, as they are packed or as they are summed
@@ -8707,9 +8710,12 @@ JOINABLE_DEFINITION void agree(
     try {
         failure = find_disagreement(control, list, local_error);
     } catch (...) { // a rank's own error says more than that others did not come to hear it
-        std::exception_ptr const error = local_error ? local_error : std::current_exception();
-        control.abort(blamed_on(control.rank(), reason_of(error)));
-        std::rethrow_exception(error);
+        if (local_error) {
+            control.abort(blamed_on(control.rank(), failure_of(local_error)));
+            std::rethrow_exception(local_error);
+        }
+        control.abort(blamed_on(control.rank(), reason_of(std::current_exception())));
+        throw;
     }
     if (local_error) {
         std::rethrow_exception(local_error);
@@ -9575,11 +9581,11 @@ public:
 
     /// Keeps the reason of a failure that is about to leave the guard. Only the first one since
     /// forget() counts. The message is `text` if no exception is in flight or the exception has no
-    /// message. The exception of a communicator that is not in this guard names no rank of it.
+    /// message. An exception that names ranks which the guard does not have blames none.
     void record(std::string_view text) {
         if (!recorded_) {
             recorded_ = failure_of(std::current_exception());
-            if (!recorded_->ranks.empty() && !may_have_failed()) {
+            if (names_others(recorded_->ranks)) {
                 recorded_ = AbortReason{FailureKind::peer_failed, {}, recorded_->message};
             }
             if (recorded_->message.empty()) {
@@ -9589,9 +9595,9 @@ public:
     }
     /// Keeps the reason of a failed roll call, which all ranks throw, unless a reason was kept
     /// before.
-    void record_end_of_roll_calls(std::exception_ptr const& error) {
+    void record_end_of_roll_calls(AbortReason const& reason) {
         if (!recorded_) {
-            recorded_ = reason_of(error);
+            recorded_ = reason;
         }
     }
     /// The program has handled the failure.
@@ -9638,13 +9644,9 @@ public:
     }
 
 private:
-    /// Whether a communicator of this guard has failed, as far as known.
-    [[nodiscard]] bool may_have_failed() const {
-        return std::any_of(
-            communicators_.begin(),
-            communicators_.end(),
-            [](ControlCommunicator const* one) { return !one->can_abort() || one->is_aborted(); }
-        );
+    /// Whether these are ranks of a larger communicator than the guard's.
+    [[nodiscard]] bool names_others(std::vector<int> const& ranks) const {
+        return !ranks.empty() && *std::max_element(ranks.begin(), ranks.end()) >= control().size();
     }
 
     std::vector<ControlCommunicator*> communicators_; ///< distinct
@@ -10258,7 +10260,10 @@ private:
     /// Aborts after an exchange of all ranks has thrown, on this rank alone or because the
     /// communicator failed. The others cannot continue. Rethrows `error`.
     [[noreturn]] void fail_together(std::exception_ptr const& error) {
-        outcome_.record_end_of_roll_calls(error);
+        fail_together(error, reason_of(error));
+    }
+    [[noreturn]] void fail_together(std::exception_ptr const& error, AbortReason const& reason) {
+        outcome_.record_end_of_roll_calls(reason);
         abort();
         std::rethrow_exception(error);
     }
@@ -10386,7 +10391,7 @@ Session::enter(AgreementList const& list, std::exception_ptr const& local_error)
         }
     } catch (...) {
         if (local_error) { // it says more than that the others did not come to hear it
-            fail_together(local_error);
+            fail_together(local_error, failure_of(local_error));
         }
         try {
             throw;
@@ -10483,6 +10488,7 @@ JOINABLE_DEFINITION void Session::finish(HookRunner& hooks) {
     outcome_.require_alive();
     try {
         require_complete_round();
+        outcome_.forget(); // a failure in the last round was handled
         require_nothing_ahead();
         if (!stopped_) {
             shadow_until_end(hooks);
@@ -11099,8 +11105,8 @@ Round notify_join_context(J& joinable, RoundNotice notice = {}) {
 }
 
 /// Keeps the text of a failure, and the exception being handled if there is one. Peers see it when
-/// the exception leaves the guard. Local. Only the first record counts; outside a guard the call
-/// does nothing. Call it where a participant's verb catches an exception, then rethrow.
+/// the exception leaves the guard. Local. Only the first record of a round counts; outside a guard
+/// the call does nothing. Call it where a participant's verb catches an exception, then rethrow.
 template <class J>
 void record_failure(J& joinable, std::string_view text) {
     if (auto* const session = detail::session_of(joinable.join_state()); session != nullptr) {
@@ -11718,7 +11724,9 @@ private:
 } // namespace detail
 
 /// The result of Join::iterate: an input range that opens a round before each element, and reads
-/// each element of its range once. It calls `announce` once for each.
+/// each element of its range once. It calls `announce` once for each. With look-ahead and `announce`
+/// an element that is a reference is read twice, as forward ranges allow: the next one may lie in the
+/// same place. An element that is a value can be moved from.
 template <class Guard, class Range, class Announce, bool LooksAhead>
 class GuardedRange {
     using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
@@ -11749,7 +11757,7 @@ public:
         }
         /// Valid until the next increment.
         decltype(auto) operator*() const {
-            if constexpr (reads_early) {
+            if constexpr (reads_early && !(LooksAhead && std::is_reference_v<Element>)) {
                 return (LooksAhead ? current_ : next_).get();
             } else {
                 return *position_;
@@ -11971,7 +11979,7 @@ public:
         }
     }
 
-    /// Local. Keeps the text that peers see if an exception leaves the guard.
+    /// Local. Keeps the text that peers see if an exception leaves the guard in this round.
     void fail(std::string_view text) {
         session_.forget_failure();
         session_.record_failure(text);
@@ -13744,6 +13752,8 @@ public:
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
+        /// An iteration may be open, if an exception ends the guard.
+        ~Hook() { ddp_.reducer_->forget_words(); }
 
         void main_hook(Round const& round) {
             detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);

@@ -79,7 +79,7 @@ void there_and_back(benchmark::State& state) {
         }
     }};
     joinable::detail::wait_for(server, POLLIN, end);
-    Socket const socket{::accept4(server.handle(), nullptr, nullptr, SOCK_NONBLOCK)};
+    Socket socket{::accept4(server.handle(), nullptr, nullptr, SOCK_NONBLOCK)};
     socket.prepare_connection();
     for (auto _ : state) {
         (void)socket.send(message);

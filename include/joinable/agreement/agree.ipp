@@ -199,9 +199,12 @@ JOINABLE_DEFINITION void agree(
     try {
         failure = find_disagreement(control, list, local_error);
     } catch (...) { // a rank's own error says more than that others did not come to hear it
-        std::exception_ptr const error = local_error ? local_error : std::current_exception();
-        control.abort(blamed_on(control.rank(), reason_of(error)));
-        std::rethrow_exception(error);
+        if (local_error) {
+            control.abort(blamed_on(control.rank(), failure_of(local_error)));
+            std::rethrow_exception(local_error);
+        }
+        control.abort(blamed_on(control.rank(), reason_of(std::current_exception())));
+        throw;
     }
     if (local_error) {
         std::rethrow_exception(local_error);

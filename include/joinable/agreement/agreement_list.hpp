@@ -123,17 +123,24 @@ public:
     [[nodiscard]] std::vector<std::uint64_t> hashes_from() const {
         std::vector<std::uint64_t> hashes(items_.size() + 1);
         for (std::size_t i = items_.size(); i-- > 0;) {
-            hashes[i] = detail::Hash{}.add(hash(i)).add(hashes[i + 1]).value();
+            hashes[i] = chained(i, hashes[i + 1]);
         }
         return hashes;
     }
-    /// One of these; 0 beyond the last item.
-    [[nodiscard]] std::uint64_t hash_from(std::size_t first) const {
-        std::vector<std::uint64_t> const hashes = hashes_from();
-        return first < hashes.size() ? hashes[first] : 0;
+    /// One of these; 0 beyond the last item. Allocates nothing.
+    [[nodiscard]] std::uint64_t hash_from(std::size_t first) const noexcept {
+        std::uint64_t rest = 0;
+        for (std::size_t i = items_.size(); i > first; --i) {
+            rest = chained(i - 1, rest);
+        }
+        return rest;
     }
 
 private:
+    [[nodiscard]] std::uint64_t chained(std::size_t i, std::uint64_t rest) const noexcept {
+        return detail::Hash{}.add(hash(i)).add(rest).value();
+    }
+
     std::string title_;
     std::vector<Item> items_;
 };

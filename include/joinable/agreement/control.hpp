@@ -46,8 +46,6 @@ public:
     /// Local. Does nothing if the communicator cannot abort.
     virtual void abort(AbortReason const& reason) = 0;
     [[nodiscard]] virtual bool can_abort() const noexcept = 0;
-    /// Local. False if the communicator cannot abort.
-    [[nodiscard]] virtual bool is_aborted() const = 0;
 
     /// Local. Returns false if the communicator cannot renew deadlines.
     virtual bool keep_alive() = 0;
@@ -117,13 +115,6 @@ public:
         }
     }
     [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
-    [[nodiscard]] bool is_aborted() const override {
-        if constexpr (Aborts<Comm>) {
-            return comm_.is_aborted();
-        } else {
-            return false;
-        }
-    }
 
     bool keep_alive() override {
         if constexpr (RenewsDeadline<Comm>) {

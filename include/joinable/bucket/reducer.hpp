@@ -130,6 +130,11 @@ public:
     /// communicator of the gradients. On a device, a map does not travel behind gradients then. The
     /// same on every rank. Local.
     void send_words_by(detail::ControlCommunicator& words) noexcept { words_ = &words; }
+    /// Called before `words` is destroyed. A map that is under way there is lost. Local.
+    void forget_words() noexcept {
+        words_ = &own_words_;
+        is_map_posted_ = false;
+    }
 
     /// Starts an iteration. This rank's gradients are multiplied by `factor`, the divisor of the
     /// average with this rank's weight in it, as they are packed or as they are summed

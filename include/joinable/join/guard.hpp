@@ -179,7 +179,7 @@ public:
         }
     }
 
-    /// Local. Keeps the text that peers see if an exception leaves the guard.
+    /// Local. Keeps the text that peers see if an exception leaves the guard in this round.
     void fail(std::string_view text) {
         session_.forget_failure();
         session_.record_failure(text);

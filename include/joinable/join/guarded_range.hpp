@@ -72,7 +72,9 @@ private:
 } // namespace detail
 
 /// The result of Join::iterate: an input range that opens a round before each element, and reads
-/// each element of its range once. It calls `announce` once for each.
+/// each element of its range once. It calls `announce` once for each. With look-ahead and `announce`
+/// an element that is a reference is read twice, as forward ranges allow: the next one may lie in the
+/// same place. An element that is a value can be moved from.
 template <class Guard, class Range, class Announce, bool LooksAhead>
 class GuardedRange {
     using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
@@ -103,7 +105,7 @@ public:
         }
         /// Valid until the next increment.
         decltype(auto) operator*() const {
-            if constexpr (reads_early) {
+            if constexpr (reads_early && !(LooksAhead && std::is_reference_v<Element>)) {
                 return (LooksAhead ? current_ : next_).get();
             } else {
                 return *position_;

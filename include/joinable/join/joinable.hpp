@@ -311,8 +311,8 @@ Round notify_join_context(J& joinable, RoundNotice notice = {}) {
 }
 
 /// Keeps the text of a failure, and the exception being handled if there is one. Peers see it when
-/// the exception leaves the guard. Local. Only the first record counts; outside a guard the call
-/// does nothing. Call it where a participant's verb catches an exception, then rethrow.
+/// the exception leaves the guard. Local. Only the first record of a round counts; outside a guard
+/// the call does nothing. Call it where a participant's verb catches an exception, then rethrow.
 template <class J>
 void record_failure(J& joinable, std::string_view text) {
     if (auto* const session = detail::session_of(joinable.join_state()); session != nullptr) {

@@ -191,6 +191,8 @@ public:
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
+        /// An iteration may be open, if an exception ends the guard.
+        ~Hook() { ddp_.reducer_->forget_words(); }
 
         void main_hook(Round const& round) {
             detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);

@@ -219,6 +219,8 @@ public:
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
+        /// An iteration may be open, if an exception ends the guard.
+        ~Hook() { sharded_.reducer_->forget_words(); }
 
         void main_hook(Round const& round) {
             detail::PassRanges<Times>::note_wait(sharded_.timeline(), round);

@@ -334,7 +334,7 @@ protected:
         };
         fail_together(compared, prepare);
         start->run(comm_, 0);
-        fail_together("group of parameters", [&] {
+        auto const finish = [&] {
             if (group.buckets) {
                 group.buckets->take();
             }
@@ -345,12 +345,20 @@ protected:
                 group.values->take(group.shards, scratch_[0]);
             }
             device().finish(); // before the engine's memory ends
-        });
+            rules_.push_back(std::move(rule));
+        };
+        try {
+            fail_together("group of parameters", finish);
+        } catch (...) {
+            if (rules_.size() > groups_.size()) {
+                rules_.pop_back();
+            }
+            throw;
+        }
         if (shards_values()) {
             group.values->release();
             group.parameters = std::move(kept);
         }
-        rules_.push_back(std::move(rule));
         loads_ = std::move(loads);
         groups_.push_back(std::move(group));
     }

@@ -260,9 +260,10 @@ TEST_CASE("a guard that is not enabled runs a loop with look-ahead alone") {
     });
 }
 
-/// Calls f(range) for a range that makes its elements and one that refers to them. Reading counts.
+/// Calls f(range) for a range that makes its elements and one that refers to them, which is read
+/// `times` times. Reading counts.
 template <class F>
-void for_each_loader(std::size_t size, F const& f) {
+void for_each_loader(std::size_t size, int times, F const& f) {
     std::vector<int> batches(size);
     std::iota(batches.begin(), batches.end(), 0);
     int loaded = 0;
@@ -280,18 +281,19 @@ void for_each_loader(std::size_t size, F const& f) {
         ++loaded;
         return loader[static_cast<std::size_t>(batch)];
     }));
-    CHECK(loaded == static_cast<int>(size));
+    CHECK(loaded == times * static_cast<int>(size));
 }
 
-TEST_CASE("a loop reads each element of its range once, however rounds are announced") {
+TEST_CASE("a loop reads each element of its range once, but references twice to announce them early"
+) {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const weight_of = [](std::unique_ptr<int> const& batch) {
             return joinable::RoundNotice{.weight = static_cast<std::uint64_t>(*batch + 1)};
         };
         std::size_t const size = inputs_of(comm.rank());
-        auto const check = [&](auto const& loop) {
-            for_each_loader(size, [&](auto range) {
+        auto const check = [&](int times, auto const& loop) {
+            for_each_loader(size, times, [&](auto range) {
                 Join guard{participants(reducer)};
                 int next = 0;
                 for (auto&& batch : loop(guard, range)) {
@@ -302,11 +304,12 @@ TEST_CASE("a loop reads each element of its range once, however rounds are annou
                 guard.finish();
             });
         };
-        check([](auto& guard, auto& range) { return guard.iterate(range); });
-        check([&](auto& guard, auto& range) { return guard.iterate(range, weight_of); });
-        check([](auto& guard, auto& range) { return guard.iterate(look_ahead, range); });
-        check([&](auto& guard, auto& range) { return guard.iterate(look_ahead, range, weight_of); }
-        );
+        check(1, [](auto& guard, auto& range) { return guard.iterate(range); });
+        check(1, [&](auto& guard, auto& range) { return guard.iterate(range, weight_of); });
+        check(1, [](auto& guard, auto& range) { return guard.iterate(look_ahead, range); });
+        check(2, [&](auto& guard, auto& range) {
+            return guard.iterate(look_ahead, range, weight_of);
+        });
     });
 }
 

@@ -99,6 +99,7 @@ public:
     /// A shadow runs none of the engine's nodes. With factor 0 this rank contributes zeros. The host
     /// waits while it is four runs ahead. @pre is_captured()
     void run(double factor, bool is_shadow) {
+        graph_.rank().require_no_error(); // waits below would replace it
         graph_.set_role(is_shadow, factor == 0.0);
         NcclLaunch*& turn = turns_[next_];
         std::byte* const staged = staging_.data() + next_ * sizeof(Factors);

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -22,6 +23,7 @@
 #include <joinable/communicator/nccl/options.hpp>
 #include <joinable/communicator/shared_memory/process.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/cuda/runtime.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -84,6 +86,7 @@ public:
     ~NcclCommunicator() {
         close(true);
         if (split_ != nullptr) {
+            detail::CurrentCudaDevice const current{rank_.device(), std::nothrow};
             static_cast<void>(detail::NcclHandle::within(rank_.deadline(), &ncclCommAbort, split_));
         }
     }
@@ -106,6 +109,7 @@ public:
             };
         }
         rank_.begin_call();
+        detail::CurrentCudaDevice const current{rank_.device(), std::nothrow};
         std::unique_ptr<detail::NcclControl> control;
         rank_.over_control([&](detail::NcclControl& whole) { control = whole.split(color, key); });
         ncclConfig_t config = config_of(options_);

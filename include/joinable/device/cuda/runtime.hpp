@@ -141,6 +141,14 @@ run_within(std::chrono::nanoseconds time, F f) {
     return result.get();
 }
 
+/// For a thread of our own, which ends soon: it works on a device, and leaves captures of others alone.
+/// Another device that it set, even the one from before, would get a context.
+inline void use_cuda_device(int index) noexcept {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    static_cast<void>(cudaSetDevice(index));
+    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+}
+
 /// How many threads are still at give_back() after its deadline.
 [[nodiscard]] inline std::atomic<int>& late_cuda_frees() noexcept {
     static std::atomic<int> threads{0};
@@ -158,7 +166,7 @@ void give_back(int device, std::chrono::nanoseconds deadline, Free free) noexcep
         bool const is_stuck = late_cuda_frees() > 0;
         auto const state = std::make_shared<std::atomic<int>>(running);
         auto const run = [=] {
-            CurrentCudaDevice const current{device, std::nothrow};
+            use_cuda_device(device);
             if (is_stuck) { // free() may rely on memory that was freed before
                 static_cast<void>(cudaDeviceSynchronize());
             }

@@ -22,11 +22,11 @@ public:
 
     /// Keeps the reason of a failure that is about to leave the guard. Only the first one since
     /// forget() counts. The message is `text` if no exception is in flight or the exception has no
-    /// message. The exception of a communicator that is not in this guard names no rank of it.
+    /// message. An exception that names ranks which the guard does not have blames none.
     void record(std::string_view text) {
         if (!recorded_) {
             recorded_ = failure_of(std::current_exception());
-            if (!recorded_->ranks.empty() && !may_have_failed()) {
+            if (names_others(recorded_->ranks)) {
                 recorded_ = AbortReason{FailureKind::peer_failed, {}, recorded_->message};
             }
             if (recorded_->message.empty()) {
@@ -36,9 +36,9 @@ public:
     }
     /// Keeps the reason of a failed roll call, which all ranks throw, unless a reason was kept
     /// before.
-    void record_end_of_roll_calls(std::exception_ptr const& error) {
+    void record_end_of_roll_calls(AbortReason const& reason) {
         if (!recorded_) {
-            recorded_ = reason_of(error);
+            recorded_ = reason;
         }
     }
     /// The program has handled the failure.
@@ -85,13 +85,9 @@ public:
     }
 
 private:
-    /// Whether a communicator of this guard has failed, as far as known.
-    [[nodiscard]] bool may_have_failed() const {
-        return std::any_of(
-            communicators_.begin(),
-            communicators_.end(),
-            [](ControlCommunicator const* one) { return !one->can_abort() || one->is_aborted(); }
-        );
+    /// Whether these are ranks of a larger communicator than the guard's.
+    [[nodiscard]] bool names_others(std::vector<int> const& ranks) const {
+        return !ranks.empty() && *std::max_element(ranks.begin(), ranks.end()) >= control().size();
     }
 
     std::vector<ControlCommunicator*> communicators_; ///< distinct

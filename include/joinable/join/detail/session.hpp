@@ -148,7 +148,10 @@ private:
     /// Aborts after an exchange of all ranks has thrown, on this rank alone or because the
     /// communicator failed. The others cannot continue. Rethrows `error`.
     [[noreturn]] void fail_together(std::exception_ptr const& error) {
-        outcome_.record_end_of_roll_calls(error);
+        fail_together(error, reason_of(error));
+    }
+    [[noreturn]] void fail_together(std::exception_ptr const& error, AbortReason const& reason) {
+        outcome_.record_end_of_roll_calls(reason);
         abort();
         std::rethrow_exception(error);
     }

@@ -31,7 +31,7 @@ Session::enter(AgreementList const& list, std::exception_ptr const& local_error)
         }
     } catch (...) {
         if (local_error) { // it says more than that the others did not come to hear it
-            fail_together(local_error);
+            fail_together(local_error, failure_of(local_error));
         }
         try {
             throw;
@@ -128,6 +128,7 @@ JOINABLE_DEFINITION void Session::finish(HookRunner& hooks) {
     outcome_.require_alive();
     try {
         require_complete_round();
+        outcome_.forget(); // a failure in the last round was handled
         require_nothing_ahead();
         if (!stopped_) {
             shadow_until_end(hooks);

@@ -78,6 +78,11 @@ public:
             whole_->send_words_by(words);
         }
     }
+    void forget_words() noexcept {
+        if (whole_) {
+            whole_->forget_words();
+        }
+    }
     template <class Unused>
     void prepare_for_backward(double factor, Unused const& unused, int order_source) {
         visit([&](auto& r) { r.prepare_for_backward(factor, unused, order_source); });

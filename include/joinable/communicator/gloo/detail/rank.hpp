@@ -46,8 +46,8 @@ public:
     using Operation = GlooOperation;
 
     GlooRank(GlooMeeting door, std::shared_ptr<GlooRank> parent)
-        : options_{door.options}, own_address_{door.own_address}, parent_{std::move(parent)},
-          control_{attached(std::move(door), parent_)} {
+        : parent_{std::move(parent)}, control_{attached(door, parent_)}, options_{door.options},
+          own_address_{door.address_here()} {
         try {
             mesh_.emplace(
                 rank(),
@@ -427,7 +427,7 @@ private:
         }
     }
     /// An abort of the parent reaches every wait.
-    static TcpCommunicator attached(GlooMeeting door, std::shared_ptr<GlooRank> const& parent) {
+    static TcpCommunicator attached(GlooMeeting& door, std::shared_ptr<GlooRank> const& parent) {
         if (parent != nullptr) {
             door.hear = [parent] { return parent->reason_for_groups(); };
         }
@@ -477,11 +477,11 @@ private:
         return post_beside(control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown);
     }
 
-    TcpOptions options_;
-    std::string own_address_;
     HomeProcess home_;
     std::shared_ptr<GlooRank> parent_;
     TcpCommunicator control_;
+    TcpOptions options_; ///< by which the ranks have met
+    std::string own_address_;
     std::optional<GlooMesh> mesh_;
     std::optional<GlooLane> lane_;
     std::optional<GlooMessages> messages_;

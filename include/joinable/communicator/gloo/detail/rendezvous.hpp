@@ -191,7 +191,7 @@ private:
 /// How a rank attaches to the others. The hub lives in rank 0's process.
 struct GlooMeeting {
     TcpOptions options = {};
-    std::string own_address = {};             ///< of this rank's machine
+    std::string own_address = {};             ///< of this rank's machine, if it was given
     std::optional<TcpListener> listener = {}; ///< of rank 0, if it has one already
     std::optional<MeetingFile> file = {};     ///< by which the ranks meet; there may be none
     Hear hear = {};                           ///< what else may end these ranks
@@ -210,13 +210,11 @@ struct GlooMeeting {
         } else {
             find_by_file(std::get<GlooFile>(given.store).path);
         }
-        if (own_address.empty()) {
-            own_address = own_address_towards(options.address);
-        }
     }
     GlooMeeting() = default;
 
-    /// Collective; blocks. An earlier job may have left its file: rank 0 writes another one then.
+    /// Collective; blocks. An earlier job may have left its file: rank 0 writes another one then, and
+    /// `options` are those by which the ranks have met.
     [[nodiscard]] TcpCommunicator attach() {
         struct Removal { // also when some ranks did not come
             MeetingFile const* file;
@@ -231,9 +229,18 @@ struct GlooMeeting {
             bool const is_elsewhere = file && file->has_read(found) &&
                                       (found.address != tried.address || found.port != tried.port ||
                                        found.secret != tried.secret);
-            return is_elsewhere ? std::optional{found} : std::nullopt;
+            if (!is_elsewhere) {
+                return std::nullopt;
+            }
+            options = found;
+            return found;
         };
         return attach_within({hear, look}, options, std::move(listener));
+    }
+    /// The address of this rank's machine on the way to rank 0. Call it after attach().
+    /// @throws CommunicationError
+    [[nodiscard]] std::string address_here() const {
+        return own_address.empty() ? own_address_towards(options.address) : own_address;
     }
 
 private:

@@ -18,6 +18,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// learn of aborts, and to compare their calls.
 class NcclControl : public ControlCommunicator {
 public:
+    [[nodiscard]] virtual bool is_aborted() const = 0;
+
     /// Memory that all ranks share; empty if that is not supported.
     [[nodiscard]] virtual Arena share(std::size_t bytes) = 0;
     [[nodiscard]] virtual bool can_split() const noexcept = 0;
@@ -37,6 +39,8 @@ class NcclControlOver final : public ControlOver<Held, NcclControl> {
 
 public:
     using ControlOver<Held, NcclControl>::ControlOver;
+
+    [[nodiscard]] bool is_aborted() const override { return this->communicator().is_aborted(); }
 
     [[nodiscard]] Arena share(std::size_t bytes) override {
         if constexpr (SharesMemory<Comm>) {

@@ -65,12 +65,19 @@ public:
     }
     /// Calls what frees a handle. NCCL then frees memory, for which CUDA waits for all work of the
     /// device, also that of other communicators, and a network may hold NCCL's own threads. So this
-    /// is called on a thread of its own, which after that time goes on with it alone.
+    /// is called on a thread of its own, which after that time goes on with it alone. The device is the
+    /// one that is current here.
     static ncclResult_t within(
         std::chrono::nanoseconds time, ncclResult_t (*call)(ncclComm_t), ncclComm_t comm
     ) noexcept {
+        int device = 0;
+        static_cast<void>(cudaGetDevice(&device));
+        auto const run = [=] {
+            use_cuda_device(device);
+            return call(comm);
+        };
         try {
-            return run_within(time, [=] { return call(comm); }).value_or(ncclInProgress);
+            return run_within(time, run).value_or(ncclInProgress);
         } catch (...) { // there is no thread
             return call(comm);
         }

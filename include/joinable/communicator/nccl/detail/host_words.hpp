@@ -104,13 +104,13 @@ public:
     NcclHostWords(NcclRank& rank, bool checks) noexcept : rank_{rank}, checks_{checks} {}
     NcclHostWords(NcclHostWords const&) = delete;
     NcclHostWords& operator=(NcclHostWords const&) = delete;
-    /// Call it when all collectives have ended: nothing else is on the stream but copies.
+    /// Does not wait for the stream, which may wait for a rank that never comes. The memory goes back
+    /// by the deadline, see give_back().
     ~NcclHostWords() {
         if (stream_ == nullptr) {
             return;
         }
         CurrentCudaDevice const current{rank_.device(), std::nothrow};
-        static_cast<void>(cudaStreamSynchronize(stream_));
         for (auto const& slot : slots_) {
             static_cast<void>(cudaEventDestroy(slot->copied));
         }
@@ -134,6 +134,7 @@ public:
     /// Device::allocate_staging(). Blocks the host, up to the deadline.
     /// @throws TimedOut, PeerFailed, CommunicationError, ...
     void download(void const* from, void* to, std::size_t bytes) {
+        rank_.require_no_error(); // waits below would replace it
         rank_.on_device([&] {
             prepare();
             check_cuda(cudaEventRecord(caller_has_run_, rank_.caller()), "cudaEventRecord");
@@ -149,6 +150,7 @@ private:
     Work start(Buffer words, Ask const& ask) {
         check_memory(words);
         rank_.throw_if_aborted();
+        rank_.require_no_error(); // queries below would replace it
         TakenSlot slot = take(words.bytes());
         Buffer const staged{slot->device.data(), words.count, words.dtype};
         Request const request = ask(RequestsOf{rank_.rank(), rank_.size()}, staged);
@@ -206,6 +208,7 @@ private:
         constexpr std::size_t least = 1024;
         std::size_t const room = std::bit_ceil((std::max)(bytes, least));
         prepare();
+        device_->set_deadline(rank_.deadline());
         auto slot = std::make_unique<Slot>();
         slot->host = device_->allocate_staging(room);
         slot->device = device_->allocate(room, Arena::default_alignment);

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 

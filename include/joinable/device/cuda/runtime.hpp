@@ -157,8 +157,9 @@ inline void use_cuda_device(int index) noexcept {
 
 /// Frees memory of a device by `free()`, at once if the device is idle. CUDA waits for all work of the
 /// device then, and nothing but a bound ends that wait where a rank never joins a collective, of
-/// whichever communicator. So `free()` runs on a thread of its own. At the deadline the host goes on,
-/// and the thread frees the memory when the device allows. The host waits for one such thread only.
+/// whichever communicator. So `free()` runs on a thread of its own. At the deadline, after a second at
+/// most, the host goes on: what keeps the device busy may need it. The thread frees the memory when the
+/// device allows. The host waits for one such thread only.
 template <class Free>
 void give_back(int device, std::chrono::nanoseconds deadline, Free free) noexcept {
     enum State : int { running, late, over };
@@ -174,7 +175,10 @@ void give_back(int device, std::chrono::nanoseconds deadline, Free free) noexcep
             late_cuda_frees() -= state->exchange(over) == late ? 1 : 0;
             return true;
         };
-        if (!run_within(is_stuck ? std::chrono::nanoseconds{0} : deadline, run)) {
+        constexpr std::chrono::nanoseconds longest = std::chrono::seconds{1};
+        if (!run_within(
+                is_stuck ? std::chrono::nanoseconds{0} : (std::min)(deadline, longest), run
+            )) {
             ++late_cuda_frees(); // before the thread can see that it is late
             int expected = running;
             late_cuda_frees() -= state->compare_exchange_strong(expected, late) ? 0 : 1;

@@ -52,7 +52,7 @@ TEST_CASE("weighted rounds outside a guard allocate nothing after the first, cap
         DeviceModel model{comm.rank(), DType::f32};
         comm.set_stream(model.stream());
         joinable::DistributedDataParallel ddp{comm, model.params, small_buckets(false)};
-        DeviceArray<float> const gradient{{1.0F, 2.0F}, stream};
+        DeviceArray<float> const gradient{{1.0F, 2.0F}, model.stream()};
         joinable::CapturedStep captured{comm, {gradient.buffer()}, [](auto ready) { ready(0); }};
         auto const round = [&](int batch) {
             ddp.forward([] {}, {.weight = me + 1});

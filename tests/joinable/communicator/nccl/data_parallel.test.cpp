@@ -272,7 +272,8 @@ TEST_CASE("a sum by tokens over NCCL is refused on all ranks where f16 cannot ho
         {3'000'000, refusal("3.33333e-07", "3.57628e-07")},
         {48'000'000, refusal("2.08333e-08", "0")},
     };
-    for (auto const& [tokens, text] : cases) {
+    for (auto const& one : cases) { // clang 14 captures no structured binding
+        std::uint64_t const tokens = one.tokens;
         for (bool const has_joined : {false, true}) {
             for (bool const skips : {false, true}) {
                 CAPTURE(tokens);
@@ -283,7 +284,7 @@ TEST_CASE("a sum by tokens over NCCL is refused on all ranks where f16 cannot ho
                     if (own * static_cast<std::uint64_t>(active) == tokens) {
                         auto const options = options_of(joinable::GradientKind::sum, false);
                         DistributedDataParallel ddp{comm, model.params, options};
-                        CHECK(train_tokens(hosts, ddp, model, own, has_joined, skips) == text);
+                        CHECK(train_tokens(hosts, ddp, model, own, has_joined, skips) == one.text);
                     }
                 });
             }

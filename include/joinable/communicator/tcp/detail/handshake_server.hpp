@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/communicator/tcp/detail/handshake.hpp>
 #include <joinable/communicator/tcp/detail/socket.hpp>
 #include <joinable/detail/text.hpp>

@@ -105,7 +105,12 @@ cudaError_t cudaMemcpy3DAsync(cudaMemcpy3DParms const* parameters, cudaStream_t 
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
     return call("cudaMemsetAsync", [&]() -> cudaError_t {
-        return launch(stream, [=] { std::memset(to, value, bytes); }, cudaGraphNodeTypeMemset);
+        auto const set = [=] {
+            if (bytes != 0) { // memset() takes no null pointer
+                std::memset(to, value, bytes);
+            }
+        };
+        return launch(stream, set, cudaGraphNodeTypeMemset);
     });
 }
 cudaError_t cudaMemset2DAsync(

@@ -275,8 +275,8 @@ using ContiguousBatch = LaunchBatch<ContiguousCopy, Room>;
 /// The bytes of a kernel's arguments: up to 32764 from CUDA 12.1 on.
 inline constexpr std::size_t most_bytes = CUDART_VERSION >= 12010 ? 32764 : 4096;
 /// The numbers of copies in a launch with arguments of 4 KiB, and with the largest ones.
-inline constexpr std::size_t few_copies = room_in<ContiguousCopy, 4096>;
-inline constexpr std::size_t many_copies = room_in<ContiguousCopy, most_bytes>;
+inline constexpr std::size_t few_copies = items_in<ContiguousCopy, 4096>;
+inline constexpr std::size_t many_copies = items_in<ContiguousCopy, most_bytes>;
 static_assert(sizeof(ContiguousBatch<few_copies>) <= 4096);
 static_assert(sizeof(ContiguousBatch<many_copies>) <= most_bytes);
 
@@ -357,7 +357,7 @@ __host__ __device__ void move_elements(
 }
 
 /// The number of copies in a launch; its argument has at most 4 KiB.
-inline constexpr std::size_t strided_in_launch = room_in<CudaCopy, 4096>;
+inline constexpr std::size_t strided_in_launch = items_in<CudaCopy, 4096>;
 using StridedBatch = LaunchBatch<CudaCopy, strided_in_launch>;
 static_assert(sizeof(StridedBatch) <= 4096);
 

@@ -29,7 +29,7 @@ struct LaunchBatch {
 };
 /// The number of items that fit into a kernel's arguments of so many bytes.
 template <class Item, std::size_t Bytes>
-inline constexpr std::size_t room_in =
+inline constexpr std::size_t items_in =
     (Bytes - 2 * sizeof(std::uint32_t)) / (sizeof(Item) + sizeof(std::uint32_t));
 
 /// The number of elements of an item that one block takes.

@@ -2,6 +2,8 @@
 # Compiles the kernels that copy with NVCC for sm_90, without a GPU, and checks their code: no kernel keeps
 # registers in memory, a thread of run_copies has at most 32, so that a multiprocessor holds as many as it
 # can, and loads 4 words of 16 bytes before it stores one, or 2 pairs of words where it shifts them.
+include(${CMAKE_CURRENT_LIST_DIR}/run_command.cmake)
+
 set(source ${FOLDER}/kernel_code.cu)
 file(MAKE_DIRECTORY ${FOLDER})
 file(
@@ -11,19 +13,8 @@ file(
 )
 cmake_path(GET NVCC PARENT_PATH programs)
 set(ptx ${FOLDER}/kernel_code.ptx)
-foreach(command
-        "${NVCC};-std=c++20;-arch=compute_90;-I${INCLUDE};-ptx;${source};-o;${ptx}"
-        "${programs}/ptxas;-arch=sm_90;-v;${ptx};-o;${FOLDER}/kernel_code.cubin"
-)
-    execute_process(
-        COMMAND ${command} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output
-    )
-    message(STATUS "${output}")
-    if(NOT result EQUAL 0)
-        list(JOIN command " " command)
-        message(FATAL_ERROR "${command} failed: ${result}")
-    endif()
-endforeach()
+run_command(${NVCC} -std=c++20 -arch=compute_90 -I${INCLUDE} -ptx ${source} -o ${ptx})
+run_command(${programs}/ptxas -arch=sm_90 -v ${ptx} -o ${FOLDER}/kernel_code.cubin)
 
 string(REGEX MATCHALL "[0-9]+ bytes spill (stores|loads)" spills "${output}")
 list(FILTER spills EXCLUDE REGEX "^0 bytes")

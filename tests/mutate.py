@@ -116,14 +116,14 @@ MUTATIONS = [
     ),
     # -- collectives within the passes of a model -----------------------------------------------------
     Mutation(
-        "joined-ranks-send-zeros-in-products", "participant/shadowed.hpp",
+        "joined-ranks-send-zeros-in-products", "participant/detail/replayed.hpp",
         "case ReduceOp::product: return T{Number{1}};", "case ReduceOp::product: return T{};",
         "participant/shadowed.test.cpp", "a joined rank changes no result*",
     ),
     Mutation(
-        "joined-ranks-send-zeros-in-maxima", "participant/shadowed.hpp",
-        "said.op != ReduceOp::sum && said.op != ReduceOp::bit_or",
-        "said.op != ReduceOp::sum && said.op != ReduceOp::max && said.op != ReduceOp::bit_or",
+        "joined-ranks-send-zeros-in-maxima", "participant/detail/replayed.hpp",
+        "if (op == ReduceOp::sum || op == ReduceOp::bit_or) {",
+        "if (op == ReduceOp::sum || op == ReduceOp::max || op == ReduceOp::bit_or) {",
         "participant/shadowed.test.cpp", "extremes of negative*",
     ),
     Mutation(
@@ -430,7 +430,7 @@ MUTATIONS = [
     # -- sharded optimizers ---------------------------------------------------------------------------
     Mutation(
         "joined-owners-keep-their-settings", "participant/sharded_optimizer.hpp",
-        "settings_.share(comm_, host_, round, rules_, options_.shared, groups_);", "",
+        "settings_.share(comm_, words(), round, rules_, options_.shared, groups_);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "learning rates*",
     ),
     Mutation(
@@ -682,7 +682,7 @@ MUTATIONS = [
     ),
     Mutation(
         "gradients-of-16-bits-are-rounded-twice", "participant/detail/shard_exchange.hpp",
-        "scales_parts<Comm> && factor != 0.0", "false",
+        "sum_scales_parts(comm) && factor != 0.0", "false",
         "participant/sharded_data_parallel.test.cpp", "every dtype*trains sharded",
     ),
     Mutation(

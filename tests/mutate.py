@@ -316,7 +316,7 @@ MUTATIONS = [
     # -- weights and skipped batches ----------------------------------------------------------------
     Mutation(
         "a-skip-says-it-is-unweighted", "join/detail/rounds.ipp",
-        "lanes.silent = said.notice.skips && !said.notice.weight ? 1 : 0;", "lanes.silent = 0;",
+        "lanes.silent = said.notice.skips && lanes.weighted == 0 ? 1 : 0;", "lanes.silent = 0;",
         "participant/accumulation.test.cpp", "whether a skipped*,a rank whose first batch*",
     ),
     Mutation(
@@ -343,7 +343,7 @@ MUTATIONS = [
     # -- gradients of joined ranks ------------------------------------------------------------------
     Mutation(
         "joined-gradients-are-kept", "bucket/detail/gradients.ipp",
-        "if (gradient && joined_ == JoinedGradients::zeroed_at_end) {", "if (false) {",
+        "if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {", "if (false) {",
         "participant/joined_gradients.test.cpp", "a rank that joined begins*",
     ),
     Mutation(
@@ -566,7 +566,7 @@ MUTATIONS = [
     ),
     Mutation(
         "what-joined-ranks-accumulated-counts-again", "participant/detail/shard_reducer.hpp",
-        "gradient && has_joined", "gradient && !has_joined && false",
+        "clear_gradient(parameters_[i], device_);\n            }\n            advance();", "}\n            advance();",
         "participant/sharded_data_parallel.test.cpp", "what a rank accumulated*",
     ),
     Mutation(
@@ -828,6 +828,117 @@ MUTATIONS = [
         "                }\n"
         "            }",
         "communicator/tcp/meeting.test.cpp", "a stranger that is refused*",
+    ),
+    Mutation(
+        "a-guard-forgets-a-window", "join/detail/attachments.ipp",
+        "if (state->session_ != nullptr && averages_ != Averages::none) {", "if (false) {",
+        "participant/window.test.cpp", "a window over the end*",
+    ),
+    Mutation(
+        "a-guard-begins-without-a-window", "join/detail/rounds.hpp",
+        "window_ = window;", "static_cast<void>(window);",
+        "participant/window.test.cpp", "a window over the end*",
+    ),
+    Mutation(
+        "cleared-windows-keep-their-weight", "participant/passes.hpp",
+        "if (!window().may_be_cleared() || !reducer_->holds_accumulated() || !are_cleared()) {", "if (true) {",
+        "participant/window.test.cpp", "a window over the end*",
+    ),
+    Mutation(
+        "windows-are-not-looked-at-before-guards", "participant/passes.hpp",
+        "!window().window().is_empty() && are_cleared()", "false",
+        "participant/window.test.cpp", "a window over the end*",
+    ),
+    Mutation(
+        "failed-batches-look-cleared", "participant/passes.hpp",
+        "!reducer_->holds_accumulated() ||", "",
+        "participant/window.test.cpp", "a batch that failed*",
+    ),
+    Mutation(
+        "schedules-forget-windows", "join/detail/schedule.ipp",
+        "(is_first_sync ? held_ : 0)", "0",
+        "participant/window.test.cpp", "what a rank accumulated in one guard*",
+    ),
+    Mutation(
+        "windows-are-cleared-after-their-weight-was-told", "join/detail/session.ipp",
+        "if (rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync())) {",
+        "if (rounds_.is_scheduled()) {",
+        "participant/window.test.cpp", "clearing after*",
+    ),
+    Mutation(
+        "participants-with-other-windows", "join/detail/attachments.ipp",
+        "if (!window.holds_the_same(common)) {", "if (false) {",
+        "participant/window.test.cpp", "participants of a guard that hold*",
+    ),
+    Mutation(
+        "windows-of-ranks-are-not-compared", "join/detail/session.ipp",
+        "if (!failure && some_have && open >> without_weights != 0) {", "if (false) {",
+        "participant/window.test.cpp", "ranks whose windows*",
+    ),
+    Mutation(
+        "weights-may-begin-within-a-window", "join/detail/window.hpp",
+        "if (is_open() && !notice.skips && notice.weight.has_value() != is_weighted) {", "if (false) {",
+        "participant/window.test.cpp", "a window that began*",
+    ),
+    Mutation(
+        "an-unused-forward-takes-the-window", "participant/passes.hpp",
+        "detail::WindowEnd::reduction", "detail::WindowEnd::opening",
+        "participant/window.test.cpp", "outside a guard*",
+    ),
+    Mutation(
+        "sync-every-counts-evaluations", "join/detail/rounds.ipp",
+        "training_rounds_ += code.phase == Phase::train ? 1 : 0;", "++training_rounds_;",
+        "participant/window.test.cpp", "sync_every counts*",
+    ),
+    Mutation(
+        "untouched-gradients-lose-their-window", "join/detail/rounds.hpp",
+        "return dropped_.is_open() ? dropped_ : window_;", "return window_;",
+        "participant/window.test.cpp", "a joined rank that leaves*",
+    ),
+    Mutation(
+        "sharded-windows-lose-what-a-pass-does-not-use", "participant/detail/shard_reducer.hpp",
+        "accumulated_[i] ? take(i) : settle(i, State::unused);", "settle(i, State::unused);",
+        "participant/window.test.cpp", "sharded gradients hold*",
+    ),
+    Mutation(
+        "failed-batches-are-stepped", "bucket/without_pass.hpp",
+        "return !is_untouched() && !is_like_pass();", "return has_joined && !is_untouched();",
+        "participant/without_pass.test.cpp", "a batch that failed*",
+    ),
+    Mutation(
+        "ranks-that-send-what-they-accumulated-say-nothing", "bucket/detail/iteration.ipp",
+        "} else if (!without_ || without_->is_like_pass()) {", "} else if (!without_) {",
+        "participant/without_pass.test.cpp", "replicas with momentum*",
+    ),
+    Mutation(
+        "joined-gradients-count-again-in-zero", "participant/zero_redundancy_optimizer.hpp",
+        "if (!std::exchange(is_clear_, true)) { // what was sent or dropped", "if (false) {",
+        "participant/without_pass.test.cpp", "what a joined rank held*",
+    ),
+    Mutation(
+        "dropped-gradients-count-again", "participant/detail/shard_reducer.hpp",
+        "if (has_joined && !std::exchange(is_clear_, true)) { // what was dropped", "if (false) {",
+        "participant/without_pass.test.cpp", "what a joined rank held*",
+    ),
+    Mutation(
+        "failed-guards-leave-averages", "participant/data_parallel.hpp",
+        "~Hook() { ddp_.end_guard(); }", "~Hook() { ddp_.reducer_->forget_words(); }",
+        "participant/without_pass.test.cpp", "averages do not stay*",
+    ),
+    Mutation(
+        "zeros-are-scaled", "bucket/reducer.hpp",
+        "factor_ = 1.0; // of zeros", "",
+        "participant/without_pass.test.cpp", "a reduction is given*",
+    ),
+    Mutation(
+        "iterations-go-on-without-a-bucket", "bucket/marks.hpp",
+        "is_lost_ = true;", "",
+        "participant/without_pass.test.cpp", "a bucket whose collective*",
+    ),
+    Mutation(
+        "skip-ends-an-evaluation-that-is-over", "participant/passes.hpp",
+        "if (stage_ == Stage::failed && !is_last_evaluation_open(session)) {", "if (false) {",
+        "participant/without_pass.test.cpp", "skip() after an evaluation*",
     ),
 ]
 

@@ -5944,7 +5944,8 @@ enum class JoinedGradients : std::uint8_t {
     /// have no gradient when backward() begins, because the engine drops gradients, it is released
     /// (parameter_traits with set_grad and release_grad), so that a Step skips the parameter, too.
     zeroed_at_end,
-    /// The averages, also after the guard has ended: for engines that never zero gradients.
+    /// The averages, also after the guard has ended: for engines that never zero gradients. A parameter
+    /// that no rank uses in a round becomes what ranks with a pass have, as above.
     kept,
     /// The gradients of this rank's last own round, as in PyTorch. Not together with a Step; needs
     /// JoinOptions::carry_accumulated = false. If gradients may lie in buckets (set_grad) it
@@ -6900,6 +6901,63 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/bucket/without_pass.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What ranks with a backward pass have as the gradient of a parameter that no rank used.
+enum class OtherGradient : std::uint8_t { zeros, none, unknown };
+
+/// The rule for a rank that runs no backward pass in a round, because it has joined, skips, or failed. It
+/// sends zeros, or what it accumulated in earlier rounds. The rule says what its gradients are afterwards, so
+/// that optimizers do the same on all ranks and nothing counts twice.
+struct WithoutPass {
+    bool has_joined = false;
+    bool sends_accumulated = false;
+    JoinedGradients joined = JoinedGradients::zeroed_at_end;
+
+    /// Whether the rank keeps what it holds, and receives nothing.
+    [[nodiscard]] constexpr bool is_untouched() const noexcept {
+        return has_joined && joined == JoinedGradients::untouched;
+    }
+    /// Whether the gradients of its engine count like those of a rank with a pass, where no rank uses a
+    /// parameter. A joined rank may hold averages of earlier rounds.
+    [[nodiscard]] constexpr bool is_like_pass() const noexcept {
+        return sends_accumulated && !has_joined;
+    }
+    /// Whether a gradient that receives no average becomes what the others have.
+    [[nodiscard]] constexpr bool follows_others() const noexcept {
+        return !is_untouched() && !is_like_pass();
+    }
+};
+
+/// Makes a gradient what `other` says. If the parameter cannot drop or take gradients, what it has becomes
+/// zeros. `zeros` makes a view of zeros for a parameter that has no gradient, but needs one. Enqueues.
+template <class Zeros>
+void follow_other(
+    AnyParameter const& parameter, OtherGradient other, Device& device, Zeros const& zeros
+) {
+    AnyView const gradient = parameter.grad();
+    if (gradient && other == OtherGradient::none && parameter.can_release_grad() &&
+        parameter.can_set_grad()) {
+        parameter.release_grad();
+    } else if (gradient) {
+        device.fill_zero(gradient);
+    } else if (other == OtherGradient::zeros && parameter.can_set_grad()) {
+        parameter.set_grad(zeros());
+    }
+}
+
+/// On a joined rank, where averages go to owners alone: nothing replaces what was sent or dropped, so it
+/// becomes zeros. Enqueues.
+inline void clear_gradient(AnyParameter const& parameter, Device& device) {
+    if (AnyView const gradient = parameter.grad()) {
+        device.fill_zero(gradient);
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/bucket/detail/gradients.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -6907,9 +6965,6 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// When gradients move into buckets: in the constructor, or in take_gradients() after all ranks
 /// have constructed theirs.
 enum class TakeGradients : bool { now, later };
-
-/// What ranks with a backward pass have as the gradient of a parameter that no rank used.
-enum class OtherGradient : std::uint8_t { zeros, none, unknown };
 
 /// The gradients of a model and their places in buckets: packs, delivers and moves them.
 /// Independent of communicators and iterations; all members are local. Gradients on a device must
@@ -6961,18 +7016,17 @@ public:
 
     [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
 
-    /// Begins a guard: no gradient holds an average of it.
-    void begin_guard() noexcept { std::fill(is_of_others_.begin(), is_of_others_.end(), false); }
     /// Begins an iteration of a rank that has joined or has not.
     void begin(bool has_joined);
+    [[nodiscard]] JoinedGradients joined_gradients() const noexcept { return joined_; }
     /// On a rank that ran no pass: makes gradient `i`, which no rank used, what it is on ranks with
-    /// a pass, so that optimizers do the same on all ranks. It is released or set only if the
-    /// parameter can do both, or can set it; else what it has becomes zeros.
+    /// a pass. See follow_other().
     void follow_others(std::size_t i, OtherGradient other);
     /// Ends an iteration after all averages are delivered.
     void complete() const;
-    /// Ends the guard. Complete after device().finish().
-    void end_guard() const;
+    /// Ends the guard, in any way: zeroes the averages that this rank got after it had joined, unless they
+    /// are kept. Enqueues.
+    void end_guard();
 
     /// Makes the average in the bucket gradient `i`: copies it or sets a view. Complete after
     /// device().finish().
@@ -6997,7 +7051,7 @@ private:
     static void find_places(std::vector<Place>& places, BucketLayout const& layout);
 
     [[nodiscard]] bool leaves_untouched() const noexcept {
-        return has_joined_ && joined_ == JoinedGradients::untouched;
+        return WithoutPass{.has_joined = has_joined_, .joined = joined_}.is_untouched();
     }
     /// Whether the gradient lives in its bucket.
     [[nodiscard]] bool is_resident(std::size_t i) const;
@@ -7109,21 +7163,11 @@ JOINABLE_DEFINITION void Gradients::begin(bool has_joined) {
 }
 
 JOINABLE_DEFINITION void Gradients::follow_others(std::size_t i, OtherGradient other) {
-    AnyParameter const& parameter = parameters_[i];
-    AnyView const gradient = parameter.grad();
-    if (joined_ != JoinedGradients::zeroed_at_end) {
-        return;
-    }
     is_of_others_[i] = has_joined_;
-    bool const can_drop = parameter.can_release_grad() && parameter.can_set_grad();
-    if (gradient && other == OtherGradient::none && can_drop) {
-        parameter.release_grad();
-    } else if (gradient) {
-        device().fill_zero(gradient);
-    } else if (other == OtherGradient::zeros && parameter.can_set_grad()) {
+    follow_other(parameters_[i], other, device(), [&] {
         zero(i);
-        parameter.set_grad(*places_[i].view);
-    }
+        return *places_[i].view;
+    });
 }
 
 JOINABLE_DEFINITION void Gradients::complete() const {
@@ -7134,13 +7178,14 @@ JOINABLE_DEFINITION void Gradients::complete() const {
     }
 }
 
-JOINABLE_DEFINITION void Gradients::end_guard() const {
+JOINABLE_DEFINITION void Gradients::end_guard() {
     for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
-        AnyView const gradient = is_of_others_[i] ? parameters_[i].grad() : AnyView{};
-        if (gradient && joined_ == JoinedGradients::zeroed_at_end) {
-            device().fill_zero(gradient);
+        if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
+            clear_gradient(parameters_[i], device());
         }
+        is_of_others_[i] = false;
     }
+    device().finish();
 }
 
 JOINABLE_DEFINITION void Gradients::deliver(std::size_t i) {
@@ -7406,6 +7451,32 @@ inline void require_in_range(std::size_t i, std::size_t count, int rank) {
     )};
 }
 
+/// Starts the collectives of an iteration. If one cannot start, the iteration cannot be finished, because a
+/// bucket would be delivered that nothing has reduced.
+class Launches {
+public:
+    template <class F>
+    void start(F const& f) {
+        is_lost_ = true;
+        f();
+        is_lost_ = false;
+    }
+    /// A new iteration begins, or zeros replace this one's gradients.
+    void reset() noexcept { is_lost_ = false; }
+    /// @throws ContractViolation  a collective could not start.
+    void require_whole() const {
+        if (is_lost_) {
+            throw ContractViolation{
+                "the reduction of a bucket could not start, so this iteration cannot be finished; call skip(), or "
+                "let the exception leave the guard"
+            };
+        }
+    }
+
+private:
+    bool is_lost_ = false;
+};
+
 /// `text`, followed by the parameters that this rank did not mark (those with is_missing(i)), if
 /// any.
 template <class F>
@@ -7457,9 +7528,9 @@ public:
 
     // -- the course of an iteration ----------------------------------------------------------------
 
-    /// `has_pass`: gradients will be marked. Otherwise contribute_nothing() or
+    /// Gradients will be marked, unless `without` says that there is no pass: then contribute_nothing() or
     /// contribute_accumulated() follows.
-    void begin(double factor, bool has_pass);
+    void begin(double factor, std::optional<WithoutPass> const& without);
 
     void leave_out(std::size_t i);
     /// Leaves out the parameters that the recorded graph does not use.
@@ -7468,10 +7539,11 @@ public:
     void mark(std::size_t i);
     void mark_accumulated(std::size_t i) {
         require_trained(i);
-        if (used_) {
-            accumulated_[i] = true;
-        }
+        accumulated_[i] = true;
+        holds_accumulated_ =
+            holds_accumulated_ || gradients_.parameters()[i].value().numel() != 0;
     }
+    [[nodiscard]] bool holds_accumulated() const noexcept { return holds_accumulated_; }
 
     void contribute_nothing();
     void contribute_accumulated() {
@@ -7479,14 +7551,18 @@ public:
             used_ ? take_or_leave(i) : take(i);
         }
     }
+    /// Forgets what was accumulated. Between iterations.
+    void discard_accumulated() {
+        std::fill(accumulated_.begin(), accumulated_.end(), false);
+        holds_accumulated_ = false;
+    }
 
     /// Ends the pass. Parameters that a static graph did not mark in its first iteration are
     /// unused; all others must be ready.
     void complete();
     void write_used();
-    /// Called after the averages are delivered. On a rank that contributed nothing and ran no pass,
-    /// gives the parameters that no rank used the gradients that they have on ranks with a pass:
-    /// zeros or none.
+    /// Called after the averages are delivered. See WithoutPass: gives the parameters that no rank used the
+    /// gradients that they have on ranks with a pass, zeros or none.
     void follow_others();
 
     /// The order in which the gradients became ready, unused ones last. Empty if this rank had
@@ -7544,16 +7620,16 @@ private:
 
     Gradients& gradients_;
     std::vector<State> states_;        ///< per parameter
+    std::vector<bool> accumulated_;    ///< per parameter: in rounds that were not reduced
+    bool holds_accumulated_ = false;   ///< any of them that has elements
     std::vector<std::size_t> pending_; ///< per bucket: gradients that are not in place
     std::optional<UsedMap> used_;
-    std::vector<bool> accumulated_; ///< per parameter, if some may be unused
     std::optional<StaticGraph> graph_;
     std::vector<std::size_t> ready_order_;
     double factor_ = 0;
     bool finds_unused_;
     bool sends_held_;
-    bool has_pass_ = false;       ///< in the open iteration of this rank
-    bool follows_others_ = false; ///< it ran no pass and has accumulated nothing
+    std::optional<WithoutPass> without_; ///< pass in the open iteration of this rank
     bool records_order_;
     bool is_open_ = false;
     bool is_recording_ = false; ///< the static graph: used parameters are known only at the end
@@ -7570,13 +7646,12 @@ private:
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION Iteration::Iteration(Gradients& gradients, BucketOptions const& options)
-    : gradients_{gradients}, states_(gradients.parameters().size()),
+    : gradients_{gradients}, states_(gradients.parameters().size()), accumulated_(states_.size()),
       finds_unused_{options.find_unused && !options.static_graph},
       sends_held_{options.unused_gradients == UnusedGradients::held},
       records_order_{rebuilds(options)} {
     if (options.find_unused || options.static_graph) {
         used_.emplace(states_.size());
-        accumulated_.resize(states_.size());
     }
     if (options.static_graph) {
         graph_.emplace(states_.size());
@@ -7587,12 +7662,13 @@ JOINABLE_DEFINITION Iteration::Iteration(Gradients& gradients, BucketOptions con
 
 JOINABLE_DEFINITION void Iteration::take_unused(std::size_t i) const {
     if (is_unused(i)) {
-        bool const is_held = sends_held_ && has_pass_;
+        bool const is_held = sends_held_ && !without_;
         is_held ? gradients_.pack(i, factor_) : gradients_.zero(i);
     }
 }
 
-JOINABLE_DEFINITION void Iteration::begin(double factor, bool has_pass) {
+JOINABLE_DEFINITION void 
+Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
     if (is_open_) {
         throw ContractViolation{concat_missing(
             "the previous iteration was not finalized; call finalize_backward() first"
@@ -7600,9 +7676,8 @@ JOINABLE_DEFINITION void Iteration::begin(double factor, bool has_pass) {
     }
     is_open_ = true;
     factor_ = factor;
-    has_pass_ = has_pass;
-    follows_others_ = false;
-    is_recording_ = has_pass && graph_ && !graph_->is_recorded();
+    without_ = without;
+    is_recording_ = !without && graph_ && !graph_->is_recorded();
     for (std::size_t b = 0; b < pending_.size(); ++b) {
         pending_[b] = gradients_.buckets()[b].parameters.size();
     }
@@ -7649,8 +7724,10 @@ JOINABLE_DEFINITION void Iteration::mark(std::size_t i) {
 }
 
 JOINABLE_DEFINITION void Iteration::contribute_nothing() {
-    follows_others_ = !has_pass_; // after a pass that failed, gradients are those of its engine
-    has_pass_ = is_recording_ = false;
+    if (!without_) { // the pass failed
+        without_.emplace();
+    }
+    is_recording_ = false;
     ready_order_.clear();
     for (std::size_t const i : trained()) {
         states_[i] = State::unused;
@@ -7676,14 +7753,17 @@ JOINABLE_DEFINITION void Iteration::write_used() {
     for (std::size_t const i : trained()) {
         if (!is_unused(i)) {
             used_->use(i);
-        } else if (has_pass_) {
+        } else if (!without_ || without_->is_like_pass()) {
             used_->leave_out(i, gradients_.has(i));
         }
     }
 }
 
 JOINABLE_DEFINITION void Iteration::follow_others() {
-    for (std::size_t k = 0; used_ && follows_others_ && k < trained().size(); ++k) {
+    if (!used_ || !without_ || !without_->follows_others()) {
+        return;
+    }
+    for (std::size_t k = 0; k < trained().size(); ++k) {
         if (std::size_t const i = trained()[k]; !used_->is_used(i)) {
             // A static graph sends no map in later iterations, but gradients may come and go.
             gradients_.follow_others(
@@ -7700,7 +7780,9 @@ JOINABLE_DEFINITION void Iteration::end() {
     if (graph_ && used_->is_empty()) {
         used_->clear(); // no rank had gradients: the graph is not recorded yet
     }
-    std::fill(accumulated_.begin(), accumulated_.end(), false);
+    if (!without_ || !without_->is_untouched()) {
+        discard_accumulated();
+    }
     is_open_ = false;
 }
 
@@ -7928,7 +8010,7 @@ public:
     ///         without find_unused, or are listed twice, out of range or not trainable.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
-        begin(factor, order_source, true);
+        begin(factor, order_source, std::nullopt);
         detail::for_each_unused(unused, gradients_.trained(), [&](std::size_t i) {
             iteration_.leave_out(i);
         });
@@ -7936,11 +8018,10 @@ public:
         if (iteration_.finds_unused()) {
             launch_map();
         }
-        advance();
     }
 
-    /// Records that gradient `i` was added to in a round that is not reduced. Needed if parameters
-    /// may be unused: the next iteration sends it even if the pass does not use it. Local.
+    /// Records that gradient `i` was added to in a round that is not reduced: if parameters may be
+    /// unused, the next iteration sends it even if the pass does not use it. Local.
     /// @throws ContractViolation  `i` is out of range or needs no gradient.
     void mark_accumulated(std::size_t i) { iteration_.mark_accumulated(i); }
 
@@ -7954,6 +8035,7 @@ public:
     ///         value. The iteration is lost.
     /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
+        launches_.require_whole();
         iteration_.mark(i);
         advance();
         if (tested_ < launched_ && detail::make_progress(*works_[tested_])) {
@@ -7972,6 +8054,9 @@ public:
         gradients_.device().submit(); // what was packed, before zeros replace it
         iteration_.contribute_nothing();
         contributes_ = false;
+        factor_ = 1.0; // of zeros
+        next_bucket_ = 0;
+        launches_.reset();
         advance();
     }
 
@@ -7983,6 +8068,7 @@ public:
     /// @throws what the communicator throws.
     void finalize_backward() {
         iteration_.require_open("finalize_backward()");
+        launches_.require_whole();
         iteration_.complete();
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!is_map_posted_) {
@@ -8005,7 +8091,7 @@ public:
     /// rank uses. For a rank that has joined a guard, BucketOptions::joined_gradients says what
     /// happens to these. Collective. Throws what finalize_backward() throws.
     void contribute_zeros(int order_source = 0, bool has_joined = false) {
-        begin(0.0, order_source, false, has_joined);
+        begin(0.0, order_source, without_pass(has_joined, false));
         contribute_nothing();
         finalize_backward();
     }
@@ -8013,18 +8099,19 @@ public:
     /// The same for a rank without a backward pass whose gradients hold what it accumulated in
     /// earlier rounds (mark_accumulated). They are multiplied by `factor` and contribute.
     void contribute_accumulated(double factor, int order_source = 0, bool has_joined = false) {
-        begin(factor, order_source, false, has_joined);
+        begin(factor, order_source, without_pass(has_joined, true));
         iteration_.contribute_accumulated();
         finalize_backward();
     }
 
-    /// Called when a guard begins, and after its post hooks: averages in the gradients of joined
-    /// ranks last until then. Local.
-    void begin_guard() noexcept { gradients_.begin_guard(); }
-    void end_guard() {
-        gradients_.end_guard();
-        gradients_.device().finish();
-    }
+    /// Whether mark_accumulated() was called since the last iteration. Local.
+    [[nodiscard]] bool holds_accumulated() const noexcept { return iteration_.holds_accumulated(); }
+    /// Forgets what mark_accumulated() recorded, because the gradients were cleared. Between iterations. Local.
+    void discard_window() { iteration_.discard_accumulated(); }
+
+    /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
+    /// Enqueues on the device. Local.
+    void end_guard() { gradients_.end_guard(); }
 
 private:
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
@@ -8034,16 +8121,21 @@ private:
 
     // The script of an iteration, the same on ranks with and without gradients.
 
-    void begin(double factor, int order_source, bool has_pass, bool has_joined = false) {
+    [[nodiscard]] detail::WithoutPass without_pass(bool has_joined, bool sends_accumulated) const {
+        return {has_joined, sends_accumulated, gradients_.joined_gradients()};
+    }
+
+    void begin(double factor, int order_source, std::optional<detail::WithoutPass> const& without) {
         contributes_ = factor != 0.0; // else zeros are packed
         // A device may have got its kernels since the last iteration.
         bool const scales_later = scales(comm_, reduction_) && contributes_;
-        gradients_.begin(has_joined);
+        gradients_.begin(without && without->has_joined);
         end_ranges(); // of an iteration that failed
-        iteration_.begin(scales_later ? 1.0 : factor, has_pass);
+        iteration_.begin(scales_later ? 1.0 : factor, without);
         factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
         next_bucket_ = 0;
+        launches_.reset();
         launched_ = 0;
         tested_ = 0;
     }
@@ -8069,7 +8161,8 @@ private:
             wait_for_map();
         }
         while (next_bucket_ < buckets().size() && iteration_.is_full(next_bucket_)) {
-            launch_bucket(next_bucket_++);
+            launches_.start([&] { launch_bucket(next_bucket_); });
+            ++next_bucket_;
         }
     }
 
@@ -8084,8 +8177,9 @@ private:
             static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.buffer.bytes())
             ));
             static_cast<void>(
-                works_[launched_++].emplace(reduction_.start(comm_, run, factor_, contributes_))
+                works_[launched_].emplace(reduction_.start(comm_, run, factor_, contributes_))
             );
+            ++launched_; // a work that could not start is not waited for
         });
     }
     [[nodiscard]] BucketRun run_of(std::size_t index, std::size_t first, std::size_t last) const {
@@ -8183,6 +8277,7 @@ private:
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
+    detail::Launches launches_;
     std::size_t launched_ = 0; ///< number of works started
     std::size_t tested_ = 0;   ///< number of works known to be complete
     bool is_rebuild_due_;
@@ -8256,8 +8351,7 @@ struct RoundNotice {
     bool will_sync = true; ///< whether gradients are reduced in this round
     Phase phase = Phase::train;
     /// The number of samples or tokens in this rank's input; averages are then weighted. None =
-    /// unweighted. Give it in all rounds that accumulate together or in none: a round without it
-    /// adds gradients, but no weight.
+    /// unweighted. All rounds that accumulate together have one, or none has.
     detail::OptionalWeight weight = {};
     /// This rank has no gradient of its own for this round (a batch that failed), so it counts with
     /// weight 0. In a guard it may omit `weight` where the others give one. Outside a guard, and in
@@ -8284,7 +8378,7 @@ struct JoinOptions {
     std::optional<std::size_t> inputs = {};
     /// The weight of a default notice.
     detail::OptionalWeight weight_per_input = {};
-    /// With default notices only every `sync_every`th round syncs.
+    /// With default notices only every `sync_every`th training round of this guard syncs.
     std::size_t sync_every = 1;
     /// A rank that runs out adds what it accumulated in rounds that did not sync to the next
     /// reduction, once. False drops it, as PyTorch does.
@@ -8297,8 +8391,8 @@ struct JoinOptions {
 
 namespace detail {
 
-/// The notice of round `round`. A default notice, or one that sets only `skips`, gets the options'
-/// weight and sync period.
+/// The notice of a round after `round` training rounds. A default notice, or one that sets only `skips`, gets
+/// the options' weight and sync period.
 [[nodiscard]] inline RoundNotice
 completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noexcept {
     if (notice == RoundNotice{.skips = notice.skips}) {
@@ -8481,10 +8575,14 @@ private:
 };
 
 /// Collective. Returns the reason to throw for ranks without an error, if a rank has an error or
-/// lists differ. A rank with an error then throws its own. Throws what the communicator throws.
+/// lists differ. A rank with an error then throws its own. `tally` may point to two counts of 20 bits, which
+/// become their sums. Throws what the communicator throws.
 /// Complexity: without errors and differences one sum of seven words, and no allocation.
 [[nodiscard]] std::optional<AbortReason> find_disagreement(
-    ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
+    ControlCommunicator& control,
+    AgreementList const& list,
+    std::exception_ptr const& local_error,
+    std::uint64_t* tally = nullptr
 );
 
 /// Collective. Returns if no rank has an error and all lists are equal. Otherwise all ranks throw:
@@ -8686,12 +8784,20 @@ JOINABLE_DEFINITION std::string Inquiry::text_of(int other) {
 }
 
 JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
-    ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
+    ControlCommunicator& control,
+    AgreementList const& list,
+    std::exception_ptr const& local_error,
+    std::uint64_t* tally
 ) {
+    constexpr unsigned errors = 20; // bits of their count
     std::array<std::uint64_t, 1 + HashAgreement::words> words{};
-    words[0] = local_error ? 1 : 0;
+    words[0] = (local_error ? 1U : 0U) | (tally != nullptr ? *tally << errors : 0);
     HashAgreement::write(&words[1], list.hash_from(0));
     control.sum(words);
+    if (tally != nullptr) {
+        *tally = words[0] >> errors;
+    }
+    words[0] &= (1U << errors) - 1;
     auto const ranks = static_cast<std::uint64_t>(control.size());
     Inquiry inquiry{control, 0, ranks, true};
     if (words[0] != 0) {
@@ -8910,41 +9016,70 @@ JOINABLE_DEFINITION Verdict judge(RollCallLanes const& said, EndPolicy policy) n
 
 #endif
 
-// ---- joinable/join/detail/accumulated.hpp
+// ---- joinable/join/detail/window.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What one rank accumulated in training rounds since the last round that synced.
-struct Accumulated {
+/// The training rounds since the last one that synced, as one rank counts them. It lives across guards,
+/// because gradients do, and ends where gradients are reduced.
+struct Window {
     std::size_t rounds = 0;   ///< rounds that did not sync, on any rank
-    std::size_t batches = 0;  ///< the rounds to which this rank added a gradient
-    std::uint64_t weight = 0; ///< the weight of this rank in those rounds
+    std::size_t batches = 0;  ///< those to which this rank added a gradient
+    std::uint64_t weight = 0; ///< of these batches
+    bool is_weighted = false; ///< whether these batches gave a weight
+    std::size_t last_batches = 0;  ///< of the last of these rounds
+    std::uint64_t last_weight = 0; ///< likewise
 
-    /// Checks the weight `own` of an input before its round.
+    /// Whether the gradients of this rank hold something.
+    [[nodiscard]] bool is_open() const noexcept { return batches != 0; }
+    /// Whether the next average counts anything of it. A batch that was skipped may have a weight.
+    [[nodiscard]] bool is_empty() const noexcept { return batches == 0 && weight == 0; }
+    /// Whether two participants of a rank hold the same batches.
+    [[nodiscard]] bool holds_the_same(Window const& other) const noexcept {
+        return batches == other.batches && weight == other.weight &&
+               is_weighted == other.is_weighted;
+    }
+
+    /// Checks a notice before its round. The rank adds `own` to its weight.
     /// @throws ContractViolation  together with the held weight it is too large to be summed over
-    ///         all ranks.
-    void require_summable(Phase phase, std::uint64_t own) const {
+    ///         all ranks; or it has a weight and the batches of the window have none, or the reverse.
+    void require_continued(RoundNotice const& notice, std::uint64_t own) const {
         if (own > max_weight) {
             throw ContractViolation{
                 concat("a weight of ", own, " is above the maximum of ", max_weight)
             };
         }
-        if (phase == Phase::train && own > max_weight - weight) {
+        if (notice.phase != Phase::train) {
+            return;
+        }
+        if (own > max_weight - weight) {
             throw ContractViolation{
                 "a weight of " + to_text(own) + " after " + to_text(weight) + " in " +
                 to_text(rounds) + " rounds that did not sync is above the maximum of " +
                 to_text(max_weight) + " together; sync more often, or weigh in a larger unit"
             };
         }
+        if (is_open() && !notice.skips && notice.weight.has_value() != is_weighted) {
+            throw ContractViolation{concat(
+                "the gradients hold ",
+                batches,
+                is_weighted ? " batches with weights that no round has reduced, but this round has no weight"
+                            : " batches without weights that no round has reduced, but this round has a weight",
+                "; discard_window(), or give weights as in the rounds before"
+            )};
+        }
     }
 
     /// Counts a round in which this rank had an input of weight `own`.
-    void pass(bool syncs, Phase phase, bool skips, std::uint64_t own) noexcept {
-        if (!syncs && phase == Phase::train) {
-            batches += skips ? 0 : 1;
+    void pass(bool syncs, RoundNotice const& notice, std::uint64_t own) noexcept {
+        if (!syncs && notice.phase == Phase::train) {
+            last_batches = notice.skips ? 0 : 1;
+            last_weight = own;
+            batches += last_batches;
             weight += own;
+            is_weighted = notice.skips ? is_weighted : notice.weight.has_value();
         }
-        pass(syncs, phase);
+        pass(syncs, notice.phase);
     }
     /// Counts a round that this rank only followed.
     void pass(bool syncs, Phase phase) noexcept {
@@ -8953,6 +9088,11 @@ struct Accumulated {
         } else if (phase == Phase::train) {
             ++rounds;
         }
+    }
+    /// The gradients were cleared before the pass of the last round, or, with `in_round` false, after it.
+    void clear(bool in_round) noexcept {
+        *this = in_round ? Window{1, last_batches, last_weight, is_weighted, last_batches, last_weight}
+                         : Window{};
     }
 };
 
@@ -8977,17 +9117,17 @@ public:
     /// The round of a participant outside enabled guards. It takes all ranks as active and
     /// contributing, and knows this rank's weight only.
     static Round outside_guard(
-        int world_size, RoundNotice const& notice, detail::Accumulated const& accumulated = {}
+        int world_size, RoundNotice const& notice, detail::Window const& window = {}
     ) noexcept {
         Round round;
         round.active_count_ = round.contributor_count_ = world_size;
         round.phase_ = notice.phase;
         round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
-        round.is_weighted_ = notice.weight.has_value();
-        round.contributes_ = !notice.skips || accumulated.batches != 0;
+        round.is_weighted_ = notice.weight.has_value() || (notice.skips && window.is_weighted);
+        round.contributes_ = !notice.skips || window.is_open();
         round.weight_ = round.weight_sum_ = (notice.skips ? 0 : notice.weight.value_or(0)) +
-                                            (round.will_sync_ ? accumulated.weight : 0);
-        round.accumulated_rounds_ = accumulated.rounds;
+                                            (round.will_sync_ ? window.weight : 0);
+        round.accumulated_rounds_ = window.rounds;
         return round;
     }
 
@@ -9016,7 +9156,8 @@ public:
     /// skip are not known; outside a guard this is the number of ranks.
     [[nodiscard]] int contributor_count() const noexcept { return contributor_count_; }
     /// The number of training rounds that did not sync between the last round that did and this
-    /// one. Inside a guard the count starts at 0. The same on all ranks.
+    /// one, those before the guard included. The same on all ranks, unless they discarded different
+    /// windows.
     [[nodiscard]] std::size_t accumulated_rounds() const noexcept { return accumulated_rounds_; }
     /// The lowest active rank. It broadcasts fresh state.
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
@@ -9143,6 +9284,8 @@ public:
     struct Shard {
         std::uint64_t inputs = 0;
         std::uint64_t weight = 0; ///< of each input
+        std::uint64_t held_batches = 0; ///< before the guard, see Window
+        std::uint64_t held_weight = 0;  ///< of these
     };
 
     Schedule(std::vector<Shard> shards, bool is_weighted, std::size_t sync_every);
@@ -9166,22 +9309,28 @@ public:
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
 
 private:
-    /// An active rank has been in all rounds since the last one that synced.
-    [[nodiscard]] std::uint64_t rounds_in_weight(RoundCode const& code) const noexcept {
-        return code.syncs ? sync_every_ : 1;
+    /// What `rank` says as its weight in `round`. It has been in all rounds since the last one that synced.
+    [[nodiscard]] std::uint64_t weight_in(int rank, std::size_t round) const noexcept {
+        bool const is_first_sync = round + 1 == sync_every_;
+        return weight_of(rank) * (code(round).syncs ? sync_every_ : 1) +
+               (is_first_sync ? shard(rank).held_weight : 0);
+    }
+    [[nodiscard]] Shard const& shard(int rank) const noexcept {
+        return shards_[static_cast<std::size_t>(rank)];
     }
     [[nodiscard]] std::uint64_t inputs_of(int rank) const noexcept {
-        return shards_[static_cast<std::size_t>(rank)].inputs;
+        return shard(rank).inputs;
     }
     [[nodiscard]] std::uint64_t weight_of(int rank) const noexcept {
-        return shards_[static_cast<std::size_t>(rank)].weight;
+        return shard(rank).weight;
     }
 
     std::vector<Shard> shards_;
     bool is_weighted_;
     std::size_t sync_every_;
     std::vector<int> by_length_; ///< shortest first, equal ones by rank
-    std::uint64_t weight_ = 0;   ///< of all active ranks
+    std::uint64_t weight_ = 0;   ///< of an input of all active ranks
+    std::uint64_t held_ = 0;     ///< of all active ranks, before the guard
     std::size_t joined_ = 0;
     std::size_t round_ = 0;
     std::vector<int> arriving_;
@@ -9205,6 +9354,7 @@ Schedule::Schedule(std::vector<Shard> shards, bool is_weighted, std::size_t sync
     for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
         by_length_.push_back(static_cast<int>(rank));
         weight_ += shards_[rank].weight;
+        held_ += shards_[rank].held_weight;
     }
     std::sort(by_length_.begin(), by_length_.end(), [this](int a, int b) {
         return std::pair{inputs_of(a), a} < std::pair{inputs_of(b), b};
@@ -9239,7 +9389,7 @@ Schedule::require_promised(int rank, std::size_t round, RollCallLanes const& min
     RoundCode const expected = code(round);
     if (said.phase != expected.phase || said.syncs != expected.syncs ||
         (mine.weighted != 0) != is_weighted_ ||
-        mine.weight != weight_of(rank) * rounds_in_weight(expected)) {
+        mine.weight != weight_in(rank, round)) {
         throw ContractViolation{
             "the notice of round " + to_text(round) +
             " differs from what JoinOptions::inputs, weight_per_input and sync_every fixed at "
@@ -9252,22 +9402,26 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
     arriving_.clear();
     carry_ = {};
     std::uint64_t const unsynced = round_ % sync_every_;
+    bool const holds = round_ < sync_every_; // what was there before the guard
     while (joined_ < by_length_.size() && inputs_of(by_length_[joined_]) == round_) {
-        std::uint64_t const weight = weight_of(by_length_[joined_]);
-        weight_ -= weight;
-        carry_.weight += is_weighted_ ? weight * unsynced : 0;
-        carry_.ranks += unsynced != 0 ? 1 : 0;
+        Shard const& shard = this->shard(by_length_[joined_]);
+        weight_ -= shard.weight;
+        held_ -= shard.held_weight;
+        carry_.weight += (is_weighted_ ? shard.weight * unsynced : 0) + (holds ? shard.held_weight : 0);
+        carry_.ranks += unsynced != 0 || (holds && shard.held_batches != 0) ? 1 : 0;
         arriving_.push_back(by_length_[joined_++]);
     }
     RollCallLanes said;
     auto const active = static_cast<std::uint32_t>(by_length_.size() - joined_);
-    RoundCode const fixed = code(round_++);
+    RoundCode const fixed = code(round_);
+    bool const is_first_sync = ++round_ == sync_every_;
     Agreement const one = Agreement::of(fixed.encode());
     said.active = active;
     said.arrived = static_cast<std::uint32_t>(arriving_.size());
     said.weighted = is_weighted_ ? active : 0;
     said.contributors = active;
-    said.weight = is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0;
+    said.weight = (is_weighted_ ? weight_ * (fixed.syncs ? sync_every_ : 1) : 0) +
+                  (is_first_sync ? held_ : 0);
     said.code = {one.sum * active, one.squares * active};
     return said;
 }
@@ -9525,12 +9679,14 @@ namespace joinable { inline namespace v0 { namespace detail {
 class LocalRounds {
 public:
     explicit LocalRounds(JoinOptions const& options) : options_{options} {}
+    /// The rounds before the guard that did not sync.
+    void begin(std::size_t unsynced) noexcept { unsynced_ = unsynced; }
     LocalRounds(LocalRounds const&) = delete; // knows the options by address
     LocalRounds& operator=(LocalRounds const&) = delete;
 
     /// Opens a round by next().
     void open(RoundNotice const& notice) noexcept {
-        opened_ = completed(notice, options_, rounds_);
+        opened_ = completed(notice, options_, training_rounds_);
         count(*opened_);
     }
     /// Completes a participant's notice. If next() opened no round, the first participant opens it.
@@ -9542,7 +9698,9 @@ public:
             return says_nothing_new ? *opened_ : notice;
         }
         bool const opens = is_first || rounds_ == 0;
-        RoundNotice const said = completed(notice, options_, opens ? rounds_ : rounds_ - 1);
+        std::size_t const last_trains = last_phase_ == Phase::train ? 1 : 0;
+        RoundNotice const said =
+            completed(notice, options_, training_rounds_ - (opens ? 0 : last_trains));
         if (is_first) {
             count(said);
         }
@@ -9556,6 +9714,8 @@ public:
 private:
     void count(RoundNotice const& notice) noexcept {
         ++rounds_;
+        last_phase_ = notice.phase;
+        training_rounds_ += notice.phase == Phase::train ? 1 : 0;
         if (notice.phase == Phase::train) {
             unsynced_ = notice.will_sync ? 0 : unsynced_ + 1;
         }
@@ -9564,6 +9724,8 @@ private:
     JoinOptions const& options_;
     std::optional<RoundNotice> opened_; ///< by the last next()
     std::size_t rounds_ = 0;
+    std::size_t training_rounds_ = 0;
+    Phase last_phase_ = Phase::evaluate;
     std::size_t unsynced_ = 0;
 };
 
@@ -9685,8 +9847,21 @@ public:
 
     // -- announcing ------------------------------------------------------------------------------
 
+    /// What this rank holds when the guard begins. `is_weighted`: whether the open windows of any rank are.
+    void begin(Window const& window, bool is_weighted) noexcept {
+        window_ = window;
+        was_weighted_ = is_weighted;
+    }
+    [[nodiscard]] Window const& window() const noexcept { return window_; }
+    /// What a joined rank holds if joined ranks leave their gradients untouched.
+    [[nodiscard]] Window const& untouched_window() const noexcept {
+        return dropped_.is_open() ? dropped_ : window_;
+    }
+    /// See Window::clear. The weight of the window has not been announced.
+    void clear_window(bool in_round) noexcept { window_.clear(in_round); }
+
     /// The notice of the next round, with the options' weight and sync period where it has none.
-    /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
+    /// @throws ContractViolation  see Window::require_continued.
     [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const;
 
     /// The next round as this rank announces it, before the others have answered.
@@ -9738,7 +9913,7 @@ public:
 private:
     [[nodiscard]] RoundCode agreed_code() const noexcept;
     [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
-        return !said.notice.skips || accumulated_.batches != 0;
+        return !said.notice.skips || window_.is_open();
     }
     /// 0 if it skips. With known lengths a rank that skips keeps the promised weight.
     [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
@@ -9746,7 +9921,7 @@ private:
     }
     /// A round that syncs includes the weight held since the last one that did.
     [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
-        return own_weight(said.notice) + (said.syncs() ? accumulated_.weight : 0);
+        return own_weight(said.notice) + (said.syncs() ? window_.weight : 0);
     }
     [[nodiscard]] std::uint32_t take_vote() noexcept {
         return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
@@ -9755,7 +9930,9 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
-    Accumulated accumulated_;   ///< by this rank; if it has joined, before it joined
+    Window window_;             ///< of this rank; if it has joined, before it joined
+    Window dropped_;            ///< what it held when it joined, if that was dropped
+    std::size_t training_rounds_ = 0;
     Carry carry_;               ///< of all ranks that joined since the last round that synced
     bool was_weighted_ = false; ///< in the last training round that told
     bool vote_ = false;
@@ -9779,19 +9956,21 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void Rounds::exchange_lengths() {
     std::uint64_t const weight = options_.weight_per_input.value_or(0);
-    std::array<std::uint64_t, 2> const mine{{options_.inputs.value_or(0), weight}};
+    std::array<std::uint64_t, 4> const mine{
+        {options_.inputs.value_or(0), weight, window_.batches, window_.weight}
+    };
     std::vector<std::uint64_t> const all = control_.gather(mine);
     std::vector<Schedule::Shard> shards;
     for (std::size_t k = 0; k < all.size(); k += mine.size()) {
-        shards.push_back({all[k], all[k + 1]});
+        shards.push_back({all[k], all[k + 1], all[k + 2], all[k + 3]});
     }
     bool const is_weighted = options_.weight_per_input.has_value();
     roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
 }
 
 JOINABLE_DEFINITION RoundNotice Rounds::completed(RoundNotice const& notice) const {
-    RoundNotice const said = detail::completed(notice, options_, roll_call_.rounds());
-    accumulated_.require_summable(said.phase, own_weight(said));
+    RoundNotice const said = detail::completed(notice, options_, training_rounds_);
+    window_.require_continued(said, own_weight(said));
     return said;
 }
 
@@ -9810,8 +9989,9 @@ JOINABLE_DEFINITION void Rounds::announce(Announcement const& said) {
     RollCallLanes lanes;
     lanes.active = 1;
     lanes.stop = take_vote();
-    lanes.weighted = said.notice.weight ? 1 : 0;
-    lanes.silent = said.notice.skips && !said.notice.weight ? 1 : 0;
+    bool const holds_weights = said.notice.skips && window_.is_open() && window_.is_weighted;
+    lanes.weighted = said.notice.weight || holds_weights ? 1 : 0;
+    lanes.silent = said.notice.skips && lanes.weighted == 0 ? 1 : 0;
     lanes.contributors = contributes(said) ? 1 : 0;
     lanes.weight = weight_of(said);
     lanes.code = Agreement::of(code.encode());
@@ -9823,7 +10003,7 @@ JOINABLE_DEFINITION void Rounds::announce_arrival() {
     RollCallLanes lanes;
     lanes.arrived = 1;
     lanes.stop = take_vote();
-    roll_call_.post(lanes, {accumulated_.batches != 0 ? 1U : 0U, accumulated_.weight});
+    roll_call_.post(lanes, {window_.is_open() ? 1U : 0U, window_.weight});
 }
 
 JOINABLE_DEFINITION Verdict Rounds::hear() {
@@ -9859,24 +10039,28 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     carry_.weight += roll_call_.carry().weight;
     round.contributor_count_ =
         static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
-    round.contributes_ = own ? contributes(*own) : takes_carry && accumulated_.batches != 0;
+    round.contributes_ = own ? contributes(*own) : takes_carry && window_.is_open();
     round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
-    round.weight_ = own ? weight_of(*own) : takes_carry ? accumulated_.weight : 0;
+    round.weight_ = own ? weight_of(*own) : takes_carry ? window_.weight : 0;
     if (round.will_sync_ && round.is_weighted_ && round.weight_sum_ == 0) {
         round.contributor_count_ = 0; // the average is zeros
         round.contributes_ = false;
     }
-    round.accumulated_rounds_ = accumulated_.rounds;
+    round.accumulated_rounds_ = window_.rounds;
     round.buffer_source_ = roll_call_.lowest_active();
     round.is_shadow_ = !own;
     ++(own ? result_.own_rounds : result_.shadow_rounds);
+    training_rounds_ += code.phase == Phase::train ? 1 : 0;
     if (code.syncs) {
         carry_ = {};
     }
     if (own) {
-        accumulated_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
+        window_.pass(code.syncs, own->notice, own_weight(own->notice));
     } else {
-        accumulated_.pass(code.syncs, code.phase);
+        if (code.syncs && !takes_carry && window_.is_open()) {
+            dropped_ = window_;
+        }
+        window_.pass(code.syncs, code.phase);
     }
     return round;
 }
@@ -9885,7 +10069,7 @@ JOINABLE_DEFINITION JoinResult Rounds::result(bool stopped_early) const {
     JoinResult result = result_;
     result.rounds = roll_call_.rounds();
     result.stopped_early = stopped_early;
-    result.unsynced_rounds = accumulated_.rounds;
+    result.unsynced_rounds = window_.rounds;
     std::vector<int> const& arrived = roll_call_.arrived();
     bool const some_arrived = roll_call_.said().arrived > 0;
     for (int rank = 0; rank < control_.size(); ++rank) {
@@ -10158,12 +10342,23 @@ public:
     Session(Session const&) = delete; // rounds know the options by address
     Session& operator=(Session const&) = delete;
 
-    /// Collective. Agrees on `list`, and exchanges the numbers of inputs if ranks know them.
-    /// Rethrows `local_error`, if there is one.
+    /// Collective. Agrees on `list`, and exchanges the numbers of inputs if ranks know them. `window` is what
+    /// this rank has accumulated. Rethrows `local_error`, if there is one.
     /// @throws PeerFailed, Mismatch  on all ranks together.
-    void enter(AgreementList const& list, std::exception_ptr const& local_error);
+    void enter(
+        AgreementList const& list, Window const& window, std::exception_ptr const& local_error
+    );
 
     [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
+
+    /// What this rank has accumulated since the last round that synced.
+    [[nodiscard]] Window const& window() const noexcept { return rounds_.window(); }
+    [[nodiscard]] Window const& untouched_window() const noexcept {
+        return rounds_.untouched_window();
+    }
+    /// See Window::clear.
+    /// @throws ContractViolation  ranks have been told of its weight, which would divide by what is not there.
+    void clear_window(bool in_round);
 
     /// For words that the open part of a participant sums over all ranks, joined ones too. They go
     /// through the control communicator, after the roll calls that were posted before.
@@ -10215,9 +10410,13 @@ public:
         return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
     }
 
-    /// Whether next() or iterate() announced a batch that is not skipped. Local.
+    /// Whether next() or iterate() opened the round. Local.
+    [[nodiscard]] bool loop_opens_rounds() const noexcept {
+        return opened_ && opened_->opening != Opening::notification;
+    }
+    /// Whether they announced a batch that is not skipped. Local.
     [[nodiscard]] bool has_announced_batch() const noexcept {
-        return opened_ && opened_->opening != Opening::notification && !opened_->notice.skips;
+        return loop_opens_rounds() && !opened_->notice.skips;
     }
 
     // -- what the guard calls --------------------------------------------------------------------
@@ -10287,6 +10486,9 @@ private:
     void require_nothing_ahead();
 
     [[nodiscard]] bool is_between_rounds() const;
+
+    /// Why ranks that accumulated with weights and without them cannot enter. Collective.
+    [[nodiscard]] AbortReason difference_of_windows(Window const& window) const;
 
     // -- the end ---------------------------------------------------------------------------------
 
@@ -10368,6 +10570,7 @@ inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shado
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -10382,10 +10585,21 @@ JOINABLE_DEFINITION Session::Session(
       turns_{std::move(participants)}, options_{options}, rounds_{outcome_.control(), options_} {}
 
 JOINABLE_DEFINITION void
-Session::enter(AgreementList const& list, std::exception_ptr const& local_error) {
+Session::enter(
+    AgreementList const& list, Window const& window, std::exception_ptr const& local_error
+) {
     std::optional<AbortReason> failure;
     try {
-        failure = find_disagreement(outcome_.control(), list, local_error);
+        constexpr unsigned with_weights = 0; // counts of 20 bits
+        constexpr unsigned without_weights = 20;
+        std::uint64_t open =
+            std::uint64_t{window.is_open() ? 1U : 0U} << (window.is_weighted ? with_weights : without_weights);
+        failure = find_disagreement(outcome_.control(), list, local_error, &open);
+        bool const some_have = (open & ((1U << without_weights) - 1)) != 0;
+        if (!failure && some_have && open >> without_weights != 0) {
+            failure = difference_of_windows(window);
+        }
+        rounds_.begin(window, some_have);
         if (!failure && options_.inputs && can_abort()) {
             rounds_.exchange_lengths();
         }
@@ -10412,14 +10626,39 @@ Session::enter(AgreementList const& list, std::exception_ptr const& local_error)
     }
 }
 
+JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& window) const {
+    ControlCommunicator& control = outcome_.control();
+    Inquiry inquiry{control, 0, static_cast<std::uint64_t>(control.size()), true};
+    std::vector<int> ranks = inquiry.ranks_with(window.is_open() && !window.is_weighted);
+    std::string text = concat(
+        "guards differ: ",
+        ranks_text(ranks),
+        " accumulated batches without weights before this guard, others with weights; clear gradients before the "
+        "guard, or call discard_window() on all ranks"
+    );
+    return {FailureKind::mismatch, std::move(ranks), std::move(text)};
+}
+
+JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
+    bool const is_round_open = in_round || !turns_.are_complete();
+    if (rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync())) {
+        throw_violation(concat(
+            "gradients that hold ",
+            window().batches,
+            " batches which no round has reduced were cleared after their weight was announced; clear gradients "
+            "before the guard, or call discard_window()"
+        ));
+    }
+    rounds_.clear_window(is_round_open);
+}
+
 JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice const& notice) {
     outcome_.require_alive();
     if (is_shadowing_) {
         return; // a hook may run code of active ranks
     }
     require_no_announcement();
-    bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
-    if (turns_.take_turn(position, loop_opens_rounds)) {
+    if (turns_.take_turn(position, loop_opens_rounds())) {
         check_later_notice(position, notice);
         return;
     }
@@ -10834,11 +11073,18 @@ inline void Round::done() {
 
 namespace detail {
 class Attachment;
+class WindowOf;
 Session* session_of(JoinState const& state) noexcept;
+
+/// Where the window of a participant ends outside a guard.
+enum class WindowEnd : std::uint8_t {
+    opening,   ///< where a round that syncs opens
+    reduction, ///< where WindowOf::end() is called: the round may be opened anew before
+};
 } // namespace detail
 
-/// The state that a joinable class owns: whether it is inside a guard, and inside which one. A new
-/// state is inside none. Only guards set and clear it.
+/// The state that a joinable class owns: whether it is inside a guard, and inside which one, and what its
+/// rank accumulated since the last round that synced. A new state is inside none.
 class JoinState {
 public:
     JoinState() = default;
@@ -10847,27 +11093,67 @@ public:
 
 private:
     friend class detail::Attachment;
+    friend class detail::WindowOf;
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
-    /// @throws ContractViolation  a weight is above the maximum.
-    Round open_alone(int world_size, RoundNotice const& notice) {
+    /// @throws ContractViolation  see Window::require_continued.
+    Round open_alone(int world_size, RoundNotice const& notice, detail::WindowEnd end) {
         RoundNotice const said =
             local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
-        Round const round = Round::outside_guard(world_size, said, accumulated_);
+        Round const round = Round::outside_guard(world_size, said, window_);
         std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
-        accumulated_.require_summable(said.phase, own);
-        accumulated_.pass(round.will_sync(), said.phase, said.skips, own);
+        window_.require_continued(said, own);
+        if (!round.will_sync() || end == detail::WindowEnd::opening) {
+            window_.pass(round.will_sync(), said, own);
+        }
         return round;
     }
 
     detail::Session* session_ = nullptr;
     std::uint64_t guards_ = 0;        ///< how many there were, this one included
-    detail::Accumulated accumulated_; ///< outside guards, and in guards that are not enabled
+    detail::Window window_;           ///< outside guards, and in guards that are not enabled
+    bool may_be_cleared_ = false;     ///< a guard has begun or ended since the last reduction
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
+
+namespace detail {
+
+/// What a participant knows of its window, inside a guard and outside. Users clear the gradients of an
+/// incomplete window where an epoch begins, and say so to nobody; so the participant looks.
+class WindowOf {
+public:
+    explicit WindowOf(JoinState& state) noexcept : state_{state} {}
+
+    /// Inside a guard, that of all its participants.
+    [[nodiscard]] Window const& window() const noexcept {
+        return state_.session_ != nullptr ? state_.session_->window() : state_.window_;
+    }
+    /// Whether the gradients hold something, and may have been cleared.
+    [[nodiscard]] bool may_be_cleared() const noexcept {
+        return state_.may_be_cleared_ && window().is_open();
+    }
+    /// The gradients were cleared, before or after the pass of the last round.
+    /// @throws ContractViolation  ranks have been told of the window's weight.
+    void clear(bool in_round) {
+        if (state_.session_ != nullptr) {
+            state_.session_->clear_window(in_round);
+        }
+        state_.window_.clear(in_round);
+    }
+    /// Gradients were reduced. Inside a guard the window ended when the round was agreed on.
+    void end() noexcept {
+        state_.may_be_cleared_ = false;
+        state_.window_ = {};
+    }
+
+private:
+    JoinState& state_;
+};
+
+} // namespace detail
 
 /// Describes a guard to a participant that enters it.
 struct GuardView {
@@ -11028,14 +11314,19 @@ public:
     PendingRound() = default;
 
     /// Announces on behalf of the owner of `state`: see announce_round.
-    PendingRound(JoinState& state, int world_size, RoundNotice const& notice) {
+    PendingRound(
+        JoinState& state,
+        int world_size,
+        RoundNotice const& notice,
+        detail::WindowEnd end = detail::WindowEnd::opening
+    ) {
         if (state.session_ != nullptr) {
             state_ = &state;
             guard_ = state.guards_;
             state.session_->announce(state.position_, notice);
             return;
         }
-        local_ = state.open_alone(world_size, notice);
+        local_ = state.open_alone(world_size, notice, end);
     }
 
     /// Blocks until all ranks have opened the round; call it before the first collective.
@@ -11058,6 +11349,13 @@ public:
     /// Whether gradients will be reduced, according to this rank's announcement. Local.
     [[nodiscard]] bool will_sync() const noexcept {
         return is_in_guard() ? state_->session_->announced_sync() : local_.will_sync();
+    }
+
+    /// Outside a guard: the window that this round was to reduce was discarded, after it was announced. Local.
+    void forget(detail::Window const& window) noexcept {
+        local_.weight_ -= window.weight;
+        local_.weight_sum_ -= window.weight;
+        local_.accumulated_rounds_ = 0;
     }
 
     /// Whether wait() returns at once, because another participant opened the round or no guard is
@@ -11281,6 +11579,9 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// Whether a participant averages gradients, and if so, what joined ranks do with theirs.
+enum class Averages : std::uint8_t { none, gradients, but_leaves_joined_untouched };
+
 /// Sets a participant's state for as long as its guard lives.
 class Attachment {
 public:
@@ -11292,25 +11593,46 @@ public:
     static bool is_attached(JoinState const& state) noexcept {
         return state.session_ != nullptr || state.local_rounds_ != nullptr;
     }
-    void attach(JoinState& state, Session& session, std::size_t position) noexcept {
-        state_ = &state;
+    /// `averages`: what its rank accumulated in the guard is the participant's when the guard ends.
+    void
+    attach(JoinState& state, Session& session, std::size_t position, Averages averages) noexcept {
+        begin(state, position, averages);
         state.session_ = &session;
         ++state.guards_;
-        state.position_ = position;
     }
     /// For a guard that is not enabled. If the state is in another guard, this changes nothing.
-    void attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept;
+    void
+    attach(JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages) noexcept;
 
     void detach() noexcept;
 
 private:
+    void begin(JoinState& state, std::size_t position, Averages averages) noexcept {
+        state_ = &state;
+        averages_ = averages;
+        state.position_ = position;
+        state.may_be_cleared_ = true;
+        forget_rounds();
+    }
+    /// A participant that averages nothing counts anew in each guard.
+    void forget_rounds() noexcept {
+        if (averages_ == Averages::none) {
+            state_->window_ = {};
+        }
+    }
+
     JoinState* state_ = nullptr;
+    Averages averages_ = Averages::none;
 };
 
 struct NamedState {
-    JoinState const* state;
+    JoinState* state;
     std::string_view name;
+    Averages averages;
 };
+/// What all participants that average have accumulated; nothing if there is none.
+/// @throws ContractViolation  they differ.
+[[nodiscard]] Window common_window(std::initializer_list<NamedState> participants);
 /// @throws ContractViolation  a participant is in a guard twice, or in another one.
 void check_states(std::initializer_list<NamedState> participants);
 
@@ -11335,6 +11657,10 @@ private:
 /// @throws ContractViolation  an option is out of its range.
 void check_options(JoinOptions const& options);
 
+/// @throws ContractViolation  with known lengths, the window goes on with weights, but inputs have none, or the
+///         reverse.
+void check_weights(JoinOptions const& options, Window const& window);
+
 /// @throws ContractViolation  the communicators have different ranks, or too many.
 void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
 
@@ -11348,23 +11674,63 @@ void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION void
-Attachment::attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept {
-    if (is_attached(state)) {
-        return;
+JOINABLE_DEFINITION void Attachment::attach(
+    JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages
+) noexcept {
+    if (!is_attached(state)) {
+        begin(state, position, averages);
+        state.local_rounds_ = &rounds;
     }
-    state_ = &state;
-    state.local_rounds_ = &rounds;
-    state.position_ = position;
-    state.accumulated_ = {};
 }
 
 JOINABLE_DEFINITION void Attachment::detach() noexcept {
+    if (state_ != nullptr) {
+        forget_rounds();
+    }
     if (JoinState* const state = std::exchange(state_, nullptr)) {
+        if (state->session_ != nullptr && averages_ != Averages::none) {
+            state->window_ = averages_ == Averages::gradients
+                                 ? state->session_->window()
+                                 : state->session_->untouched_window();
+        }
         state->session_ = nullptr;
         state->local_rounds_ = nullptr;
-        state->accumulated_ = {};
+        state->may_be_cleared_ = true;
     }
+}
+
+JOINABLE_DEFINITION Window common_window(std::initializer_list<NamedState> participants) {
+    NamedState const* first = nullptr;
+    for (NamedState const& mine : participants) {
+        if (mine.averages == Averages::none) {
+            continue;
+        }
+        if (first == nullptr) {
+            first = &mine;
+            continue;
+        }
+        Window const& window = WindowOf{*mine.state}.window();
+        Window const& common = WindowOf{*first->state}.window();
+        if (!window.holds_the_same(common)) {
+            throw ContractViolation{concat(
+                "the participants of a guard that average gradients must have accumulated the same batches, but "
+                "a ",
+                first->name,
+                " holds ",
+                common.batches,
+                " batches of weight ",
+                common.weight,
+                " and a ",
+                mine.name,
+                " holds ",
+                window.batches,
+                " batches of weight ",
+                window.weight,
+                "; clear the gradients of both before the guard, or call discard_window()"
+            )};
+        }
+    }
+    return first == nullptr ? Window{} : WindowOf{*first->state}.window();
 }
 
 JOINABLE_DEFINITION void check_states(std::initializer_list<NamedState> participants) {
@@ -11420,6 +11786,12 @@ JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
             "JoinOptions::weight_per_input must be at most " + to_text(max_weight) + ", given " +
             to_text(*options.weight_per_input)
         };
+    }
+}
+
+JOINABLE_DEFINITION void check_weights(JoinOptions const& options, Window const& window) {
+    if (options.inputs) {
+        window.require_continued({.weight = options.weight_per_input}, 0);
     }
 }
 
@@ -11618,6 +11990,30 @@ void list_averaged(J const& joinable, GuardView& view) {
         joinable.list_averaged(view.averaged);
     } else if constexpr (has_label<labels::gradients, J>) {
         view.lists_all_averaged = false;
+    }
+}
+
+/// A participant averages if its hook is labelled so, or if it says so.
+template <class J>
+Averages averages_of(J const& joinable) {
+    bool averages = has_label<labels::gradients, J>;
+    if constexpr (requires { joinable.averages_gradients(); }) {
+        averages = joinable.averages_gradients();
+    }
+    bool leaves_untouched = false;
+    if constexpr (requires { joinable.leaves_joined_untouched(); }) {
+        leaves_untouched = joinable.leaves_joined_untouched();
+    }
+    return !averages          ? Averages::none
+           : leaves_untouched ? Averages::but_leaves_joined_untouched
+                              : Averages::gradients;
+}
+
+/// Before a guard: a participant that averages forgets what it accumulated, if its gradients were cleared.
+template <class J>
+void forget_cleared(J& joinable) {
+    if constexpr (requires { joinable.forget_cleared(); }) {
+        joinable.forget_cleared();
     }
 }
 
@@ -12044,12 +12440,16 @@ private:
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
             detail::check_options(options_);
+            local_rounds_.begin(window_of(list.joinables).rounds);
             attach(list.joinables, local_rounds_, Sequence{});
             return;
         }
         AgreementList entry;
+        detail::Window window;
         std::exception_ptr error;
         try {
+            window = window_of(list.joinables);
+            detail::check_weights(options_, window);
             prepare(list.joinables, keywords...);
             entry = detail::entry_list(
                 list.joinables,
@@ -12062,7 +12462,7 @@ private:
         } catch (...) {
             error = std::current_exception();
         }
-        session_.enter(entry, error);
+        session_.enter(entry, window, error);
         attach(list.joinables, session_, Sequence{});
     }
 
@@ -12145,7 +12545,7 @@ private:
         std::apply(
             [&](Js&... participant) {
                 (detail::list_averaged(participant, view), ...);
-                detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});
+                detail::check_states({{&participant.join_state(), detail::type_name<Js>(), {}}...});
                 (detail::check_guard(participant, view), ...);
             },
             joinables
@@ -12156,11 +12556,31 @@ private:
         hooks_.emplace(joinables, keywords...);
     }
 
+    /// What this rank has accumulated and not cleared.
+    static detail::Window window_of(std::tuple<Js&...> const& joinables) {
+        return std::apply(
+            [](Js&... participant) {
+                (detail::forget_cleared(participant), ...);
+                return detail::common_window({detail::NamedState{
+                    &participant.join_state(),
+                    detail::join_name_of(participant),
+                    detail::averages_of(participant)
+                }...});
+            },
+            joinables
+        );
+    }
+
     template <class Rounds, std::size_t... Is>
     void attach(std::tuple<Js&...> const& joinables, Rounds& rounds, std::index_sequence<Is...>) {
         std::size_t position = 0;
         (std::get<Is>(attachments_)
-             .attach(std::get<Is>(joinables).join_state(), rounds, position++),
+             .attach(
+                 std::get<Is>(joinables).join_state(),
+                 rounds,
+                 position++,
+                 detail::averages_of(std::get<Is>(joinables))
+             ),
          ...);
     }
 
@@ -12637,6 +13057,85 @@ agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) 
     for (AnyTensor const& tensor : tensors) {
         list.add(concat(kind, " ", i++), to_text(tensor.view()));
     }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/bucket/cleared.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether the engine has cleared all gradients: each is absent, or its bytes are zero. Reads until the first
+/// byte that is not; copies gradients of a device to the host. Local.
+[[nodiscard]] bool are_cleared(ParameterList const& parameters, Device& device);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/bucket/cleared.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+namespace cleared {
+
+[[nodiscard]] inline bool are_zeros(std::byte const* bytes, std::size_t count) {
+    return std::all_of(bytes, bytes + count, [](std::byte byte) { return byte == std::byte{}; });
+}
+
+/// The elements from `dimension` on, which begin at `data`.
+[[nodiscard]] inline bool
+are_zeros(AnyView const& view, std::byte const* data, std::size_t dimension) {
+    std::size_t const element = size_of(view.dtype());
+    if (dimension == view.extents().size()) {
+        return are_zeros(data, element);
+    }
+    for (std::size_t i = 0; i < view.extents()[dimension]; ++i) {
+        if (!are_zeros(view, data + i * view.strides()[dimension] * element, dimension + 1)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/// Copies a gradient of a device first, because its layout is the engine's.
+[[nodiscard]] inline bool is_zero(AnyView const& gradient, Device& device) {
+    std::size_t const bytes = gradient.numel() * size_of(gradient.dtype());
+    if (bytes == 0) {
+        return true;
+    }
+    if (is_on_host(device)) {
+        auto const* const data = static_cast<std::byte const*>(gradient.data());
+        return gradient.is_contiguous() ? are_zeros(data, bytes) : are_zeros(gradient, data, 0);
+    }
+    Arena const dense = device.allocate(bytes, size_of(gradient.dtype()));
+    Shape const& extents = gradient.extents();
+    device.copy(
+        gradient,
+        {dense.data(), gradient.dtype(), extents, row_major_strides(extents), gradient.device()}
+    );
+    device.submit();
+    std::vector<std::byte> on_host(bytes);
+    device.download(dense.data(), on_host.data(), bytes);
+    return are_zeros(on_host.data(), bytes);
+}
+
+} // namespace cleared
+
+JOINABLE_DEFINITION bool are_cleared(ParameterList const& parameters, Device& device) {
+    for (AnyParameter const& parameter : parameters) {
+        AnyView const gradient = parameter.requires_grad() ? parameter.grad() : AnyView{};
+        if (gradient && !cleared::is_zero(gradient, device)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 }}} // namespace joinable::v0::detail
@@ -13151,6 +13650,7 @@ public:
     void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
             ranges_.end_passes();
+            forget_if_cleared();
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
                 if constexpr (gathers) {
@@ -13214,6 +13714,18 @@ public:
         return detail::ScopedFlag{is_inside_no_sync_, true};
     }
 
+    /// Forgets what this rank accumulated since the last round that synced, because its gradients were cleared.
+    /// The next average counts neither. Inside a guard that is not enabled, and outside guards. Local, between
+    /// rounds.
+    ///
+    /// It is seldom needed: where a guard begins, and until the first reduction after a guard has begun or ended,
+    /// the participant looks whether all gradients are absent or zeros, and forgets the window then.
+    /// @throws ContractViolation  inside an enabled guard, or a round is open. Nothing was changed.
+    void discard_window() {
+        require_outside("discard_window()");
+        forget_window();
+    }
+
     /// Runs a round without this rank's batch, because the batch failed (out of memory, a bad
     /// sample). The round continues on all ranks. Call it instead of forward(), or after forward()
     /// or backward() threw. The optimizer steps as usual.
@@ -13225,8 +13737,9 @@ public:
     /// | then, until its first bucket is sent| as announced       | zeros                       |
     /// | later                               |                    | ContractViolation: too late |
     ///
-    /// In a round that does not sync (before its backward pass has ended) and in an evaluation
-    /// whose forward() threw, it ends the round and undoes nothing. If the weights sum to 0,
+    /// In a round that does not sync (before its backward pass has ended) it ends the round and undoes nothing.
+    /// After an evaluation whose forward() threw it skips the next batch, as forward() would run it; but it ends the
+    /// evaluation where next() or iterate() opened it and no further round, and where passes communicate. If the weights sum to 0,
     /// because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
     /// and in one that is not enabled, call `skip({.weight = 0})` if the others give a weight.
     /// With a shadowed() communicator it is a ContractViolation, because others wait for this rank
@@ -13241,6 +13754,9 @@ public:
             detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
             ranges_.end_passes();
             auto const* const session = detail::session_of(state_);
+            if (stage_ == Stage::failed && !is_last_evaluation_open(session)) {
+                stage_ = Stage::idle; // as for forward()
+            }
             if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
                 open_round({}); // the batch failed after next() announced it
             } else if (stage_ == Stage::idle) {
@@ -13283,6 +13799,17 @@ public:
     using join_keywords = keywords<divide_by_initial_world_size_t>;
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+    /// For guards: before they begin.
+    void forget_cleared() {
+        if (detail::session_of(state_) == nullptr && !window().window().is_empty() && are_cleared()) {
+            forget_window();
+        }
+    }
+    /// For guards: joined ranks then keep what they accumulated.
+    [[nodiscard]] bool leaves_joined_untouched() const noexcept {
+        return module_->options().joined_gradients == JoinedGradients::untouched;
+    }
 
 protected:
     friend GradientReducer;
@@ -13391,10 +13918,12 @@ protected:
         }
         ranges_.end_all();
         if (notice.phase == Phase::train) {
+            forget_if_cleared();
             round_range_.reset();
             static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
         }
-        pending_ = PendingRound{state_, comm_.size(), notice};
+        pending_ =
+            PendingRound{state_, comm_.size(), notice, detail::WindowEnd::reduction};
         ranges_.announce(reducer_->timeline(), pending_.is_answered());
         bool syncs = pending_.will_sync();
         hidden_.begin(pending_);
@@ -13417,6 +13946,12 @@ protected:
                                                   : Stage::idle;
     }
 
+    /// Whether skip() belongs to the evaluation that failed.
+    [[nodiscard]] bool is_last_evaluation_open(detail::Session const* session) const noexcept {
+        bool const is_of_loop = session != nullptr && session->loop_opens_rounds() &&
+                                session->round().number() == round_.number();
+        return gathers_values() || hidden_.are_followed() || is_of_loop;
+    }
     void hear_round() {
         round_ = pending_.wait();
         ranges_.hear(reducer_->timeline(), round_);
@@ -13461,6 +13996,7 @@ protected:
     void end_reduction() {
         stage_ = Stage::reduced;
         has_accumulated_ = false;
+        window().end();
         round_range_.reset();
         if (!steps_) {
             end_round();
@@ -13524,17 +14060,58 @@ protected:
     /// gradients of earlier rounds.
     void contribute_without_pass(Round const& round) {
         double const factor = factor_of(round);
-        if (std::exchange(has_accumulated_, false) && round.contributes()) {
+        bool const sends_accumulated = has_accumulated_ && round.contributes();
+        if (!round.is_shadow() || !leaves_joined_untouched()) {
+            has_accumulated_ = false;
+        }
+        if (sends_accumulated) {
             reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
         } else {
             reducer_->contribute_zeros(round.buffer_source(), round.is_shadow());
         }
     }
 
+    [[nodiscard]] detail::WindowOf window() const noexcept { return detail::WindowOf{state_}; }
+    [[nodiscard]] bool are_cleared() const {
+        return detail::are_cleared(reducer_->parameters(), detail::device_of(comm_));
+    }
+    /// Both halves: how much was accumulated, and in which gradients.
+    void forget_window() {
+        bool const is_counted = stage_ == Stage::unsynced; // this round
+        window().clear(is_counted);
+        has_accumulated_ = false;
+        reducer_->discard_window();
+    }
+    /// Before a round is announced, and before its backward pass. A batch that failed adds its weight, but
+    /// nothing to the gradients, so zeros do not tell that these were cleared.
+    /// @throws ContractViolation  ranks have been told of the window's weight.
+    void forget_if_cleared() {
+        if (!window().may_be_cleared() || !reducer_->holds_accumulated() || !are_cleared()) {
+            return;
+        }
+        detail::Window const before = window().window();
+        forget_window();
+        if (stage_ == Stage::forward) {
+            pending_.forget(before); // outside a guard
+        }
+    }
+
     void begin_guard() {
-        stage_ = Stage::idle; // discards what an earlier guard left open
+        stage_ = Stage::idle; // discards what was left open
         hidden_.reset();
-        reducer_->begin_guard();
+        if constexpr (gathers) {
+            reducer_->begin_guard();
+        }
+    }
+    /// On every path out of a guard. Runs no collective and does not wait.
+    void end_guard() noexcept {
+        stage_ = Stage::idle;
+        hidden_.reset();
+        reducer_->forget_words();
+        try {
+            reducer_->end_guard();
+        } catch (...) { // NOLINT(bugprone-empty-catch): another exception may be in flight, or a device is lost
+        }
     }
     void sync_at_end(JoinResult const& result) {
         if (module_->options().sync_at_end) {
@@ -13753,7 +14330,7 @@ public:
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
         /// An iteration may be open, if an exception ends the guard.
-        ~Hook() { ddp_.reducer_->forget_words(); }
+        ~Hook() { ddp_.end_guard(); }
 
         void main_hook(Round const& round) {
             detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);
@@ -13774,7 +14351,6 @@ public:
             }
         }
         void post_hook(JoinResult const& result) { ddp_.sync_at_end(result); }
-        void end_hook() { ddp_.reducer_->end_guard(); }
 
     private:
         DistributedDataParallel& ddp_;

@@ -104,10 +104,14 @@ private:
 };
 
 /// Collective. Returns the reason to throw for ranks without an error, if a rank has an error or
-/// lists differ. A rank with an error then throws its own. Throws what the communicator throws.
+/// lists differ. A rank with an error then throws its own. `tally` may point to two counts of 20 bits, which
+/// become their sums. Throws what the communicator throws.
 /// Complexity: without errors and differences one sum of seven words, and no allocation.
 [[nodiscard]] std::optional<AbortReason> find_disagreement(
-    ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
+    ControlCommunicator& control,
+    AgreementList const& list,
+    std::exception_ptr const& local_error,
+    std::uint64_t* tally = nullptr
 );
 
 /// Collective. Returns if no rank has an error and all lists are equal. Otherwise all ranks throw:

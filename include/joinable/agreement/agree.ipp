@@ -175,12 +175,20 @@ JOINABLE_DEFINITION std::string Inquiry::text_of(int other) {
 }
 
 JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
-    ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
+    ControlCommunicator& control,
+    AgreementList const& list,
+    std::exception_ptr const& local_error,
+    std::uint64_t* tally
 ) {
+    constexpr unsigned errors = 20; // bits of their count
     std::array<std::uint64_t, 1 + HashAgreement::words> words{};
-    words[0] = local_error ? 1 : 0;
+    words[0] = (local_error ? 1U : 0U) | (tally != nullptr ? *tally << errors : 0);
     HashAgreement::write(&words[1], list.hash_from(0));
     control.sum(words);
+    if (tally != nullptr) {
+        *tally = words[0] >> errors;
+    }
+    words[0] &= (1U << errors) - 1;
     auto const ranks = static_cast<std::uint64_t>(control.size());
     Inquiry inquiry{control, 0, ranks, true};
     if (words[0] != 0) {

@@ -75,6 +75,32 @@ inline void require_in_range(std::size_t i, std::size_t count, int rank) {
     )};
 }
 
+/// Starts the collectives of an iteration. If one cannot start, the iteration cannot be finished, because a
+/// bucket would be delivered that nothing has reduced.
+class Launches {
+public:
+    template <class F>
+    void start(F const& f) {
+        is_lost_ = true;
+        f();
+        is_lost_ = false;
+    }
+    /// A new iteration begins, or zeros replace this one's gradients.
+    void reset() noexcept { is_lost_ = false; }
+    /// @throws ContractViolation  a collective could not start.
+    void require_whole() const {
+        if (is_lost_) {
+            throw ContractViolation{
+                "the reduction of a bucket could not start, so this iteration cannot be finished; call skip(), or "
+                "let the exception leave the guard"
+            };
+        }
+    }
+
+private:
+    bool is_lost_ = false;
+};
+
 /// `text`, followed by the parameters that this rank did not mark (those with is_missing(i)), if
 /// any.
 template <class F>

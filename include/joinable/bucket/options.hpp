@@ -17,7 +17,8 @@ enum class JoinedGradients : std::uint8_t {
     /// have no gradient when backward() begins, because the engine drops gradients, it is released
     /// (parameter_traits with set_grad and release_grad), so that a Step skips the parameter, too.
     zeroed_at_end,
-    /// The averages, also after the guard has ended: for engines that never zero gradients.
+    /// The averages, also after the guard has ended: for engines that never zero gradients. A parameter
+    /// that no rank uses in a round becomes what ranks with a pass have, as above.
     kept,
     /// The gradients of this rank's last own round, as in PyTorch. Not together with a Step; needs
     /// JoinOptions::carry_accumulated = false. If gradients may lie in buckets (set_grad) it

@@ -20,6 +20,7 @@
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/bucket/timeline.hpp>
+#include <joinable/bucket/without_pass.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
@@ -146,7 +147,7 @@ public:
     ///         without find_unused, or are listed twice, out of range or not trainable.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
-        begin(factor, order_source, true);
+        begin(factor, order_source, std::nullopt);
         detail::for_each_unused(unused, gradients_.trained(), [&](std::size_t i) {
             iteration_.leave_out(i);
         });
@@ -154,11 +155,10 @@ public:
         if (iteration_.finds_unused()) {
             launch_map();
         }
-        advance();
     }
 
-    /// Records that gradient `i` was added to in a round that is not reduced. Needed if parameters
-    /// may be unused: the next iteration sends it even if the pass does not use it. Local.
+    /// Records that gradient `i` was added to in a round that is not reduced: if parameters may be
+    /// unused, the next iteration sends it even if the pass does not use it. Local.
     /// @throws ContractViolation  `i` is out of range or needs no gradient.
     void mark_accumulated(std::size_t i) { iteration_.mark_accumulated(i); }
 
@@ -172,6 +172,7 @@ public:
     ///         value. The iteration is lost.
     /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
+        launches_.require_whole();
         iteration_.mark(i);
         advance();
         if (tested_ < launched_ && detail::make_progress(*works_[tested_])) {
@@ -190,6 +191,9 @@ public:
         gradients_.device().submit(); // what was packed, before zeros replace it
         iteration_.contribute_nothing();
         contributes_ = false;
+        factor_ = 1.0; // of zeros
+        next_bucket_ = 0;
+        launches_.reset();
         advance();
     }
 
@@ -201,6 +205,7 @@ public:
     /// @throws what the communicator throws.
     void finalize_backward() {
         iteration_.require_open("finalize_backward()");
+        launches_.require_whole();
         iteration_.complete();
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!is_map_posted_) {
@@ -223,7 +228,7 @@ public:
     /// rank uses. For a rank that has joined a guard, BucketOptions::joined_gradients says what
     /// happens to these. Collective. Throws what finalize_backward() throws.
     void contribute_zeros(int order_source = 0, bool has_joined = false) {
-        begin(0.0, order_source, false, has_joined);
+        begin(0.0, order_source, without_pass(has_joined, false));
         contribute_nothing();
         finalize_backward();
     }
@@ -231,18 +236,19 @@ public:
     /// The same for a rank without a backward pass whose gradients hold what it accumulated in
     /// earlier rounds (mark_accumulated). They are multiplied by `factor` and contribute.
     void contribute_accumulated(double factor, int order_source = 0, bool has_joined = false) {
-        begin(factor, order_source, false, has_joined);
+        begin(factor, order_source, without_pass(has_joined, true));
         iteration_.contribute_accumulated();
         finalize_backward();
     }
 
-    /// Called when a guard begins, and after its post hooks: averages in the gradients of joined
-    /// ranks last until then. Local.
-    void begin_guard() noexcept { gradients_.begin_guard(); }
-    void end_guard() {
-        gradients_.end_guard();
-        gradients_.device().finish();
-    }
+    /// Whether mark_accumulated() was called since the last iteration. Local.
+    [[nodiscard]] bool holds_accumulated() const noexcept { return iteration_.holds_accumulated(); }
+    /// Forgets what mark_accumulated() recorded, because the gradients were cleared. Between iterations. Local.
+    void discard_window() { iteration_.discard_accumulated(); }
+
+    /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
+    /// Enqueues on the device. Local.
+    void end_guard() { gradients_.end_guard(); }
 
 private:
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
@@ -252,16 +258,21 @@ private:
 
     // The script of an iteration, the same on ranks with and without gradients.
 
-    void begin(double factor, int order_source, bool has_pass, bool has_joined = false) {
+    [[nodiscard]] detail::WithoutPass without_pass(bool has_joined, bool sends_accumulated) const {
+        return {has_joined, sends_accumulated, gradients_.joined_gradients()};
+    }
+
+    void begin(double factor, int order_source, std::optional<detail::WithoutPass> const& without) {
         contributes_ = factor != 0.0; // else zeros are packed
         // A device may have got its kernels since the last iteration.
         bool const scales_later = scales(comm_, reduction_) && contributes_;
-        gradients_.begin(has_joined);
+        gradients_.begin(without && without->has_joined);
         end_ranges(); // of an iteration that failed
-        iteration_.begin(scales_later ? 1.0 : factor, has_pass);
+        iteration_.begin(scales_later ? 1.0 : factor, without);
         factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
         next_bucket_ = 0;
+        launches_.reset();
         launched_ = 0;
         tested_ = 0;
     }
@@ -287,7 +298,8 @@ private:
             wait_for_map();
         }
         while (next_bucket_ < buckets().size() && iteration_.is_full(next_bucket_)) {
-            launch_bucket(next_bucket_++);
+            launches_.start([&] { launch_bucket(next_bucket_); });
+            ++next_bucket_;
         }
     }
 
@@ -302,8 +314,9 @@ private:
             static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.buffer.bytes())
             ));
             static_cast<void>(
-                works_[launched_++].emplace(reduction_.start(comm_, run, factor_, contributes_))
+                works_[launched_].emplace(reduction_.start(comm_, run, factor_, contributes_))
             );
+            ++launched_; // a work that could not start is not waited for
         });
     }
     [[nodiscard]] BucketRun run_of(std::size_t index, std::size_t first, std::size_t last) const {
@@ -401,6 +414,7 @@ private:
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
+    detail::Launches launches_;
     std::size_t launched_ = 0; ///< number of works started
     std::size_t tested_ = 0;   ///< number of works known to be complete
     bool is_rebuild_due_;

@@ -244,12 +244,16 @@ private:
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
             detail::check_options(options_);
+            local_rounds_.begin(window_of(list.joinables).rounds);
             attach(list.joinables, local_rounds_, Sequence{});
             return;
         }
         AgreementList entry;
+        detail::Window window;
         std::exception_ptr error;
         try {
+            window = window_of(list.joinables);
+            detail::check_weights(options_, window);
             prepare(list.joinables, keywords...);
             entry = detail::entry_list(
                 list.joinables,
@@ -262,7 +266,7 @@ private:
         } catch (...) {
             error = std::current_exception();
         }
-        session_.enter(entry, error);
+        session_.enter(entry, window, error);
         attach(list.joinables, session_, Sequence{});
     }
 
@@ -345,7 +349,7 @@ private:
         std::apply(
             [&](Js&... participant) {
                 (detail::list_averaged(participant, view), ...);
-                detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});
+                detail::check_states({{&participant.join_state(), detail::type_name<Js>(), {}}...});
                 (detail::check_guard(participant, view), ...);
             },
             joinables
@@ -356,11 +360,31 @@ private:
         hooks_.emplace(joinables, keywords...);
     }
 
+    /// What this rank has accumulated and not cleared.
+    static detail::Window window_of(std::tuple<Js&...> const& joinables) {
+        return std::apply(
+            [](Js&... participant) {
+                (detail::forget_cleared(participant), ...);
+                return detail::common_window({detail::NamedState{
+                    &participant.join_state(),
+                    detail::join_name_of(participant),
+                    detail::averages_of(participant)
+                }...});
+            },
+            joinables
+        );
+    }
+
     template <class Rounds, std::size_t... Is>
     void attach(std::tuple<Js&...> const& joinables, Rounds& rounds, std::index_sequence<Is...>) {
         std::size_t position = 0;
         (std::get<Is>(attachments_)
-             .attach(std::get<Is>(joinables).join_state(), rounds, position++),
+             .attach(
+                 std::get<Is>(joinables).join_state(),
+                 rounds,
+                 position++,
+                 detail::averages_of(std::get<Is>(joinables))
+             ),
          ...);
     }
 

@@ -40,11 +40,18 @@ inline void Round::done() {
 
 namespace detail {
 class Attachment;
+class WindowOf;
 Session* session_of(JoinState const& state) noexcept;
+
+/// Where the window of a participant ends outside a guard.
+enum class WindowEnd : std::uint8_t {
+    opening,   ///< where a round that syncs opens
+    reduction, ///< where WindowOf::end() is called: the round may be opened anew before
+};
 } // namespace detail
 
-/// The state that a joinable class owns: whether it is inside a guard, and inside which one. A new
-/// state is inside none. Only guards set and clear it.
+/// The state that a joinable class owns: whether it is inside a guard, and inside which one, and what its
+/// rank accumulated since the last round that synced. A new state is inside none.
 class JoinState {
 public:
     JoinState() = default;
@@ -53,27 +60,67 @@ public:
 
 private:
     friend class detail::Attachment;
+    friend class detail::WindowOf;
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
-    /// @throws ContractViolation  a weight is above the maximum.
-    Round open_alone(int world_size, RoundNotice const& notice) {
+    /// @throws ContractViolation  see Window::require_continued.
+    Round open_alone(int world_size, RoundNotice const& notice, detail::WindowEnd end) {
         RoundNotice const said =
             local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
-        Round const round = Round::outside_guard(world_size, said, accumulated_);
+        Round const round = Round::outside_guard(world_size, said, window_);
         std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
-        accumulated_.require_summable(said.phase, own);
-        accumulated_.pass(round.will_sync(), said.phase, said.skips, own);
+        window_.require_continued(said, own);
+        if (!round.will_sync() || end == detail::WindowEnd::opening) {
+            window_.pass(round.will_sync(), said, own);
+        }
         return round;
     }
 
     detail::Session* session_ = nullptr;
-    std::uint64_t guards_ = 0;        ///< how many there were, this one included
-    detail::Accumulated accumulated_; ///< outside guards, and in guards that are not enabled
+    std::uint64_t guards_ = 0;    ///< how many there were, this one included
+    detail::Window window_;       ///< outside guards, and in guards that are not enabled
+    bool may_be_cleared_ = false; ///< a guard has begun or ended since the last reduction
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
+
+namespace detail {
+
+/// What a participant knows of its window, inside a guard and outside. Users clear the gradients of an
+/// incomplete window where an epoch begins, and say so to nobody; so the participant looks.
+class WindowOf {
+public:
+    explicit WindowOf(JoinState& state) noexcept : state_{state} {}
+
+    /// Inside a guard, that of all its participants.
+    [[nodiscard]] Window const& window() const noexcept {
+        return state_.session_ != nullptr ? state_.session_->window() : state_.window_;
+    }
+    /// Whether the gradients hold something, and may have been cleared.
+    [[nodiscard]] bool may_be_cleared() const noexcept {
+        return state_.may_be_cleared_ && window().is_open();
+    }
+    /// The gradients were cleared, before or after the pass of the last round.
+    /// @throws ContractViolation  ranks have been told of the window's weight.
+    void clear(bool in_round) {
+        if (state_.session_ != nullptr) {
+            state_.session_->clear_window(in_round);
+        }
+        state_.window_.clear(in_round);
+    }
+    /// Gradients were reduced. Inside a guard the window ended when the round was agreed on.
+    void end() noexcept {
+        state_.may_be_cleared_ = false;
+        state_.window_ = {};
+    }
+
+private:
+    JoinState& state_;
+};
+
+} // namespace detail
 
 /// Describes a guard to a participant that enters it.
 struct GuardView {
@@ -234,14 +281,19 @@ public:
     PendingRound() = default;
 
     /// Announces on behalf of the owner of `state`: see announce_round.
-    PendingRound(JoinState& state, int world_size, RoundNotice const& notice) {
+    PendingRound(
+        JoinState& state,
+        int world_size,
+        RoundNotice const& notice,
+        detail::WindowEnd end = detail::WindowEnd::opening
+    ) {
         if (state.session_ != nullptr) {
             state_ = &state;
             guard_ = state.guards_;
             state.session_->announce(state.position_, notice);
             return;
         }
-        local_ = state.open_alone(world_size, notice);
+        local_ = state.open_alone(world_size, notice, end);
     }
 
     /// Blocks until all ranks have opened the round; call it before the first collective.
@@ -264,6 +316,13 @@ public:
     /// Whether gradients will be reduced, according to this rank's announcement. Local.
     [[nodiscard]] bool will_sync() const noexcept {
         return is_in_guard() ? state_->session_->announced_sync() : local_.will_sync();
+    }
+
+    /// Outside a guard: the window that this round was to reduce was discarded, after it was announced. Local.
+    void forget(detail::Window const& window) noexcept {
+        local_.weight_ -= window.weight;
+        local_.weight_sum_ -= window.weight;
+        local_.accumulated_rounds_ = 0;
     }
 
     /// Whether wait() returns at once, because another participant opened the round or no guard is

@@ -58,8 +58,7 @@ struct RoundNotice {
     bool will_sync = true; ///< whether gradients are reduced in this round
     Phase phase = Phase::train;
     /// The number of samples or tokens in this rank's input; averages are then weighted. None =
-    /// unweighted. Give it in all rounds that accumulate together or in none: a round without it
-    /// adds gradients, but no weight.
+    /// unweighted. All rounds that accumulate together have one, or none has.
     detail::OptionalWeight weight = {};
     /// This rank has no gradient of its own for this round (a batch that failed), so it counts with
     /// weight 0. In a guard it may omit `weight` where the others give one. Outside a guard, and in
@@ -86,7 +85,7 @@ struct JoinOptions {
     std::optional<std::size_t> inputs = {};
     /// The weight of a default notice.
     detail::OptionalWeight weight_per_input = {};
-    /// With default notices only every `sync_every`th round syncs.
+    /// With default notices only every `sync_every`th training round of this guard syncs.
     std::size_t sync_every = 1;
     /// A rank that runs out adds what it accumulated in rounds that did not sync to the next
     /// reduction, once. False drops it, as PyTorch does.
@@ -99,8 +98,8 @@ struct JoinOptions {
 
 namespace detail {
 
-/// The notice of round `round`. A default notice, or one that sets only `skips`, gets the options'
-/// weight and sync period.
+/// The notice of a round after `round` training rounds. A default notice, or one that sets only `skips`, gets
+/// the options' weight and sync period.
 [[nodiscard]] inline RoundNotice
 completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noexcept {
     if (notice == RoundNotice{.skips = notice.skips}) {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <joinable/join/detail/accumulated.hpp>
+#include <joinable/join/detail/window.hpp>
 #include <joinable/join/options.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -25,17 +25,17 @@ public:
     /// The round of a participant outside enabled guards. It takes all ranks as active and
     /// contributing, and knows this rank's weight only.
     static Round outside_guard(
-        int world_size, RoundNotice const& notice, detail::Accumulated const& accumulated = {}
+        int world_size, RoundNotice const& notice, detail::Window const& window = {}
     ) noexcept {
         Round round;
         round.active_count_ = round.contributor_count_ = world_size;
         round.phase_ = notice.phase;
         round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
-        round.is_weighted_ = notice.weight.has_value();
-        round.contributes_ = !notice.skips || accumulated.batches != 0;
-        round.weight_ = round.weight_sum_ = (notice.skips ? 0 : notice.weight.value_or(0)) +
-                                            (round.will_sync_ ? accumulated.weight : 0);
-        round.accumulated_rounds_ = accumulated.rounds;
+        round.is_weighted_ = notice.weight.has_value() || (notice.skips && window.is_weighted);
+        round.contributes_ = !notice.skips || window.is_open();
+        round.weight_ = round.weight_sum_ =
+            (notice.skips ? 0 : notice.weight.value_or(0)) + (round.will_sync_ ? window.weight : 0);
+        round.accumulated_rounds_ = window.rounds;
         return round;
     }
 
@@ -64,7 +64,8 @@ public:
     /// skip are not known; outside a guard this is the number of ranks.
     [[nodiscard]] int contributor_count() const noexcept { return contributor_count_; }
     /// The number of training rounds that did not sync between the last round that did and this
-    /// one. Inside a guard the count starts at 0. The same on all ranks.
+    /// one, those before the guard included. The same on all ranks, unless they discarded different
+    /// windows.
     [[nodiscard]] std::size_t accumulated_rounds() const noexcept { return accumulated_rounds_; }
     /// The lowest active rank. It broadcasts fresh state.
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }

@@ -133,11 +133,13 @@ public:
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
         /// A rank that was joined throughout has captured no passes.
-        ~Hook() { step_.averages_.release_kernels(); }
+        ~Hook() {
+            step_.end_guard();
+            step_.averages_.release_kernels();
+        }
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
         void main_hook(Round const& round) { step_.run(round, false); }
         void post_hook(bool) noexcept {}
-        void end_hook() { step_.end_guard(); }
 
     private:
         CapturedStep& step_;
@@ -198,12 +200,17 @@ private:
         has_shadowed_last_ = !is_active;
     }
     /// The averages of a shadowed round are nothing that this rank's next pass may add to.
-    void end_guard() {
-        if (std::exchange(has_shadowed_last_, false) &&
-            joined_gradients_ == JoinedGradients::zeroed_at_end) {
+    void end_guard() noexcept {
+        if (!std::exchange(has_shadowed_last_, false) ||
+            joined_gradients_ != JoinedGradients::zeroed_at_end) {
+            return;
+        }
+        try {
             for (Buffer const& gradient : gradients_) {
                 averages_.zero(gradient);
             }
+        } catch (...
+        ) { // NOLINT(bugprone-empty-catch): another exception may be in flight, or the device is lost
         }
     }
 

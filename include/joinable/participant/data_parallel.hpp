@@ -192,7 +192,7 @@ public:
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
         /// An iteration may be open, if an exception ends the guard.
-        ~Hook() { ddp_.reducer_->forget_words(); }
+        ~Hook() { ddp_.end_guard(); }
 
         void main_hook(Round const& round) {
             detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);
@@ -213,7 +213,6 @@ public:
             }
         }
         void post_hook(JoinResult const& result) { ddp_.sync_at_end(result); }
-        void end_hook() { ddp_.reducer_->end_guard(); }
 
     private:
         DistributedDataParallel& ddp_;

@@ -13,9 +13,11 @@
 #include <vector>
 
 #include <joinable/agreement/control.hpp>
+#include <joinable/bucket/cleared.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
@@ -169,6 +171,7 @@ public:
     void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
             ranges_.end_passes();
+            forget_if_cleared();
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
                 if constexpr (gathers) {
@@ -232,6 +235,18 @@ public:
         return detail::ScopedFlag{is_inside_no_sync_, true};
     }
 
+    /// Forgets what this rank accumulated since the last round that synced, because its gradients were cleared.
+    /// The next average counts neither. Inside a guard that is not enabled, and outside guards. Local, between
+    /// rounds.
+    ///
+    /// It is seldom needed: where a guard begins, and until the first reduction after a guard has begun or ended,
+    /// the participant looks whether all gradients are absent or zeros, and forgets the window then.
+    /// @throws ContractViolation  inside an enabled guard, or a round is open. Nothing was changed.
+    void discard_window() {
+        require_outside("discard_window()");
+        forget_window();
+    }
+
     /// Runs a round without this rank's batch, because the batch failed (out of memory, a bad
     /// sample). The round continues on all ranks. Call it instead of forward(), or after forward()
     /// or backward() threw. The optimizer steps as usual.
@@ -243,8 +258,9 @@ public:
     /// | then, until its first bucket is sent| as announced       | zeros                       |
     /// | later                               |                    | ContractViolation: too late |
     ///
-    /// In a round that does not sync (before its backward pass has ended) and in an evaluation
-    /// whose forward() threw, it ends the round and undoes nothing. If the weights sum to 0,
+    /// In a round that does not sync (before its backward pass has ended) it ends the round and undoes nothing.
+    /// After an evaluation whose forward() threw it skips the next batch, as forward() would run it; but it ends the
+    /// evaluation where next() or iterate() opened it and no further round, and where passes communicate. If the weights sum to 0,
     /// because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
     /// and in one that is not enabled, call `skip({.weight = 0})` if the others give a weight.
     /// With a shadowed() communicator it is a ContractViolation, because others wait for this rank
@@ -259,6 +275,9 @@ public:
             detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
             ranges_.end_passes();
             auto const* const session = detail::session_of(state_);
+            if (stage_ == Stage::failed && !is_last_evaluation_open(session)) {
+                stage_ = Stage::idle; // as for forward()
+            }
             if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
                 open_round({}); // the batch failed after next() announced it
             } else if (stage_ == Stage::idle) {
@@ -301,6 +320,18 @@ public:
     using join_keywords = keywords<divide_by_initial_world_size_t>;
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+    /// For guards: before they begin.
+    void forget_cleared() {
+        if (detail::session_of(state_) == nullptr && !window().window().is_empty() &&
+            are_cleared()) {
+            forget_window();
+        }
+    }
+    /// For guards: joined ranks then keep what they accumulated.
+    [[nodiscard]] bool leaves_joined_untouched() const noexcept {
+        return module_->options().joined_gradients == JoinedGradients::untouched;
+    }
 
 protected:
     friend GradientReducer;
@@ -409,10 +440,11 @@ protected:
         }
         ranges_.end_all();
         if (notice.phase == Phase::train) {
+            forget_if_cleared();
             round_range_.reset();
             static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
         }
-        pending_ = PendingRound{state_, comm_.size(), notice};
+        pending_ = PendingRound{state_, comm_.size(), notice, detail::WindowEnd::reduction};
         ranges_.announce(reducer_->timeline(), pending_.is_answered());
         bool syncs = pending_.will_sync();
         hidden_.begin(pending_);
@@ -435,6 +467,12 @@ protected:
                                                   : Stage::idle;
     }
 
+    /// Whether skip() belongs to the evaluation that failed.
+    [[nodiscard]] bool is_last_evaluation_open(detail::Session const* session) const noexcept {
+        bool const is_of_loop = session != nullptr && session->loop_opens_rounds() &&
+                                session->round().number() == round_.number();
+        return gathers_values() || hidden_.are_followed() || is_of_loop;
+    }
     void hear_round() {
         round_ = pending_.wait();
         ranges_.hear(reducer_->timeline(), round_);
@@ -479,6 +517,7 @@ protected:
     void end_reduction() {
         stage_ = Stage::reduced;
         has_accumulated_ = false;
+        window().end();
         round_range_.reset();
         if (!steps_) {
             end_round();
@@ -542,17 +581,59 @@ protected:
     /// gradients of earlier rounds.
     void contribute_without_pass(Round const& round) {
         double const factor = factor_of(round);
-        if (std::exchange(has_accumulated_, false) && round.contributes()) {
+        bool const sends_accumulated = has_accumulated_ && round.contributes();
+        if (!round.is_shadow() || !leaves_joined_untouched()) {
+            has_accumulated_ = false;
+        }
+        if (sends_accumulated) {
             reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
         } else {
             reducer_->contribute_zeros(round.buffer_source(), round.is_shadow());
         }
     }
 
+    [[nodiscard]] detail::WindowOf window() const noexcept { return detail::WindowOf{state_}; }
+    [[nodiscard]] bool are_cleared() const {
+        return detail::are_cleared(reducer_->parameters(), detail::device_of(comm_));
+    }
+    /// Both halves: how much was accumulated, and in which gradients.
+    void forget_window() {
+        bool const is_counted = stage_ == Stage::unsynced; // this round
+        window().clear(is_counted);
+        has_accumulated_ = false;
+        reducer_->discard_window();
+    }
+    /// Before a round is announced, and before its backward pass. A batch that failed adds its weight, but
+    /// nothing to the gradients, so zeros do not tell that these were cleared.
+    /// @throws ContractViolation  ranks have been told of the window's weight.
+    void forget_if_cleared() {
+        if (!window().may_be_cleared() || !reducer_->holds_accumulated() || !are_cleared()) {
+            return;
+        }
+        detail::Window const before = window().window();
+        forget_window();
+        if (stage_ == Stage::forward) {
+            pending_.forget(before); // outside a guard
+        }
+    }
+
     void begin_guard() {
-        stage_ = Stage::idle; // discards what an earlier guard left open
+        stage_ = Stage::idle; // discards what was left open
         hidden_.reset();
-        reducer_->begin_guard();
+        if constexpr (gathers) {
+            reducer_->begin_guard();
+        }
+    }
+    /// On every path out of a guard. Runs no collective and does not wait.
+    void end_guard() noexcept {
+        stage_ = Stage::idle;
+        hidden_.reset();
+        reducer_->forget_words();
+        try {
+            reducer_->end_guard();
+        } catch (...
+        ) { // NOLINT(bugprone-empty-catch): another exception may be in flight, or a device is lost
+        }
     }
     void sync_at_end(JoinResult const& result) {
         if (module_->options().sync_at_end) {

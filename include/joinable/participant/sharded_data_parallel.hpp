@@ -220,7 +220,7 @@ public:
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
         /// An iteration may be open, if an exception ends the guard.
-        ~Hook() { sharded_.reducer_->forget_words(); }
+        ~Hook() { sharded_.end_guard(); }
 
         void main_hook(Round const& round) {
             detail::PassRanges<Times>::note_wait(sharded_.timeline(), round);
@@ -235,7 +235,6 @@ public:
             }
         }
         void post_hook(JoinResult const& result) { sharded_.sync_at_end(result); }
-        void end_hook() { sharded_.reducer_->end_guard(); }
 
     private:
         void shadow(Round const& round) {

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <joinable/bucket/cleared.hpp>
+#include <joinable/bucket/without_pass.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
@@ -108,13 +112,39 @@ public:
         Hook& operator=(Hook const&) = delete;
 
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
-        void main_hook(Round const& round) { zero_.run(round); }
+        void main_hook(Round const& round) {
+            zero_.run(round);
+            if (!std::exchange(is_clear_, true)) { // what was sent or dropped
+                zero_.clear_gradients();
+            }
+        }
         void post_hook(bool) noexcept {}
 
     private:
         ZeroRedundancyOptimizer& zero_;
         detail::ScopedFlag divides_; ///< set for the guard
+        bool is_clear_ = false;
     };
+
+    /// Forgets what this rank accumulated in earlier guards, because its gradients were cleared. A guard does so
+    /// by itself where it begins and all gradients are absent or zeros. Local, outside a guard.
+    /// @throws ContractViolation  called in a guard.
+    void discard_window() {
+        require_outside("discard_window()");
+        detail::WindowOf{this->join_state()}.clear(false);
+    }
+    /// For guards: before they begin.
+    void forget_cleared() {
+        detail::WindowOf window{this->join_state()};
+        if (detail::session_of(this->join_state()) == nullptr && !window.window().is_empty() &&
+            are_cleared()) {
+            window.clear(false);
+        }
+    }
+    /// For guards.
+    [[nodiscard]] bool averages_gradients() const noexcept {
+        return optimizer_options().reduces_gradients;
+    }
 
     using Base::join_communicator;
     using join_keywords = keywords<divide_by_initial_world_size_t>;
@@ -175,6 +205,28 @@ private:
                 detail::start_parts(join_communicator(), shard, bucket, factors.summed).wait();
                 detail::take_part(shard, bucket, join_communicator());
             }
+        }
+    }
+
+    [[nodiscard]] bool are_cleared() {
+        Device& device = detail::device_of(join_communicator());
+        auto const is_cleared = [&](detail::ShardGroup const& group) {
+            return detail::are_cleared(group.parameters, device);
+        };
+        return std::all_of(this->groups().begin(), this->groups().end(), is_cleared);
+    }
+    /// On a joined rank whose gradients were averaged here. See WithoutPass.
+    void clear_gradients() {
+        if (optimizer_options().reduces_gradients) {
+            Device& device = detail::device_of(join_communicator());
+            for (detail::ShardGroup const& group : this->groups()) {
+                for (AnyParameter const& parameter : group.parameters) {
+                    if (parameter.requires_grad()) {
+                        detail::clear_gradient(parameter, device);
+                    }
+                }
+            }
+            device.finish();
         }
     }
 

@@ -413,7 +413,9 @@ TEST_CASE("a batch can be skipped after a bucket that no rank uses, because noth
         float const expected = 3.0F * static_cast<float>(comm.size() - 1);
         CHECK(params[0].g(0) == expected);
         CHECK(params[1].g(0) == expected);
-        CHECK(params[2].g(0) == 3.0F);
+        CHECK(
+            params[2].g(0) == (comm.rank() == 0 ? 0.0F : 3.0F)
+        ); // nothing of the batch is stepped by
     });
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // Rounds that accumulate until one syncs, and ranks that skip a batch or run out in between.
-#include <joinable/join/detail/accumulated.hpp>
+#include <joinable/join/detail/window.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -515,7 +515,7 @@ TEST_CASE("a later participant may repeat the opener's notice, or only that this
         Observer first{comm};
         Observer second{comm};
         bool const skips = comm.rank() == 0;
-        Join guard{participants(first, second), {.sync_every = 2}};
+        Join guard{participants(first, second), {.weight_per_input = 2, .sync_every = 2}};
         first({.skips = skips}); // has the period of the options, so it does not sync
         second({.skips = skips});
         first({.weight = 3, .skips = skips});

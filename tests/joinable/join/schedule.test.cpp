@@ -110,7 +110,7 @@ TEST_CASE(
             traces[static_cast<std::size_t>(comm.rank())] = comm.trace;
         });
         std::vector<std::string> expected{
-            "all_reduce 7 u64", "all_reduce " + std::to_string(2 * world) + " u64"
+            "all_reduce 7 u64", "all_reduce " + std::to_string(4 * world) + " u64"
         };
         expected.insert(expected.end(), longest, "all_reduce 1 i32");
         expected.emplace_back("all_reduce 7 u64"); // closing: a post hook may have failed

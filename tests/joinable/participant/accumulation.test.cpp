@@ -439,29 +439,41 @@ TEST_CASE("a batch is skipped in a round that does not sync, and outside a guard
     });
 }
 
-TEST_CASE("an evaluation that fails on one rank is skipped, and no round is opened for it") {
+TEST_CASE("an evaluation that fails on one rank is over, and skip() ends it where next() opened it"
+) {
     over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
-        Join guard{participants(ddp)};
-        for (int i = 0; i < 4; ++i) {
-            try {
-                ddp.forward(
-                    [&] {
-                        if (comm.rank() == comm.size() - 1 && i % 2 == 0) {
-                            throw std::runtime_error{"a bad sample"};
-                        }
-                    },
-                    {.phase = joinable::Phase::evaluate}
-                );
-            } catch (std::runtime_error const&) {
-                ddp.skip();
+        joinable::RoundNotice const evaluates{.phase = joinable::Phase::evaluate};
+        for (bool const by_next : {false, true}) {
+            Join guard{participants(ddp)};
+            for (int i = 0; i < 4; ++i) {
+                if (by_next) {
+                    guard.next(true, evaluates);
+                }
+                try {
+                    ddp.forward(
+                        [&] {
+                            if (comm.rank() == comm.size() - 1 && i % 2 == 0) {
+                                throw std::runtime_error{"a bad sample"};
+                            }
+                        },
+                        by_next ? joinable::RoundNotice{} : evaluates
+                    );
+                } catch (std::runtime_error const&) {
+                    if (by_next) {
+                        ddp.skip();
+                    }
+                }
             }
+            params[0].g(0) = 0;
+            if (by_next) {
+                guard.next(true);
+            }
+            train(ddp, params, 3.0);
+            CHECK(params[0].g(0) == doctest::Approx(3.0));
+            CHECK(guard.finish().rounds == 5);
         }
-        params[0].g(0) = 0;
-        train(ddp, params, 3.0);
-        CHECK(params[0].g(0) == doctest::Approx(3.0));
-        CHECK(guard.finish().rounds == 5);
     });
 }
 

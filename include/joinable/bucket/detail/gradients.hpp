@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
+#include <joinable/bucket/without_pass.hpp>
 #include <joinable/config.hpp>
 #include <joinable/tensor/parameters.hpp>
 
@@ -18,9 +17,6 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// When gradients move into buckets: in the constructor, or in take_gradients() after all ranks
 /// have constructed theirs.
 enum class TakeGradients : bool { now, later };
-
-/// What ranks with a backward pass have as the gradient of a parameter that no rank used.
-enum class OtherGradient : std::uint8_t { zeros, none, unknown };
 
 /// The gradients of a model and their places in buckets: packs, delivers and moves them.
 /// Independent of communicators and iterations; all members are local. Gradients on a device must
@@ -72,18 +68,17 @@ public:
 
     [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
 
-    /// Begins a guard: no gradient holds an average of it.
-    void begin_guard() noexcept { std::fill(is_of_others_.begin(), is_of_others_.end(), false); }
     /// Begins an iteration of a rank that has joined or has not.
     void begin(bool has_joined);
+    [[nodiscard]] JoinedGradients joined_gradients() const noexcept { return joined_; }
     /// On a rank that ran no pass: makes gradient `i`, which no rank used, what it is on ranks with
-    /// a pass, so that optimizers do the same on all ranks. It is released or set only if the
-    /// parameter can do both, or can set it; else what it has becomes zeros.
+    /// a pass. See follow_other().
     void follow_others(std::size_t i, OtherGradient other);
     /// Ends an iteration after all averages are delivered.
     void complete() const;
-    /// Ends the guard. Complete after device().finish().
-    void end_guard() const;
+    /// Ends the guard, in any way: zeroes the averages that this rank got after it had joined, unless they
+    /// are kept. Enqueues.
+    void end_guard();
 
     /// Makes the average in the bucket gradient `i`: copies it or sets a view. Complete after
     /// device().finish().
@@ -108,7 +103,7 @@ private:
     static void find_places(std::vector<Place>& places, BucketLayout const& layout);
 
     [[nodiscard]] bool leaves_untouched() const noexcept {
-        return has_joined_ && joined_ == JoinedGradients::untouched;
+        return WithoutPass{.has_joined = has_joined_, .joined = joined_}.is_untouched();
     }
     /// Whether the gradient lives in its bucket.
     [[nodiscard]] bool is_resident(std::size_t i) const;

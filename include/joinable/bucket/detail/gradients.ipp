@@ -85,21 +85,11 @@ JOINABLE_DEFINITION void Gradients::begin(bool has_joined) {
 }
 
 JOINABLE_DEFINITION void Gradients::follow_others(std::size_t i, OtherGradient other) {
-    AnyParameter const& parameter = parameters_[i];
-    AnyView const gradient = parameter.grad();
-    if (joined_ != JoinedGradients::zeroed_at_end) {
-        return;
-    }
     is_of_others_[i] = has_joined_;
-    bool const can_drop = parameter.can_release_grad() && parameter.can_set_grad();
-    if (gradient && other == OtherGradient::none && can_drop) {
-        parameter.release_grad();
-    } else if (gradient) {
-        device().fill_zero(gradient);
-    } else if (other == OtherGradient::zeros && parameter.can_set_grad()) {
+    follow_other(parameters_[i], other, device(), [&] {
         zero(i);
-        parameter.set_grad(*places_[i].view);
-    }
+        return *places_[i].view;
+    });
 }
 
 JOINABLE_DEFINITION void Gradients::complete() const {
@@ -110,13 +100,14 @@ JOINABLE_DEFINITION void Gradients::complete() const {
     }
 }
 
-JOINABLE_DEFINITION void Gradients::end_guard() const {
+JOINABLE_DEFINITION void Gradients::end_guard() {
     for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
-        AnyView const gradient = is_of_others_[i] ? parameters_[i].grad() : AnyView{};
-        if (gradient && joined_ == JoinedGradients::zeroed_at_end) {
-            device().fill_zero(gradient);
+        if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
+            clear_gradient(parameters_[i], device());
         }
+        is_of_others_[i] = false;
     }
+    device().finish();
 }
 
 JOINABLE_DEFINITION void Gradients::deliver(std::size_t i) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <joinable/bucket/detail/used_map.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/options.hpp>
+#include <joinable/bucket/without_pass.hpp>
 #include <joinable/config.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -39,9 +41,9 @@ public:
 
     // -- the course of an iteration ----------------------------------------------------------------
 
-    /// `has_pass`: gradients will be marked. Otherwise contribute_nothing() or
+    /// Gradients will be marked, unless `without` says that there is no pass: then contribute_nothing() or
     /// contribute_accumulated() follows.
-    void begin(double factor, bool has_pass);
+    void begin(double factor, std::optional<WithoutPass> const& without);
 
     void leave_out(std::size_t i);
     /// Leaves out the parameters that the recorded graph does not use.
@@ -50,10 +52,10 @@ public:
     void mark(std::size_t i);
     void mark_accumulated(std::size_t i) {
         require_trained(i);
-        if (used_) {
-            accumulated_[i] = true;
-        }
+        accumulated_[i] = true;
+        holds_accumulated_ = holds_accumulated_ || gradients_.parameters()[i].value().numel() != 0;
     }
+    [[nodiscard]] bool holds_accumulated() const noexcept { return holds_accumulated_; }
 
     void contribute_nothing();
     void contribute_accumulated() {
@@ -61,14 +63,18 @@ public:
             used_ ? take_or_leave(i) : take(i);
         }
     }
+    /// Forgets what was accumulated. Between iterations.
+    void discard_accumulated() {
+        std::fill(accumulated_.begin(), accumulated_.end(), false);
+        holds_accumulated_ = false;
+    }
 
     /// Ends the pass. Parameters that a static graph did not mark in its first iteration are
     /// unused; all others must be ready.
     void complete();
     void write_used();
-    /// Called after the averages are delivered. On a rank that contributed nothing and ran no pass,
-    /// gives the parameters that no rank used the gradients that they have on ranks with a pass:
-    /// zeros or none.
+    /// Called after the averages are delivered. See WithoutPass: gives the parameters that no rank used the
+    /// gradients that they have on ranks with a pass, zeros or none.
     void follow_others();
 
     /// The order in which the gradients became ready, unused ones last. Empty if this rank had
@@ -126,16 +132,16 @@ private:
 
     Gradients& gradients_;
     std::vector<State> states_;        ///< per parameter
+    std::vector<bool> accumulated_;    ///< per parameter: in rounds that were not reduced
+    bool holds_accumulated_ = false;   ///< any of them that has elements
     std::vector<std::size_t> pending_; ///< per bucket: gradients that are not in place
     std::optional<UsedMap> used_;
-    std::vector<bool> accumulated_; ///< per parameter, if some may be unused
     std::optional<StaticGraph> graph_;
     std::vector<std::size_t> ready_order_;
     double factor_ = 0;
     bool finds_unused_;
     bool sends_held_;
-    bool has_pass_ = false;       ///< in the open iteration of this rank
-    bool follows_others_ = false; ///< it ran no pass and has accumulated nothing
+    std::optional<WithoutPass> without_; ///< pass in the open iteration of this rank
     bool records_order_;
     bool is_open_ = false;
     bool is_recording_ = false; ///< the static graph: used parameters are known only at the end

@@ -11,13 +11,12 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION Iteration::Iteration(Gradients& gradients, BucketOptions const& options)
-    : gradients_{gradients}, states_(gradients.parameters().size()),
+    : gradients_{gradients}, states_(gradients.parameters().size()), accumulated_(states_.size()),
       finds_unused_{options.find_unused && !options.static_graph},
       sends_held_{options.unused_gradients == UnusedGradients::held},
       records_order_{rebuilds(options)} {
     if (options.find_unused || options.static_graph) {
         used_.emplace(states_.size());
-        accumulated_.resize(states_.size());
     }
     if (options.static_graph) {
         graph_.emplace(states_.size());
@@ -28,12 +27,13 @@ JOINABLE_DEFINITION Iteration::Iteration(Gradients& gradients, BucketOptions con
 
 JOINABLE_DEFINITION void Iteration::take_unused(std::size_t i) const {
     if (is_unused(i)) {
-        bool const is_held = sends_held_ && has_pass_;
+        bool const is_held = sends_held_ && !without_;
         is_held ? gradients_.pack(i, factor_) : gradients_.zero(i);
     }
 }
 
-JOINABLE_DEFINITION void Iteration::begin(double factor, bool has_pass) {
+JOINABLE_DEFINITION void
+Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
     if (is_open_) {
         throw ContractViolation{concat_missing(
             "the previous iteration was not finalized; call finalize_backward() first"
@@ -41,9 +41,8 @@ JOINABLE_DEFINITION void Iteration::begin(double factor, bool has_pass) {
     }
     is_open_ = true;
     factor_ = factor;
-    has_pass_ = has_pass;
-    follows_others_ = false;
-    is_recording_ = has_pass && graph_ && !graph_->is_recorded();
+    without_ = without;
+    is_recording_ = !without && graph_ && !graph_->is_recorded();
     for (std::size_t b = 0; b < pending_.size(); ++b) {
         pending_[b] = gradients_.buckets()[b].parameters.size();
     }
@@ -90,8 +89,10 @@ JOINABLE_DEFINITION void Iteration::mark(std::size_t i) {
 }
 
 JOINABLE_DEFINITION void Iteration::contribute_nothing() {
-    follows_others_ = !has_pass_; // after a pass that failed, gradients are those of its engine
-    has_pass_ = is_recording_ = false;
+    if (!without_) { // the pass failed
+        without_.emplace();
+    }
+    is_recording_ = false;
     ready_order_.clear();
     for (std::size_t const i : trained()) {
         states_[i] = State::unused;
@@ -117,14 +118,17 @@ JOINABLE_DEFINITION void Iteration::write_used() {
     for (std::size_t const i : trained()) {
         if (!is_unused(i)) {
             used_->use(i);
-        } else if (has_pass_) {
+        } else if (!without_ || without_->is_like_pass()) {
             used_->leave_out(i, gradients_.has(i));
         }
     }
 }
 
 JOINABLE_DEFINITION void Iteration::follow_others() {
-    for (std::size_t k = 0; used_ && follows_others_ && k < trained().size(); ++k) {
+    if (!used_ || !without_ || !without_->follows_others()) {
+        return;
+    }
+    for (std::size_t k = 0; k < trained().size(); ++k) {
         if (std::size_t const i = trained()[k]; !used_->is_used(i)) {
             // A static graph sends no map in later iterations, but gradients may come and go.
             gradients_.follow_others(
@@ -141,7 +145,9 @@ JOINABLE_DEFINITION void Iteration::end() {
     if (graph_ && used_->is_empty()) {
         used_->clear(); // no rank had gradients: the graph is not recorded yet
     }
-    std::fill(accumulated_.begin(), accumulated_.end(), false);
+    if (!without_ || !without_->is_untouched()) {
+        discard_accumulated();
+    }
     is_open_ = false;
 }
 

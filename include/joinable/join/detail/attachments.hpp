@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <string_view>
 #include <utility>
@@ -10,6 +11,7 @@
 
 #include <joinable/agreement/control.hpp>
 #include <joinable/config.hpp>
+#include <joinable/join/detail/window.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/options.hpp>
 
@@ -18,6 +20,9 @@
 /// before them.
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether a participant averages gradients, and if so, what joined ranks do with theirs.
+enum class Averages : std::uint8_t { none, gradients, but_leaves_joined_untouched };
 
 /// Sets a participant's state for as long as its guard lives.
 class Attachment {
@@ -30,25 +35,46 @@ public:
     static bool is_attached(JoinState const& state) noexcept {
         return state.session_ != nullptr || state.local_rounds_ != nullptr;
     }
-    void attach(JoinState& state, Session& session, std::size_t position) noexcept {
-        state_ = &state;
+    /// `averages`: what its rank accumulated in the guard is the participant's when the guard ends.
+    void
+    attach(JoinState& state, Session& session, std::size_t position, Averages averages) noexcept {
+        begin(state, position, averages);
         state.session_ = &session;
         ++state.guards_;
-        state.position_ = position;
     }
     /// For a guard that is not enabled. If the state is in another guard, this changes nothing.
-    void attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept;
+    void
+    attach(JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages) noexcept;
 
     void detach() noexcept;
 
 private:
+    void begin(JoinState& state, std::size_t position, Averages averages) noexcept {
+        state_ = &state;
+        averages_ = averages;
+        state.position_ = position;
+        state.may_be_cleared_ = true;
+        forget_rounds();
+    }
+    /// A participant that averages nothing counts anew in each guard.
+    void forget_rounds() noexcept {
+        if (averages_ == Averages::none) {
+            state_->window_ = {};
+        }
+    }
+
     JoinState* state_ = nullptr;
+    Averages averages_ = Averages::none;
 };
 
 struct NamedState {
-    JoinState const* state;
+    JoinState* state;
     std::string_view name;
+    Averages averages;
 };
+/// What all participants that average have accumulated; nothing if there is none.
+/// @throws ContractViolation  they differ.
+[[nodiscard]] Window common_window(std::initializer_list<NamedState> participants);
 /// @throws ContractViolation  a participant is in a guard twice, or in another one.
 void check_states(std::initializer_list<NamedState> participants);
 
@@ -72,6 +98,10 @@ private:
 
 /// @throws ContractViolation  an option is out of its range.
 void check_options(JoinOptions const& options);
+
+/// @throws ContractViolation  with known lengths, the window goes on with weights, but inputs have none, or the
+///         reverse.
+void check_weights(JoinOptions const& options, Window const& window);
 
 /// @throws ContractViolation  the communicators have different ranks, or too many.
 void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);

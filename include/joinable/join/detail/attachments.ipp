@@ -11,23 +11,62 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION void
-Attachment::attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept {
-    if (is_attached(state)) {
-        return;
+JOINABLE_DEFINITION void Attachment::attach(
+    JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages
+) noexcept {
+    if (!is_attached(state)) {
+        begin(state, position, averages);
+        state.local_rounds_ = &rounds;
     }
-    state_ = &state;
-    state.local_rounds_ = &rounds;
-    state.position_ = position;
-    state.accumulated_ = {};
 }
 
 JOINABLE_DEFINITION void Attachment::detach() noexcept {
+    if (state_ != nullptr) {
+        forget_rounds();
+    }
     if (JoinState* const state = std::exchange(state_, nullptr)) {
+        if (state->session_ != nullptr && averages_ != Averages::none) {
+            state->window_ = averages_ == Averages::gradients ? state->session_->window()
+                                                              : state->session_->untouched_window();
+        }
         state->session_ = nullptr;
         state->local_rounds_ = nullptr;
-        state->accumulated_ = {};
+        state->may_be_cleared_ = true;
     }
+}
+
+JOINABLE_DEFINITION Window common_window(std::initializer_list<NamedState> participants) {
+    NamedState const* first = nullptr;
+    for (NamedState const& mine : participants) {
+        if (mine.averages == Averages::none) {
+            continue;
+        }
+        if (first == nullptr) {
+            first = &mine;
+            continue;
+        }
+        Window const& window = WindowOf{*mine.state}.window();
+        Window const& common = WindowOf{*first->state}.window();
+        if (!window.holds_the_same(common)) {
+            throw ContractViolation{concat(
+                "the participants of a guard that average gradients must have accumulated the same batches, but "
+                "a ",
+                first->name,
+                " holds ",
+                common.batches,
+                " batches of weight ",
+                common.weight,
+                " and a ",
+                mine.name,
+                " holds ",
+                window.batches,
+                " batches of weight ",
+                window.weight,
+                "; clear the gradients of both before the guard, or call discard_window()"
+            )};
+        }
+    }
+    return first == nullptr ? Window{} : WindowOf{*first->state}.window();
 }
 
 JOINABLE_DEFINITION void check_states(std::initializer_list<NamedState> participants) {
@@ -83,6 +122,12 @@ JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
             "JoinOptions::weight_per_input must be at most " + to_text(max_weight) + ", given " +
             to_text(*options.weight_per_input)
         };
+    }
+}
+
+JOINABLE_DEFINITION void check_weights(JoinOptions const& options, Window const& window) {
+    if (options.inputs) {
+        window.require_continued({.weight = options.weight_per_input}, 0);
     }
 }
 

@@ -16,6 +16,7 @@
 #include <joinable/detail/type_name.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/hook/ordering.hpp>
+#include <joinable/join/detail/attachments.hpp>
 #include <joinable/join/detail/hooks.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/options.hpp>
@@ -80,6 +81,30 @@ void list_averaged(J const& joinable, GuardView& view) {
         joinable.list_averaged(view.averaged);
     } else if constexpr (has_label<labels::gradients, J>) {
         view.lists_all_averaged = false;
+    }
+}
+
+/// A participant averages if its hook is labelled so, or if it says so.
+template <class J>
+Averages averages_of(J const& joinable) {
+    bool averages = has_label<labels::gradients, J>;
+    if constexpr (requires { joinable.averages_gradients(); }) {
+        averages = joinable.averages_gradients();
+    }
+    bool leaves_untouched = false;
+    if constexpr (requires { joinable.leaves_joined_untouched(); }) {
+        leaves_untouched = joinable.leaves_joined_untouched();
+    }
+    return !averages          ? Averages::none
+           : leaves_untouched ? Averages::but_leaves_joined_untouched
+                              : Averages::gradients;
+}
+
+/// Before a guard: a participant that averages forgets what it accumulated, if its gradients were cleared.
+template <class J>
+void forget_cleared(J& joinable) {
+    if constexpr (requires { joinable.forget_cleared(); }) {
+        joinable.forget_cleared();
     }
 }
 

@@ -13,12 +13,14 @@ namespace joinable { inline namespace v0 { namespace detail {
 class LocalRounds {
 public:
     explicit LocalRounds(JoinOptions const& options) : options_{options} {}
+    /// The rounds before the guard that did not sync.
+    void begin(std::size_t unsynced) noexcept { unsynced_ = unsynced; }
     LocalRounds(LocalRounds const&) = delete; // knows the options by address
     LocalRounds& operator=(LocalRounds const&) = delete;
 
     /// Opens a round by next().
     void open(RoundNotice const& notice) noexcept {
-        opened_ = completed(notice, options_, rounds_);
+        opened_ = completed(notice, options_, training_rounds_);
         count(*opened_);
     }
     /// Completes a participant's notice. If next() opened no round, the first participant opens it.
@@ -30,7 +32,9 @@ public:
             return says_nothing_new ? *opened_ : notice;
         }
         bool const opens = is_first || rounds_ == 0;
-        RoundNotice const said = completed(notice, options_, opens ? rounds_ : rounds_ - 1);
+        std::size_t const last_trains = last_phase_ == Phase::train ? 1 : 0;
+        RoundNotice const said =
+            completed(notice, options_, training_rounds_ - (opens ? 0 : last_trains));
         if (is_first) {
             count(said);
         }
@@ -44,6 +48,8 @@ public:
 private:
     void count(RoundNotice const& notice) noexcept {
         ++rounds_;
+        last_phase_ = notice.phase;
+        training_rounds_ += notice.phase == Phase::train ? 1 : 0;
         if (notice.phase == Phase::train) {
             unsynced_ = notice.will_sync ? 0 : unsynced_ + 1;
         }
@@ -52,6 +58,8 @@ private:
     JoinOptions const& options_;
     std::optional<RoundNotice> opened_; ///< by the last next()
     std::size_t rounds_ = 0;
+    std::size_t training_rounds_ = 0;
+    Phase last_phase_ = Phase::evaluate;
     std::size_t unsynced_ = 0;
 };
 

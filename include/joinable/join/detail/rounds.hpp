@@ -9,8 +9,8 @@
 
 #include <joinable/agreement/control.hpp>
 #include <joinable/config.hpp>
-#include <joinable/join/detail/accumulated.hpp>
 #include <joinable/join/detail/roll_call.hpp>
+#include <joinable/join/detail/window.hpp>
 #include <joinable/join/options.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/join/round.hpp>
@@ -41,8 +41,21 @@ public:
 
     // -- announcing ------------------------------------------------------------------------------
 
+    /// What this rank holds when the guard begins. `is_weighted`: whether the open windows of any rank are.
+    void begin(Window const& window, bool is_weighted) noexcept {
+        window_ = window;
+        was_weighted_ = is_weighted;
+    }
+    [[nodiscard]] Window const& window() const noexcept { return window_; }
+    /// What a joined rank holds if joined ranks leave their gradients untouched.
+    [[nodiscard]] Window const& untouched_window() const noexcept {
+        return dropped_.is_open() ? dropped_ : window_;
+    }
+    /// See Window::clear. The weight of the window has not been announced.
+    void clear_window(bool in_round) noexcept { window_.clear(in_round); }
+
     /// The notice of the next round, with the options' weight and sync period where it has none.
-    /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
+    /// @throws ContractViolation  see Window::require_continued.
     [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const;
 
     /// The next round as this rank announces it, before the others have answered.
@@ -94,7 +107,7 @@ public:
 private:
     [[nodiscard]] RoundCode agreed_code() const noexcept;
     [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
-        return !said.notice.skips || accumulated_.batches != 0;
+        return !said.notice.skips || window_.is_open();
     }
     /// 0 if it skips. With known lengths a rank that skips keeps the promised weight.
     [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
@@ -102,7 +115,7 @@ private:
     }
     /// A round that syncs includes the weight held since the last one that did.
     [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
-        return own_weight(said.notice) + (said.syncs() ? accumulated_.weight : 0);
+        return own_weight(said.notice) + (said.syncs() ? window_.weight : 0);
     }
     [[nodiscard]] std::uint32_t take_vote() noexcept {
         return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
@@ -111,7 +124,9 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
-    Accumulated accumulated_;   ///< by this rank; if it has joined, before it joined
+    Window window_;  ///< of this rank; if it has joined, before it joined
+    Window dropped_; ///< what it held when it joined, if that was dropped
+    std::size_t training_rounds_ = 0;
     Carry carry_;               ///< of all ranks that joined since the last round that synced
     bool was_weighted_ = false; ///< in the last training round that told
     bool vote_ = false;

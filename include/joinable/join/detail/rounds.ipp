@@ -12,19 +12,21 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void Rounds::exchange_lengths() {
     std::uint64_t const weight = options_.weight_per_input.value_or(0);
-    std::array<std::uint64_t, 2> const mine{{options_.inputs.value_or(0), weight}};
+    std::array<std::uint64_t, 4> const mine{
+        {options_.inputs.value_or(0), weight, window_.batches, window_.weight}
+    };
     std::vector<std::uint64_t> const all = control_.gather(mine);
     std::vector<Schedule::Shard> shards;
     for (std::size_t k = 0; k < all.size(); k += mine.size()) {
-        shards.push_back({all[k], all[k + 1]});
+        shards.push_back({all[k], all[k + 1], all[k + 2], all[k + 3]});
     }
     bool const is_weighted = options_.weight_per_input.has_value();
     roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
 }
 
 JOINABLE_DEFINITION RoundNotice Rounds::completed(RoundNotice const& notice) const {
-    RoundNotice const said = detail::completed(notice, options_, roll_call_.rounds());
-    accumulated_.require_summable(said.phase, own_weight(said));
+    RoundNotice const said = detail::completed(notice, options_, training_rounds_);
+    window_.require_continued(said, own_weight(said));
     return said;
 }
 
@@ -43,8 +45,9 @@ JOINABLE_DEFINITION void Rounds::announce(Announcement const& said) {
     RollCallLanes lanes;
     lanes.active = 1;
     lanes.stop = take_vote();
-    lanes.weighted = said.notice.weight ? 1 : 0;
-    lanes.silent = said.notice.skips && !said.notice.weight ? 1 : 0;
+    bool const holds_weights = said.notice.skips && window_.is_open() && window_.is_weighted;
+    lanes.weighted = said.notice.weight || holds_weights ? 1 : 0;
+    lanes.silent = said.notice.skips && lanes.weighted == 0 ? 1 : 0;
     lanes.contributors = contributes(said) ? 1 : 0;
     lanes.weight = weight_of(said);
     lanes.code = Agreement::of(code.encode());
@@ -56,7 +59,7 @@ JOINABLE_DEFINITION void Rounds::announce_arrival() {
     RollCallLanes lanes;
     lanes.arrived = 1;
     lanes.stop = take_vote();
-    roll_call_.post(lanes, {accumulated_.batches != 0 ? 1U : 0U, accumulated_.weight});
+    roll_call_.post(lanes, {window_.is_open() ? 1U : 0U, window_.weight});
 }
 
 JOINABLE_DEFINITION Verdict Rounds::hear() {
@@ -92,24 +95,28 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     carry_.weight += roll_call_.carry().weight;
     round.contributor_count_ =
         static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
-    round.contributes_ = own ? contributes(*own) : takes_carry && accumulated_.batches != 0;
+    round.contributes_ = own ? contributes(*own) : takes_carry && window_.is_open();
     round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
-    round.weight_ = own ? weight_of(*own) : takes_carry ? accumulated_.weight : 0;
+    round.weight_ = own ? weight_of(*own) : takes_carry ? window_.weight : 0;
     if (round.will_sync_ && round.is_weighted_ && round.weight_sum_ == 0) {
         round.contributor_count_ = 0; // the average is zeros
         round.contributes_ = false;
     }
-    round.accumulated_rounds_ = accumulated_.rounds;
+    round.accumulated_rounds_ = window_.rounds;
     round.buffer_source_ = roll_call_.lowest_active();
     round.is_shadow_ = !own;
     ++(own ? result_.own_rounds : result_.shadow_rounds);
+    training_rounds_ += code.phase == Phase::train ? 1 : 0;
     if (code.syncs) {
         carry_ = {};
     }
     if (own) {
-        accumulated_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
+        window_.pass(code.syncs, own->notice, own_weight(own->notice));
     } else {
-        accumulated_.pass(code.syncs, code.phase);
+        if (code.syncs && !takes_carry && window_.is_open()) {
+            dropped_ = window_;
+        }
+        window_.pass(code.syncs, code.phase);
     }
     return round;
 }
@@ -118,7 +125,7 @@ JOINABLE_DEFINITION JoinResult Rounds::result(bool stopped_early) const {
     JoinResult result = result_;
     result.rounds = roll_call_.rounds();
     result.stopped_early = stopped_early;
-    result.unsynced_rounds = accumulated_.rounds;
+    result.unsynced_rounds = window_.rounds;
     std::vector<int> const& arrived = roll_call_.arrived();
     bool const some_arrived = roll_call_.said().arrived > 0;
     for (int rank = 0; rank < control_.size(); ++rank) {

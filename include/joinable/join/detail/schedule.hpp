@@ -17,7 +17,9 @@ public:
     /// What one rank said at entry.
     struct Shard {
         std::uint64_t inputs = 0;
-        std::uint64_t weight = 0; ///< of each input
+        std::uint64_t weight = 0;       ///< of each input
+        std::uint64_t held_batches = 0; ///< before the guard, see Window
+        std::uint64_t held_weight = 0;  ///< of these
     };
 
     Schedule(std::vector<Shard> shards, bool is_weighted, std::size_t sync_every);
@@ -41,22 +43,24 @@ public:
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
 
 private:
-    /// An active rank has been in all rounds since the last one that synced.
-    [[nodiscard]] std::uint64_t rounds_in_weight(RoundCode const& code) const noexcept {
-        return code.syncs ? sync_every_ : 1;
+    /// What `rank` says as its weight in `round`. It has been in all rounds since the last one that synced.
+    [[nodiscard]] std::uint64_t weight_in(int rank, std::size_t round) const noexcept {
+        bool const is_first_sync = round + 1 == sync_every_;
+        return weight_of(rank) * (code(round).syncs ? sync_every_ : 1) +
+               (is_first_sync ? shard(rank).held_weight : 0);
     }
-    [[nodiscard]] std::uint64_t inputs_of(int rank) const noexcept {
-        return shards_[static_cast<std::size_t>(rank)].inputs;
+    [[nodiscard]] Shard const& shard(int rank) const noexcept {
+        return shards_[static_cast<std::size_t>(rank)];
     }
-    [[nodiscard]] std::uint64_t weight_of(int rank) const noexcept {
-        return shards_[static_cast<std::size_t>(rank)].weight;
-    }
+    [[nodiscard]] std::uint64_t inputs_of(int rank) const noexcept { return shard(rank).inputs; }
+    [[nodiscard]] std::uint64_t weight_of(int rank) const noexcept { return shard(rank).weight; }
 
     std::vector<Shard> shards_;
     bool is_weighted_;
     std::size_t sync_every_;
     std::vector<int> by_length_; ///< shortest first, equal ones by rank
-    std::uint64_t weight_ = 0;   ///< of all active ranks
+    std::uint64_t weight_ = 0;   ///< of an input of all active ranks
+    std::uint64_t held_ = 0;     ///< of all active ranks, before the guard
     std::size_t joined_ = 0;
     std::size_t round_ = 0;
     std::vector<int> arriving_;

@@ -17,6 +17,7 @@ Schedule::Schedule(std::vector<Shard> shards, bool is_weighted, std::size_t sync
     for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
         by_length_.push_back(static_cast<int>(rank));
         weight_ += shards_[rank].weight;
+        held_ += shards_[rank].held_weight;
     }
     std::sort(by_length_.begin(), by_length_.end(), [this](int a, int b) {
         return std::pair{inputs_of(a), a} < std::pair{inputs_of(b), b};
@@ -50,8 +51,7 @@ Schedule::require_promised(int rank, std::size_t round, RollCallLanes const& min
     RoundCode const said = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
     RoundCode const expected = code(round);
     if (said.phase != expected.phase || said.syncs != expected.syncs ||
-        (mine.weighted != 0) != is_weighted_ ||
-        mine.weight != weight_of(rank) * rounds_in_weight(expected)) {
+        (mine.weighted != 0) != is_weighted_ || mine.weight != weight_in(rank, round)) {
         throw ContractViolation{
             "the notice of round " + to_text(round) +
             " differs from what JoinOptions::inputs, weight_per_input and sync_every fixed at "
@@ -64,22 +64,27 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
     arriving_.clear();
     carry_ = {};
     std::uint64_t const unsynced = round_ % sync_every_;
+    bool const holds = round_ < sync_every_; // what was there before the guard
     while (joined_ < by_length_.size() && inputs_of(by_length_[joined_]) == round_) {
-        std::uint64_t const weight = weight_of(by_length_[joined_]);
-        weight_ -= weight;
-        carry_.weight += is_weighted_ ? weight * unsynced : 0;
-        carry_.ranks += unsynced != 0 ? 1 : 0;
+        Shard const& shard = this->shard(by_length_[joined_]);
+        weight_ -= shard.weight;
+        held_ -= shard.held_weight;
+        carry_.weight +=
+            (is_weighted_ ? shard.weight * unsynced : 0) + (holds ? shard.held_weight : 0);
+        carry_.ranks += unsynced != 0 || (holds && shard.held_batches != 0) ? 1 : 0;
         arriving_.push_back(by_length_[joined_++]);
     }
     RollCallLanes said;
     auto const active = static_cast<std::uint32_t>(by_length_.size() - joined_);
-    RoundCode const fixed = code(round_++);
+    RoundCode const fixed = code(round_);
+    bool const is_first_sync = ++round_ == sync_every_;
     Agreement const one = Agreement::of(fixed.encode());
     said.active = active;
     said.arrived = static_cast<std::uint32_t>(arriving_.size());
     said.weighted = is_weighted_ ? active : 0;
     said.contributors = active;
-    said.weight = is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0;
+    said.weight = (is_weighted_ ? weight_ * (fixed.syncs ? sync_every_ : 1) : 0) +
+                  (is_first_sync ? held_ : 0);
     said.code = {one.sum * active, one.squares * active};
     return said;
 }

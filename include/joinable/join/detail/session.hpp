@@ -46,12 +46,22 @@ public:
     Session(Session const&) = delete; // rounds know the options by address
     Session& operator=(Session const&) = delete;
 
-    /// Collective. Agrees on `list`, and exchanges the numbers of inputs if ranks know them.
-    /// Rethrows `local_error`, if there is one.
+    /// Collective. Agrees on `list`, and exchanges the numbers of inputs if ranks know them. `window` is what
+    /// this rank has accumulated. Rethrows `local_error`, if there is one.
     /// @throws PeerFailed, Mismatch  on all ranks together.
-    void enter(AgreementList const& list, std::exception_ptr const& local_error);
+    void
+    enter(AgreementList const& list, Window const& window, std::exception_ptr const& local_error);
 
     [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
+
+    /// What this rank has accumulated since the last round that synced.
+    [[nodiscard]] Window const& window() const noexcept { return rounds_.window(); }
+    [[nodiscard]] Window const& untouched_window() const noexcept {
+        return rounds_.untouched_window();
+    }
+    /// See Window::clear.
+    /// @throws ContractViolation  ranks have been told of its weight, which would divide by what is not there.
+    void clear_window(bool in_round);
 
     /// For words that the open part of a participant sums over all ranks, joined ones too. They go
     /// through the control communicator, after the roll calls that were posted before.
@@ -103,9 +113,13 @@ public:
         return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
     }
 
-    /// Whether next() or iterate() announced a batch that is not skipped. Local.
+    /// Whether next() or iterate() opened the round. Local.
+    [[nodiscard]] bool loop_opens_rounds() const noexcept {
+        return opened_ && opened_->opening != Opening::notification;
+    }
+    /// Whether they announced a batch that is not skipped. Local.
     [[nodiscard]] bool has_announced_batch() const noexcept {
-        return opened_ && opened_->opening != Opening::notification && !opened_->notice.skips;
+        return loop_opens_rounds() && !opened_->notice.skips;
     }
 
     // -- what the guard calls --------------------------------------------------------------------
@@ -175,6 +189,9 @@ private:
     void require_nothing_ahead();
 
     [[nodiscard]] bool is_between_rounds() const;
+
+    /// Why ranks that accumulated with weights and without them cannot enter. Collective.
+    [[nodiscard]] AbortReason difference_of_windows(Window const& window) const;
 
     // -- the end ---------------------------------------------------------------------------------
 

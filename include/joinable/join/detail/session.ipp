@@ -4,6 +4,7 @@
 #include <joinable/join/detail/session.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -21,11 +22,21 @@ JOINABLE_DEFINITION Session::Session(
     : outcome_{std::move(communicators)}, words_{outcome_.control().twin()},
       turns_{std::move(participants)}, options_{options}, rounds_{outcome_.control(), options_} {}
 
-JOINABLE_DEFINITION void
-Session::enter(AgreementList const& list, std::exception_ptr const& local_error) {
+JOINABLE_DEFINITION void Session::enter(
+    AgreementList const& list, Window const& window, std::exception_ptr const& local_error
+) {
     std::optional<AbortReason> failure;
     try {
-        failure = find_disagreement(outcome_.control(), list, local_error);
+        constexpr unsigned with_weights = 0; // counts of 20 bits
+        constexpr unsigned without_weights = 20;
+        std::uint64_t open = std::uint64_t{window.is_open() ? 1U : 0U}
+                             << (window.is_weighted ? with_weights : without_weights);
+        failure = find_disagreement(outcome_.control(), list, local_error, &open);
+        bool const some_have = (open & ((1U << without_weights) - 1)) != 0;
+        if (!failure && some_have && open >> without_weights != 0) {
+            failure = difference_of_windows(window);
+        }
+        rounds_.begin(window, some_have);
         if (!failure && options_.inputs && can_abort()) {
             rounds_.exchange_lengths();
         }
@@ -52,14 +63,39 @@ Session::enter(AgreementList const& list, std::exception_ptr const& local_error)
     }
 }
 
+JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& window) const {
+    ControlCommunicator& control = outcome_.control();
+    Inquiry inquiry{control, 0, static_cast<std::uint64_t>(control.size()), true};
+    std::vector<int> ranks = inquiry.ranks_with(window.is_open() && !window.is_weighted);
+    std::string text = concat(
+        "guards differ: ",
+        ranks_text(ranks),
+        " accumulated batches without weights before this guard, others with weights; clear gradients before the "
+        "guard, or call discard_window() on all ranks"
+    );
+    return {FailureKind::mismatch, std::move(ranks), std::move(text)};
+}
+
+JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
+    bool const is_round_open = in_round || !turns_.are_complete();
+    if (rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync())) {
+        throw_violation(concat(
+            "gradients that hold ",
+            window().batches,
+            " batches which no round has reduced were cleared after their weight was announced; clear gradients "
+            "before the guard, or call discard_window()"
+        ));
+    }
+    rounds_.clear_window(is_round_open);
+}
+
 JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice const& notice) {
     outcome_.require_alive();
     if (is_shadowing_) {
         return; // a hook may run code of active ranks
     }
     require_no_announcement();
-    bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
-    if (turns_.take_turn(position, loop_opens_rounds)) {
+    if (turns_.take_turn(position, loop_opens_rounds())) {
         check_later_notice(position, notice);
         return;
     }

@@ -14,6 +14,7 @@
 
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/timeline.hpp>
+#include <joinable/bucket/without_pass.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
@@ -122,6 +123,8 @@ public:
 
     // Gradients.
 
+    [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
+
     /// Local, before each iteration. Whether the pass may wait for ranks that reduce nothing until it is
     /// over. Then all buckets have memory until that time.
     void reduces_after_pass(bool reduces) noexcept { reduces_after_pass_ = reduces; }
@@ -140,12 +143,25 @@ public:
         begin(factor);
         for_each_unused(unused, order_, [&](std::size_t i) {
             require(i, " was said to be unused twice");
-            settle(i, State::unused);
+            accumulated_[i] ? take(i) : settle(i, State::unused);
         });
-        advance();
+        while (values_ && values_->prefetch()) { // no bucket is sent before a gradient is ready
+        }
     }
 
-    void mark_accumulated(std::size_t i) const { require_trained(i); }
+    /// The next iteration sends the gradient, even if its pass does not use it.
+    void mark_accumulated(std::size_t i) {
+        require_trained(i);
+        accumulated_[i] = true;
+        holds_accumulated_ = holds_accumulated_ || parameters_[i].value().numel() != 0;
+    }
+    // See Reducer.
+
+    [[nodiscard]] bool holds_accumulated() const noexcept { return holds_accumulated_; }
+    void discard_window() noexcept {
+        std::fill(accumulated_.begin(), accumulated_.end(), false);
+        holds_accumulated_ = false;
+    }
 
     /// Marks the gradient of parameter `i` as final: copies and releases it. On a device the
     /// gradients of a bucket are copied and released together, when the last one is final.
@@ -156,6 +172,7 @@ public:
                 " was marked ready outside an iteration; call prepare_for_backward() first"
             };
         }
+        launches_.require_whole();
         require(
             i,
             " was marked ready twice in an iteration, or was said to be unused; mark a parameter once, "
@@ -191,10 +208,12 @@ public:
             bucket.pending = 0;
         }
         is_unattended_ = true;
+        launches_.reset();
         advance();
     }
 
     void finalize_backward() {
+        launches_.require_whole();
         require_all();
         is_unattended_ = true;
         advance();
@@ -202,28 +221,34 @@ public:
             finish_oldest();
         }
         is_open_ = false;
+        discard_window();
         if (values_) {
             values_->finish_passes(true);
         }
         step_reduced();
     }
 
-    void contribute_zeros(int /*order_source*/ = 0, bool /*has_joined*/ = false) {
+    void contribute_zeros(int /*order_source*/ = 0, bool has_joined = false) {
         begin(0.0);
         contribute_nothing();
         finalize_backward();
+        if (has_joined && !std::exchange(is_clear_, true)) { // what was dropped
+            for (std::size_t const i : order_) {
+                clear_gradient(parameters_[i], device_);
+            }
+            device_.finish();
+        }
     }
 
-    /// Contributes what a rank accumulated in earlier rounds. Zeroes it on a joined rank, which has
-    /// no pass that would.
+    /// Contributes what a rank accumulated in earlier rounds. See WithoutPass.
     void contribute_accumulated(double factor, int /*order_source*/ = 0, bool has_joined = false) {
         begin(factor);
         is_unattended_ = true;
         for (std::size_t const i : order_) {
             take(i);
-            if (AnyView const gradient = parameters_[i].grad(); gradient && has_joined) {
+            if (has_joined) {
                 device_.submit(); // it is copied first
-                device_.fill_zero(gradient);
+                clear_gradient(parameters_[i], device_);
             }
             advance();
         }
@@ -232,12 +257,11 @@ public:
 
     void register_memory() const noexcept {}
     void begin_guard() noexcept {
-        is_open_ = false;
+        is_open_ = is_clear_ = false;
         if (values_) {
             values_->reset();
         }
     }
-    void end_guard() const noexcept {}
     void end_ranges() noexcept {
         for (auto& range : ranges_) {
             range.reset();
@@ -270,6 +294,7 @@ private:
 
     void list(std::size_t k, ShardGroup const& group) {
         states_.resize(group.first + group.parameters.size(), State::frozen);
+        accumulated_.resize(states_.size(), false);
         bucket_of_.resize(states_.size(), nowhere);
         piece_of_.resize(states_.size(), 0);
         for (std::size_t s = 0; s < group.shards.size(); ++s) {
@@ -305,6 +330,7 @@ private:
         }
         is_open_ = true;
         is_unattended_ = false;
+        launches_.reset();
         factors_ = ShardFactors::of(comm_, factor);
         launched_ = finished_ = stepped_ = 0;
         free_.clear();
@@ -386,9 +412,12 @@ private:
             static_cast<void>(
                 ranges_[launched_].emplace(timeline_.bucket(launched_, shard.bucket_bytes()))
             );
-            static_cast<void>(
-                works_[launched_++].emplace(start_parts(comm_, shard, memory, factors_.summed))
-            );
+            launches_.start([&] {
+                static_cast<void>(
+                    works_[launched_].emplace(start_parts(comm_, shard, memory, factors_.summed))
+                );
+            });
+            ++launched_; // a collective that could not start is not waited for
             if (values_ &&
                 (launched_ == buckets_.size() || buckets_[launched_].unit != bucket.unit)) {
                 values_->note_reduced();
@@ -455,6 +484,8 @@ private:
     StepShard step_;
     Times& timeline_;
     std::vector<State> states_;          ///< of each parameter of all groups
+    std::vector<bool> accumulated_;      ///< likewise: in rounds that were not reduced
+    bool holds_accumulated_ = false;     ///< any of them that has elements
     std::vector<std::size_t> bucket_of_; ///< likewise
     std::vector<std::size_t> piece_of_;  ///< likewise: the piece at which it begins
     std::vector<std::size_t> order_;     ///< in which gradients usually become ready
@@ -462,10 +493,12 @@ private:
     std::size_t arenas_in_use_ = 0;      ///< including free ones
     std::vector<std::size_t> free_;      ///< arenas
     ShardFactors factors_;
+    Launches launches_;
     std::size_t launched_ = 0;
     std::size_t finished_ = 0;
     std::size_t stepped_ = 0;
     bool is_open_ = false;
+    bool is_clear_ = false; ///< since this rank joined
     bool reduces_after_pass_ = false;
     bool is_unattended_ = false; ///< the pass uses no values any more, or there is no pass
     std::vector<Slot> buckets_;  ///< in the order of their launch

@@ -52,6 +52,9 @@ public:
         : times_{std::move(times)}, parts_{std::move(parts)}, begin_{std::move(begin)} {}
 
     [[nodiscard]] Times& timeline() const noexcept { return *times_; }
+    [[nodiscard]] ParameterList const& parameters() const noexcept {
+        return whole_ ? whole_->parameters() : parts_->parameters();
+    }
     [[nodiscard]] std::shared_ptr<Times> const& shared_timeline() const noexcept { return times_; }
 
     /// Whether begin_round() is collective.
@@ -114,11 +117,21 @@ public:
             whole_->take_gradients();
         }
     }
+    [[nodiscard]] bool holds_accumulated() const noexcept {
+        return whole_ ? whole_->holds_accumulated() : parts_->holds_accumulated();
+    }
+    void discard_window() {
+        visit([](auto& r) { r.discard_window(); });
+    }
     void begin_guard() noexcept {
-        visit([](auto& r) { r.begin_guard(); });
+        if (parts_) {
+            parts_->begin_guard();
+        }
     }
     void end_guard() {
-        visit([](auto& r) { r.end_guard(); });
+        if (whole_) {
+            whole_->end_guard();
+        }
     }
     void end_ranges() noexcept {
         visit([](auto& r) { r.end_ranges(); });

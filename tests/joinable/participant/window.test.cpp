@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: BSL-1.0
+// What a rank accumulated since the last round that synced lives across guards, and ends where gradients are
+// reduced or cleared.
+#include <joinable/participant/passes.hpp>
+
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <over_ranks.hpp>
+#include <support/linear_model.hpp>
+#include <support/thrown_by.hpp>
+
+#include <joinable/join/guard.hpp>
+#include <joinable/optimizer/rules.hpp>
+#include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded_data_parallel.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::ContractViolation;
+using joinable::DistributedDataParallel;
+using joinable::GradientKind;
+using joinable::Join;
+using joinable::JoinedGradients;
+using joinable::JoinOptions;
+using joinable::Mismatch;
+using joinable::participants;
+using joinable::Phase;
+using joinable::RoundNotice;
+
+using Params = std::vector<Param<double>>;
+
+/// One micro-batch: adds `gradient` to parameter 0's.
+template <class Ddp>
+void train(Ddp& ddp, Params& params, double gradient, RoundNotice const& notice = {}) {
+    ddp.forward([] {}, notice);
+    ddp.backward([&](auto ready) {
+        params[0].g(0) += gradient;
+        ready(0);
+    });
+}
+
+/// Where an engine clears what an epoch left over.
+enum class Clears { never, before_guard, before_forward, before_backward, by_discard };
+
+/// Which of two epochs run in a guard.
+struct Epochs {
+    std::optional<bool> first; ///< whether the guard is enabled; none: there is no guard
+    std::optional<bool> second;
+};
+
+TEST_CASE("a window over the end of a guard gives the average of one guard, however it is cleared"
+) {
+    constexpr Epochs both[] = {{true, true}, {true, {}}, {{}, true}, {false, true}, {true, false}};
+    constexpr Clears places[] = {
+        Clears::never,
+        Clears::before_guard,
+        Clears::before_forward,
+        Clears::before_backward,
+        Clears::by_discard
+    };
+    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+        for (Epochs const epochs : both) {
+            for (Clears const clears : places) {
+                CAPTURE(static_cast<int>(clears));
+                Params params = make_params<double>({1});
+                DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+                std::vector<double> averages;
+                int held = 0;
+                auto const epoch = [&](std::optional<bool> guarded, bool is_second) {
+                    bool const discards = is_second && clears == Clears::by_discard;
+                    if (is_second && (clears == Clears::before_guard || discards)) {
+                        params[0].g(0) = 0;
+                        held = 0;
+                    }
+                    if (discards) {
+                        ddp.discard_window();
+                    }
+                    std::optional<Join<decltype(ddp)>> guard;
+                    if (guarded) {
+                        guard.emplace(participants(ddp), JoinOptions{.enable = *guarded});
+                    }
+                    for (int batch = 0; batch < 3;
+                         ++batch) { // of 4 samples, each with a gradient of 1
+                        bool const begins = is_second && batch == 0;
+                        bool const syncs = batch == 1;
+                        if (begins && clears == Clears::before_forward) {
+                            params[0].g(0) = 0;
+                        }
+                        ddp.forward([] {}, {.will_sync = syncs, .weight = 4});
+                        if (begins && clears == Clears::before_backward) {
+                            params[0].g(0) = 0;
+                        }
+                        ddp.backward([&](auto ready) {
+                            params[0].g(0) += 4;
+                            ready(0);
+                        });
+                        if (syncs) {
+                            averages.push_back(params[0].g(0));
+                            params[0].g(0) = 0;
+                        }
+                    }
+                    if (guard) {
+                        CHECK(guard->finish().unsynced_rounds == 1);
+                    }
+                };
+                epoch(epochs.first, false);
+                epoch(epochs.second, true);
+                CHECK(averages == std::vector<double>{1, 1});
+                CHECK(params[0].g(0) == 4);
+            }
+        }
+    });
+}
+
+TEST_CASE(
+    "what a rank accumulated in one guard flows into the next one that it enters without inputs"
+) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (bool const knows_lengths : {false, true}) {
+            for (bool const is_weighted : {false, true}) {
+                Params params = make_params<double>({1});
+                DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+                JoinOptions options{.sync_every = 2};
+                if (is_weighted) {
+                    options.weight_per_input = 4;
+                }
+                auto const run = [&](std::size_t inputs, double own) {
+                    if (knows_lengths) {
+                        options.inputs = inputs;
+                    }
+                    Join guard{participants(ddp), options};
+                    for (std::size_t i = 0; i < inputs; ++i) {
+                        train(ddp, params, own);
+                    }
+                    guard.finish();
+                };
+                run(1,
+                    4.0 * (comm.rank() + 1)); // of another length on each rank it would be the same
+                run(comm.rank() == 0 ? 2 : 0, 4.0);
+                double const ranks = comm.size();
+                double const sum = 4 * ranks * (ranks + 1) / 2 + 2 * 4;
+                double const expected = sum / (is_weighted ? 4 * ranks + 2 * 4 : ranks);
+                if (comm.rank() == 0) {
+                    CHECK(params[0].g(0) == doctest::Approx(expected));
+                } else {
+                    CHECK(params[0].g(0) == 0); // the average until the guard ended
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("outside a guard a forward pass without its backward pass takes nothing of a window") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+        train(ddp, params, 3, {.will_sync = false, .weight = 3});
+        ddp.forward([] {}, {.weight = 1}); // nobody uses its outputs
+        CHECK_THROWS_AS(
+            ddp.forward([] { throw std::runtime_error{"out of memory"}; }, {.weight = 1}),
+            std::runtime_error
+        );
+        train(ddp, params, 1, {.weight = 1});
+        CHECK(params[0].g(0) == 1);
+        params[0].g(0) = 0;
+        train(ddp, params, 2, {.weight = 2}); // and the window has ended
+        CHECK(params[0].g(0) == 1);
+    });
+}
+
+TEST_CASE("participants of a guard that hold different batches are refused by name") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        Params others = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params};
+        DistributedDataParallel other{comm, others};
+        auto const enter = [&] { Join guard{participants(ddp, other)}; };
+        train(ddp, params, 1, {.will_sync = false});
+        std::string const text = thrown_by<ContractViolation>(enter).what();
+        CHECK(
+            text.find("a DistributedDataParallel holds 1 batches of weight 0") != std::string::npos
+        );
+        CHECK(text.find("discard_window()") != std::string::npos);
+        train(other, others, 1, {.will_sync = false});
+        CHECK_NOTHROW(enter());
+        train(other, others, 1, {.will_sync = false});
+        others[0].g(0) = 0;
+        params[0].g(0) = 0;
+        CHECK_NOTHROW(enter());
+    });
+}
+
+TEST_CASE("ranks whose windows are weighted do not meet ranks whose windows are not") {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params};
+        RoundNotice notice{.will_sync = false};
+        if (comm.rank() != 1) {
+            notice.weight = 2;
+        }
+        train(ddp, params, 1, notice);
+        auto const enter = [&] { Join guard{participants(ddp)}; };
+        auto const error = thrown_by<Mismatch>(enter);
+        CHECK(error.ranks() == std::vector<int>{1});
+        CHECK(
+            std::string{error.what()}.find("rank 1 accumulated batches without weights") !=
+            std::string::npos
+        );
+        ddp.discard_window();
+        CHECK_NOTHROW(enter());
+    });
+}
+
+TEST_CASE("a window that began with weights goes on with weights") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params};
+        train(ddp, params, 1, {.will_sync = false, .weight = 2});
+        CHECK_THROWS_AS(train(ddp, params, 1), ContractViolation);
+        CHECK_THROWS_AS((Join{participants(ddp), JoinOptions{.inputs = 1}}), ContractViolation);
+        Join guard{participants(ddp)};
+        CHECK_THROWS_AS(train(ddp, params, 1), ContractViolation);
+        train(ddp, params, 1, {.weight = 2});
+        CHECK(params[0].g(0) == doctest::Approx(2)); // of both batches on each rank
+        guard.finish();
+    });
+}
+
+TEST_CASE("clearing after the weight of a window was announced is an error on every rank") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        for (bool const knows_lengths : {false, true}) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{comm, params};
+            train(ddp, params, 1, {.will_sync = false});
+            bool const clears = comm.rank() == 0;
+            auto const run = [&] {
+                JoinOptions options{};
+                if (knows_lengths) {
+                    options.inputs = 1;
+                }
+                Join guard{participants(ddp), options};
+                if (knows_lengths && clears) {
+                    params[0].g(0) = 0;
+                }
+                ddp.forward([] {});
+                if (clears) {
+                    params[0].g(0) = 0;
+                }
+                ddp.backward([&](auto ready) { ready(0); });
+                guard.finish();
+            };
+            if (clears) {
+                std::string const text = thrown_by<ContractViolation>(run).what();
+                CHECK(
+                    text.find("were cleared after their weight was announced") != std::string::npos
+                );
+            } else {
+                CHECK_THROWS_AS(run(), joinable::PeerFailed);
+            }
+            return; // the communicator is aborted
+        }
+    });
+}
+
+TEST_CASE("a batch that failed adds its weight, and zeros do not look like cleared gradients") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+        Join guard{participants(ddp)};
+        try {
+            ddp.forward(
+                [] { throw std::runtime_error{"out of memory"}; }, {.will_sync = false, .weight = 3}
+            );
+        } catch (std::runtime_error const&) {
+            ddp.skip();
+        }
+        train(ddp, params, 1, {.weight = 1});
+        CHECK(params[0].g(0) == doctest::Approx(0.25));
+        guard.finish();
+    });
+}
+
+TEST_CASE("discard_window() is refused where ranks may know of the window") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params};
+        ddp.forward([] {}, {.will_sync = false});
+        CHECK_THROWS_AS(ddp.discard_window(), ContractViolation);
+        ddp.backward([](auto) {});
+        Join guard{participants(ddp)};
+        CHECK_THROWS_AS(ddp.discard_window(), ContractViolation);
+        guard.finish();
+        CHECK_NOTHROW(ddp.discard_window());
+    });
+}
+
+TEST_CASE("sync_every counts training rounds, not evaluations") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        for (bool const is_enabled : {false, true}) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{comm, params};
+            Join guard{participants(ddp), {.enable = is_enabled, .sync_every = 2}};
+            for (int i = 0; i < 4; ++i) {
+                params[0].g(0) = i % 2 == 0 ? 0 : params[0].g(0);
+                train(ddp, params, comm.rank());
+                double const average = (comm.size() - 1) / 2.0;
+                CHECK(params[0].g(0) == (i % 2 == 0 ? comm.rank() : 2 * average));
+                ddp.forward([] {}, {.phase = Phase::evaluate});
+            }
+            guard.finish();
+        }
+    });
+}
+
+TEST_CASE("a joined rank that leaves its gradients untouched keeps its window open") {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{
+            comm,
+            params,
+            {.gradient_kind = GradientKind::sum, .joined_gradients = JoinedGradients::untouched}
+        };
+        JoinOptions const drops{.carry_accumulated = false};
+        {
+            Join guard{participants(ddp), drops};
+            train(ddp, params, 3, {.will_sync = false, .weight = 3});
+            if (comm.rank() == 0) {
+                train(ddp, params, 1, {.weight = 1});
+                CHECK(params[0].g(0) == 1);
+                params[0].g(0) = 0;
+            }
+            guard.finish();
+        }
+        CHECK(params[0].g(0) == (comm.rank() == 0 ? 0 : 3));
+        Join guard{participants(ddp), drops};
+        train(ddp, params, 1, {.weight = 1});
+        CHECK(params[0].g(0) == 1);
+        guard.finish();
+    });
+}
+
+TEST_CASE("sharded gradients hold what a window accumulated, though the last pass does not use it"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1, 1});
+        joinable::ShardedDataParallel sharded{
+            comm,
+            params,
+            joinable::Sgd{.learning_rate = 0.5},
+            {.sharding = joinable::Sharding::gradients}
+        };
+        Join guard{participants(sharded)};
+        auto const pass = [&](RoundNotice const& notice, std::vector<std::size_t> const& unused) {
+            sharded.forward([] {}, notice);
+            sharded.backward(
+                [&](auto ready) {
+                    for (std::size_t i = 2 - unused.size(); i-- > 0;) {
+                        params[i].g(0) += 1 + comm.rank();
+                        ready(i);
+                    }
+                },
+                unused
+            );
+        };
+        pass({.will_sync = false}, {});
+        pass({}, {1});
+        sharded.step();
+        guard.finish();
+        double const average = (comm.size() + 1) / 2.0;
+        CHECK(params[0].value[0] == doctest::Approx(-0.5 * 2 * average));
+        CHECK(params[1].value[0] == doctest::Approx(-0.5 * average));
+    });
+}
+
+} // namespace

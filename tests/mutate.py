@@ -185,9 +185,30 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "an optimizer that the guard*",
     ),
     Mutation(
-        "two-optimizers-step-one-parameter", "join/detail/entry.hpp",
-        "joinable.list_stepped(view.stepped);\n    }", "}",
+        "two-optimizers-step-one-parameter", "participant/sharded_optimizer.hpp",
+        "claims.add_stepped(group.given(), group.first);", "",
         "participant/guarded_optimizers.test.cpp", "two optimizers that step*",
+    ),
+    Mutation(
+        "two-models-average-one-parameter", "participant/data_parallel.hpp",
+        "claims.add_averaged(reducer_->parameters());", "static_cast<void>(claims);",
+        "participant/guarded_optimizers.test.cpp", "two participants that average*",
+    ),
+    Mutation(
+        "sharded-models-claim-no-averages", "participant/sharded_data_parallel.hpp",
+        "this->claim(claims, true);", "this->claim(claims, false);",
+        "participant/guarded_optimizers.test.cpp", "two participants that average*",
+    ),
+    Mutation(
+        "an-optimizer-that-averages-claims-no-averages", "participant/zero_redundancy_optimizer.hpp",
+        "this->claim(claims, optimizer_options().reduces_gradients);", "this->claim(claims, false);",
+        "participant/guarded_optimizers.test.cpp", "two participants that average*",
+    ),
+    Mutation(
+        "only-equal-pointers-are-one-parameter", "tensor/overlap.hpp",
+        "std::less<>{}(places[b].range.begin, places[a].range.end)",
+        "places[b].range.begin == places[a].range.begin",
+        "participant/guarded_optimizers.test.cpp", "views that overlap*",
     ),
     Mutation(
         "settings-are-not-compared-at-entry", "participant/sharded_optimizer.hpp",

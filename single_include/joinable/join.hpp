@@ -1763,6 +1763,52 @@ template <Tensor A, Tensor B>
     return sums.has(total, 1);
 }
 
+namespace detail {
+
+/// The bytes from a view's first element to its last one.
+struct AddressRange {
+    std::byte const* begin = nullptr; ///< null: it has no elements
+    std::byte const* end = nullptr;
+};
+AddressRange address_range(AnyView const& view);
+
+/// The indices of two of these tensors that share memory, the smaller one first, if `counts` of
+/// their indices is true. Of several such pairs it is the least one.
+/// Complexity: sorts the tensors; compares those whose address ranges overlap.
+template <class Counts>
+std::optional<std::pair<std::size_t, std::size_t>>
+find_shared(std::span<AnyView const> views, Counts const& counts) {
+    struct Place {
+        AddressRange range;
+        std::size_t index;
+    };
+    std::vector<Place> places;
+    places.reserve(views.size());
+    for (std::size_t i = 0; i < views.size(); ++i) {
+        if (AddressRange const range = address_range(views[i]); range.begin != nullptr) {
+            places.push_back({range, i});
+        }
+    }
+    std::sort(places.begin(), places.end(), [](Place const& a, Place const& b) {
+        return std::less<>{}(a.range.begin, b.range.begin);
+    });
+    std::optional<std::pair<std::size_t, std::size_t>> least;
+    for (std::size_t a = 0; a < places.size(); ++a) {
+        for (std::size_t b = a + 1;
+             b < places.size() && std::less<>{}(places[b].range.begin, places[a].range.end);
+             ++b) {
+            std::pair const pair = std::minmax({places[a].index, places[b].index});
+            auto const [i, k] = pair;
+            if ((!least || pair < *least) && counts(i, k) && share_memory(views[i], views[k])) {
+                least = pair;
+            }
+        }
+    }
+    return least;
+}
+
+} // namespace detail
+
 }} // namespace joinable::v0
 
 // ---- joinable/tensor/overlap.ipp
@@ -1902,6 +1948,15 @@ JOINABLE_DEFINITION bool is_overlapping(Shape const& extents, Shape const& strid
         total += strides[d] * (extents[d] - 1);
     }
     return sums.has(total, 2);
+}
+
+JOINABLE_DEFINITION AddressRange address_range(AnyView const& view) {
+    if (view.data() == nullptr || view.numel() == 0) {
+        return {};
+    }
+    auto const* const begin = static_cast<std::byte const*>(view.data());
+    std::size_t const size = size_of(view.dtype());
+    return {begin, begin + size * checked_reach(view.extents(), view.strides(), size)};
 }
 
 }}} // namespace joinable::v0::detail
@@ -3572,10 +3627,13 @@ template <class... Ranges>
 
 namespace detail {
 
-/// How error texts name a parameter.
-inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
+/// How error texts name a parameter of a list whose indices count from `first`.
+inline std::string
+describe_parameter(ParameterList const& parameters, std::size_t i, std::size_t first = 0) {
     auto const name = parameters[i].name();
-    return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
+    std::size_t const index = first + i;
+    return name.empty() ? concat("parameter ", index)
+                        : concat("parameter ", index, " (", name, ")");
 }
 
 /// Throws ContractViolation unless parameter `i` has a value on `device`.
@@ -10812,6 +10870,126 @@ Occupation::find(std::vector<Entry> const& entries, void const* communicator) no
 
 #endif
 
+// ---- joinable/join/parameter_claims.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// The parameters that the participants of a guard average and step. A participant lists its own in
+/// `void list_claims(ParameterClaims& claims) const`. A guard refuses two participants that average,
+/// or that step, one parameter.
+class ParameterClaims {
+public:
+    /// Claims that the caller averages the gradients of the trained parameters of `parameters`,
+    /// which must live until the guard is made. Texts count them from `first`.
+    void add_averaged(ParameterList const& parameters, std::size_t first = 0);
+    /// The same for the values that the caller steps.
+    void add_stepped(ParameterList const& parameters, std::size_t first = 0);
+
+    /// The following claims are those of the next participant. For guards.
+    void begin_participant(std::string_view name) { names_.push_back(name); }
+    /// @throws ContractViolation  two participants average, or step, one parameter. The text names
+    ///         it and them.
+    void check() const;
+
+private:
+    struct Claim {
+        std::size_t participant; ///< an index of names_
+        ParameterList const* parameters;
+        std::size_t index;
+        std::size_t first;
+    };
+    /// The memory that is claimed; several claims may be of one parameter.
+    struct Claims {
+        std::vector<AnyView> memory;
+        std::vector<Claim> claims;
+    };
+
+    void check(Claims const& of, std::string_view verb, std::string_view consequence) const;
+
+    std::vector<std::string_view> names_;
+    Claims averaged_;
+    Claims stepped_;
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/join/parameter_claims.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <string>
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION void
+ParameterClaims::add_averaged(ParameterList const& parameters, std::size_t first) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].requires_grad()) { // a value that ranks keep in parts has no memory here
+            for (AnyView const& memory : {parameters[i].value(), parameters[i].grad()}) {
+                averaged_.memory.push_back(memory);
+                averaged_.claims.push_back({names_.size() - 1, &parameters, i, first});
+            }
+        }
+    }
+}
+
+JOINABLE_DEFINITION void
+ParameterClaims::add_stepped(ParameterList const& parameters, std::size_t first) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].requires_grad()) {
+            stepped_.memory.push_back(parameters[i].value());
+            stepped_.claims.push_back({names_.size() - 1, &parameters, i, first});
+        }
+    }
+}
+
+JOINABLE_DEFINITION void ParameterClaims::check() const {
+    check(
+        averaged_,
+        "average",
+        "it would be averaged twice in a round; list it once, in one participant that averages both models"
+    );
+    check(
+        stepped_, "step", "it would be stepped twice in a round; give each parameter to one of them"
+    );
+}
+
+JOINABLE_DEFINITION void ParameterClaims::check(
+    Claims const& of, std::string_view verb, std::string_view consequence
+) const {
+    auto const& claims = of.claims;
+    if (claims.empty() || claims.front().participant == claims.back().participant) {
+        return; // a participant has checked its own
+    }
+    auto const shared = detail::find_shared(of.memory, [&](std::size_t a, std::size_t b) {
+        return claims[a].participant != claims[b].participant;
+    });
+    if (!shared) {
+        return;
+    }
+    auto const participant = [&](Claim const& claim) {
+        return detail::concat(
+            "participant ", claim.participant, " (", names_[claim.participant], ")"
+        );
+    };
+    auto const parameter = [](Claim const& claim) {
+        return detail::describe_parameter(*claim.parameters, claim.index, claim.first);
+    };
+    Claim const& one = claims[shared->first];
+    Claim const& other = claims[shared->second];
+    std::string const named = parameter(one);
+    std::string const also = parameter(other);
+    throw ContractViolation{
+        participant(one) + " and " + participant(other) + " both " + std::string{verb} + " " +
+        named + (named == also ? std::string{} : ", which is " + also + " of the second one") +
+        ", so " + std::string{consequence}
+    };
+}
+
+}} // namespace joinable::v0
+
+#endif
+
 // ---- joinable/join/joinable.hpp
 
 namespace joinable { inline namespace v0 {
@@ -10878,9 +11056,6 @@ struct GuardView {
     /// averages has no list_averaged(std::vector<void const*>&) const.
     std::vector<void const*> averaged;
     bool lists_all_averaged;
-    /// The addresses of the values that earlier participants step, if they report them by
-    /// list_stepped(std::vector<void const*>&) const.
-    std::vector<void const*> stepped;
 };
 
 namespace detail {
@@ -10952,6 +11127,11 @@ concept has_check_guard = requires(J const& joinable, GuardView const& view) {
     joinable.check_guard(view);
 } || requires { &J::check_guard; };
 
+template <class J>
+concept has_list_claims = requires(J const& joinable, ParameterClaims& claims) {
+    joinable.list_claims(claims);
+} || requires { &J::list_claims; };
+
 template <class Keywords>
 inline constexpr bool are_comparable = true;
 template <class... Ks>
@@ -10988,6 +11168,8 @@ using join_communicator_t =
 /// | (optional, const)              |               | same on every rank that enters a guard        |
 /// | `joinable.check_guard(view)`   |               | throws if it cannot take part in the guard    |
 /// | (optional, const)              |               | that a GuardView describes                    |
+/// | `joinable.list_claims(claims)` |               | adds to ParameterClaims the parameters that   |
+/// | (optional, const)              |               | it averages or steps                          |
 ///
 /// Not checkable, but required: the class calls notify_join_context or announce_round before its
 /// collectives of a round.
@@ -11622,12 +11804,17 @@ void list_averaged(J const& joinable, GuardView& view) {
 }
 
 template <class J>
-void check_guard(J const& joinable, GuardView& view) {
+void list_claims(J const& joinable, ParameterClaims& claims) {
+    claims.begin_participant(join_name_of(joinable));
+    if constexpr (has_list_claims<J>) {
+        joinable.list_claims(claims);
+    }
+}
+
+template <class J>
+void check_guard(J const& joinable, GuardView const& view) {
     if constexpr (has_check_guard<J>) {
         joinable.check_guard(view);
-    }
-    if constexpr (requires { joinable.list_stepped(view.stepped); }) {
-        joinable.list_stepped(view.stepped);
     }
 }
 
@@ -11853,8 +12040,8 @@ class [[nodiscard("a Join guards until it is destroyed: give it a name")]] Join 
 public:
     /// Collective. After a throw nothing stays attached.
     /// @throws ContractViolation  a participant or a communicator is in another guard, a
-    ///         participant is twice in this one, or the communicators differ in rank or size, or
-    ///         cannot keep the timeout.
+    ///         participant is twice in this one, two participants average or step one parameter, or
+    ///         the communicators differ in rank or size, or cannot keep the timeout.
     /// @throws PeerFailed  another rank's constructor threw.
     /// @throws Mismatch  the ranks construct different guards; the text names the first difference,
     ///         with both values.
@@ -12146,6 +12333,7 @@ private:
             [&](Js&... participant) {
                 (detail::list_averaged(participant, view), ...);
                 detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});
+                check_claims(joinables, Sequence{});
                 (detail::check_guard(participant, view), ...);
             },
             joinables
@@ -12154,6 +12342,14 @@ private:
             deadlines_.exchange(all, *options_.timeout);
         }
         hooks_.emplace(joinables, keywords...);
+    }
+
+    /// In hook order, by which texts number participants.
+    template <std::size_t... Is>
+    static void check_claims(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+        ParameterClaims claims;
+        (detail::list_claims(std::get<Is>(joinables), claims), ...);
+        claims.check();
     }
 
     template <class Rounds, std::size_t... Is>
@@ -12503,9 +12699,7 @@ void check_parameters(ParameterList const& list, DeviceId device);
 
 #if JOINABLE_HAS_DEFINITIONS
 
-#include <algorithm>
 #include <cstddef>
-#include <functional>
 #include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -12514,39 +12708,17 @@ JOINABLE_DEFINITION void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 ) {
     std::vector<AnyView> views;
-    std::vector<std::size_t> order;
     for (AnyParameter const& parameter : list) {
         views.push_back(view_of(parameter));
-        if (views.back().data() != nullptr && views.back().numel() != 0) {
-            order.push_back(views.size() - 1);
-        }
     }
-    auto const begin_of = [&](std::size_t i) {
-        return static_cast<std::byte const*>(views[i].data());
-    };
-    auto const end_of = [&](std::size_t i) {
-        std::size_t const size = size_of(views[i].dtype());
-        return begin_of(i) + size * checked_reach(views[i].extents(), views[i].strides(), size);
-    };
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        return std::less<>{}(begin_of(a), begin_of(b));
-    });
-    for (std::size_t a = 0; a < order.size(); ++a) {
-        for (std::size_t b = a + 1; b < order.size(); ++b) {
-            std::size_t const i = order[a];
-            std::size_t const k = order[b];
-            if (!std::less<>{}(begin_of(k), end_of(i))) {
-                break;
-            }
-            if (share_memory(views[i], views[k])) {
-                throw ContractViolation{
-                    to_text(what) + to_text(describe_parameter(list, (std::min)(i, k))) + " and " +
-                    to_text(describe_parameter(list, (std::max)(i, k))) +
-                    " share memory; list a shared parameter once, and give views of one storage as "
-                    "one parameter"
-                };
-            }
-        }
+    auto const shared = find_shared(views, [](std::size_t, std::size_t) { return true; });
+    if (shared) {
+        throw ContractViolation{
+            to_text(what) + to_text(describe_parameter(list, shared->first)) + " and " +
+            to_text(describe_parameter(list, shared->second)) +
+            " share memory; list a shared parameter once, and give views of one storage as "
+            "one parameter"
+        };
     }
 }
 
@@ -13802,6 +13974,7 @@ public:
             }
         }
     }
+    void list_claims(ParameterClaims& claims) const { claims.add_averaged(reducer_->parameters()); }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but other
     ///         participants use them.
     void check_guard(GuardView const& guard) const {

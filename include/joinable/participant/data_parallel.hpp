@@ -21,6 +21,7 @@
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/join/joinable.hpp>
+#include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/participant/averaging.hpp>
 #include <joinable/participant/detail/check_parameters.hpp>
@@ -241,6 +242,7 @@ public:
             }
         }
     }
+    void list_claims(ParameterClaims& claims) const { claims.add_averaged(reducer_->parameters()); }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but other
     ///         participants use them.
     void check_guard(GuardView const& guard) const {

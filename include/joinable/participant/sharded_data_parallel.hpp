@@ -18,6 +18,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
+#include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/participant/detail/compared_model.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
@@ -271,8 +272,7 @@ public:
         this->hidden_.agree_on(list);
         Optimizer::agree_on(list);
     }
-    /// @throws ContractViolation  another participant that steps has no averages to step by, or
-    ///         steps one of these parameters, too.
+    /// @throws ContractViolation  another participant that steps has no averages to step by.
     void check_guard(GuardView const& guard) const {
         if (guard.steps && guard.lists_all_averaged && guard.averaged.empty()) {
             throw ContractViolation{
@@ -280,8 +280,8 @@ public:
                 "steps by them itself; leave the other one out, or make a Step that steps nothing an Action"
             };
         }
-        Optimizer::check_guard(guard);
     }
+    void list_claims(ParameterClaims& claims) const { this->claim(claims, true); }
     /// For GuardView::averaged: empty, because no other participant steps by these averages.
     void list_averaged(std::vector<void const*>&) const noexcept {}
 

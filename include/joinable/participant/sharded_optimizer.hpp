@@ -29,6 +29,7 @@
 #include <joinable/device/scratch.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
+#include <joinable/join/parameter_claims.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/partition.hpp>
@@ -203,32 +204,6 @@ public:
         return detail::state_bytes_of(groups_);
     }
 
-    /// For GuardView::stepped.
-    void list_stepped(std::vector<void const*>& values) const {
-        for (Group const& group : groups_) {
-            for_each_trained(group, [&](AnyView const& value, std::size_t) {
-                values.push_back(value.data());
-            });
-        }
-    }
-    /// @throws ContractViolation  another optimizer of the guard steps one of these parameters,
-    ///         too.
-    void check_guard(GuardView const& guard) const {
-        std::vector<void const*> others = guard.stepped;
-        std::sort(others.begin(), others.end());
-        for (Group const& group : groups_) {
-            for_each_trained(group, [&](AnyView const& value, std::size_t i) {
-                if (std::binary_search(others.begin(), others.end(), value.data())) {
-                    throw ContractViolation{detail::concat(
-                        "two sharded optimizers of this guard step ",
-                        detail::describe_parameter(group.parameters, i),
-                        ", so it would be stepped twice in a round; give each parameter to one of them"
-                    )};
-                }
-            });
-        }
-    }
-
     /// Options, and the rule of each group.
     void agree_on(AgreementList& list) const {
         detail::agree_on_options(list, options_);
@@ -258,6 +233,17 @@ protected:
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
         auto const* const session = detail::session_of(join_state_);
         return session != nullptr ? session->words() : words_;
+    }
+
+    /// Claims that its parameters are stepped here, and, with `averages`, that their gradients are
+    /// averaged here.
+    void claim(ParameterClaims& claims, bool averages) const {
+        for (Group const& group : groups_) {
+            claims.add_stepped(group.given(), group.first);
+            if (averages) {
+                claims.add_averaged(group.given(), group.first);
+            }
+        }
     }
 
     void require_outside(std::string_view verb) const {
@@ -418,18 +404,6 @@ private:
         return sends_values() && !options_.parameters_as_bucket_view;
     }
     [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
-
-    /// Calls f(value, i) for the parameters that a rank steps and whose elements have an address in
-    /// the engine's memory. Sharded values have none, so no other optimizer can have them.
-    template <class F>
-    static void for_each_trained(Group const& group, F const& f) {
-        for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-            AnyView const value = group.parameters[i].value();
-            if (!group.values && group.parameters[i].requires_grad() && value.numel() != 0) {
-                f(value, i);
-            }
-        }
-    }
 
     /// Local; a failure here becomes a failure on all ranks.
     void plan(

@@ -11,6 +11,7 @@
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
+#include <joinable/join/parameter_claims.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/participant/averaging.hpp>
@@ -124,7 +125,7 @@ public:
     [[nodiscard]] std::string_view join_name() const noexcept { return "ZeroRedundancyOptimizer"; }
     static constexpr std::string_view join_verb = "step()";
     /// @throws ContractViolation  the gradients of this guard or of a parameter are averaged by no
-    ///         participant, or gradients are averaged twice, or two optimizers step a parameter.
+    ///         participant, or other gradients of this guard are averaged by another participant.
     void check_guard(GuardView const& guard) const {
         if (guard.reduces == optimizer_options().reduces_gradients) {
             throw ContractViolation{
@@ -141,7 +142,9 @@ public:
                 detail::check_averaged(group, guard.averaged);
             }
         }
-        Base::check_guard(guard);
+    }
+    void list_claims(ParameterClaims& claims) const {
+        this->claim(claims, optimizer_options().reduces_gradients);
     }
 
 private:

@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include <joinable/config.hpp>
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/tensor.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -129,6 +136,52 @@ template <Tensor A, Tensor B>
     sums.merge_equal_strides();
     return sums.has(total, 1);
 }
+
+namespace detail {
+
+/// The bytes from a view's first element to its last one.
+struct AddressRange {
+    std::byte const* begin = nullptr; ///< null: it has no elements
+    std::byte const* end = nullptr;
+};
+AddressRange address_range(AnyView const& view);
+
+/// The indices of two of these tensors that share memory, the smaller one first, if `counts` of
+/// their indices is true. Of several such pairs it is the least one.
+/// Complexity: sorts the tensors; compares those whose address ranges overlap.
+template <class Counts>
+std::optional<std::pair<std::size_t, std::size_t>>
+find_shared(std::span<AnyView const> views, Counts const& counts) {
+    struct Place {
+        AddressRange range;
+        std::size_t index;
+    };
+    std::vector<Place> places;
+    places.reserve(views.size());
+    for (std::size_t i = 0; i < views.size(); ++i) {
+        if (AddressRange const range = address_range(views[i]); range.begin != nullptr) {
+            places.push_back({range, i});
+        }
+    }
+    std::sort(places.begin(), places.end(), [](Place const& a, Place const& b) {
+        return std::less<>{}(a.range.begin, b.range.begin);
+    });
+    std::optional<std::pair<std::size_t, std::size_t>> least;
+    for (std::size_t a = 0; a < places.size(); ++a) {
+        for (std::size_t b = a + 1;
+             b < places.size() && std::less<>{}(places[b].range.begin, places[a].range.end);
+             ++b) {
+            std::pair const pair = std::minmax({places[a].index, places[b].index});
+            auto const [i, k] = pair;
+            if ((!least || pair < *least) && counts(i, k) && share_memory(views[i], views[k])) {
+                least = pair;
+            }
+        }
+    }
+    return least;
+}
+
+} // namespace detail
 
 }} // namespace joinable::v0
 

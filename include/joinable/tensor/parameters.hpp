@@ -177,10 +177,13 @@ template <class... Ranges>
 
 namespace detail {
 
-/// How error texts name a parameter.
-inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
+/// How error texts name a parameter of a list whose indices count from `first`.
+inline std::string
+describe_parameter(ParameterList const& parameters, std::size_t i, std::size_t first = 0) {
     auto const name = parameters[i].name();
-    return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
+    std::size_t const index = first + i;
+    return name.empty() ? concat("parameter ", index)
+                        : concat("parameter ", index, " (", name, ")");
 }
 
 /// Throws ContractViolation unless parameter `i` has a value on `device`.

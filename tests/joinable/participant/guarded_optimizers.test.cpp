@@ -17,7 +17,9 @@
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded_data_parallel.hpp>
 #include <joinable/participant/step.hpp>
+#include <joinable/tensor/any_view.hpp>
 
 namespace {
 
@@ -28,6 +30,9 @@ using joinable::DistributedDataParallel;
 using joinable::Join;
 using joinable::participants;
 using joinable::Sgd;
+using joinable::ShardedDataParallel;
+using joinable::ShardedOptions;
+using joinable::Sharding;
 using joinable::Step;
 using joinable::ZeroRedundancyOptimizer;
 
@@ -41,6 +46,22 @@ void pass(Model& model, std::vector<Param<float>>& params) {
         }
     });
 }
+
+/// A value and its gradient in the memory of a model, as strided views.
+struct ViewParam {
+    joinable::AnyView value;
+    joinable::AnyView grad;
+
+    ViewParam(
+        std::vector<float>& values,
+        std::vector<float>& gradients,
+        std::size_t offset,
+        std::size_t count,
+        std::size_t stride
+    )
+        : value{values.data() + offset, joinable::DType::f32, {count}, {stride}},
+          grad{gradients.data() + offset, joinable::DType::f32, {count}, {stride}} {}
+};
 
 /// What f() throws: its type and text.
 template <class F>
@@ -163,14 +184,86 @@ TEST_CASE("two optimizers that step one parameter in one guard are refused at it
         DistributedDataParallel ddp{comm, params};
         ZeroRedundancyOptimizer zero{comm, params, Sgd{}};
         ZeroRedundancyOptimizer other{comm, some, Adam{}};
-        std::string const text =
-            "two sharded optimizers of this guard step parameter 1 (fc.weight), so it would "
-            "be stepped twice in a round; give each parameter to one of them";
-        CHECK(refusal([&] { Join{participants(ddp, zero, other)}.finish(); }) == text);
+        std::string const both =
+            "participant 1 (ZeroRedundancyOptimizer) and participant 2 (ZeroRedundancyOptimizer) both step ";
+        std::string const twice =
+            ", so it would be stepped twice in a round; give each parameter to one of them";
+        CHECK(
+            refusal([&] { Join{participants(ddp, zero, other)}.finish(); }) ==
+            both + "parameter 2 (fc.weight), which is parameter 1 (fc.weight) of the second one" +
+                twice
+        );
         ZeroRedundancyOptimizer group{comm, some, Sgd{}};
-        CHECK(refusal([&] { Join{participants(ddp, group, other)}.finish(); }) == text);
+        CHECK(refusal([&] {
+                  Join{participants(ddp, group, other)}.finish();
+              }) == both + "parameter 1 (fc.weight)" + twice);
         Join guard{participants(ddp, other)}; // nothing stays attached
         guard.finish();
+    });
+}
+
+TEST_CASE("two participants that average one parameter are refused at the guard's entry") {
+    std::string const averaged_twice =
+        ", so it would be averaged twice in a round; list it once, in one participant that averages both models";
+    over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3, 2});
+        params[0].name = "encoder";
+        params[1].name = "head";
+        std::vector<Param<float>*> const encoder{&params[0]};
+        std::vector<Param<float>*> const head{&params[1]};
+        DistributedDataParallel ddp{comm, params};
+        DistributedDataParallel other{comm, head};
+        CHECK(
+            refusal([&] { Join{participants(ddp, other)}.finish(); }) ==
+            "participant 0 (DistributedDataParallel) and participant 1 (DistributedDataParallel) both average "
+            "parameter 1 (head), which is parameter 0 (head) of the second one" +
+                averaged_twice
+        );
+        for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
+            ShardedDataParallel sharded{comm, encoder, Sgd{}, ShardedOptions{.sharding = sharding}};
+            CHECK(
+                refusal([&] { Join{participants(sharded, ddp)}.finish(); }) ==
+                "participant 0 (ShardedDataParallel) and participant 1 (DistributedDataParallel) both average "
+                "parameter 0 (encoder)" +
+                    averaged_twice
+            );
+            Join{participants(sharded, other)}.finish(); // each has parameters of its own
+        }
+        ZeroRedundancyOptimizer zero{comm, encoder, Sgd{}, {.reduces_gradients = true}};
+        zero.add_parameter_group(head, Sgd{});
+        CHECK(
+            refusal([&] { Join{participants(zero, other)}.finish(); }) ==
+            "participant 0 (DistributedDataParallel) and participant 1 (ZeroRedundancyOptimizer) both average "
+            "parameter 0 (head), which is parameter 1 (head) of the second one" +
+                averaged_twice
+        );
+    });
+}
+
+TEST_CASE("views that overlap are one parameter, and only ranks where they do see it themselves") {
+    over_ranks({2, 3, 4}, [&](RankCommunicator& comm) {
+        std::vector<float> values(5);
+        std::vector<float> gradients(5);
+        bool const overlaps = comm.rank() == 1;
+        std::vector<ViewParam> first{{values, gradients, 0, 2, 2}}; // elements 0 and 2
+        std::vector<ViewParam> second{{values, gradients, overlaps ? 2U : 1U, 2, 2}};
+        DistributedDataParallel ddp{comm, first};
+        DistributedDataParallel other{comm, second};
+        std::string const text = refusal([&] { Join{participants(ddp, other)}.finish(); });
+        CAPTURE(text);
+        CHECK(
+            text.find("both average parameter 0, so it would be averaged twice") !=
+            std::string::npos
+        );
+        CHECK(text.starts_with(overlaps ? "participant 0" : "PeerFailed: rank 1"));
+        std::vector<float> own(2); // the values differ, the gradients do not
+        std::vector<ViewParam> third{{values, gradients, 0, 2, 1}};
+        third[0].value = joinable::AnyView{own};
+        DistributedDataParallel last{comm, third};
+        CHECK(refusal([&] {
+                  Join{participants(ddp, last)}.finish();
+              }).find("both average parameter 0") != std::string::npos);
+        Join{participants(ddp)}.finish();
     });
 }
 

@@ -62,7 +62,7 @@ MUTATIONS = [
     # -- what a model refuses, and what ranks compare of it -----------------------------------------
     Mutation(
         "parameters-may-share-memory", "participant/detail/check_parameters.ipp",
-        "if (share_memory(views[i], views[k]))", "if (false)",
+        "if (shared) {", "if (false) {",
         "participant/data_parallel.test.cpp", "*listed twice*",
     ),
     Mutation(
@@ -188,6 +188,36 @@ MUTATIONS = [
         "two-optimizers-step-one-parameter", "participant/sharded_optimizer.hpp",
         "claims.add_stepped(group.given(), group.first);", "",
         "participant/guarded_optimizers.test.cpp", "two optimizers that step*",
+    ),
+    Mutation(
+        "thread-ranks-train-one-model", "communicator/shared_memory/group/thread_models.ipp",
+        "return i < own && k >= own;", "return i < own && k < own;",
+        "participant/shared_models.test.cpp", "thread ranks that train one model*",
+    ),
+    Mutation(
+        "all-models-that-ranks-make-are-compared", "communicator/shared_memory/group/thread_models.ipp",
+        "other.memory->number == memory.number", "true",
+        "participant/shared_models.test.cpp", "only ranks of one group*",
+    ),
+    Mutation(
+        "ranks-of-all-groups-are-compared", "communicator/shared_memory/group/thread_models.ipp",
+        "other.group == group &&", "",
+        "participant/shared_models.test.cpp", "only ranks of one group*",
+    ),
+    Mutation(
+        "frozen-parameters-are-not-shared", "communicator/model_table.hpp",
+        "if (parameters[i].requires_grad()) {", "if (true) {",
+        "participant/shared_models.test.cpp", "thread ranks may share frozen*",
+    ),
+    Mutation(
+        "values-are-never-shared", "communicator/model_table.hpp",
+        "if (!shares_values) {", "if (true) {",
+        "participant/shared_models.test.cpp", "ranks may share values*",
+    ),
+    Mutation(
+        "an-entry-outlives-its-exchange", "communicator/model_table.hpp",
+        "~ModelEntry() { leave(); }", "~ModelEntry() {}",
+        "participant/shared_models.test.cpp", "memory counts no longer*",
     ),
     Mutation(
         "two-models-average-one-parameter", "participant/data_parallel.hpp",

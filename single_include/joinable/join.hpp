@@ -12591,6 +12591,10 @@ struct DataParallelOptions {
     /// throws ContractViolation with the name of a gradient that changed in between. Nothing is
     /// sent before that, so nothing overlaps. Gradients must be in host memory.
     bool verify_ready = false;
+    /// Thread ranks may share the memory of values, as long as each has gradients of its own. Off: a
+    /// ContractViolation when the model is made. Turn sync_at_start and sync_at_end off as well,
+    /// because what is sent is written by all ranks.
+    bool shares_values = false;
 };
 
 /// The options that the buckets of a model need.
@@ -12609,6 +12613,116 @@ struct DataParallelOptions {
 }
 
 }} // namespace joinable::v0
+
+// ---- joinable/communicator/model_table.hpp
+
+/// @file
+/// Finds ranks of one process that are about to train the same memory.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The memory that one rank is about to train, and how texts name it.
+struct TrainedMemory {
+    struct Part {
+        std::size_t index; ///< of a parameter
+        bool is_gradient;
+    };
+
+    int rank = 0;
+    std::uint64_t number = 0; ///< how many models the rank has made, this one included
+    ParameterList parameters = {};
+    std::vector<AnyView> views = {};
+    std::vector<Part> parts = {}; ///< of each view
+
+    /// "the gradient of parameter 3 (fc.weight)".
+    [[nodiscard]] std::string text_of(std::size_t k) const {
+        return (parts[k].is_gradient ? "the gradient of " : "the value of ") +
+               describe_parameter(parameters, parts[k].index);
+    }
+};
+
+/// One rank's access to the memory that the ranks of its process train, during the exchange in which
+/// they agree on a model. A communicator whose ranks share a process has a member
+/// `ModelTable* model_table()`, null if its ranks do not.
+class ModelTable {
+public:
+    ModelTable() = default;
+    ModelTable(ModelTable const&) = delete;
+    ModelTable& operator=(ModelTable const&) = delete;
+
+    /// Numbers the models of this rank. All ranks make the same ones.
+    [[nodiscard]] std::uint64_t next() noexcept { return ++made_; }
+    /// Enters what this rank trains; leave() follows. The last rank to enter sees all others.
+    /// @throws ContractViolation  another rank trains some of it as well.
+    virtual void enter(TrainedMemory const& memory) = 0;
+    virtual void leave(TrainedMemory const& memory) noexcept = 0;
+
+protected:
+    ~ModelTable() = default;
+
+private:
+    std::uint64_t made_ = 0;
+};
+
+template <class Comm>
+concept has_model_table = requires(Comm& comm) {
+    { comm.model_table() } -> std::convertible_to<ModelTable*>;
+};
+
+/// The entry of a rank that makes a model, for as long as the exchange of the ranks lasts. Make it
+/// on every rank, whatever fails there. Local.
+class ModelEntry {
+public:
+    template <Communicator Comm>
+    explicit ModelEntry(Comm& comm) {
+        if constexpr (has_model_table<Comm>) {
+            table_ = comm.model_table();
+            memory_.rank = comm.rank();
+            memory_.number = table_ == nullptr ? 0 : table_->next();
+        }
+    }
+    ModelEntry(ModelEntry const&) = delete;
+    ModelEntry& operator=(ModelEntry const&) = delete;
+    ~ModelEntry() { leave(); }
+
+    /// Enters the gradients of trained parameters and, unless ranks may share them, their values.
+    /// @throws ContractViolation  another rank trains some of that memory as well.
+    void enter(ParameterList const& parameters, bool shares_values) {
+        if (table_ == nullptr) {
+            return;
+        }
+        memory_.parameters = parameters;
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            if (parameters[i].requires_grad()) {
+                if (!shares_values) {
+                    add(parameters[i].value(), {i, false});
+                }
+                add(parameters[i].grad(), {i, true});
+            }
+        }
+        is_entered_ = true;
+        table_->enter(memory_);
+    }
+    /// The ranks have agreed or failed: memory may be freed and used again.
+    void leave() noexcept {
+        if (is_entered_) {
+            is_entered_ = false;
+            table_->leave(memory_);
+        }
+    }
+
+private:
+    void add(AnyView const& view, TrainedMemory::Part part) {
+        memory_.views.push_back(view);
+        memory_.parts.push_back(part);
+    }
+
+    ModelTable* table_ = nullptr;
+    TrainedMemory memory_;
+    bool is_entered_ = false;
+};
+
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/detail/scoped_flag.hpp
 
@@ -12784,6 +12898,7 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     bool const is_zero = options.unused_gradients == UnusedGradients::zero;
     list.add("unused_gradients", is_zero ? "zero" : "held");
     list.add("verify_ready", options.verify_ready);
+    list.add("shares_values", options.shares_values);
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {
@@ -13828,9 +13943,9 @@ public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
     /// `buffers` is the result of joinable::buffers(). All ranks agree on counts, extents, dtypes
     /// and options, then take rank 0's values.
-    /// @throws ContractViolation  Reducer refuses the arguments, or a buffer is missing or on
-    ///         another device; the other ranks throw PeerFailed, as after any other local failure,
-    ///         such as std::bad_alloc.
+    /// @throws ContractViolation  Reducer refuses the arguments, a buffer is missing or on another
+    ///         device, or thread ranks train the same memory; the other ranks throw PeerFailed, as
+    ///         after any other local failure, such as std::bad_alloc.
     /// @throws Mismatch  ranks have different options or models; the text names the first option,
     ///         parameter or buffer that differs, with both values.
     template <class Parameters>
@@ -14001,6 +14116,7 @@ private:
         Reduction reduction
     )
         : Base{comm, state_, options.gradient_kind, false} {
+        detail::ModelEntry entry{comm};
         AgreementList compared;
         std::optional<CoalescedBroadcast> start;
         std::exception_ptr error;
@@ -14034,11 +14150,13 @@ private:
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());
             }
+            entry.enter(list, options.shares_values);
         } catch (...) {
             error = std::current_exception();
         }
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
+        entry.leave();
         detail::abort_if_throws(comm, [&] { reducer_->take_gradients(); });
         reducer_->register_memory();
         if (start) {
@@ -19732,6 +19850,109 @@ void Endpoint<Group, Memory>::retire() noexcept {
 
 #endif
 
+// ---- joinable/communicator/shared_memory/group/thread_models.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The memory of the models that thread ranks are making, of all groups. Any thread may call it.
+class ThreadModels {
+public:
+    /// `group` identifies the group whose ranks make the model.
+    /// @throws ContractViolation  a rank that makes the same model has entered some of this memory.
+    ///         The entry stays until leave().
+    void enter(void const* group, TrainedMemory const& memory);
+    void leave(TrainedMemory const& memory) noexcept;
+
+private:
+    struct Entry {
+        void const* group;
+        TrainedMemory const* memory;
+    };
+
+    std::mutex mutex_;
+    std::vector<Entry> entries_;
+};
+
+/// The same for one rank of one group.
+class ThreadModelTable final : public ModelTable {
+public:
+    ThreadModelTable(ThreadModels& models, void const* group) noexcept
+        : models_{models}, group_{group} {}
+    void enter(TrainedMemory const& memory) override { models_.enter(group_, memory); }
+    void leave(TrainedMemory const& memory) noexcept override { models_.leave(memory); }
+
+private:
+    ThreadModels& models_;
+    void const* group_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/shared_memory/group/thread_models.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void ThreadModels::enter(void const* group, TrainedMemory const& memory) {
+    std::lock_guard const lock{mutex_};
+    std::vector<AnyView> views = memory.views;
+    std::size_t const own = views.size();
+    struct Place {
+        TrainedMemory const* memory;
+        std::size_t index;
+    };
+    std::vector<Place> others; // of each view behind the own ones
+    for (Entry const& other : entries_) {
+        if (other.group == group && other.memory->number == memory.number) {
+            for (std::size_t k = 0; k < other.memory->views.size(); ++k) {
+                views.push_back(other.memory->views[k]);
+                others.push_back({other.memory, k});
+            }
+        }
+    }
+    entries_.push_back({group, &memory});
+    auto const shared =
+        find_shared(views, [&](std::size_t i, std::size_t k) { return i < own && k >= own; });
+    if (!shared) {
+        return;
+    }
+    auto const& [other, index] = others[shared->second - own];
+    std::string text = memory.text_of(shared->first);
+    std::string there = other->text_of(index);
+    bool const are_alike = text == there;
+    int const ranks[] = {
+        (std::min)(memory.rank, other->rank), (std::max)(memory.rank, other->rank)
+    };
+    if (are_alike) {
+        text = concat("ranks ", ranks[0], " and ", ranks[1], " share ", text);
+    } else {
+        if (other->rank == ranks[0]) {
+            text.swap(there);
+        }
+        text +=
+            concat(" on rank ", ranks[0], " and ", there, " on rank ", ranks[1], " share memory");
+    }
+    text += "; make a model for each rank, in the body of run_threads";
+    if (are_alike && !memory.parts[shared->first].is_gradient) {
+        text += ", or set DataParallelOptions::shares_values";
+    }
+    throw ContractViolation{text};
+}
+
+JOINABLE_DEFINITION void ThreadModels::leave(TrainedMemory const& memory) noexcept {
+    std::lock_guard const lock{mutex_};
+    std::erase_if(entries_, [&](Entry const& entry) { return entry.memory == &memory; });
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/shared_memory/group/group_storage.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -19752,6 +19973,8 @@ public:
     GroupStorage& operator=(GroupStorage const&) = delete;
 
     [[nodiscard]] Memory& memory() noexcept { return memory_; }
+    /// Of thread ranks, which all have this storage.
+    [[nodiscard]] ThreadModels& models() noexcept { return models_; }
 
     /// Makes a group of ranks with these numbers; `maker` is the caller's number. Nothing if there
     /// is no memory. Also frees the memory of groups that all ranks have left.
@@ -19785,6 +20008,7 @@ private:
     }
 
     Memory memory_;
+    ThreadModels models_;
     std::mutex mutex_;
     std::vector<Owned> groups_;
 };
@@ -22627,8 +22851,13 @@ public:
     /// Collective; blocks. See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes);
 
+    /// For participants that train a model.
+    [[nodiscard]] detail::ModelTable* model_table() noexcept { return &models_; }
+
 private:
     ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Slot const& slot);
+
+    detail::ThreadModelTable models_;
 };
 
 }} // namespace joinable::v0
@@ -22703,7 +22932,8 @@ namespace joinable { inline namespace v0 {
 JOINABLE_DEFINITION ThreadCommunicator::ThreadCommunicator(
     detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
 )
-    : BoardCommunicator{group, rank, std::move(storage)} {}
+    : BoardCommunicator{group, rank, std::move(storage)},
+      models_{rank_.storage()->models(), &group.board()} {}
 
 JOINABLE_DEFINITION ThreadCommunicator ThreadCommunicator::split(int color, int key) {
     return {rank_, allot_slot(color, key)};

@@ -19,6 +19,7 @@
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>
@@ -96,9 +97,9 @@ public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
     /// `buffers` is the result of joinable::buffers(). All ranks agree on counts, extents, dtypes
     /// and options, then take rank 0's values.
-    /// @throws ContractViolation  Reducer refuses the arguments, or a buffer is missing or on
-    ///         another device; the other ranks throw PeerFailed, as after any other local failure,
-    ///         such as std::bad_alloc.
+    /// @throws ContractViolation  Reducer refuses the arguments, a buffer is missing or on another
+    ///         device, or thread ranks train the same memory; the other ranks throw PeerFailed, as
+    ///         after any other local failure, such as std::bad_alloc.
     /// @throws Mismatch  ranks have different options or models; the text names the first option,
     ///         parameter or buffer that differs, with both values.
     template <class Parameters>
@@ -269,6 +270,7 @@ private:
         Reduction reduction
     )
         : Base{comm, state_, options.gradient_kind, false} {
+        detail::ModelEntry entry{comm};
         AgreementList compared;
         std::optional<CoalescedBroadcast> start;
         std::exception_ptr error;
@@ -302,11 +304,13 @@ private:
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());
             }
+            entry.enter(list, options.shares_values);
         } catch (...) {
             error = std::current_exception();
         }
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
+        entry.leave();
         detail::abort_if_throws(comm, [&] { reducer_->take_gradients(); });
         reducer_->register_memory();
         if (start) {

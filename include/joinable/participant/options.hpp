@@ -66,6 +66,10 @@ struct DataParallelOptions {
     /// throws ContractViolation with the name of a gradient that changed in between. Nothing is
     /// sent before that, so nothing overlaps. Gradients must be in host memory.
     bool verify_ready = false;
+    /// Thread ranks may share the memory of values, as long as each has gradients of its own. Off: a
+    /// ContractViolation when the model is made. Turn sync_at_start and sync_at_end off as well,
+    /// because what is sent is written by all ranks.
+    bool shares_values = false;
 };
 
 /// The options that the buckets of a model need.

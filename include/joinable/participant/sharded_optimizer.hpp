@@ -23,6 +23,7 @@
 #include <joinable/bucket/memory.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/device.hpp>
@@ -286,6 +287,7 @@ protected:
         detail::ShardChoices const& choices,
         Compare const& compare,
         F const& also) {
+        detail::ModelEntry entry{comm_};
         AgreementList compared;
         std::optional<CoalescedBroadcast> start;
         std::vector<std::size_t> loads;
@@ -317,8 +319,10 @@ protected:
                 "parameter",
                 BufferMemory{comm_}
             );
+            entry.enter(group.parameters, false);
         };
         fail_together(compared, prepare);
+        entry.leave();
         start->run(comm_, 0);
         auto const finish = [&] {
             if (group.buckets) {

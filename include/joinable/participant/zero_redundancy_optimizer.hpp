@@ -57,8 +57,9 @@ public:
     /// Collective. `parameters` is a range that joinable::parameters() takes. All ranks agree on
     /// parameters, rule and options, then take rank 0's values. The parameters must outlive it.
     /// @throws ContractViolation  a parameter is not where the communicator's memory is, one of
-    ///         integers needs a gradient, none needs one, the rule or the options are invalid, or
-    ///         the device has no kernels for the rule. The other ranks throw PeerFailed.
+    ///         integers needs a gradient, none needs one, the rule or the options are invalid, the
+    ///         device has no kernels for the rule, or thread ranks train the same memory. The other
+    ///         ranks throw PeerFailed.
     /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
     template <class Parameters>
     ZeroRedundancyOptimizer(

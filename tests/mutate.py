@@ -190,6 +190,31 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "two optimizers that step*",
     ),
     Mutation(
+        "an-unfrozen-parameter-is-not-averaged", "participant/detail/listed_model.ipp",
+        "if (!listed.requires_grad && parameters_[i].requires_grad()) {", "if (false) {",
+        "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
+    ),
+    Mutation(
+        "a-model-may-change-after-it-was-made", "tensor/parameters.hpp",
+        "detail::is_like(*value, before.dtype, before.extents, before.device);", "true;",
+        "participant/listed_model.test.cpp", "a value with another dtype*",
+    ),
+    Mutation(
+        "other-ranks-hear-of-a-changed-model-in-guards-only", "participant/passes.hpp",
+        "session != nullptr ? check() : detail::abort_if_throws(comm_, check);", "check();",
+        "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
+    ),
+    Mutation(
+        "an-evaluation-compares-what-was-listed", "participant/passes.hpp",
+        "(is_open ? session->round().phase() : notice.phase) != Phase::train", "notice.phase != Phase::train",
+        "participant/listed_model.test.cpp", "an evaluation and*",
+    ),
+    Mutation(
+        "what-is-frozen-now-is-used", "bucket/reducer.hpp",
+        "iteration_.leave_out_frozen();", "",
+        "participant/listed_model.test.cpp", "with find_unused a parameter*",
+    ),
+    Mutation(
         "thread-ranks-train-one-model", "communicator/shared_memory/group/thread_models.ipp",
         "return i < own && k >= own;", "return i < own && k < own;",
         "participant/shared_models.test.cpp", "thread ranks that train one model*",

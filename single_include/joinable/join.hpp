@@ -1284,6 +1284,27 @@ template <Tensor T>
     }
 }
 
+namespace detail {
+
+/// Whether a tensor has this dtype, these extents and this device. Makes no Shape.
+template <Tensor T>
+[[nodiscard]] constexpr bool
+is_like(T const& tensor, DType dtype, Shape const& extents, DeviceId device) {
+    if (joinable::dtype(tensor) != dtype || joinable::device(tensor) != device) {
+        return false;
+    }
+    std::size_t dimension = 0;
+    for (auto const extent : traits_of<T>::extents(tensor)) {
+        if (dimension == extents.size() ||
+            static_cast<std::size_t>(extent) != extents[dimension++]) {
+            return false;
+        }
+    }
+    return dimension == extents.size();
+}
+
+} // namespace detail
+
 /// The number of elements of a tensor.
 template <Tensor T>
 [[nodiscard]] constexpr std::size_t numel(T const& tensor) {
@@ -3466,6 +3487,19 @@ void append(HandleList<Handle>& list, Range&& range) {
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
+/// What a parameter was at some time.
+struct ParameterState {
+    Shape extents; ///< of its value, like the next two
+    DeviceId device;
+    DType dtype;
+    bool has_value;
+    bool requires_grad;
+};
+
+} // namespace detail
+
 /// A type-erased handle to one parameter of an engine. Cheap to copy. It does not own the parameter
 /// unless it was made from an owning pointer or a handle type.
 class AnyParameter {
@@ -3510,6 +3544,11 @@ public:
     void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
     void release_value() const { functions_->release_value(object_); }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
+    /// Whether the parameter is what it was: it requires a gradient as before, and its value has the
+    /// same extents, dtype and device, unless it has none or had none. Cheaper than value().
+    [[nodiscard]] bool is_as(detail::ParameterState const& before) const {
+        return functions_->is_as(object_, before);
+    }
     /// Empty if the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
 
@@ -3530,12 +3569,23 @@ private:
         void (*set_value)(void*, AnyView const&); ///< null, like the next one: not supported
         void (*release_value)(void*);
         bool (*requires_grad)(void*);
+        bool (*is_as)(void*, detail::ParameterState const&);
         std::string_view (*name)(void*);
     };
 
     template <class Pointer>
     static AnyView view_of(Pointer&& pointer) {
         return pointer ? detail::view_of(*pointer) : AnyView{};
+    }
+
+    template <class P>
+    static bool requires_grad_of(void* p) {
+        if constexpr (detail::has_requires_grad<P>) {
+            using Object = std::remove_const_t<P>;
+            return detail::parameter_traits_of<P>::requires_grad(*static_cast<Object*>(p));
+        } else {
+            return p != nullptr;
+        }
     }
 
     template <class P>
@@ -3563,12 +3613,14 @@ private:
                 Traits::release_value(*static_cast<Object*>(p));
             };
         }
-        functions.requires_grad = [](void* p) -> bool {
-            if constexpr (detail::has_requires_grad<P>) {
-                return Traits::requires_grad(*static_cast<Object*>(p));
-            } else {
-                return p != nullptr;
+        functions.requires_grad = requires_grad_of<P>;
+        functions.is_as = [](void* p, detail::ParameterState const& before) -> bool {
+            if (requires_grad_of<P>(p) != before.requires_grad) {
+                return false;
             }
+            auto&& value = Traits::value(*static_cast<Object*>(p));
+            return !value || !before.has_value ||
+                   detail::is_like(*value, before.dtype, before.extents, before.device);
         };
         functions.name = [](void* p) -> std::string_view {
             if constexpr (detail::has_name<P>) {
@@ -7520,6 +7572,8 @@ public:
     void begin(double factor, bool has_pass);
 
     void leave_out(std::size_t i);
+    /// With find_unused, leaves out the parameters that were frozen since they were listed.
+    void leave_out_frozen();
     /// Leaves out the parameters that the recorded graph does not use.
     void leave_out_unrecorded();
 
@@ -7599,6 +7653,13 @@ private:
     void require_all_ready() const;
 
     [[nodiscard]] std::string concat_missing(std::string_view text) const;
+    [[nodiscard]] bool is_missing(std::size_t i) const {
+        return gradients_.is_trained(i) && states_[i] == State::pending;
+    }
+    /// Whether trained parameter `i` was frozen since it was listed.
+    [[nodiscard]] bool is_frozen(std::size_t i) const {
+        return !gradients_.parameters()[i].requires_grad();
+    }
 
     Gradients& gradients_;
     std::vector<State> states_;        ///< per parameter
@@ -7688,6 +7749,14 @@ JOINABLE_DEFINITION void Iteration::leave_out(std::size_t i) {
     take_or_leave(i);
 }
 
+JOINABLE_DEFINITION void Iteration::leave_out_frozen() {
+    for (std::size_t k = 0; finds_unused_ && k < trained().size(); ++k) {
+        if (std::size_t const i = trained()[k]; states_[i] == State::pending && is_frozen(i)) {
+            take_or_leave(i);
+        }
+    }
+}
+
 JOINABLE_DEFINITION void Iteration::leave_out_unrecorded() {
     for (std::size_t k = 0; graph_ && graph_->is_recorded() && k < trained().size(); ++k) {
         if (!graph_->is_used(trained()[k])) {
@@ -7697,6 +7766,10 @@ JOINABLE_DEFINITION void Iteration::leave_out_unrecorded() {
 }
 
 JOINABLE_DEFINITION void Iteration::mark(std::size_t i) {
+    require_trained(i);
+    if (finds_unused_ && is_open_ && is_unused(i) && is_frozen(i)) {
+        return; // an engine may mark all parameters
+    }
     require_markable(i);
     if (records_order_) {
         ready_order_.push_back(i);
@@ -7836,10 +7909,22 @@ JOINABLE_DEFINITION void Iteration::require_markable(std::size_t i) const {
 
 JOINABLE_DEFINITION void Iteration::require_all_ready() const {
     if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
+        bool is_frozen_now = false;
+        for (std::size_t const i : trained()) {
+            is_frozen_now = is_frozen_now || (is_missing(i) && is_frozen(i));
+        }
         throw ContractViolation{concat_missing(
-            graph_ ? "parameters are not used, but were in the first iteration: with "
-                     "static_graph all iterations use the same parameters; turn it off and "
-                     "find_unused on"
+            is_frozen_now && graph_
+                ? "parameters that were in the first iteration are frozen now, but with static_graph all "
+                  "iterations use the same parameters; turn it off and find_unused on, or freeze parameters "
+                  "before the model's participant is made"
+            : is_frozen_now
+                ? "parameters that were trained when they were listed are frozen now, so not all gradients became "
+                  "ready; turn the option find_unused on, or freeze parameters before the model's participant is "
+                  "made"
+            : graph_ ? "parameters are not used, but were in the first iteration: with "
+                       "static_graph all iterations use the same parameters; turn it off and "
+                       "find_unused on"
             : finds_unused_
                 ? "not all gradients became ready; give those that the pass does not use to "
                   "prepare_for_backward() as unused, or check that all outputs of forward "
@@ -7853,10 +7938,12 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
 }
 
 JOINABLE_DEFINITION std::string Iteration::concat_missing(std::string_view text) const {
-    auto const is_missing = [&](std::size_t i) {
-        return gradients_.is_trained(i) && states_[i] == State::pending;
-    };
-    return detail::concat_missing(text, gradients_.parameters(), gradients_.rank(), is_missing);
+    return detail::concat_missing(
+        text,
+        gradients_.parameters(),
+        gradients_.rank(),
+        [&](std::size_t i) { return is_missing(i); }
+    );
 }
 
 }}} // namespace joinable::v0::detail
@@ -7980,7 +8067,8 @@ public:
     /// average with this rank's weight in it, as they are packed or as they are summed
     /// (ScalesSums). With factor 0 this rank contributes zeros whatever its gradients hold, because
     /// a mean over no samples is NaN. See check_factor() for small factors. `unused` names the parameters that get no gradient: a range
-    /// of indices or a predicate over them. `order_source` is the rank whose ready order is used
+    /// of indices or a predicate over them; with find_unused, parameters that were frozen since they
+    /// were listed are unused as well. `order_source` is the rank whose ready order is used
     /// for new buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused
     ///         without find_unused, or are listed twice, out of range or not trainable.
@@ -7990,6 +8078,7 @@ public:
         detail::for_each_unused(unused, gradients_.trained(), [&](std::size_t i) {
             iteration_.leave_out(i);
         });
+        iteration_.leave_out_frozen();
         iteration_.leave_out_unrecorded();
         if (iteration_.finds_unused()) {
             launch_map();
@@ -12557,8 +12646,8 @@ struct DataParallelOptions {
     /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
     /// every parameter. The gradients are valid as long as the reducer.
     bool gradient_as_bucket_view = false;
-    /// Parameters may have no gradient in an iteration. The engine names them before backward, and
-    /// ranks exchange one small map per iteration before the first bucket, in a guard by its control
+    /// Parameters may have no gradient in an iteration. The engine names them before backward, those
+    /// that were frozen since they were listed count without being named, and ranks exchange one small map per iteration before the first bucket, in a guard by its control
     /// communicator. A parameter that no rank uses is neither sent nor touched on ranks with a pass;
     /// one that another rank uses gets the average.
     bool find_unused = false;
@@ -12924,6 +13013,96 @@ agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) 
     for (AnyTensor const& tensor : tensors) {
         list.add(concat(kind, " ", i++), to_text(tensor.view()));
     }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/participant/detail/listed_model.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What parameters were when a participant listed them. Each training forward compares them with
+/// what they are now. Local.
+class ListedModel {
+public:
+    /// With `holds_values` false the engine does not hold the values between passes, so they are not
+    /// compared.
+    ListedModel(ParameterList parameters, bool holds_values);
+
+    /// Complexity: a few nanoseconds for each parameter.
+    /// @throws ContractViolation  a frozen parameter is trained now, or a value has another dtype,
+    ///         other extents or another device. `participant` is its class, for texts.
+    void check(std::string_view participant) const {
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            if (!parameters_[i].is_as(listed_[i])) {
+                check(i, participant);
+            }
+        }
+    }
+
+private:
+    void check(std::size_t i, std::string_view participant) const;
+
+    ParameterList parameters_;
+    std::vector<ParameterState> listed_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/listed_model.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <string>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool holds_values)
+    : parameters_{std::move(parameters)} {
+    listed_.reserve(parameters_.size());
+    for (AnyParameter const& parameter : parameters_) {
+        AnyView const value = parameter.value();
+        listed_.push_back(
+            {value.extents(),
+             value.device(),
+             value.dtype(),
+             holds_values && static_cast<bool>(value),
+             parameter.requires_grad()}
+        );
+    }
+}
+
+JOINABLE_DEFINITION void ListedModel::check(std::size_t i, std::string_view participant) const {
+    ParameterState const& listed = listed_[i];
+    std::string const what = describe_parameter(parameters_, i);
+    std::string const made{participant};
+    if (!listed.requires_grad && parameters_[i].requires_grad()) {
+        throw ContractViolation{
+            what + " requires a gradient now, but did not when the " + made +
+            " was made, so it would not be averaged; make the " + made + " after unfreezing"
+        };
+    }
+    AnyView const value = parameters_[i].value();
+    if (!listed.has_value || !value) {
+        return; // it may be frozen now: then it has no gradient, which the backward pass notices
+    }
+    bool const is_moved = value.device() != listed.device;
+    if (!is_moved && value.dtype() == listed.dtype && value.extents() == listed.extents) {
+        return;
+    }
+    auto const text = [&](DType dtype, Shape const& extents, DeviceId device) {
+        return concat(name_of(dtype), " ", to_text(extents)) +
+               (is_moved ? " on " + to_text(device) : std::string{});
+    };
+    throw ContractViolation{
+        what + " is " + text(value.dtype(), value.extents(), value.device()) + " now, but was " +
+        text(listed.dtype, listed.extents, listed.device) + " when the " + made +
+        " was made; make the " + made +
+        (value.extents() == listed.extents ? " after to()" : " after resizing")
+    };
 }
 
 }}} // namespace joinable::v0::detail
@@ -13361,6 +13540,9 @@ public:
     /// Announces a round and runs the forward pass, which overlaps with the roll call. Returns what
     /// `pass` returns. Collective over the active ranks. If `pass` throws, the round is open for
     /// the others: continue with skip().
+    /// @throws ContractViolation  in training, a parameter was unfrozen, or its value has another
+    ///         dtype, other extents or another device than when it was listed. Outside an enabled
+    ///         guard this aborts the communicator.
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         begin_forward(notice);
@@ -13665,16 +13847,29 @@ protected:
                     "= false} or {.phase = Phase::evaluate}, and call skip() after a pass that failed"
                 };
             }
+            check_listed(notice);
             open_round(notice);
             ranges_.open_forward(reducer_->timeline());
         });
     }
+    /// Before the round is announced, so that the failure of a rank is one between rounds. Ranks
+    /// outside an enabled guard have no roll call that tells the others.
+    void check_listed(RoundNotice const& notice) {
+        auto const* const session = detail::session_of(state_);
+        bool const is_open = session != nullptr && session->has_announced_batch();
+        if ((is_open ? session->round().phase() : notice.phase) != Phase::train) {
+            return;
+        }
+        auto const check = [&] { listed_->check(name_in_texts()); };
+        session != nullptr ? check() : detail::abort_if_throws(comm_, check);
+    }
+    [[nodiscard]] std::string_view name_in_texts() const noexcept {
+        return steps_ ? "ShardedDataParallel" : "DistributedDataParallel";
+    }
     void open_round(RoundNotice notice) {
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
         if (gathers_values() || (notice.will_sync && notice.phase == Phase::train)) {
-            detail::require_listed(
-                state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
-            );
+            detail::require_listed(state_, comm_, name_in_texts());
         }
         ranges_.end_all();
         if (notice.phase == Phase::train) {
@@ -13857,6 +14052,7 @@ protected:
     detail::ControlOver<Comm&> words_;       ///< outside guards
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
+    std::optional<detail::ListedModel> listed_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with verify_ready
     detail::HiddenRounds hidden_;                   ///< collectives of the model
     Round round_;
@@ -14142,6 +14338,7 @@ private:
                 detail::TakeGradients::later // a rank may refuse the model
             );
             module_.emplace(comm, list, std::move(buffers), options);
+            listed_.emplace(list, true);
             if (options.verify_ready) {
                 ready_check_.emplace(
                     list, detail::device_of(comm).id(), detail::CheckedMarks::after_pass
@@ -14165,6 +14362,7 @@ private:
     }
 
     using Base::hidden_;
+    using Base::listed_;
     using Base::module_;
     using Base::ready_check_;
     using Base::reducer_;

@@ -27,6 +27,7 @@
 #include <joinable/participant/averaging.hpp>
 #include <joinable/participant/detail/check_parameters.hpp>
 #include <joinable/participant/detail/compared_model.hpp>
+#include <joinable/participant/detail/listed_model.hpp>
 #include <joinable/participant/options.hpp>
 #include <joinable/participant/passes.hpp>
 
@@ -296,6 +297,7 @@ private:
                 detail::TakeGradients::later // a rank may refuse the model
             );
             module_.emplace(comm, list, std::move(buffers), options);
+            listed_.emplace(list, true);
             if (options.verify_ready) {
                 ready_check_.emplace(
                     list, detail::device_of(comm).id(), detail::CheckedMarks::after_pass
@@ -319,6 +321,7 @@ private:
     }
 
     using Base::hidden_;
+    using Base::listed_;
     using Base::module_;
     using Base::ready_check_;
     using Base::reducer_;

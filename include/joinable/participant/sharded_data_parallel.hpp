@@ -21,6 +21,7 @@
 #include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/participant/detail/compared_model.hpp>
+#include <joinable/participant/detail/listed_model.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/participant/detail/sharded_reduction.hpp>
@@ -320,10 +321,12 @@ private:
         F const& prepare) {
         std::optional<Reduction> reduction;
         std::optional<detail::ReadyCheck> check;
+        std::optional<detail::ListedModel> listed;
         auto const also = [&](detail::ShardGroup const& group) {
             ParameterList const all = parameters_with(group);
             reduction.emplace(reduction_with(group, all));
             prepare();
+            listed.emplace(all, this->sharding() != Sharding::parameters);
             if (this->module_->options().verify_ready) {
                 check.emplace(
                     all,
@@ -340,6 +343,7 @@ private:
             former_.push_back(std::move(*this->reducer_)); // gradients may lie in its buckets
         }
         this->reducer_ = std::move(reduction);
+        this->listed_ = std::move(listed);
         if (check) {
             this->ready_check_.emplace(std::move(*check));
         }

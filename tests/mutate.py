@@ -215,8 +215,28 @@ MUTATIONS = [
         "participant/listed_model.test.cpp", "with find_unused a parameter*",
     ),
     Mutation(
+        "ranks-step-by-other-settings", "participant/detail/sharded_settings.hpp",
+        "session->note_settings(list_of_used_, hash_of_used_);", "",
+        "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
+    ),
+    Mutation(
+        "settings-of-the-last-step-are-not-compared", "join/detail/session.ipp",
+        "rounds_.announce_closing();", "rounds_.announce_nothing();",
+        "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
+    ),
+    Mutation(
+        "settings-that-were-sent-are-compared", "participant/sharded_optimizer.hpp",
+        "has_all_ranks_ = round.active_count() == comm_.size();", "has_all_ranks_ = true;",
+        "participant/guarded_optimizers.test.cpp", "settings that change equally*",
+    ),
+    Mutation(
+        "a-setting-that-changes-is-listed-once", "participant/detail/sharded_settings.hpp",
+        "if (!is_same) {", "if (used_.empty()) {",
+        "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
+    ),
+    Mutation(
         "thread-ranks-train-one-model", "communicator/shared_memory/group/thread_models.ipp",
-        "return i < own && k >= own;", "return i < own && k < own;",
+        "return i < own && k >= own && memory.rank != other.rank;", "return false;",
         "participant/shared_models.test.cpp", "thread ranks that train one model*",
     ),
     Mutation(
@@ -261,8 +281,7 @@ MUTATIONS = [
     ),
     Mutation(
         "only-equal-pointers-are-one-parameter", "tensor/overlap.hpp",
-        "std::less<>{}(places[b].range.begin, places[a].range.end)",
-        "places[b].range.begin == places[a].range.begin",
+        "std::less<>{}(ranges[b].begin, ranges[a].end)", "ranges[b].begin == ranges[a].begin",
         "participant/guarded_optimizers.test.cpp", "views that overlap*",
     ),
     Mutation(

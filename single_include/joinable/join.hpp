@@ -1790,42 +1790,46 @@ namespace detail {
 struct AddressRange {
     std::byte const* begin = nullptr; ///< null: it has no elements
     std::byte const* end = nullptr;
-};
-AddressRange address_range(AnyView const& view);
+    std::size_t index = 0; ///< of the view
 
-/// The indices of two of these tensors that share memory, the smaller one first, if `counts` of
-/// their indices is true. Of several such pairs it is the least one.
-/// Complexity: sorts the tensors; compares those whose address ranges overlap.
-template <class Counts>
+    static AddressRange of(AnyView const& view, std::size_t index);
+};
+
+/// The indices of two views that share memory, the smaller one first, if `counts` of their indices
+/// is true. Of several such pairs it is the least one. `view_of(index)` returns a view.
+/// Complexity: sorts the ranges; compares views whose ranges overlap.
+template <class ViewOf, class Counts>
 std::optional<std::pair<std::size_t, std::size_t>>
-find_shared(std::span<AnyView const> views, Counts const& counts) {
-    struct Place {
-        AddressRange range;
-        std::size_t index;
-    };
-    std::vector<Place> places;
-    places.reserve(views.size());
-    for (std::size_t i = 0; i < views.size(); ++i) {
-        if (AddressRange const range = address_range(views[i]); range.begin != nullptr) {
-            places.push_back({range, i});
-        }
-    }
-    std::sort(places.begin(), places.end(), [](Place const& a, Place const& b) {
-        return std::less<>{}(a.range.begin, b.range.begin);
+find_shared(std::vector<AddressRange> ranges, ViewOf const& view_of, Counts const& counts) {
+    std::erase_if(ranges, [](AddressRange const& range) { return range.begin == nullptr; });
+    std::sort(ranges.begin(), ranges.end(), [](AddressRange const& a, AddressRange const& b) {
+        return std::less<>{}(a.begin, b.begin);
     });
     std::optional<std::pair<std::size_t, std::size_t>> least;
-    for (std::size_t a = 0; a < places.size(); ++a) {
+    for (std::size_t a = 0; a < ranges.size(); ++a) {
         for (std::size_t b = a + 1;
-             b < places.size() && std::less<>{}(places[b].range.begin, places[a].range.end);
+             b < ranges.size() && std::less<>{}(ranges[b].begin, ranges[a].end);
              ++b) {
-            std::pair const pair = std::minmax({places[a].index, places[b].index});
+            std::pair const pair = std::minmax({ranges[a].index, ranges[b].index});
             auto const [i, k] = pair;
-            if ((!least || pair < *least) && counts(i, k) && share_memory(views[i], views[k])) {
+            if ((!least || pair < *least) && counts(i, k) && share_memory(view_of(i), view_of(k))) {
                 least = pair;
             }
         }
     }
     return least;
+}
+/// The same for a list of views.
+template <class Counts>
+std::optional<std::pair<std::size_t, std::size_t>>
+find_shared(std::span<AnyView const> views, Counts const& counts) {
+    std::vector<AddressRange> ranges;
+    ranges.reserve(views.size());
+    for (std::size_t i = 0; i < views.size(); ++i) {
+        ranges.push_back(AddressRange::of(views[i], i));
+    }
+    auto const view_of = [&](std::size_t i) -> AnyView const& { return views[i]; };
+    return find_shared(std::move(ranges), view_of, counts);
 }
 
 } // namespace detail
@@ -1971,13 +1975,13 @@ JOINABLE_DEFINITION bool is_overlapping(Shape const& extents, Shape const& strid
     return sums.has(total, 2);
 }
 
-JOINABLE_DEFINITION AddressRange address_range(AnyView const& view) {
+JOINABLE_DEFINITION AddressRange AddressRange::of(AnyView const& view, std::size_t index) {
     if (view.data() == nullptr || view.numel() == 0) {
         return {};
     }
     auto const* const begin = static_cast<std::byte const*>(view.data());
     std::size_t const size = size_of(view.dtype());
-    return {begin, begin + size * checked_reach(view.extents(), view.strides(), size)};
+    return {begin, begin + size * checked_reach(view.extents(), view.strides(), size), index};
 }
 
 }}} // namespace joinable::v0::detail
@@ -9423,6 +9427,47 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
 
 #endif
 
+// ---- joinable/join/detail/used_settings.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The settings by which this rank has stepped in a guard, in rounds in which all ranks were active.
+/// Roll calls compare their digest, so that ranks which step by other settings hear of it.
+class UsedSettings {
+public:
+    /// Adds the settings of one step. `list`, whose hash is `hash`, names them; it lives as long as
+    /// the guard, and each caller gives its own.
+    void add(AgreementList const& list, std::uint64_t hash) {
+        chain_ = Hash{}.add(chain_).add(hash).value();
+        if (std::find(lists_.begin(), lists_.end(), &list) == lists_.end()) {
+            lists_.push_back(&list);
+        }
+    }
+
+    /// 0 before the first step.
+    [[nodiscard]] std::uint32_t digest() const noexcept {
+        return static_cast<std::uint32_t>(chain_) & digest_mask;
+    }
+    /// Lists the last settings, and last a hash of all, by which ranks differ in any case.
+    [[nodiscard]] AgreementList list() const {
+        AgreementList all;
+        for (AgreementList const* const settings : lists_) {
+            for (AgreementList::Item const& item : settings->items()) {
+                all.add(item.label, item.value);
+            }
+        }
+        all.begin_section("settings differ: ");
+        all.add("hash over all steps of this guard", chain_);
+        return all;
+    }
+
+private:
+    std::uint64_t chain_ = 0;
+    std::vector<AgreementList const*> lists_;
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/join/detail/roll_call.hpp
 
 /// @file
@@ -9441,6 +9486,11 @@ public:
     /// rank accumulated, if it arrives.
     /// @throws ContractViolation  it differs from the schedule, see follow().
     void post(RollCallLanes const& mine, Carry const& carry = {});
+    /// Starts the last one of a guard, in which no rank is active. All ranks compare the settings by
+    /// which they have stepped.
+    void post_closing();
+    /// The settings by which this rank has stepped. A rank that opens a round compares them.
+    [[nodiscard]] UsedSettings& settings() noexcept { return settings_; }
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
     /// Whether answer() waits once more for all ranks, because some arrived or failed.
@@ -9490,8 +9540,9 @@ private:
     void exchange_arrivals();
 
     /// Compares the active ranks. If only weights differ, it compares the ranks that say whether
-    /// they have one.
+    /// they have one; if only settings differ, it names these.
     void name_difference();
+    void name_setting();
 
     ControlCommunicator& control_;
     EndPolicy policy_;
@@ -9507,6 +9558,8 @@ private:
     Carry my_carry_;
     Carry carry_;
     std::optional<Schedule> schedule_;
+    UsedSettings settings_;
+    bool is_closing_ = false;
     AbortReason failure_;
 };
 
@@ -9527,14 +9580,25 @@ JOINABLE_DEFINITION RollCall::RollCall(ControlCommunicator& control, EndPolicy p
 
 JOINABLE_DEFINITION void RollCall::post(RollCallLanes const& mine, Carry const& carry) {
     mine_ = mine;
+    if (mine.active != 0) {
+        auto const round = static_cast<std::uint32_t>(mine.digest.sum);
+        mine_.digest = Agreement::of(round ^ settings_.digest());
+    }
     my_carry_ = carry;
     if (schedule_) {
         schedule_->require_promised(control_.rank(), rounds_, mine);
     } else {
-        words_ = mine.encode();
+        words_ = mine_.encode();
         control_.post_sum(words_);
     }
     posted_ = true;
+}
+
+JOINABLE_DEFINITION void RollCall::post_closing() {
+    is_closing_ = true;
+    RollCallLanes lanes;
+    lanes.digest = Agreement::of(settings_.digest());
+    post(lanes);
 }
 
 JOINABLE_DEFINITION Verdict RollCall::answer(std::string_view text) {
@@ -9567,7 +9631,11 @@ JOINABLE_DEFINITION Verdict RollCall::hear(std::string_view text) {
         }
     }
     posted_ = false;
-    Verdict const verdict = judge(said_, policy_);
+    Verdict const verdict = is_closing_ && said_.failed == 0
+                                ? said_.digest.value(static_cast<std::uint64_t>(control_.size()))
+                                      ? Verdict::end
+                                      : Verdict::mismatch
+                                : judge(said_, policy_);
     if (verdict != Verdict::go_on) {
         schedule_.reset();
     }
@@ -9600,7 +9668,21 @@ JOINABLE_DEFINITION void RollCall::exchange_arrivals() {
     carry_ = {words[carry_at], words[carry_at + 1]};
 }
 
+JOINABLE_DEFINITION void RollCall::name_setting() {
+    bool const has_say = is_closing_ || mine_.active != 0;
+    auto const count = is_closing_ ? static_cast<std::uint64_t>(control_.size()) : said_.active;
+    int const lowest = is_closing_ ? 0 : lowest_active_;
+    failure_ = Inquiry{control_, lowest, count, has_say}.difference(settings_.list());
+    failure_.message +=
+        "; ranks have stepped by them, so values are mixed: go on from a checkpoint, with the "
+        "same settings on every rank";
+}
+
 JOINABLE_DEFINITION void RollCall::name_difference() {
+    if (is_closing_ || (said_.code.value(said_.active) && !said_.digest.value(said_.active))) {
+        name_setting();
+        return;
+    }
     int lowest = lowest_active_;
     std::uint64_t count = said_.active;
     bool has_say = mine_.active != 0;
@@ -9843,13 +9925,18 @@ public:
     void announce(Announcement const& said);
     /// Announces that this rank has run out of inputs, and what it holds.
     void announce_arrival();
-    /// Announces at most a vote: for a rank that has joined, and for the closing of a guard. A vote
-    /// may follow the announced arrival with look-ahead or from a hook.
+    /// Announces at most a vote, for a rank that has joined. A vote may follow the announced arrival
+    /// with look-ahead or from a hook.
     void announce_nothing() {
         RollCallLanes lanes;
         lanes.stop = take_vote();
         roll_call_.post(lanes);
     }
+
+    /// Announces the end of a guard whose post hooks have run.
+    void announce_closing() { roll_call_.post_closing(); }
+    /// The settings by which this rank steps.
+    [[nodiscard]] UsedSettings& settings() noexcept { return roll_call_.settings(); }
 
     /// Tells the others that this rank leaves by an exception.
     void announce_failure(std::string const& text) {
@@ -10349,6 +10436,12 @@ public:
     ///         is open and rounds have not ended.
     void require_followed(std::string_view name);
 
+    /// Notes the settings of a step in a round in which all ranks are active. Ranks compare them in
+    /// the next roll call and when the guard closes. See UsedSettings::add().
+    void note_settings(AgreementList const& list, std::uint64_t hash) {
+        rounds_.settings().add(list, hash);
+    }
+
     void record_failure(std::string_view text) { outcome_.record(text); }
     void forget_failure() noexcept { outcome_.forget(); }
 
@@ -10646,7 +10739,7 @@ JOINABLE_DEFINITION void Session::finish(HookRunner& hooks) {
         bool const is_last =
             std::find(last.begin(), last.end(), outcome_.control().rank()) != last.end();
         hooks.run_post_hooks(result, is_last);
-        rounds_.announce_nothing(); // a post hook that fails on one rank fails on all
+        rounds_.announce_closing(); // a post hook that fails on one rank fails on all
         hear();
         outcome_.end();
         result_ = std::move(result);
@@ -11036,7 +11129,8 @@ JOINABLE_DEFINITION void ParameterClaims::check() const {
     check(
         averaged_,
         "average",
-        "it would be averaged twice in a round; list it once, in one participant that averages both models"
+        "it would be averaged twice in a round; let one participant average it: a DistributedDataParallel over "
+        "both models, without ZeroOptions::reduces_gradients beside it"
     );
     check(
         stepped_, "step", "it would be stepped twice in a round; give each parameter to one of them"
@@ -12713,20 +12807,28 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The memory that one rank is about to train, and how texts name it.
 struct TrainedMemory {
     struct Part {
-        std::size_t index; ///< of a parameter
+        std::size_t parameter;
         bool is_gradient;
     };
 
     int rank = 0;
     std::uint64_t number = 0; ///< how many models the rank has made, this one included
     ParameterList parameters = {};
-    std::vector<AnyView> views = {};
-    std::vector<Part> parts = {}; ///< of each view
+    std::vector<Part> parts = {};
+    std::vector<AddressRange> ranges = {}; ///< of each part
 
+    void add(Part part) {
+        parts.push_back(part);
+        ranges.push_back(AddressRange::of(view_of(parts.size() - 1), parts.size() - 1));
+    }
+    [[nodiscard]] AnyView view_of(std::size_t part) const {
+        AnyParameter const& parameter = parameters[parts[part].parameter];
+        return parts[part].is_gradient ? parameter.grad() : parameter.value();
+    }
     /// "the gradient of parameter 3 (fc.weight)".
-    [[nodiscard]] std::string text_of(std::size_t k) const {
-        return (parts[k].is_gradient ? "the gradient of " : "the value of ") +
-               describe_parameter(parameters, parts[k].index);
+    [[nodiscard]] std::string text_of(std::size_t part) const {
+        return (parts[part].is_gradient ? "the gradient of " : "the value of ") +
+               describe_parameter(parameters, parts[part].parameter);
     }
 };
 
@@ -12784,9 +12886,9 @@ public:
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             if (parameters[i].requires_grad()) {
                 if (!shares_values) {
-                    add(parameters[i].value(), {i, false});
+                    memory_.add({i, false});
                 }
-                add(parameters[i].grad(), {i, true});
+                memory_.add({i, true});
             }
         }
         is_entered_ = true;
@@ -12801,11 +12903,6 @@ public:
     }
 
 private:
-    void add(AnyView const& view, TrainedMemory::Part part) {
-        memory_.views.push_back(view);
-        memory_.parts.push_back(part);
-    }
-
     ModelTable* table_ = nullptr;
     TrainedMemory memory_;
     bool is_entered_ = false;
@@ -20062,6 +20159,8 @@ public:
     void leave(TrainedMemory const& memory) noexcept;
 
 private:
+    static void require_apart(TrainedMemory const& memory, TrainedMemory const& other);
+
     struct Entry {
         void const* group;
         TrainedMemory const* memory;
@@ -20093,43 +20192,46 @@ private:
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void ThreadModels::enter(void const* group, TrainedMemory const& memory) {
     std::lock_guard const lock{mutex_};
-    std::vector<AnyView> views = memory.views;
-    std::size_t const own = views.size();
-    struct Place {
-        TrainedMemory const* memory;
-        std::size_t index;
-    };
-    std::vector<Place> others; // of each view behind the own ones
+    entries_.push_back({group, &memory});
     for (Entry const& other : entries_) {
         if (other.group == group && other.memory->number == memory.number) {
-            for (std::size_t k = 0; k < other.memory->views.size(); ++k) {
-                views.push_back(other.memory->views[k]);
-                others.push_back({other.memory, k});
-            }
+            require_apart(memory, *other.memory);
         }
     }
-    entries_.push_back({group, &memory});
-    auto const shared =
-        find_shared(views, [&](std::size_t i, std::size_t k) { return i < own && k >= own; });
+}
+
+JOINABLE_DEFINITION void
+ThreadModels::require_apart(TrainedMemory const& memory, TrainedMemory const& other) {
+    std::size_t const own = memory.parts.size();
+    std::vector<AddressRange> ranges = memory.ranges;
+    for (AddressRange range : other.ranges) {
+        range.index += own;
+        ranges.push_back(range);
+    }
+    auto const shared = find_shared(
+        std::move(ranges),
+        [&](std::size_t i) { return i < own ? memory.view_of(i) : other.view_of(i - own); },
+        [&](std::size_t i, std::size_t k) {
+            return i < own && k >= own && memory.rank != other.rank;
+        }
+    );
     if (!shared) {
         return;
     }
-    auto const& [other, index] = others[shared->second - own];
     std::string text = memory.text_of(shared->first);
-    std::string there = other->text_of(index);
+    std::string there = other.text_of(shared->second - own);
     bool const are_alike = text == there;
-    int const ranks[] = {
-        (std::min)(memory.rank, other->rank), (std::max)(memory.rank, other->rank)
-    };
+    int const ranks[] = {(std::min)(memory.rank, other.rank), (std::max)(memory.rank, other.rank)};
     if (are_alike) {
         text = concat("ranks ", ranks[0], " and ", ranks[1], " share ", text);
     } else {
-        if (other->rank == ranks[0]) {
+        if (other.rank == ranks[0]) {
             text.swap(there);
         }
         text +=

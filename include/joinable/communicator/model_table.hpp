@@ -11,6 +11,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 /// @file
@@ -21,20 +22,28 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The memory that one rank is about to train, and how texts name it.
 struct TrainedMemory {
     struct Part {
-        std::size_t index; ///< of a parameter
+        std::size_t parameter;
         bool is_gradient;
     };
 
     int rank = 0;
     std::uint64_t number = 0; ///< how many models the rank has made, this one included
     ParameterList parameters = {};
-    std::vector<AnyView> views = {};
-    std::vector<Part> parts = {}; ///< of each view
+    std::vector<Part> parts = {};
+    std::vector<AddressRange> ranges = {}; ///< of each part
 
+    void add(Part part) {
+        parts.push_back(part);
+        ranges.push_back(AddressRange::of(view_of(parts.size() - 1), parts.size() - 1));
+    }
+    [[nodiscard]] AnyView view_of(std::size_t part) const {
+        AnyParameter const& parameter = parameters[parts[part].parameter];
+        return parts[part].is_gradient ? parameter.grad() : parameter.value();
+    }
     /// "the gradient of parameter 3 (fc.weight)".
-    [[nodiscard]] std::string text_of(std::size_t k) const {
-        return (parts[k].is_gradient ? "the gradient of " : "the value of ") +
-               describe_parameter(parameters, parts[k].index);
+    [[nodiscard]] std::string text_of(std::size_t part) const {
+        return (parts[part].is_gradient ? "the gradient of " : "the value of ") +
+               describe_parameter(parameters, parts[part].parameter);
     }
 };
 
@@ -92,9 +101,9 @@ public:
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             if (parameters[i].requires_grad()) {
                 if (!shares_values) {
-                    add(parameters[i].value(), {i, false});
+                    memory_.add({i, false});
                 }
-                add(parameters[i].grad(), {i, true});
+                memory_.add({i, true});
             }
         }
         is_entered_ = true;
@@ -109,11 +118,6 @@ public:
     }
 
 private:
-    void add(AnyView const& view, TrainedMemory::Part part) {
-        memory_.views.push_back(view);
-        memory_.parts.push_back(part);
-    }
-
     ModelTable* table_ = nullptr;
     TrainedMemory memory_;
     bool is_entered_ = false;

@@ -37,7 +37,8 @@ JOINABLE_DEFINITION void ParameterClaims::check() const {
     check(
         averaged_,
         "average",
-        "it would be averaged twice in a round; list it once, in one participant that averages both models"
+        "it would be averaged twice in a round; let one participant average it: a DistributedDataParallel over "
+        "both models, without ZeroOptions::reduces_gradients beside it"
     );
     check(
         stepped_, "step", "it would be stepped twice in a round; give each parameter to one of them"

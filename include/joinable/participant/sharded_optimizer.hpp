@@ -68,11 +68,13 @@ class ShardedOptimizer {
     );
 
 public:
-    /// The settings of a group. Set a learning rate here, equally on every active rank. Joined
-    /// ranks get the settings of the lowest active rank with each step. Ranks compare settings when
-    /// a guard begins, if the rule has agree_on(). Within a guard they are not compared, because no
-    /// message of a step could carry the comparison for free; each element is stepped by its
-    /// owner's settings. The reference stays valid while the optimizer lives. Local.
+    /// The settings of a group. Set a learning rate here, equally on every active rank. If ranks
+    /// have joined, all ranks take the settings of the lowest active rank with each step. Otherwise
+    /// each element is stepped by its owner's settings, and the next roll call compares those that
+    /// ranks have used, if the rule has agree_on(): a difference is a Mismatch on all ranks, one
+    /// round after the step, two with look-ahead, and at the end of the guard with known lengths.
+    /// The values of the step are mixed then. They are compared when a guard begins, too. The
+    /// reference stays valid while the optimizer lives. Local.
     [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
 
     /// Reads values of 16 bits into the masters again after the engine changed the values. If
@@ -366,6 +368,7 @@ protected:
         }
         state_.reset(); // it is of an earlier step
         settings_.share(comm_, words(), round, rules_, options_.shared, groups_);
+        has_all_ranks_ = round.active_count() == comm_.size();
     }
     void finish_step() {
         if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {
@@ -466,6 +469,9 @@ private:
     /// Steps the next bucket while one travels. If values are sharded, the passes exchange them.
     template <class F>
     void step_and_exchange(F const& step) {
+        if (has_all_ranks_) { // else settings have been sent
+            settings_.note(join_state_, rules_);
+        }
         std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
         std::size_t turn = 0;
         auto const finish = [&] {
@@ -518,6 +524,7 @@ private:
     detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
     detail::Scratch scratch_[2];
     detail::ShardedSettings<Rule> settings_;
+    bool has_all_ranks_ = false; ///< whether all ranks are active in the round
     detail::ShardedBeforeStep<Comm> before_step_;
     detail::ShardedState<Rule> state_;
     JoinState join_state_;

@@ -143,42 +143,46 @@ namespace detail {
 struct AddressRange {
     std::byte const* begin = nullptr; ///< null: it has no elements
     std::byte const* end = nullptr;
-};
-AddressRange address_range(AnyView const& view);
+    std::size_t index = 0; ///< of the view
 
-/// The indices of two of these tensors that share memory, the smaller one first, if `counts` of
-/// their indices is true. Of several such pairs it is the least one.
-/// Complexity: sorts the tensors; compares those whose address ranges overlap.
-template <class Counts>
+    static AddressRange of(AnyView const& view, std::size_t index);
+};
+
+/// The indices of two views that share memory, the smaller one first, if `counts` of their indices
+/// is true. Of several such pairs it is the least one. `view_of(index)` returns a view.
+/// Complexity: sorts the ranges; compares views whose ranges overlap.
+template <class ViewOf, class Counts>
 std::optional<std::pair<std::size_t, std::size_t>>
-find_shared(std::span<AnyView const> views, Counts const& counts) {
-    struct Place {
-        AddressRange range;
-        std::size_t index;
-    };
-    std::vector<Place> places;
-    places.reserve(views.size());
-    for (std::size_t i = 0; i < views.size(); ++i) {
-        if (AddressRange const range = address_range(views[i]); range.begin != nullptr) {
-            places.push_back({range, i});
-        }
-    }
-    std::sort(places.begin(), places.end(), [](Place const& a, Place const& b) {
-        return std::less<>{}(a.range.begin, b.range.begin);
+find_shared(std::vector<AddressRange> ranges, ViewOf const& view_of, Counts const& counts) {
+    std::erase_if(ranges, [](AddressRange const& range) { return range.begin == nullptr; });
+    std::sort(ranges.begin(), ranges.end(), [](AddressRange const& a, AddressRange const& b) {
+        return std::less<>{}(a.begin, b.begin);
     });
     std::optional<std::pair<std::size_t, std::size_t>> least;
-    for (std::size_t a = 0; a < places.size(); ++a) {
+    for (std::size_t a = 0; a < ranges.size(); ++a) {
         for (std::size_t b = a + 1;
-             b < places.size() && std::less<>{}(places[b].range.begin, places[a].range.end);
+             b < ranges.size() && std::less<>{}(ranges[b].begin, ranges[a].end);
              ++b) {
-            std::pair const pair = std::minmax({places[a].index, places[b].index});
+            std::pair const pair = std::minmax({ranges[a].index, ranges[b].index});
             auto const [i, k] = pair;
-            if ((!least || pair < *least) && counts(i, k) && share_memory(views[i], views[k])) {
+            if ((!least || pair < *least) && counts(i, k) && share_memory(view_of(i), view_of(k))) {
                 least = pair;
             }
         }
     }
     return least;
+}
+/// The same for a list of views.
+template <class Counts>
+std::optional<std::pair<std::size_t, std::size_t>>
+find_shared(std::span<AnyView const> views, Counts const& counts) {
+    std::vector<AddressRange> ranges;
+    ranges.reserve(views.size());
+    for (std::size_t i = 0; i < views.size(); ++i) {
+        ranges.push_back(AddressRange::of(views[i], i));
+    }
+    auto const view_of = [&](std::size_t i) -> AnyView const& { return views[i]; };
+    return find_shared(std::move(ranges), view_of, counts);
 }
 
 } // namespace detail

@@ -19,6 +19,8 @@ public:
     void leave(TrainedMemory const& memory) noexcept;
 
 private:
+    static void require_apart(TrainedMemory const& memory, TrainedMemory const& other);
+
     struct Entry {
         void const* group;
         TrainedMemory const* memory;

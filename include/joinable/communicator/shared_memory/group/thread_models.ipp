@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <utility>
 
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -15,38 +16,40 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void ThreadModels::enter(void const* group, TrainedMemory const& memory) {
     std::lock_guard const lock{mutex_};
-    std::vector<AnyView> views = memory.views;
-    std::size_t const own = views.size();
-    struct Place {
-        TrainedMemory const* memory;
-        std::size_t index;
-    };
-    std::vector<Place> others; // of each view behind the own ones
+    entries_.push_back({group, &memory});
     for (Entry const& other : entries_) {
         if (other.group == group && other.memory->number == memory.number) {
-            for (std::size_t k = 0; k < other.memory->views.size(); ++k) {
-                views.push_back(other.memory->views[k]);
-                others.push_back({other.memory, k});
-            }
+            require_apart(memory, *other.memory);
         }
     }
-    entries_.push_back({group, &memory});
-    auto const shared =
-        find_shared(views, [&](std::size_t i, std::size_t k) { return i < own && k >= own; });
+}
+
+JOINABLE_DEFINITION void
+ThreadModels::require_apart(TrainedMemory const& memory, TrainedMemory const& other) {
+    std::size_t const own = memory.parts.size();
+    std::vector<AddressRange> ranges = memory.ranges;
+    for (AddressRange range : other.ranges) {
+        range.index += own;
+        ranges.push_back(range);
+    }
+    auto const shared = find_shared(
+        std::move(ranges),
+        [&](std::size_t i) { return i < own ? memory.view_of(i) : other.view_of(i - own); },
+        [&](std::size_t i, std::size_t k) {
+            return i < own && k >= own && memory.rank != other.rank;
+        }
+    );
     if (!shared) {
         return;
     }
-    auto const& [other, index] = others[shared->second - own];
     std::string text = memory.text_of(shared->first);
-    std::string there = other->text_of(index);
+    std::string there = other.text_of(shared->second - own);
     bool const are_alike = text == there;
-    int const ranks[] = {
-        (std::min)(memory.rank, other->rank), (std::max)(memory.rank, other->rank)
-    };
+    int const ranks[] = {(std::min)(memory.rank, other.rank), (std::max)(memory.rank, other.rank)};
     if (are_alike) {
         text = concat("ranks ", ranks[0], " and ", ranks[1], " share ", text);
     } else {
-        if (other->rank == ranks[0]) {
+        if (other.rank == ranks[0]) {
             text.swap(there);
         }
         text +=

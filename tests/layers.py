@@ -54,7 +54,7 @@ ROOMS = {
     "agreement": "base tensor device communicator",
     "optimizer": "base tensor reduction device",
     "bucket": "base tensor device communicator agreement",
-    "join": "base hook communicator agreement",
+    "join": "base tensor hook communicator agreement",
     "participant": f"base tensor hook device communicator {MEMORY} communicator/nccl agreement bucket join optimizer",
     "checkpoint": "base tensor hook device communicator agreement optimizer join participant",
     "trace": "base hook communicator agreement bucket join",

@@ -62,7 +62,7 @@ MUTATIONS = [
     # -- what a model refuses, and what ranks compare of it -----------------------------------------
     Mutation(
         "parameters-may-share-memory", "participant/detail/check_parameters.ipp",
-        "if (share_memory(views[i], views[k]))", "if (false)",
+        "if (shared) {", "if (false) {",
         "participant/data_parallel.test.cpp", "*listed twice*",
     ),
     Mutation(
@@ -185,9 +185,104 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "an optimizer that the guard*",
     ),
     Mutation(
-        "two-optimizers-step-one-parameter", "join/detail/entry.hpp",
-        "joinable.list_stepped(view.stepped);\n    }", "}",
+        "two-optimizers-step-one-parameter", "participant/sharded_optimizer.hpp",
+        "claims.add_stepped(group.given(), group.first);", "",
         "participant/guarded_optimizers.test.cpp", "two optimizers that step*",
+    ),
+    Mutation(
+        "an-unfrozen-parameter-is-not-averaged", "participant/detail/listed_model.ipp",
+        "if (!listed.requires_grad && parameters_[i].requires_grad()) {", "if (false) {",
+        "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
+    ),
+    Mutation(
+        "a-model-may-change-after-it-was-made", "tensor/parameters.hpp",
+        "detail::is_like(*value, before.dtype, before.extents, before.device);", "true;",
+        "participant/listed_model.test.cpp", "a value with another dtype*",
+    ),
+    Mutation(
+        "other-ranks-hear-of-a-changed-model-in-guards-only", "participant/passes.hpp",
+        "session != nullptr ? check() : detail::abort_if_throws(comm_, check);", "check();",
+        "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
+    ),
+    Mutation(
+        "an-evaluation-compares-what-was-listed", "participant/passes.hpp",
+        "(is_open ? session->round().phase() : notice.phase) != Phase::train", "notice.phase != Phase::train",
+        "participant/listed_model.test.cpp", "an evaluation and*",
+    ),
+    Mutation(
+        "what-is-frozen-now-is-used", "bucket/reducer.hpp",
+        "iteration_.leave_out_frozen();", "",
+        "participant/listed_model.test.cpp", "with find_unused a parameter*",
+    ),
+    Mutation(
+        "ranks-step-by-other-settings", "participant/detail/sharded_settings.hpp",
+        "session->note_settings(list_of_used_, hash_of_used_);", "",
+        "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
+    ),
+    Mutation(
+        "settings-of-the-last-step-are-not-compared", "join/detail/session.ipp",
+        "rounds_.announce_closing();", "rounds_.announce_nothing();",
+        "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
+    ),
+    Mutation(
+        "settings-that-were-sent-are-compared", "participant/sharded_optimizer.hpp",
+        "has_all_ranks_ = round.active_count() == comm_.size();", "has_all_ranks_ = true;",
+        "participant/guarded_optimizers.test.cpp", "settings that change equally*",
+    ),
+    Mutation(
+        "a-setting-that-changes-is-listed-once", "participant/detail/sharded_settings.hpp",
+        "if (!is_same) {", "if (used_.empty()) {",
+        "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
+    ),
+    Mutation(
+        "thread-ranks-train-one-model", "communicator/shared_memory/group/thread_models.ipp",
+        "return i < own && k >= own && memory.rank != other.rank;", "return false;",
+        "participant/shared_models.test.cpp", "thread ranks that train one model*",
+    ),
+    Mutation(
+        "all-models-that-ranks-make-are-compared", "communicator/shared_memory/group/thread_models.ipp",
+        "other.memory->number == memory.number", "true",
+        "participant/shared_models.test.cpp", "only ranks of one group*",
+    ),
+    Mutation(
+        "ranks-of-all-groups-are-compared", "communicator/shared_memory/group/thread_models.ipp",
+        "other.group == group &&", "",
+        "participant/shared_models.test.cpp", "only ranks of one group*",
+    ),
+    Mutation(
+        "frozen-parameters-are-not-shared", "communicator/model_table.hpp",
+        "if (parameters[i].requires_grad()) {", "if (true) {",
+        "participant/shared_models.test.cpp", "thread ranks may share frozen*",
+    ),
+    Mutation(
+        "values-are-never-shared", "communicator/model_table.hpp",
+        "if (!shares_values) {", "if (true) {",
+        "participant/shared_models.test.cpp", "ranks may share values*",
+    ),
+    Mutation(
+        "an-entry-outlives-its-exchange", "communicator/model_table.hpp",
+        "~ModelEntry() { leave(); }", "~ModelEntry() {}",
+        "participant/shared_models.test.cpp", "memory counts no longer*",
+    ),
+    Mutation(
+        "two-models-average-one-parameter", "participant/data_parallel.hpp",
+        "claims.add_averaged(reducer_->parameters());", "static_cast<void>(claims);",
+        "participant/guarded_optimizers.test.cpp", "two participants that average*",
+    ),
+    Mutation(
+        "sharded-models-claim-no-averages", "participant/sharded_data_parallel.hpp",
+        "this->claim(claims, true);", "this->claim(claims, false);",
+        "participant/guarded_optimizers.test.cpp", "two participants that average*",
+    ),
+    Mutation(
+        "an-optimizer-that-averages-claims-no-averages", "participant/zero_redundancy_optimizer.hpp",
+        "this->claim(claims, optimizer_options().reduces_gradients);", "this->claim(claims, false);",
+        "participant/guarded_optimizers.test.cpp", "two participants that average*",
+    ),
+    Mutation(
+        "only-equal-pointers-are-one-parameter", "tensor/overlap.hpp",
+        "std::less<>{}(ranges[b].begin, ranges[a].end)", "ranges[b].begin == ranges[a].begin",
+        "participant/guarded_optimizers.test.cpp", "views that overlap*",
     ),
     Mutation(
         "settings-are-not-compared-at-entry", "participant/sharded_optimizer.hpp",

@@ -1284,6 +1284,27 @@ template <Tensor T>
     }
 }
 
+namespace detail {
+
+/// Whether a tensor has this dtype, these extents and this device. Makes no Shape.
+template <Tensor T>
+[[nodiscard]] constexpr bool
+is_like(T const& tensor, DType dtype, Shape const& extents, DeviceId device) {
+    if (joinable::dtype(tensor) != dtype || joinable::device(tensor) != device) {
+        return false;
+    }
+    std::size_t dimension = 0;
+    for (auto const extent : traits_of<T>::extents(tensor)) {
+        if (dimension == extents.size() ||
+            static_cast<std::size_t>(extent) != extents[dimension++]) {
+            return false;
+        }
+    }
+    return dimension == extents.size();
+}
+
+} // namespace detail
+
 /// The number of elements of a tensor.
 template <Tensor T>
 [[nodiscard]] constexpr std::size_t numel(T const& tensor) {
@@ -1763,6 +1784,56 @@ template <Tensor A, Tensor B>
     return sums.has(total, 1);
 }
 
+namespace detail {
+
+/// The bytes from a view's first element to its last one.
+struct AddressRange {
+    std::byte const* begin = nullptr; ///< null: it has no elements
+    std::byte const* end = nullptr;
+    std::size_t index = 0; ///< of the view
+
+    static AddressRange of(AnyView const& view, std::size_t index);
+};
+
+/// The indices of two views that share memory, the smaller one first, if `counts` of their indices
+/// is true. Of several such pairs it is the least one. `view_of(index)` returns a view.
+/// Complexity: sorts the ranges; compares views whose ranges overlap.
+template <class ViewOf, class Counts>
+std::optional<std::pair<std::size_t, std::size_t>>
+find_shared(std::vector<AddressRange> ranges, ViewOf const& view_of, Counts const& counts) {
+    std::erase_if(ranges, [](AddressRange const& range) { return range.begin == nullptr; });
+    std::sort(ranges.begin(), ranges.end(), [](AddressRange const& a, AddressRange const& b) {
+        return std::less<>{}(a.begin, b.begin);
+    });
+    std::optional<std::pair<std::size_t, std::size_t>> least;
+    for (std::size_t a = 0; a < ranges.size(); ++a) {
+        for (std::size_t b = a + 1;
+             b < ranges.size() && std::less<>{}(ranges[b].begin, ranges[a].end);
+             ++b) {
+            std::pair const pair = std::minmax({ranges[a].index, ranges[b].index});
+            auto const [i, k] = pair;
+            if ((!least || pair < *least) && counts(i, k) && share_memory(view_of(i), view_of(k))) {
+                least = pair;
+            }
+        }
+    }
+    return least;
+}
+/// The same for a list of views.
+template <class Counts>
+std::optional<std::pair<std::size_t, std::size_t>>
+find_shared(std::span<AnyView const> views, Counts const& counts) {
+    std::vector<AddressRange> ranges;
+    ranges.reserve(views.size());
+    for (std::size_t i = 0; i < views.size(); ++i) {
+        ranges.push_back(AddressRange::of(views[i], i));
+    }
+    auto const view_of = [&](std::size_t i) -> AnyView const& { return views[i]; };
+    return find_shared(std::move(ranges), view_of, counts);
+}
+
+} // namespace detail
+
 }} // namespace joinable::v0
 
 // ---- joinable/tensor/overlap.ipp
@@ -1902,6 +1973,15 @@ JOINABLE_DEFINITION bool is_overlapping(Shape const& extents, Shape const& strid
         total += strides[d] * (extents[d] - 1);
     }
     return sums.has(total, 2);
+}
+
+JOINABLE_DEFINITION AddressRange AddressRange::of(AnyView const& view, std::size_t index) {
+    if (view.data() == nullptr || view.numel() == 0) {
+        return {};
+    }
+    auto const* const begin = static_cast<std::byte const*>(view.data());
+    std::size_t const size = size_of(view.dtype());
+    return {begin, begin + size * checked_reach(view.extents(), view.strides(), size), index};
 }
 
 }}} // namespace joinable::v0::detail
@@ -3411,6 +3491,19 @@ void append(HandleList<Handle>& list, Range&& range) {
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
+/// What a parameter was at some time.
+struct ParameterState {
+    Shape extents; ///< of its value, like the next two
+    DeviceId device;
+    DType dtype;
+    bool has_value;
+    bool requires_grad;
+};
+
+} // namespace detail
+
 /// A type-erased handle to one parameter of an engine. Cheap to copy. It does not own the parameter
 /// unless it was made from an owning pointer or a handle type.
 class AnyParameter {
@@ -3455,6 +3548,11 @@ public:
     void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
     void release_value() const { functions_->release_value(object_); }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
+    /// Whether the parameter is what it was: it requires a gradient as before, and its value has the
+    /// same extents, dtype and device, unless it has none or had none. Cheaper than value().
+    [[nodiscard]] bool is_as(detail::ParameterState const& before) const {
+        return functions_->is_as(object_, before);
+    }
     /// Empty if the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
 
@@ -3475,12 +3573,23 @@ private:
         void (*set_value)(void*, AnyView const&); ///< null, like the next one: not supported
         void (*release_value)(void*);
         bool (*requires_grad)(void*);
+        bool (*is_as)(void*, detail::ParameterState const&);
         std::string_view (*name)(void*);
     };
 
     template <class Pointer>
     static AnyView view_of(Pointer&& pointer) {
         return pointer ? detail::view_of(*pointer) : AnyView{};
+    }
+
+    template <class P>
+    static bool requires_grad_of(void* p) {
+        if constexpr (detail::has_requires_grad<P>) {
+            using Object = std::remove_const_t<P>;
+            return detail::parameter_traits_of<P>::requires_grad(*static_cast<Object*>(p));
+        } else {
+            return p != nullptr;
+        }
     }
 
     template <class P>
@@ -3508,12 +3617,14 @@ private:
                 Traits::release_value(*static_cast<Object*>(p));
             };
         }
-        functions.requires_grad = [](void* p) -> bool {
-            if constexpr (detail::has_requires_grad<P>) {
-                return Traits::requires_grad(*static_cast<Object*>(p));
-            } else {
-                return p != nullptr;
+        functions.requires_grad = requires_grad_of<P>;
+        functions.is_as = [](void* p, detail::ParameterState const& before) -> bool {
+            if (requires_grad_of<P>(p) != before.requires_grad) {
+                return false;
             }
+            auto&& value = Traits::value(*static_cast<Object*>(p));
+            return !value || !before.has_value ||
+                   detail::is_like(*value, before.dtype, before.extents, before.device);
         };
         functions.name = [](void* p) -> std::string_view {
             if constexpr (detail::has_name<P>) {
@@ -3572,10 +3683,13 @@ template <class... Ranges>
 
 namespace detail {
 
-/// How error texts name a parameter.
-inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
+/// How error texts name a parameter of a list whose indices count from `first`.
+inline std::string
+describe_parameter(ParameterList const& parameters, std::size_t i, std::size_t first = 0) {
     auto const name = parameters[i].name();
-    return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
+    std::size_t const index = first + i;
+    return name.empty() ? concat("parameter ", index)
+                        : concat("parameter ", index, " (", name, ")");
 }
 
 /// Throws ContractViolation unless parameter `i` has a value on `device`.
@@ -7533,6 +7647,8 @@ public:
     void begin(double factor, std::optional<WithoutPass> const& without);
 
     void leave_out(std::size_t i);
+    /// With find_unused, leaves out the parameters that were frozen since they were listed.
+    void leave_out_frozen();
     /// Leaves out the parameters that the recorded graph does not use.
     void leave_out_unrecorded();
 
@@ -7540,8 +7656,7 @@ public:
     void mark_accumulated(std::size_t i) {
         require_trained(i);
         accumulated_[i] = true;
-        holds_accumulated_ =
-            holds_accumulated_ || gradients_.parameters()[i].value().numel() != 0;
+        holds_accumulated_ = holds_accumulated_ || gradients_.parameters()[i].value().numel() != 0;
     }
     [[nodiscard]] bool holds_accumulated() const noexcept { return holds_accumulated_; }
 
@@ -7617,6 +7732,13 @@ private:
     void require_all_ready() const;
 
     [[nodiscard]] std::string concat_missing(std::string_view text) const;
+    [[nodiscard]] bool is_missing(std::size_t i) const {
+        return gradients_.is_trained(i) && states_[i] == State::pending;
+    }
+    /// Whether trained parameter `i` was frozen since it was listed.
+    [[nodiscard]] bool is_frozen(std::size_t i) const {
+        return !gradients_.parameters()[i].requires_grad();
+    }
 
     Gradients& gradients_;
     std::vector<State> states_;        ///< per parameter
@@ -7667,7 +7789,7 @@ JOINABLE_DEFINITION void Iteration::take_unused(std::size_t i) const {
     }
 }
 
-JOINABLE_DEFINITION void 
+JOINABLE_DEFINITION void
 Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
     if (is_open_) {
         throw ContractViolation{concat_missing(
@@ -7705,6 +7827,14 @@ JOINABLE_DEFINITION void Iteration::leave_out(std::size_t i) {
     take_or_leave(i);
 }
 
+JOINABLE_DEFINITION void Iteration::leave_out_frozen() {
+    for (std::size_t k = 0; finds_unused_ && k < trained().size(); ++k) {
+        if (std::size_t const i = trained()[k]; states_[i] == State::pending && is_frozen(i)) {
+            take_or_leave(i);
+        }
+    }
+}
+
 JOINABLE_DEFINITION void Iteration::leave_out_unrecorded() {
     for (std::size_t k = 0; graph_ && graph_->is_recorded() && k < trained().size(); ++k) {
         if (!graph_->is_used(trained()[k])) {
@@ -7714,6 +7844,10 @@ JOINABLE_DEFINITION void Iteration::leave_out_unrecorded() {
 }
 
 JOINABLE_DEFINITION void Iteration::mark(std::size_t i) {
+    require_trained(i);
+    if (finds_unused_ && is_open_ && is_unused(i) && is_frozen(i)) {
+        return; // an engine may mark all parameters
+    }
     require_markable(i);
     if (records_order_) {
         ready_order_.push_back(i);
@@ -7860,10 +7994,22 @@ JOINABLE_DEFINITION void Iteration::require_markable(std::size_t i) const {
 
 JOINABLE_DEFINITION void Iteration::require_all_ready() const {
     if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
+        bool is_frozen_now = false;
+        for (std::size_t const i : trained()) {
+            is_frozen_now = is_frozen_now || (is_missing(i) && is_frozen(i));
+        }
         throw ContractViolation{concat_missing(
-            graph_ ? "parameters are not used, but were in the first iteration: with "
-                     "static_graph all iterations use the same parameters; turn it off and "
-                     "find_unused on"
+            is_frozen_now && graph_
+                ? "parameters that were in the first iteration are frozen now, but with static_graph all "
+                  "iterations use the same parameters; turn it off and find_unused on, or freeze parameters "
+                  "before the model's participant is made"
+            : is_frozen_now
+                ? "parameters that were trained when they were listed are frozen now, so not all gradients became "
+                  "ready; turn the option find_unused on, or freeze parameters before the model's participant is "
+                  "made"
+            : graph_ ? "parameters are not used, but were in the first iteration: with "
+                       "static_graph all iterations use the same parameters; turn it off and "
+                       "find_unused on"
             : finds_unused_
                 ? "not all gradients became ready; give those that the pass does not use to "
                   "prepare_for_backward() as unused, or check that all outputs of forward "
@@ -7877,10 +8023,12 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
 }
 
 JOINABLE_DEFINITION std::string Iteration::concat_missing(std::string_view text) const {
-    auto const is_missing = [&](std::size_t i) {
-        return gradients_.is_trained(i) && states_[i] == State::pending;
-    };
-    return detail::concat_missing(text, gradients_.parameters(), gradients_.rank(), is_missing);
+    return detail::concat_missing(
+        text,
+        gradients_.parameters(),
+        gradients_.rank(),
+        [&](std::size_t i) { return is_missing(i); }
+    );
 }
 
 }}} // namespace joinable::v0::detail
@@ -8004,7 +8152,8 @@ public:
     /// average with this rank's weight in it, as they are packed or as they are summed
     /// (ScalesSums). With factor 0 this rank contributes zeros whatever its gradients hold, because
     /// a mean over no samples is NaN. See check_factor() for small factors. `unused` names the parameters that get no gradient: a range
-    /// of indices or a predicate over them. `order_source` is the rank whose ready order is used
+    /// of indices or a predicate over them; with find_unused, parameters that were frozen since they
+    /// were listed are unused as well. `order_source` is the rank whose ready order is used
     /// for new buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused
     ///         without find_unused, or are listed twice, out of range or not trainable.
@@ -8014,6 +8163,7 @@ public:
         detail::for_each_unused(unused, gradients_.trained(), [&](std::size_t i) {
             iteration_.leave_out(i);
         });
+        iteration_.leave_out_frozen();
         iteration_.leave_out_unrecorded();
         if (iteration_.finds_unused()) {
             launch_map();
@@ -9023,10 +9173,10 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The training rounds since the last one that synced, as one rank counts them. It lives across guards,
 /// because gradients do, and ends where gradients are reduced.
 struct Window {
-    std::size_t rounds = 0;   ///< rounds that did not sync, on any rank
-    std::size_t batches = 0;  ///< those to which this rank added a gradient
-    std::uint64_t weight = 0; ///< of these batches
-    bool is_weighted = false; ///< whether these batches gave a weight
+    std::size_t rounds = 0;        ///< rounds that did not sync, on any rank
+    std::size_t batches = 0;       ///< those to which this rank added a gradient
+    std::uint64_t weight = 0;      ///< of these batches
+    bool is_weighted = false;      ///< whether these batches gave a weight
     std::size_t last_batches = 0;  ///< of the last of these rounds
     std::uint64_t last_weight = 0; ///< likewise
 
@@ -9063,8 +9213,9 @@ struct Window {
             throw ContractViolation{concat(
                 "the gradients hold ",
                 batches,
-                is_weighted ? " batches with weights that no round has reduced, but this round has no weight"
-                            : " batches without weights that no round has reduced, but this round has a weight",
+                is_weighted
+                    ? " batches with weights that no round has reduced, but this round has no weight"
+                    : " batches without weights that no round has reduced, but this round has a weight",
                 "; discard_window(), or give weights as in the rounds before"
             )};
         }
@@ -9091,8 +9242,9 @@ struct Window {
     }
     /// The gradients were cleared before the pass of the last round, or, with `in_round` false, after it.
     void clear(bool in_round) noexcept {
-        *this = in_round ? Window{1, last_batches, last_weight, is_weighted, last_batches, last_weight}
-                         : Window{};
+        *this = in_round
+                    ? Window{1, last_batches, last_weight, is_weighted, last_batches, last_weight}
+                    : Window{};
     }
 };
 
@@ -9125,8 +9277,8 @@ public:
         round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
         round.is_weighted_ = notice.weight.has_value() || (notice.skips && window.is_weighted);
         round.contributes_ = !notice.skips || window.is_open();
-        round.weight_ = round.weight_sum_ = (notice.skips ? 0 : notice.weight.value_or(0)) +
-                                            (round.will_sync_ ? window.weight : 0);
+        round.weight_ = round.weight_sum_ =
+            (notice.skips ? 0 : notice.weight.value_or(0)) + (round.will_sync_ ? window.weight : 0);
         round.accumulated_rounds_ = window.rounds;
         return round;
     }
@@ -9283,7 +9435,7 @@ public:
     /// What one rank said at entry.
     struct Shard {
         std::uint64_t inputs = 0;
-        std::uint64_t weight = 0; ///< of each input
+        std::uint64_t weight = 0;       ///< of each input
         std::uint64_t held_batches = 0; ///< before the guard, see Window
         std::uint64_t held_weight = 0;  ///< of these
     };
@@ -9318,12 +9470,8 @@ private:
     [[nodiscard]] Shard const& shard(int rank) const noexcept {
         return shards_[static_cast<std::size_t>(rank)];
     }
-    [[nodiscard]] std::uint64_t inputs_of(int rank) const noexcept {
-        return shard(rank).inputs;
-    }
-    [[nodiscard]] std::uint64_t weight_of(int rank) const noexcept {
-        return shard(rank).weight;
-    }
+    [[nodiscard]] std::uint64_t inputs_of(int rank) const noexcept { return shard(rank).inputs; }
+    [[nodiscard]] std::uint64_t weight_of(int rank) const noexcept { return shard(rank).weight; }
 
     std::vector<Shard> shards_;
     bool is_weighted_;
@@ -9388,8 +9536,7 @@ Schedule::require_promised(int rank, std::size_t round, RollCallLanes const& min
     RoundCode const said = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
     RoundCode const expected = code(round);
     if (said.phase != expected.phase || said.syncs != expected.syncs ||
-        (mine.weighted != 0) != is_weighted_ ||
-        mine.weight != weight_in(rank, round)) {
+        (mine.weighted != 0) != is_weighted_ || mine.weight != weight_in(rank, round)) {
         throw ContractViolation{
             "the notice of round " + to_text(round) +
             " differs from what JoinOptions::inputs, weight_per_input and sync_every fixed at "
@@ -9407,7 +9554,8 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
         Shard const& shard = this->shard(by_length_[joined_]);
         weight_ -= shard.weight;
         held_ -= shard.held_weight;
-        carry_.weight += (is_weighted_ ? shard.weight * unsynced : 0) + (holds ? shard.held_weight : 0);
+        carry_.weight +=
+            (is_weighted_ ? shard.weight * unsynced : 0) + (holds ? shard.held_weight : 0);
         carry_.ranks += unsynced != 0 || (holds && shard.held_batches != 0) ? 1 : 0;
         arriving_.push_back(by_length_[joined_++]);
     }
@@ -9430,6 +9578,47 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
 
 #endif
 
+// ---- joinable/join/detail/used_settings.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The settings by which this rank has stepped in a guard, in rounds in which all ranks were active.
+/// Roll calls compare their digest, so that ranks which step by other settings hear of it.
+class UsedSettings {
+public:
+    /// Adds the settings of one step. `list`, whose hash is `hash`, names them; it lives as long as
+    /// the guard, and each caller gives its own.
+    void add(AgreementList const& list, std::uint64_t hash) {
+        chain_ = Hash{}.add(chain_).add(hash).value();
+        if (std::find(lists_.begin(), lists_.end(), &list) == lists_.end()) {
+            lists_.push_back(&list);
+        }
+    }
+
+    /// 0 before the first step.
+    [[nodiscard]] std::uint32_t digest() const noexcept {
+        return static_cast<std::uint32_t>(chain_) & digest_mask;
+    }
+    /// Lists the last settings, and last a hash of all, by which ranks differ in any case.
+    [[nodiscard]] AgreementList list() const {
+        AgreementList all;
+        for (AgreementList const* const settings : lists_) {
+            for (AgreementList::Item const& item : settings->items()) {
+                all.add(item.label, item.value);
+            }
+        }
+        all.begin_section("settings differ: ");
+        all.add("hash over all steps of this guard", chain_);
+        return all;
+    }
+
+private:
+    std::uint64_t chain_ = 0;
+    std::vector<AgreementList const*> lists_;
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/join/detail/roll_call.hpp
 
 /// @file
@@ -9448,6 +9637,11 @@ public:
     /// rank accumulated, if it arrives.
     /// @throws ContractViolation  it differs from the schedule, see follow().
     void post(RollCallLanes const& mine, Carry const& carry = {});
+    /// Starts the last one of a guard, in which no rank is active. All ranks compare the settings by
+    /// which they have stepped.
+    void post_closing();
+    /// The settings by which this rank has stepped. A rank that opens a round compares them.
+    [[nodiscard]] UsedSettings& settings() noexcept { return settings_; }
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
     /// Whether answer() waits once more for all ranks, because some arrived or failed.
@@ -9497,8 +9691,9 @@ private:
     void exchange_arrivals();
 
     /// Compares the active ranks. If only weights differ, it compares the ranks that say whether
-    /// they have one.
+    /// they have one; if only settings differ, it names these.
     void name_difference();
+    void name_setting();
 
     ControlCommunicator& control_;
     EndPolicy policy_;
@@ -9514,6 +9709,8 @@ private:
     Carry my_carry_;
     Carry carry_;
     std::optional<Schedule> schedule_;
+    UsedSettings settings_;
+    bool is_closing_ = false;
     AbortReason failure_;
 };
 
@@ -9534,14 +9731,25 @@ JOINABLE_DEFINITION RollCall::RollCall(ControlCommunicator& control, EndPolicy p
 
 JOINABLE_DEFINITION void RollCall::post(RollCallLanes const& mine, Carry const& carry) {
     mine_ = mine;
+    if (mine.active != 0) {
+        auto const round = static_cast<std::uint32_t>(mine.digest.sum);
+        mine_.digest = Agreement::of(round ^ settings_.digest());
+    }
     my_carry_ = carry;
     if (schedule_) {
         schedule_->require_promised(control_.rank(), rounds_, mine);
     } else {
-        words_ = mine.encode();
+        words_ = mine_.encode();
         control_.post_sum(words_);
     }
     posted_ = true;
+}
+
+JOINABLE_DEFINITION void RollCall::post_closing() {
+    is_closing_ = true;
+    RollCallLanes lanes;
+    lanes.digest = Agreement::of(settings_.digest());
+    post(lanes);
 }
 
 JOINABLE_DEFINITION Verdict RollCall::answer(std::string_view text) {
@@ -9574,7 +9782,11 @@ JOINABLE_DEFINITION Verdict RollCall::hear(std::string_view text) {
         }
     }
     posted_ = false;
-    Verdict const verdict = judge(said_, policy_);
+    Verdict const verdict = is_closing_ && said_.failed == 0
+                                ? said_.digest.value(static_cast<std::uint64_t>(control_.size()))
+                                      ? Verdict::end
+                                      : Verdict::mismatch
+                                : judge(said_, policy_);
     if (verdict != Verdict::go_on) {
         schedule_.reset();
     }
@@ -9607,7 +9819,21 @@ JOINABLE_DEFINITION void RollCall::exchange_arrivals() {
     carry_ = {words[carry_at], words[carry_at + 1]};
 }
 
+JOINABLE_DEFINITION void RollCall::name_setting() {
+    bool const has_say = is_closing_ || mine_.active != 0;
+    auto const count = is_closing_ ? static_cast<std::uint64_t>(control_.size()) : said_.active;
+    int const lowest = is_closing_ ? 0 : lowest_active_;
+    failure_ = Inquiry{control_, lowest, count, has_say}.difference(settings_.list());
+    failure_.message +=
+        "; ranks have stepped by them, so values are mixed: go on from a checkpoint, with the "
+        "same settings on every rank";
+}
+
 JOINABLE_DEFINITION void RollCall::name_difference() {
+    if (is_closing_ || (said_.code.value(said_.active) && !said_.digest.value(said_.active))) {
+        name_setting();
+        return;
+    }
     int lowest = lowest_active_;
     std::uint64_t count = said_.active;
     bool has_say = mine_.active != 0;
@@ -9871,13 +10097,18 @@ public:
     void announce(Announcement const& said);
     /// Announces that this rank has run out of inputs, and what it holds.
     void announce_arrival();
-    /// Announces at most a vote: for a rank that has joined, and for the closing of a guard. A vote
-    /// may follow the announced arrival with look-ahead or from a hook.
+    /// Announces at most a vote, for a rank that has joined. A vote may follow the announced arrival
+    /// with look-ahead or from a hook.
     void announce_nothing() {
         RollCallLanes lanes;
         lanes.stop = take_vote();
         roll_call_.post(lanes);
     }
+
+    /// Announces the end of a guard whose post hooks have run.
+    void announce_closing() { roll_call_.post_closing(); }
+    /// The settings by which this rank steps.
+    [[nodiscard]] UsedSettings& settings() noexcept { return roll_call_.settings(); }
 
     /// Tells the others that this rank leaves by an exception.
     void announce_failure(std::string const& text) {
@@ -9930,8 +10161,8 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
-    Window window_;             ///< of this rank; if it has joined, before it joined
-    Window dropped_;            ///< what it held when it joined, if that was dropped
+    Window window_;  ///< of this rank; if it has joined, before it joined
+    Window dropped_; ///< what it held when it joined, if that was dropped
     std::size_t training_rounds_ = 0;
     Carry carry_;               ///< of all ranks that joined since the last round that synced
     bool was_weighted_ = false; ///< in the last training round that told
@@ -10345,9 +10576,8 @@ public:
     /// Collective. Agrees on `list`, and exchanges the numbers of inputs if ranks know them. `window` is what
     /// this rank has accumulated. Rethrows `local_error`, if there is one.
     /// @throws PeerFailed, Mismatch  on all ranks together.
-    void enter(
-        AgreementList const& list, Window const& window, std::exception_ptr const& local_error
-    );
+    void
+    enter(AgreementList const& list, Window const& window, std::exception_ptr const& local_error);
 
     [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
 
@@ -10396,6 +10626,12 @@ public:
     /// @throws ContractViolation  joined ranks would not follow, because no part of a participant
     ///         is open and rounds have not ended.
     void require_followed(std::string_view name);
+
+    /// Notes the settings of a step in a round in which all ranks are active. Ranks compare them in
+    /// the next roll call and when the guard closes. See UsedSettings::add().
+    void note_settings(AgreementList const& list, std::uint64_t hash) {
+        rounds_.settings().add(list, hash);
+    }
 
     void record_failure(std::string_view text) { outcome_.record(text); }
     void forget_failure() noexcept { outcome_.forget(); }
@@ -10584,16 +10820,15 @@ JOINABLE_DEFINITION Session::Session(
     : outcome_{std::move(communicators)}, words_{outcome_.control().twin()},
       turns_{std::move(participants)}, options_{options}, rounds_{outcome_.control(), options_} {}
 
-JOINABLE_DEFINITION void
-Session::enter(
+JOINABLE_DEFINITION void Session::enter(
     AgreementList const& list, Window const& window, std::exception_ptr const& local_error
 ) {
     std::optional<AbortReason> failure;
     try {
         constexpr unsigned with_weights = 0; // counts of 20 bits
         constexpr unsigned without_weights = 20;
-        std::uint64_t open =
-            std::uint64_t{window.is_open() ? 1U : 0U} << (window.is_weighted ? with_weights : without_weights);
+        std::uint64_t open = std::uint64_t{window.is_open() ? 1U : 0U}
+                             << (window.is_weighted ? with_weights : without_weights);
         failure = find_disagreement(outcome_.control(), list, local_error, &open);
         bool const some_have = (open & ((1U << without_weights) - 1)) != 0;
         if (!failure && some_have && open >> without_weights != 0) {
@@ -10738,7 +10973,7 @@ JOINABLE_DEFINITION void Session::finish(HookRunner& hooks) {
         bool const is_last =
             std::find(last.begin(), last.end(), outcome_.control().rank()) != last.end();
         hooks.run_post_hooks(result, is_last);
-        rounds_.announce_nothing(); // a post hook that fails on one rank fails on all
+        rounds_.announce_closing(); // a post hook that fails on one rank fails on all
         hear();
         outcome_.end();
         result_ = std::move(result);
@@ -11051,6 +11286,127 @@ Occupation::find(std::vector<Entry> const& entries, void const* communicator) no
 
 #endif
 
+// ---- joinable/join/parameter_claims.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// The parameters that the participants of a guard average and step. A participant lists its own in
+/// `void list_claims(ParameterClaims& claims) const`. A guard refuses two participants that average,
+/// or that step, one parameter.
+class ParameterClaims {
+public:
+    /// Claims that the caller averages the gradients of the trained parameters of `parameters`,
+    /// which must live until the guard is made. Texts count them from `first`.
+    void add_averaged(ParameterList const& parameters, std::size_t first = 0);
+    /// The same for the values that the caller steps.
+    void add_stepped(ParameterList const& parameters, std::size_t first = 0);
+
+    /// The following claims are those of the next participant. For guards.
+    void begin_participant(std::string_view name) { names_.push_back(name); }
+    /// @throws ContractViolation  two participants average, or step, one parameter. The text names
+    ///         it and them.
+    void check() const;
+
+private:
+    struct Claim {
+        std::size_t participant; ///< an index of names_
+        ParameterList const* parameters;
+        std::size_t index;
+        std::size_t first;
+    };
+    /// The memory that is claimed; several claims may be of one parameter.
+    struct Claims {
+        std::vector<AnyView> memory;
+        std::vector<Claim> claims;
+    };
+
+    void check(Claims const& of, std::string_view verb, std::string_view consequence) const;
+
+    std::vector<std::string_view> names_;
+    Claims averaged_;
+    Claims stepped_;
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/join/parameter_claims.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <string>
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION void
+ParameterClaims::add_averaged(ParameterList const& parameters, std::size_t first) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].requires_grad()) { // a value that ranks keep in parts has no memory here
+            for (AnyView const& memory : {parameters[i].value(), parameters[i].grad()}) {
+                averaged_.memory.push_back(memory);
+                averaged_.claims.push_back({names_.size() - 1, &parameters, i, first});
+            }
+        }
+    }
+}
+
+JOINABLE_DEFINITION void
+ParameterClaims::add_stepped(ParameterList const& parameters, std::size_t first) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].requires_grad()) {
+            stepped_.memory.push_back(parameters[i].value());
+            stepped_.claims.push_back({names_.size() - 1, &parameters, i, first});
+        }
+    }
+}
+
+JOINABLE_DEFINITION void ParameterClaims::check() const {
+    check(
+        averaged_,
+        "average",
+        "it would be averaged twice in a round; let one participant average it: a DistributedDataParallel over "
+        "both models, without ZeroOptions::reduces_gradients beside it"
+    );
+    check(
+        stepped_, "step", "it would be stepped twice in a round; give each parameter to one of them"
+    );
+}
+
+JOINABLE_DEFINITION void ParameterClaims::check(
+    Claims const& of, std::string_view verb, std::string_view consequence
+) const {
+    auto const& claims = of.claims;
+    if (claims.empty() || claims.front().participant == claims.back().participant) {
+        return; // a participant has checked its own
+    }
+    auto const shared = detail::find_shared(of.memory, [&](std::size_t a, std::size_t b) {
+        return claims[a].participant != claims[b].participant;
+    });
+    if (!shared) {
+        return;
+    }
+    auto const participant = [&](Claim const& claim) {
+        return detail::concat(
+            "participant ", claim.participant, " (", names_[claim.participant], ")"
+        );
+    };
+    auto const parameter = [](Claim const& claim) {
+        return detail::describe_parameter(*claim.parameters, claim.index, claim.first);
+    };
+    Claim const& one = claims[shared->first];
+    Claim const& other = claims[shared->second];
+    std::string const named = parameter(one);
+    std::string const also = parameter(other);
+    throw ContractViolation{
+        participant(one) + " and " + participant(other) + " both " + std::string{verb} + " " +
+        named + (named == also ? std::string{} : ", which is " + also + " of the second one") +
+        ", so " + std::string{consequence}
+    };
+}
+
+}} // namespace joinable::v0
+
+#endif
+
 // ---- joinable/join/joinable.hpp
 
 namespace joinable { inline namespace v0 {
@@ -11112,9 +11468,9 @@ private:
     }
 
     detail::Session* session_ = nullptr;
-    std::uint64_t guards_ = 0;        ///< how many there were, this one included
-    detail::Window window_;           ///< outside guards, and in guards that are not enabled
-    bool may_be_cleared_ = false;     ///< a guard has begun or ended since the last reduction
+    std::uint64_t guards_ = 0;    ///< how many there were, this one included
+    detail::Window window_;       ///< outside guards, and in guards that are not enabled
+    bool may_be_cleared_ = false; ///< a guard has begun or ended since the last reduction
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
@@ -11164,9 +11520,6 @@ struct GuardView {
     /// averages has no list_averaged(std::vector<void const*>&) const.
     std::vector<void const*> averaged;
     bool lists_all_averaged;
-    /// The addresses of the values that earlier participants step, if they report them by
-    /// list_stepped(std::vector<void const*>&) const.
-    std::vector<void const*> stepped;
 };
 
 namespace detail {
@@ -11238,6 +11591,11 @@ concept has_check_guard = requires(J const& joinable, GuardView const& view) {
     joinable.check_guard(view);
 } || requires { &J::check_guard; };
 
+template <class J>
+concept has_list_claims = requires(J const& joinable, ParameterClaims& claims) {
+    joinable.list_claims(claims);
+} || requires { &J::list_claims; };
+
 template <class Keywords>
 inline constexpr bool are_comparable = true;
 template <class... Ks>
@@ -11274,6 +11632,8 @@ using join_communicator_t =
 /// | (optional, const)              |               | same on every rank that enters a guard        |
 /// | `joinable.check_guard(view)`   |               | throws if it cannot take part in the guard    |
 /// | (optional, const)              |               | that a GuardView describes                    |
+/// | `joinable.list_claims(claims)` |               | adds to ParameterClaims the parameters that   |
+/// | (optional, const)              |               | it averages or steps                          |
 ///
 /// Not checkable, but required: the class calls notify_join_context or announce_round before its
 /// collectives of a round.
@@ -11689,9 +12049,8 @@ JOINABLE_DEFINITION void Attachment::detach() noexcept {
     }
     if (JoinState* const state = std::exchange(state_, nullptr)) {
         if (state->session_ != nullptr && averages_ != Averages::none) {
-            state->window_ = averages_ == Averages::gradients
-                                 ? state->session_->window()
-                                 : state->session_->untouched_window();
+            state->window_ = averages_ == Averages::gradients ? state->session_->window()
+                                                              : state->session_->untouched_window();
         }
         state->session_ = nullptr;
         state->local_rounds_ = nullptr;
@@ -12018,12 +12377,17 @@ void forget_cleared(J& joinable) {
 }
 
 template <class J>
-void check_guard(J const& joinable, GuardView& view) {
+void list_claims(J const& joinable, ParameterClaims& claims) {
+    claims.begin_participant(join_name_of(joinable));
+    if constexpr (has_list_claims<J>) {
+        joinable.list_claims(claims);
+    }
+}
+
+template <class J>
+void check_guard(J const& joinable, GuardView const& view) {
     if constexpr (has_check_guard<J>) {
         joinable.check_guard(view);
-    }
-    if constexpr (requires { joinable.list_stepped(view.stepped); }) {
-        joinable.list_stepped(view.stepped);
     }
 }
 
@@ -12249,8 +12613,8 @@ class [[nodiscard("a Join guards until it is destroyed: give it a name")]] Join 
 public:
     /// Collective. After a throw nothing stays attached.
     /// @throws ContractViolation  a participant or a communicator is in another guard, a
-    ///         participant is twice in this one, or the communicators differ in rank or size, or
-    ///         cannot keep the timeout.
+    ///         participant is twice in this one, two participants average or step one parameter, or
+    ///         the communicators differ in rank or size, or cannot keep the timeout.
     /// @throws PeerFailed  another rank's constructor threw.
     /// @throws Mismatch  the ranks construct different guards; the text names the first difference,
     ///         with both values.
@@ -12546,6 +12910,7 @@ private:
             [&](Js&... participant) {
                 (detail::list_averaged(participant, view), ...);
                 detail::check_states({{&participant.join_state(), detail::type_name<Js>(), {}}...});
+                check_claims(joinables, Sequence{});
                 (detail::check_guard(participant, view), ...);
             },
             joinables
@@ -12569,6 +12934,14 @@ private:
             },
             joinables
         );
+    }
+
+    /// In hook order, by which texts number participants.
+    template <std::size_t... Is>
+    static void check_claims(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+        ParameterClaims claims;
+        (detail::list_claims(std::get<Is>(joinables), claims), ...);
+        claims.check();
     }
 
     template <class Rounds, std::size_t... Is>
@@ -12781,8 +13154,8 @@ struct DataParallelOptions {
     /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
     /// every parameter. The gradients are valid as long as the reducer.
     bool gradient_as_bucket_view = false;
-    /// Parameters may have no gradient in an iteration. The engine names them before backward, and
-    /// ranks exchange one small map per iteration before the first bucket, in a guard by its control
+    /// Parameters may have no gradient in an iteration. The engine names them before backward, those
+    /// that were frozen since they were listed count without being named, and ranks exchange one small map per iteration before the first bucket, in a guard by its control
     /// communicator. A parameter that no rank uses is neither sent nor touched on ranks with a pass;
     /// one that another rank uses gets the average.
     bool find_unused = false;
@@ -12815,6 +13188,10 @@ struct DataParallelOptions {
     /// throws ContractViolation with the name of a gradient that changed in between. Nothing is
     /// sent before that, so nothing overlaps. Gradients must be in host memory.
     bool verify_ready = false;
+    /// Thread ranks may share the memory of values, as long as each has gradients of its own. Off: a
+    /// ContractViolation when the model is made. Turn sync_at_start and sync_at_end off as well,
+    /// because what is sent is written by all ranks.
+    bool shares_values = false;
 };
 
 /// The options that the buckets of a model need.
@@ -12833,6 +13210,119 @@ struct DataParallelOptions {
 }
 
 }} // namespace joinable::v0
+
+// ---- joinable/communicator/model_table.hpp
+
+/// @file
+/// Finds ranks of one process that are about to train the same memory.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The memory that one rank is about to train, and how texts name it.
+struct TrainedMemory {
+    struct Part {
+        std::size_t parameter;
+        bool is_gradient;
+    };
+
+    int rank = 0;
+    std::uint64_t number = 0; ///< how many models the rank has made, this one included
+    ParameterList parameters = {};
+    std::vector<Part> parts = {};
+    std::vector<AddressRange> ranges = {}; ///< of each part
+
+    void add(Part part) {
+        parts.push_back(part);
+        ranges.push_back(AddressRange::of(view_of(parts.size() - 1), parts.size() - 1));
+    }
+    [[nodiscard]] AnyView view_of(std::size_t part) const {
+        AnyParameter const& parameter = parameters[parts[part].parameter];
+        return parts[part].is_gradient ? parameter.grad() : parameter.value();
+    }
+    /// "the gradient of parameter 3 (fc.weight)".
+    [[nodiscard]] std::string text_of(std::size_t part) const {
+        return (parts[part].is_gradient ? "the gradient of " : "the value of ") +
+               describe_parameter(parameters, parts[part].parameter);
+    }
+};
+
+/// One rank's access to the memory that the ranks of its process train, during the exchange in which
+/// they agree on a model. A communicator whose ranks share a process has a member
+/// `ModelTable* model_table()`, null if its ranks do not.
+class ModelTable {
+public:
+    ModelTable() = default;
+    ModelTable(ModelTable const&) = delete;
+    ModelTable& operator=(ModelTable const&) = delete;
+
+    /// Numbers the models of this rank. All ranks make the same ones.
+    [[nodiscard]] std::uint64_t next() noexcept { return ++made_; }
+    /// Enters what this rank trains; leave() follows. The last rank to enter sees all others.
+    /// @throws ContractViolation  another rank trains some of it as well.
+    virtual void enter(TrainedMemory const& memory) = 0;
+    virtual void leave(TrainedMemory const& memory) noexcept = 0;
+
+protected:
+    ~ModelTable() = default;
+
+private:
+    std::uint64_t made_ = 0;
+};
+
+template <class Comm>
+concept has_model_table = requires(Comm& comm) {
+    { comm.model_table() } -> std::convertible_to<ModelTable*>;
+};
+
+/// The entry of a rank that makes a model, for as long as the exchange of the ranks lasts. Make it
+/// on every rank, whatever fails there. Local.
+class ModelEntry {
+public:
+    template <Communicator Comm>
+    explicit ModelEntry(Comm& comm) {
+        if constexpr (has_model_table<Comm>) {
+            table_ = comm.model_table();
+            memory_.rank = comm.rank();
+            memory_.number = table_ == nullptr ? 0 : table_->next();
+        }
+    }
+    ModelEntry(ModelEntry const&) = delete;
+    ModelEntry& operator=(ModelEntry const&) = delete;
+    ~ModelEntry() { leave(); }
+
+    /// Enters the gradients of trained parameters and, unless ranks may share them, their values.
+    /// @throws ContractViolation  another rank trains some of that memory as well.
+    void enter(ParameterList const& parameters, bool shares_values) {
+        if (table_ == nullptr) {
+            return;
+        }
+        memory_.parameters = parameters;
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            if (parameters[i].requires_grad()) {
+                if (!shares_values) {
+                    memory_.add({i, false});
+                }
+                memory_.add({i, true});
+            }
+        }
+        is_entered_ = true;
+        table_->enter(memory_);
+    }
+    /// The ranks have agreed or failed: memory may be freed and used again.
+    void leave() noexcept {
+        if (is_entered_) {
+            is_entered_ = false;
+            table_->leave(memory_);
+        }
+    }
+
+private:
+    ModelTable* table_ = nullptr;
+    TrainedMemory memory_;
+    bool is_entered_ = false;
+};
+
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/detail/scoped_flag.hpp
 
@@ -12923,9 +13413,7 @@ void check_parameters(ParameterList const& list, DeviceId device);
 
 #if JOINABLE_HAS_DEFINITIONS
 
-#include <algorithm>
 #include <cstddef>
-#include <functional>
 #include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -12934,39 +13422,17 @@ JOINABLE_DEFINITION void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 ) {
     std::vector<AnyView> views;
-    std::vector<std::size_t> order;
     for (AnyParameter const& parameter : list) {
         views.push_back(view_of(parameter));
-        if (views.back().data() != nullptr && views.back().numel() != 0) {
-            order.push_back(views.size() - 1);
-        }
     }
-    auto const begin_of = [&](std::size_t i) {
-        return static_cast<std::byte const*>(views[i].data());
-    };
-    auto const end_of = [&](std::size_t i) {
-        std::size_t const size = size_of(views[i].dtype());
-        return begin_of(i) + size * checked_reach(views[i].extents(), views[i].strides(), size);
-    };
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        return std::less<>{}(begin_of(a), begin_of(b));
-    });
-    for (std::size_t a = 0; a < order.size(); ++a) {
-        for (std::size_t b = a + 1; b < order.size(); ++b) {
-            std::size_t const i = order[a];
-            std::size_t const k = order[b];
-            if (!std::less<>{}(begin_of(k), end_of(i))) {
-                break;
-            }
-            if (share_memory(views[i], views[k])) {
-                throw ContractViolation{
-                    to_text(what) + to_text(describe_parameter(list, (std::min)(i, k))) + " and " +
-                    to_text(describe_parameter(list, (std::max)(i, k))) +
-                    " share memory; list a shared parameter once, and give views of one storage as "
-                    "one parameter"
-                };
-            }
-        }
+    auto const shared = find_shared(views, [](std::size_t, std::size_t) { return true; });
+    if (shared) {
+        throw ContractViolation{
+            to_text(what) + to_text(describe_parameter(list, shared->first)) + " and " +
+            to_text(describe_parameter(list, shared->second)) +
+            " share memory; list a shared parameter once, and give views of one storage as "
+            "one parameter"
+        };
     }
 }
 
@@ -13032,6 +13498,7 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     bool const is_zero = options.unused_gradients == UnusedGradients::zero;
     list.add("unused_gradients", is_zero ? "zero" : "held");
     list.add("verify_ready", options.verify_ready);
+    list.add("shares_values", options.shares_values);
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {
@@ -13057,6 +13524,96 @@ agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) 
     for (AnyTensor const& tensor : tensors) {
         list.add(concat(kind, " ", i++), to_text(tensor.view()));
     }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/participant/detail/listed_model.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What parameters were when a participant listed them. Each training forward compares them with
+/// what they are now. Local.
+class ListedModel {
+public:
+    /// With `holds_values` false the engine does not hold the values between passes, so they are not
+    /// compared.
+    ListedModel(ParameterList parameters, bool holds_values);
+
+    /// Complexity: a few nanoseconds for each parameter.
+    /// @throws ContractViolation  a frozen parameter is trained now, or a value has another dtype,
+    ///         other extents or another device. `participant` is its class, for texts.
+    void check(std::string_view participant) const {
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            if (!parameters_[i].is_as(listed_[i])) {
+                check(i, participant);
+            }
+        }
+    }
+
+private:
+    void check(std::size_t i, std::string_view participant) const;
+
+    ParameterList parameters_;
+    std::vector<ParameterState> listed_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/listed_model.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <string>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool holds_values)
+    : parameters_{std::move(parameters)} {
+    listed_.reserve(parameters_.size());
+    for (AnyParameter const& parameter : parameters_) {
+        AnyView const value = parameter.value();
+        listed_.push_back(
+            {value.extents(),
+             value.device(),
+             value.dtype(),
+             holds_values && static_cast<bool>(value),
+             parameter.requires_grad()}
+        );
+    }
+}
+
+JOINABLE_DEFINITION void ListedModel::check(std::size_t i, std::string_view participant) const {
+    ParameterState const& listed = listed_[i];
+    std::string const what = describe_parameter(parameters_, i);
+    std::string const made{participant};
+    if (!listed.requires_grad && parameters_[i].requires_grad()) {
+        throw ContractViolation{
+            what + " requires a gradient now, but did not when the " + made +
+            " was made, so it would not be averaged; make the " + made + " after unfreezing"
+        };
+    }
+    AnyView const value = parameters_[i].value();
+    if (!listed.has_value || !value) {
+        return; // it may be frozen now: then it has no gradient, which the backward pass notices
+    }
+    bool const is_moved = value.device() != listed.device;
+    if (!is_moved && value.dtype() == listed.dtype && value.extents() == listed.extents) {
+        return;
+    }
+    auto const text = [&](DType dtype, Shape const& extents, DeviceId device) {
+        return concat(name_of(dtype), " ", to_text(extents)) +
+               (is_moved ? " on " + to_text(device) : std::string{});
+    };
+    throw ContractViolation{
+        what + " is " + text(value.dtype(), value.extents(), value.device()) + " now, but was " +
+        text(listed.dtype, listed.extents, listed.device) + " when the " + made +
+        " was made; make the " + made +
+        (value.extents() == listed.extents ? " after to()" : " after resizing")
+    };
 }
 
 }}} // namespace joinable::v0::detail
@@ -13573,6 +14130,9 @@ public:
     /// Announces a round and runs the forward pass, which overlaps with the roll call. Returns what
     /// `pass` returns. Collective over the active ranks. If `pass` throws, the round is open for
     /// the others: continue with skip().
+    /// @throws ContractViolation  in training, a parameter was unfrozen, or its value has another
+    ///         dtype, other extents or another device than when it was listed. Outside an enabled
+    ///         guard this aborts the communicator.
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         begin_forward(notice);
@@ -13802,7 +14362,8 @@ public:
 
     /// For guards: before they begin.
     void forget_cleared() {
-        if (detail::session_of(state_) == nullptr && !window().window().is_empty() && are_cleared()) {
+        if (detail::session_of(state_) == nullptr && !window().window().is_empty() &&
+            are_cleared()) {
             forget_window();
         }
     }
@@ -13905,16 +14466,29 @@ protected:
                     "= false} or {.phase = Phase::evaluate}, and call skip() after a pass that failed"
                 };
             }
+            check_listed(notice);
             open_round(notice);
             ranges_.open_forward(reducer_->timeline());
         });
     }
+    /// Before the round is announced, so that the failure of a rank is one between rounds. Ranks
+    /// outside an enabled guard have no roll call that tells the others.
+    void check_listed(RoundNotice const& notice) {
+        auto const* const session = detail::session_of(state_);
+        bool const is_open = session != nullptr && session->has_announced_batch();
+        if ((is_open ? session->round().phase() : notice.phase) != Phase::train) {
+            return;
+        }
+        auto const check = [&] { listed_->check(name_in_texts()); };
+        session != nullptr ? check() : detail::abort_if_throws(comm_, check);
+    }
+    [[nodiscard]] std::string_view name_in_texts() const noexcept {
+        return steps_ ? "ShardedDataParallel" : "DistributedDataParallel";
+    }
     void open_round(RoundNotice notice) {
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
         if (gathers_values() || (notice.will_sync && notice.phase == Phase::train)) {
-            detail::require_listed(
-                state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
-            );
+            detail::require_listed(state_, comm_, name_in_texts());
         }
         ranges_.end_all();
         if (notice.phase == Phase::train) {
@@ -13922,8 +14496,7 @@ protected:
             round_range_.reset();
             static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
         }
-        pending_ =
-            PendingRound{state_, comm_.size(), notice, detail::WindowEnd::reduction};
+        pending_ = PendingRound{state_, comm_.size(), notice, detail::WindowEnd::reduction};
         ranges_.announce(reducer_->timeline(), pending_.is_answered());
         bool syncs = pending_.will_sync();
         hidden_.begin(pending_);
@@ -14110,7 +14683,8 @@ protected:
         reducer_->forget_words();
         try {
             reducer_->end_guard();
-        } catch (...) { // NOLINT(bugprone-empty-catch): another exception may be in flight, or a device is lost
+        } catch (...
+        ) { // NOLINT(bugprone-empty-catch): another exception may be in flight, or a device is lost
         }
     }
     void sync_at_end(JoinResult const& result) {
@@ -14147,6 +14721,7 @@ protected:
     detail::ControlOver<Comm&> words_;       ///< outside guards
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
+    std::optional<detail::ListedModel> listed_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with verify_ready
     detail::HiddenRounds hidden_;                   ///< collectives of the model
     Round round_;
@@ -14233,9 +14808,9 @@ public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
     /// `buffers` is the result of joinable::buffers(). All ranks agree on counts, extents, dtypes
     /// and options, then take rank 0's values.
-    /// @throws ContractViolation  Reducer refuses the arguments, or a buffer is missing or on
-    ///         another device; the other ranks throw PeerFailed, as after any other local failure,
-    ///         such as std::bad_alloc.
+    /// @throws ContractViolation  Reducer refuses the arguments, a buffer is missing or on another
+    ///         device, or thread ranks train the same memory; the other ranks throw PeerFailed, as
+    ///         after any other local failure, such as std::bad_alloc.
     /// @throws Mismatch  ranks have different options or models; the text names the first option,
     ///         parameter or buffer that differs, with both values.
     template <class Parameters>
@@ -14378,6 +14953,7 @@ public:
             }
         }
     }
+    void list_claims(ParameterClaims& claims) const { claims.add_averaged(reducer_->parameters()); }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but other
     ///         participants use them.
     void check_guard(GuardView const& guard) const {
@@ -14404,6 +14980,7 @@ private:
         Reduction reduction
     )
         : Base{comm, state_, options.gradient_kind, false} {
+        detail::ModelEntry entry{comm};
         AgreementList compared;
         std::optional<CoalescedBroadcast> start;
         std::exception_ptr error;
@@ -14429,6 +15006,7 @@ private:
                 detail::TakeGradients::later // a rank may refuse the model
             );
             module_.emplace(comm, list, std::move(buffers), options);
+            listed_.emplace(list, true);
             if (options.verify_ready) {
                 ready_check_.emplace(
                     list, detail::device_of(comm).id(), detail::CheckedMarks::after_pass
@@ -14437,11 +15015,13 @@ private:
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());
             }
+            entry.enter(list, options.shares_values);
         } catch (...) {
             error = std::current_exception();
         }
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
+        entry.leave();
         detail::abort_if_throws(comm, [&] { reducer_->take_gradients(); });
         reducer_->register_memory();
         if (start) {
@@ -14450,6 +15030,7 @@ private:
     }
 
     using Base::hidden_;
+    using Base::listed_;
     using Base::module_;
     using Base::ready_check_;
     using Base::reducer_;
@@ -20135,6 +20716,114 @@ void Endpoint<Group, Memory>::retire() noexcept {
 
 #endif
 
+// ---- joinable/communicator/shared_memory/group/thread_models.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The memory of the models that thread ranks are making, of all groups. Any thread may call it.
+class ThreadModels {
+public:
+    /// `group` identifies the group whose ranks make the model.
+    /// @throws ContractViolation  a rank that makes the same model has entered some of this memory.
+    ///         The entry stays until leave().
+    void enter(void const* group, TrainedMemory const& memory);
+    void leave(TrainedMemory const& memory) noexcept;
+
+private:
+    static void require_apart(TrainedMemory const& memory, TrainedMemory const& other);
+
+    struct Entry {
+        void const* group;
+        TrainedMemory const* memory;
+    };
+
+    std::mutex mutex_;
+    std::vector<Entry> entries_;
+};
+
+/// The same for one rank of one group.
+class ThreadModelTable final : public ModelTable {
+public:
+    ThreadModelTable(ThreadModels& models, void const* group) noexcept
+        : models_{models}, group_{group} {}
+    void enter(TrainedMemory const& memory) override { models_.enter(group_, memory); }
+    void leave(TrainedMemory const& memory) noexcept override { models_.leave(memory); }
+
+private:
+    ThreadModels& models_;
+    void const* group_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/shared_memory/group/thread_models.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void ThreadModels::enter(void const* group, TrainedMemory const& memory) {
+    std::lock_guard const lock{mutex_};
+    entries_.push_back({group, &memory});
+    for (Entry const& other : entries_) {
+        if (other.group == group && other.memory->number == memory.number) {
+            require_apart(memory, *other.memory);
+        }
+    }
+}
+
+JOINABLE_DEFINITION void
+ThreadModels::require_apart(TrainedMemory const& memory, TrainedMemory const& other) {
+    std::size_t const own = memory.parts.size();
+    std::vector<AddressRange> ranges = memory.ranges;
+    for (AddressRange range : other.ranges) {
+        range.index += own;
+        ranges.push_back(range);
+    }
+    auto const shared = find_shared(
+        std::move(ranges),
+        [&](std::size_t i) { return i < own ? memory.view_of(i) : other.view_of(i - own); },
+        [&](std::size_t i, std::size_t k) {
+            return i < own && k >= own && memory.rank != other.rank;
+        }
+    );
+    if (!shared) {
+        return;
+    }
+    std::string text = memory.text_of(shared->first);
+    std::string there = other.text_of(shared->second - own);
+    bool const are_alike = text == there;
+    int const ranks[] = {(std::min)(memory.rank, other.rank), (std::max)(memory.rank, other.rank)};
+    if (are_alike) {
+        text = concat("ranks ", ranks[0], " and ", ranks[1], " share ", text);
+    } else {
+        if (other.rank == ranks[0]) {
+            text.swap(there);
+        }
+        text +=
+            concat(" on rank ", ranks[0], " and ", there, " on rank ", ranks[1], " share memory");
+    }
+    text += "; make a model for each rank, in the body of run_threads";
+    if (are_alike && !memory.parts[shared->first].is_gradient) {
+        text += ", or set DataParallelOptions::shares_values";
+    }
+    throw ContractViolation{text};
+}
+
+JOINABLE_DEFINITION void ThreadModels::leave(TrainedMemory const& memory) noexcept {
+    std::lock_guard const lock{mutex_};
+    std::erase_if(entries_, [&](Entry const& entry) { return entry.memory == &memory; });
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/shared_memory/group/group_storage.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -20155,6 +20844,8 @@ public:
     GroupStorage& operator=(GroupStorage const&) = delete;
 
     [[nodiscard]] Memory& memory() noexcept { return memory_; }
+    /// Of thread ranks, which all have this storage.
+    [[nodiscard]] ThreadModels& models() noexcept { return models_; }
 
     /// Makes a group of ranks with these numbers; `maker` is the caller's number. Nothing if there
     /// is no memory. Also frees the memory of groups that all ranks have left.
@@ -20188,6 +20879,7 @@ private:
     }
 
     Memory memory_;
+    ThreadModels models_;
     std::mutex mutex_;
     std::vector<Owned> groups_;
 };
@@ -23030,8 +23722,13 @@ public:
     /// Collective; blocks. See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes);
 
+    /// For participants that train a model.
+    [[nodiscard]] detail::ModelTable* model_table() noexcept { return &models_; }
+
 private:
     ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Slot const& slot);
+
+    detail::ThreadModelTable models_;
 };
 
 }} // namespace joinable::v0
@@ -23106,7 +23803,8 @@ namespace joinable { inline namespace v0 {
 JOINABLE_DEFINITION ThreadCommunicator::ThreadCommunicator(
     detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
 )
-    : BoardCommunicator{group, rank, std::move(storage)} {}
+    : BoardCommunicator{group, rank, std::move(storage)},
+      models_{rank_.storage()->models(), &group.board()} {}
 
 JOINABLE_DEFINITION ThreadCommunicator ThreadCommunicator::split(int color, int key) {
     return {rank_, allot_slot(color, key)};

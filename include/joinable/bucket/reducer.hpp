@@ -141,7 +141,8 @@ public:
     /// average with this rank's weight in it, as they are packed or as they are summed
     /// (ScalesSums). With factor 0 this rank contributes zeros whatever its gradients hold, because
     /// a mean over no samples is NaN. See check_factor() for small factors. `unused` names the parameters that get no gradient: a range
-    /// of indices or a predicate over them. `order_source` is the rank whose ready order is used
+    /// of indices or a predicate over them; with find_unused, parameters that were frozen since they
+    /// were listed are unused as well. `order_source` is the rank whose ready order is used
     /// for new buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused
     ///         without find_unused, or are listed twice, out of range or not trainable.
@@ -151,6 +152,7 @@ public:
         detail::for_each_unused(unused, gradients_.trained(), [&](std::size_t i) {
             iteration_.leave_out(i);
         });
+        iteration_.leave_out_frozen();
         iteration_.leave_out_unrecorded();
         if (iteration_.finds_unused()) {
             launch_map();

@@ -23,6 +23,7 @@
 #include <joinable/join/detail/occupation.hpp>
 #include <joinable/join/guarded_range.hpp>
 #include <joinable/join/joinable.hpp>
+#include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/participants.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -53,8 +54,8 @@ class [[nodiscard("a Join guards until it is destroyed: give it a name")]] Join 
 public:
     /// Collective. After a throw nothing stays attached.
     /// @throws ContractViolation  a participant or a communicator is in another guard, a
-    ///         participant is twice in this one, or the communicators differ in rank or size, or
-    ///         cannot keep the timeout.
+    ///         participant is twice in this one, two participants average or step one parameter, or
+    ///         the communicators differ in rank or size, or cannot keep the timeout.
     /// @throws PeerFailed  another rank's constructor threw.
     /// @throws Mismatch  the ranks construct different guards; the text names the first difference,
     ///         with both values.
@@ -350,6 +351,7 @@ private:
             [&](Js&... participant) {
                 (detail::list_averaged(participant, view), ...);
                 detail::check_states({{&participant.join_state(), detail::type_name<Js>(), {}}...});
+                check_claims(joinables, Sequence{});
                 (detail::check_guard(participant, view), ...);
             },
             joinables
@@ -373,6 +375,14 @@ private:
             },
             joinables
         );
+    }
+
+    /// In hook order, by which texts number participants.
+    template <std::size_t... Is>
+    static void check_claims(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+        ParameterClaims claims;
+        (detail::list_claims(std::get<Is>(joinables), claims), ...);
+        claims.check();
     }
 
     template <class Rounds, std::size_t... Is>

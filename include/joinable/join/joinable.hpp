@@ -19,6 +19,7 @@
 #include <joinable/join/detail/local_rounds.hpp>
 #include <joinable/join/detail/occupation.hpp>
 #include <joinable/join/detail/session.hpp>
+#include <joinable/join/parameter_claims.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -131,9 +132,6 @@ struct GuardView {
     /// averages has no list_averaged(std::vector<void const*>&) const.
     std::vector<void const*> averaged;
     bool lists_all_averaged;
-    /// The addresses of the values that earlier participants step, if they report them by
-    /// list_stepped(std::vector<void const*>&) const.
-    std::vector<void const*> stepped;
 };
 
 namespace detail {
@@ -205,6 +203,11 @@ concept has_check_guard = requires(J const& joinable, GuardView const& view) {
     joinable.check_guard(view);
 } || requires { &J::check_guard; };
 
+template <class J>
+concept has_list_claims = requires(J const& joinable, ParameterClaims& claims) {
+    joinable.list_claims(claims);
+} || requires { &J::list_claims; };
+
 template <class Keywords>
 inline constexpr bool are_comparable = true;
 template <class... Ks>
@@ -241,6 +244,8 @@ using join_communicator_t =
 /// | (optional, const)              |               | same on every rank that enters a guard        |
 /// | `joinable.check_guard(view)`   |               | throws if it cannot take part in the guard    |
 /// | (optional, const)              |               | that a GuardView describes                    |
+/// | `joinable.list_claims(claims)` |               | adds to ParameterClaims the parameters that   |
+/// | (optional, const)              |               | it averages or steps                          |
 ///
 /// Not checkable, but required: the class calls notify_join_context or announce_round before its
 /// collectives of a round.

@@ -19,12 +19,15 @@
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/join/joinable.hpp>
+#include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/participant/averaging.hpp>
 #include <joinable/participant/detail/check_parameters.hpp>
 #include <joinable/participant/detail/compared_model.hpp>
+#include <joinable/participant/detail/listed_model.hpp>
 #include <joinable/participant/options.hpp>
 #include <joinable/participant/passes.hpp>
 
@@ -95,9 +98,9 @@ public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
     /// `buffers` is the result of joinable::buffers(). All ranks agree on counts, extents, dtypes
     /// and options, then take rank 0's values.
-    /// @throws ContractViolation  Reducer refuses the arguments, or a buffer is missing or on
-    ///         another device; the other ranks throw PeerFailed, as after any other local failure,
-    ///         such as std::bad_alloc.
+    /// @throws ContractViolation  Reducer refuses the arguments, a buffer is missing or on another
+    ///         device, or thread ranks train the same memory; the other ranks throw PeerFailed, as
+    ///         after any other local failure, such as std::bad_alloc.
     /// @throws Mismatch  ranks have different options or models; the text names the first option,
     ///         parameter or buffer that differs, with both values.
     template <class Parameters>
@@ -240,6 +243,7 @@ public:
             }
         }
     }
+    void list_claims(ParameterClaims& claims) const { claims.add_averaged(reducer_->parameters()); }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but other
     ///         participants use them.
     void check_guard(GuardView const& guard) const {
@@ -266,6 +270,7 @@ private:
         Reduction reduction
     )
         : Base{comm, state_, options.gradient_kind, false} {
+        detail::ModelEntry entry{comm};
         AgreementList compared;
         std::optional<CoalescedBroadcast> start;
         std::exception_ptr error;
@@ -291,6 +296,7 @@ private:
                 detail::TakeGradients::later // a rank may refuse the model
             );
             module_.emplace(comm, list, std::move(buffers), options);
+            listed_.emplace(list, true);
             if (options.verify_ready) {
                 ready_check_.emplace(
                     list, detail::device_of(comm).id(), detail::CheckedMarks::after_pass
@@ -299,11 +305,13 @@ private:
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());
             }
+            entry.enter(list, options.shares_values);
         } catch (...) {
             error = std::current_exception();
         }
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
+        entry.leave();
         detail::abort_if_throws(comm, [&] { reducer_->take_gradients(); });
         reducer_->register_memory();
         if (start) {
@@ -312,6 +320,7 @@ private:
     }
 
     using Base::hidden_;
+    using Base::listed_;
     using Base::module_;
     using Base::ready_check_;
     using Base::reducer_;

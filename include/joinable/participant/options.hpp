@@ -32,8 +32,8 @@ struct DataParallelOptions {
     /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
     /// every parameter. The gradients are valid as long as the reducer.
     bool gradient_as_bucket_view = false;
-    /// Parameters may have no gradient in an iteration. The engine names them before backward, and
-    /// ranks exchange one small map per iteration before the first bucket, in a guard by its control
+    /// Parameters may have no gradient in an iteration. The engine names them before backward, those
+    /// that were frozen since they were listed count without being named, and ranks exchange one small map per iteration before the first bucket, in a guard by its control
     /// communicator. A parameter that no rank uses is neither sent nor touched on ranks with a pass;
     /// one that another rank uses gets the average.
     bool find_unused = false;
@@ -66,6 +66,10 @@ struct DataParallelOptions {
     /// throws ContractViolation with the name of a gradient that changed in between. Nothing is
     /// sent before that, so nothing overlaps. Gradients must be in host memory.
     bool verify_ready = false;
+    /// Thread ranks may share the memory of values, as long as each has gradients of its own. Off: a
+    /// ContractViolation when the model is made. Turn sync_at_start and sync_at_end off as well,
+    /// because what is sent is written by all ranks.
+    bool shares_values = false;
 };
 
 /// The options that the buckets of a model need.

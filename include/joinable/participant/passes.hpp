@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/control.hpp>
 #include <joinable/bucket/cleared.hpp>
 #include <joinable/bucket/marks.hpp>
@@ -27,6 +28,7 @@
 #include <joinable/join/round.hpp>
 #include <joinable/participant/averaging.hpp>
 #include <joinable/participant/detail/hidden_rounds.hpp>
+#include <joinable/participant/detail/listed_model.hpp>
 #include <joinable/participant/detail/module_state.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -94,6 +96,9 @@ public:
     /// Announces a round and runs the forward pass, which overlaps with the roll call. Returns what
     /// `pass` returns. Collective over the active ranks. If `pass` throws, the round is open for
     /// the others: continue with skip().
+    /// @throws ContractViolation  in training, a parameter was unfrozen, or its value has another
+    ///         dtype, other extents or another device than when it was listed. Outside an enabled
+    ///         guard this aborts the communicator.
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         begin_forward(notice);
@@ -427,16 +432,29 @@ protected:
                     "= false} or {.phase = Phase::evaluate}, and call skip() after a pass that failed"
                 };
             }
+            check_listed(notice);
             open_round(notice);
             ranges_.open_forward(reducer_->timeline());
         });
     }
+    /// Before the round is announced, so that the failure of a rank is one between rounds. Ranks
+    /// outside an enabled guard have no roll call that tells the others.
+    void check_listed(RoundNotice const& notice) {
+        auto const* const session = detail::session_of(state_);
+        bool const is_open = session != nullptr && session->has_announced_batch();
+        if ((is_open ? session->round().phase() : notice.phase) != Phase::train) {
+            return;
+        }
+        auto const check = [&] { listed_->check(name_in_texts()); };
+        session != nullptr ? check() : detail::abort_if_throws(comm_, check);
+    }
+    [[nodiscard]] std::string_view name_in_texts() const noexcept {
+        return steps_ ? "ShardedDataParallel" : "DistributedDataParallel";
+    }
     void open_round(RoundNotice notice) {
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
         if (gathers_values() || (notice.will_sync && notice.phase == Phase::train)) {
-            detail::require_listed(
-                state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
-            );
+            detail::require_listed(state_, comm_, name_in_texts());
         }
         ranges_.end_all();
         if (notice.phase == Phase::train) {
@@ -669,6 +687,7 @@ protected:
     detail::ControlOver<Comm&> words_;       ///< outside guards
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
+    std::optional<detail::ListedModel> listed_;
     std::optional<detail::ReadyCheck> ready_check_; ///< with verify_ready
     detail::HiddenRounds hidden_;                   ///< collectives of the model
     Round round_;

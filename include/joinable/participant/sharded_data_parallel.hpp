@@ -18,8 +18,10 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
+#include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/participant/detail/compared_model.hpp>
+#include <joinable/participant/detail/listed_model.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/participant/detail/sharded_reduction.hpp>
@@ -270,8 +272,7 @@ public:
         this->hidden_.agree_on(list);
         Optimizer::agree_on(list);
     }
-    /// @throws ContractViolation  another participant that steps has no averages to step by, or
-    ///         steps one of these parameters, too.
+    /// @throws ContractViolation  another participant that steps has no averages to step by.
     void check_guard(GuardView const& guard) const {
         if (guard.steps && guard.lists_all_averaged && guard.averaged.empty()) {
             throw ContractViolation{
@@ -279,8 +280,8 @@ public:
                 "steps by them itself; leave the other one out, or make a Step that steps nothing an Action"
             };
         }
-        Optimizer::check_guard(guard);
     }
+    void list_claims(ParameterClaims& claims) const { this->claim(claims, true); }
     /// For GuardView::averaged: empty, because no other participant steps by these averages.
     void list_averaged(std::vector<void const*>&) const noexcept {}
 
@@ -319,10 +320,12 @@ private:
         F const& prepare) {
         std::optional<Reduction> reduction;
         std::optional<detail::ReadyCheck> check;
+        std::optional<detail::ListedModel> listed;
         auto const also = [&](detail::ShardGroup const& group) {
             ParameterList const all = parameters_with(group);
             reduction.emplace(reduction_with(group, all));
             prepare();
+            listed.emplace(all, this->sharding() != Sharding::parameters);
             if (this->module_->options().verify_ready) {
                 check.emplace(
                     all,
@@ -339,6 +342,7 @@ private:
             former_.push_back(std::move(*this->reducer_)); // gradients may lie in its buckets
         }
         this->reducer_ = std::move(reduction);
+        this->listed_ = std::move(listed);
         if (check) {
             this->ready_check_.emplace(std::move(*check));
         }

@@ -23,12 +23,14 @@
 #include <joinable/bucket/memory.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/scratch.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
+#include <joinable/join/parameter_claims.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/partition.hpp>
@@ -66,11 +68,13 @@ class ShardedOptimizer {
     );
 
 public:
-    /// The settings of a group. Set a learning rate here, equally on every active rank. Joined
-    /// ranks get the settings of the lowest active rank with each step. Ranks compare settings when
-    /// a guard begins, if the rule has agree_on(). Within a guard they are not compared, because no
-    /// message of a step could carry the comparison for free; each element is stepped by its
-    /// owner's settings. The reference stays valid while the optimizer lives. Local.
+    /// The settings of a group. Set a learning rate here, equally on every active rank. If ranks
+    /// have joined, all ranks take the settings of the lowest active rank with each step. Otherwise
+    /// each element is stepped by its owner's settings, and the next roll call compares those that
+    /// ranks have used, if the rule has agree_on(): a difference is a Mismatch on all ranks, one
+    /// round after the step, two with look-ahead, and at the end of the guard with known lengths.
+    /// The values of the step are mixed then. They are compared when a guard begins, too. The
+    /// reference stays valid while the optimizer lives. Local.
     [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
 
     /// Reads values of 16 bits into the masters again after the engine changed the values. If
@@ -203,32 +207,6 @@ public:
         return detail::state_bytes_of(groups_);
     }
 
-    /// For GuardView::stepped.
-    void list_stepped(std::vector<void const*>& values) const {
-        for (Group const& group : groups_) {
-            for_each_trained(group, [&](AnyView const& value, std::size_t) {
-                values.push_back(value.data());
-            });
-        }
-    }
-    /// @throws ContractViolation  another optimizer of the guard steps one of these parameters,
-    ///         too.
-    void check_guard(GuardView const& guard) const {
-        std::vector<void const*> others = guard.stepped;
-        std::sort(others.begin(), others.end());
-        for (Group const& group : groups_) {
-            for_each_trained(group, [&](AnyView const& value, std::size_t i) {
-                if (std::binary_search(others.begin(), others.end(), value.data())) {
-                    throw ContractViolation{detail::concat(
-                        "two sharded optimizers of this guard step ",
-                        detail::describe_parameter(group.parameters, i),
-                        ", so it would be stepped twice in a round; give each parameter to one of them"
-                    )};
-                }
-            });
-        }
-    }
-
     /// Options, and the rule of each group.
     void agree_on(AgreementList& list) const {
         detail::agree_on_options(list, options_);
@@ -258,6 +236,17 @@ protected:
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
         auto const* const session = detail::session_of(join_state_);
         return session != nullptr ? session->words() : words_;
+    }
+
+    /// Claims that its parameters are stepped here, and, with `averages`, that their gradients are
+    /// averaged here.
+    void claim(ParameterClaims& claims, bool averages) const {
+        for (Group const& group : groups_) {
+            claims.add_stepped(group.given(), group.first);
+            if (averages) {
+                claims.add_averaged(group.given(), group.first);
+            }
+        }
     }
 
     void require_outside(std::string_view verb) const {
@@ -300,6 +289,7 @@ protected:
         detail::ShardChoices const& choices,
         Compare const& compare,
         F const& also) {
+        detail::ModelEntry entry{comm_};
         AgreementList compared;
         std::optional<CoalescedBroadcast> start;
         std::vector<std::size_t> loads;
@@ -331,8 +321,10 @@ protected:
                 "parameter",
                 BufferMemory{comm_}
             );
+            entry.enter(group.parameters, false);
         };
         fail_together(compared, prepare);
+        entry.leave();
         start->run(comm_, 0);
         auto const finish = [&] {
             if (group.buckets) {
@@ -376,6 +368,7 @@ protected:
         }
         state_.reset(); // it is of an earlier step
         settings_.share(comm_, words(), round, rules_, options_.shared, groups_);
+        has_all_ranks_ = round.active_count() == comm_.size();
     }
     void finish_step() {
         if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {
@@ -418,18 +411,6 @@ private:
         return sends_values() && !options_.parameters_as_bucket_view;
     }
     [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
-
-    /// Calls f(value, i) for the parameters that a rank steps and whose elements have an address in
-    /// the engine's memory. Sharded values have none, so no other optimizer can have them.
-    template <class F>
-    static void for_each_trained(Group const& group, F const& f) {
-        for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-            AnyView const value = group.parameters[i].value();
-            if (!group.values && group.parameters[i].requires_grad() && value.numel() != 0) {
-                f(value, i);
-            }
-        }
-    }
 
     /// Local; a failure here becomes a failure on all ranks.
     void plan(
@@ -488,6 +469,9 @@ private:
     /// Steps the next bucket while one travels. If values are sharded, the passes exchange them.
     template <class F>
     void step_and_exchange(F const& step) {
+        if (has_all_ranks_) { // else settings have been sent
+            settings_.note(join_state_, rules_);
+        }
         std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
         std::size_t turn = 0;
         auto const finish = [&] {
@@ -540,6 +524,7 @@ private:
     detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
     detail::Scratch scratch_[2];
     detail::ShardedSettings<Rule> settings_;
+    bool has_all_ranks_ = false; ///< whether all ranks are active in the round
     detail::ShardedBeforeStep<Comm> before_step_;
     detail::ShardedState<Rule> state_;
     JoinState join_state_;

@@ -15,6 +15,7 @@
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
+#include <joinable/join/parameter_claims.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/participant/averaging.hpp>
@@ -60,8 +61,9 @@ public:
     /// Collective. `parameters` is a range that joinable::parameters() takes. All ranks agree on
     /// parameters, rule and options, then take rank 0's values. The parameters must outlive it.
     /// @throws ContractViolation  a parameter is not where the communicator's memory is, one of
-    ///         integers needs a gradient, none needs one, the rule or the options are invalid, or
-    ///         the device has no kernels for the rule. The other ranks throw PeerFailed.
+    ///         integers needs a gradient, none needs one, the rule or the options are invalid, the
+    ///         device has no kernels for the rule, or thread ranks train the same memory. The other
+    ///         ranks throw PeerFailed.
     /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
     template <class Parameters>
     ZeroRedundancyOptimizer(
@@ -154,7 +156,7 @@ public:
     [[nodiscard]] std::string_view join_name() const noexcept { return "ZeroRedundancyOptimizer"; }
     static constexpr std::string_view join_verb = "step()";
     /// @throws ContractViolation  the gradients of this guard or of a parameter are averaged by no
-    ///         participant, or gradients are averaged twice, or two optimizers step a parameter.
+    ///         participant, or other gradients of this guard are averaged by another participant.
     void check_guard(GuardView const& guard) const {
         if (guard.reduces == optimizer_options().reduces_gradients) {
             throw ContractViolation{
@@ -171,7 +173,9 @@ public:
                 detail::check_averaged(group, guard.averaged);
             }
         }
-        Base::check_guard(guard);
+    }
+    void list_claims(ParameterClaims& claims) const {
+        this->claim(claims, optimizer_options().reduces_gradients);
     }
 
 private:

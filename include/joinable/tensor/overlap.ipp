@@ -138,4 +138,13 @@ JOINABLE_DEFINITION bool is_overlapping(Shape const& extents, Shape const& strid
     return sums.has(total, 2);
 }
 
+JOINABLE_DEFINITION AddressRange AddressRange::of(AnyView const& view, std::size_t index) {
+    if (view.data() == nullptr || view.numel() == 0) {
+        return {};
+    }
+    auto const* const begin = static_cast<std::byte const*>(view.data());
+    std::size_t const size = size_of(view.dtype());
+    return {begin, begin + size * checked_reach(view.extents(), view.strides(), size), index};
+}
+
 }}} // namespace joinable::v0::detail

@@ -16,6 +16,19 @@
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
+/// What a parameter was at some time.
+struct ParameterState {
+    Shape extents; ///< of its value, like the next two
+    DeviceId device;
+    DType dtype;
+    bool has_value;
+    bool requires_grad;
+};
+
+} // namespace detail
+
 /// A type-erased handle to one parameter of an engine. Cheap to copy. It does not own the parameter
 /// unless it was made from an owning pointer or a handle type.
 class AnyParameter {
@@ -60,6 +73,11 @@ public:
     void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
     void release_value() const { functions_->release_value(object_); }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
+    /// Whether the parameter is what it was: it requires a gradient as before, and its value has the
+    /// same extents, dtype and device, unless it has none or had none. Cheaper than value().
+    [[nodiscard]] bool is_as(detail::ParameterState const& before) const {
+        return functions_->is_as(object_, before);
+    }
     /// Empty if the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
 
@@ -80,12 +98,23 @@ private:
         void (*set_value)(void*, AnyView const&); ///< null, like the next one: not supported
         void (*release_value)(void*);
         bool (*requires_grad)(void*);
+        bool (*is_as)(void*, detail::ParameterState const&);
         std::string_view (*name)(void*);
     };
 
     template <class Pointer>
     static AnyView view_of(Pointer&& pointer) {
         return pointer ? detail::view_of(*pointer) : AnyView{};
+    }
+
+    template <class P>
+    static bool requires_grad_of(void* p) {
+        if constexpr (detail::has_requires_grad<P>) {
+            using Object = std::remove_const_t<P>;
+            return detail::parameter_traits_of<P>::requires_grad(*static_cast<Object*>(p));
+        } else {
+            return p != nullptr;
+        }
     }
 
     template <class P>
@@ -113,12 +142,14 @@ private:
                 Traits::release_value(*static_cast<Object*>(p));
             };
         }
-        functions.requires_grad = [](void* p) -> bool {
-            if constexpr (detail::has_requires_grad<P>) {
-                return Traits::requires_grad(*static_cast<Object*>(p));
-            } else {
-                return p != nullptr;
+        functions.requires_grad = requires_grad_of<P>;
+        functions.is_as = [](void* p, detail::ParameterState const& before) -> bool {
+            if (requires_grad_of<P>(p) != before.requires_grad) {
+                return false;
             }
+            auto&& value = Traits::value(*static_cast<Object*>(p));
+            return !value || !before.has_value ||
+                   detail::is_like(*value, before.dtype, before.extents, before.device);
         };
         functions.name = [](void* p) -> std::string_view {
             if constexpr (detail::has_name<P>) {
@@ -177,10 +208,13 @@ template <class... Ranges>
 
 namespace detail {
 
-/// How error texts name a parameter.
-inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
+/// How error texts name a parameter of a list whose indices count from `first`.
+inline std::string
+describe_parameter(ParameterList const& parameters, std::size_t i, std::size_t first = 0) {
     auto const name = parameters[i].name();
-    return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
+    std::size_t const index = first + i;
+    return name.empty() ? concat("parameter ", index)
+                        : concat("parameter ", index, " (", name, ")");
 }
 
 /// Throws ContractViolation unless parameter `i` has a value on `device`.

@@ -291,6 +291,27 @@ template <Tensor T>
     }
 }
 
+namespace detail {
+
+/// Whether a tensor has this dtype, these extents and this device. Makes no Shape.
+template <Tensor T>
+[[nodiscard]] constexpr bool
+is_like(T const& tensor, DType dtype, Shape const& extents, DeviceId device) {
+    if (joinable::dtype(tensor) != dtype || joinable::device(tensor) != device) {
+        return false;
+    }
+    std::size_t dimension = 0;
+    for (auto const extent : traits_of<T>::extents(tensor)) {
+        if (dimension == extents.size() ||
+            static_cast<std::size_t>(extent) != extents[dimension++]) {
+            return false;
+        }
+    }
+    return dimension == extents.size();
+}
+
+} // namespace detail
+
 /// The number of elements of a tensor.
 template <Tensor T>
 [[nodiscard]] constexpr std::size_t numel(T const& tensor) {

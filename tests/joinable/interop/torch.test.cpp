@@ -398,6 +398,37 @@ TEST_CASE("rounds in no_sync() accumulate, and the next one averages the sum") {
     });
 }
 
+TEST_CASE("a module that was converted or unfrozen after it was wrapped is refused by name") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        auto const text_after = [&](std::function<void(Net&)> const& change) {
+            Net model;
+            model->freeze_branch();
+            joinable::torch::DistributedDataParallel ddp{comm, model};
+            Batch const batch{{1, 2}};
+            try {
+                joinable::Join guard{joinable::participants(ddp)};
+                loss_of(ddp.forward(batch.inputs), batch).backward();
+                change(model);
+                loss_of(ddp.forward(batch.inputs), batch).backward();
+                guard.finish();
+            } catch (ContractViolation const& error) {
+                return std::string{error.what()};
+            }
+            return std::string{};
+        };
+        CHECK(text_after([](Net& model) {
+                  model->to(torch::kFloat);
+              }).find(" now, but was f64 (") != std::string::npos);
+        CHECK(text_after([](Net& model) { model->to(torch::kFloat); }
+        ).ends_with("make the DistributedDataParallel after to()"));
+        CHECK(text_after([](Net& model) { model->branch->bias.set_requires_grad(true); }
+        ).starts_with("parameter "));
+        CHECK(text_after([](Net& model) {
+                  model->first->bias.set_requires_grad(false);
+              }).find("are frozen now") != std::string::npos);
+    });
+}
+
 TEST_CASE("a forward pass without a graph is an evaluation") {
     run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         Net model;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <exception>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -17,7 +18,9 @@
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded_data_parallel.hpp>
 #include <joinable/participant/step.hpp>
+#include <joinable/tensor/any_view.hpp>
 
 namespace {
 
@@ -28,6 +31,9 @@ using joinable::DistributedDataParallel;
 using joinable::Join;
 using joinable::participants;
 using joinable::Sgd;
+using joinable::ShardedDataParallel;
+using joinable::ShardedOptions;
+using joinable::Sharding;
 using joinable::Step;
 using joinable::ZeroRedundancyOptimizer;
 
@@ -41,6 +47,22 @@ void pass(Model& model, std::vector<Param<float>>& params) {
         }
     });
 }
+
+/// A value and its gradient in the memory of a model, as strided views.
+struct ViewParam {
+    joinable::AnyView value;
+    joinable::AnyView grad;
+
+    ViewParam(
+        std::vector<float>& values,
+        std::vector<float>& gradients,
+        std::size_t offset,
+        std::size_t count,
+        std::size_t stride
+    )
+        : value{values.data() + offset, joinable::DType::f32, {count}, {stride}},
+          grad{gradients.data() + offset, joinable::DType::f32, {count}, {stride}} {}
+};
 
 /// What f() throws: its type and text.
 template <class F>
@@ -163,14 +185,87 @@ TEST_CASE("two optimizers that step one parameter in one guard are refused at it
         DistributedDataParallel ddp{comm, params};
         ZeroRedundancyOptimizer zero{comm, params, Sgd{}};
         ZeroRedundancyOptimizer other{comm, some, Adam{}};
-        std::string const text =
-            "two sharded optimizers of this guard step parameter 1 (fc.weight), so it would "
-            "be stepped twice in a round; give each parameter to one of them";
-        CHECK(refusal([&] { Join{participants(ddp, zero, other)}.finish(); }) == text);
+        std::string const both =
+            "participant 1 (ZeroRedundancyOptimizer) and participant 2 (ZeroRedundancyOptimizer) both step ";
+        std::string const twice =
+            ", so it would be stepped twice in a round; give each parameter to one of them";
+        CHECK(
+            refusal([&] { Join{participants(ddp, zero, other)}.finish(); }) ==
+            both + "parameter 2 (fc.weight), which is parameter 1 (fc.weight) of the second one" +
+                twice
+        );
         ZeroRedundancyOptimizer group{comm, some, Sgd{}};
-        CHECK(refusal([&] { Join{participants(ddp, group, other)}.finish(); }) == text);
+        CHECK(refusal([&] {
+                  Join{participants(ddp, group, other)}.finish();
+              }) == both + "parameter 1 (fc.weight)" + twice);
         Join guard{participants(ddp, other)}; // nothing stays attached
         guard.finish();
+    });
+}
+
+TEST_CASE("two participants that average one parameter are refused at the guard's entry") {
+    std::string const averaged_twice =
+        ", so it would be averaged twice in a round; let one participant average it: a DistributedDataParallel "
+        "over both models, without ZeroOptions::reduces_gradients beside it";
+    over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3, 2});
+        params[0].name = "encoder";
+        params[1].name = "head";
+        std::vector<Param<float>*> const encoder{&params[0]};
+        std::vector<Param<float>*> const head{&params[1]};
+        DistributedDataParallel ddp{comm, params};
+        DistributedDataParallel other{comm, head};
+        CHECK(
+            refusal([&] { Join{participants(ddp, other)}.finish(); }) ==
+            "participant 0 (DistributedDataParallel) and participant 1 (DistributedDataParallel) both average "
+            "parameter 1 (head), which is parameter 0 (head) of the second one" +
+                averaged_twice
+        );
+        for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
+            ShardedDataParallel sharded{comm, encoder, Sgd{}, ShardedOptions{.sharding = sharding}};
+            CHECK(
+                refusal([&] { Join{participants(sharded, ddp)}.finish(); }) ==
+                "participant 0 (ShardedDataParallel) and participant 1 (DistributedDataParallel) both average "
+                "parameter 0 (encoder)" +
+                    averaged_twice
+            );
+            Join{participants(sharded, other)}.finish(); // each has parameters of its own
+        }
+        ZeroRedundancyOptimizer zero{comm, encoder, Sgd{}, {.reduces_gradients = true}};
+        zero.add_parameter_group(head, Sgd{});
+        CHECK(
+            refusal([&] { Join{participants(zero, other)}.finish(); }) ==
+            "participant 0 (DistributedDataParallel) and participant 1 (ZeroRedundancyOptimizer) both average "
+            "parameter 0 (head), which is parameter 1 (head) of the second one" +
+                averaged_twice
+        );
+    });
+}
+
+TEST_CASE("views that overlap are one parameter, and only ranks where they do see it themselves") {
+    over_ranks({2, 3, 4}, [&](RankCommunicator& comm) {
+        std::vector<float> values(5);
+        std::vector<float> gradients(5);
+        bool const overlaps = comm.rank() == 1;
+        std::vector<ViewParam> first{{values, gradients, 0, 2, 2}}; // elements 0 and 2
+        std::vector<ViewParam> second{{values, gradients, overlaps ? 2U : 1U, 2, 2}};
+        DistributedDataParallel ddp{comm, first};
+        DistributedDataParallel other{comm, second};
+        std::string const text = refusal([&] { Join{participants(ddp, other)}.finish(); });
+        CAPTURE(text);
+        CHECK(
+            text.find("both average parameter 0, so it would be averaged twice") !=
+            std::string::npos
+        );
+        CHECK(text.starts_with(overlaps ? "participant 0" : "PeerFailed: rank 1"));
+        std::vector<float> own(2); // the values differ, the gradients do not
+        std::vector<ViewParam> third{{values, gradients, 0, 2, 1}};
+        third[0].value = joinable::AnyView{own};
+        DistributedDataParallel last{comm, third};
+        CHECK(refusal([&] {
+                  Join{participants(ddp, last)}.finish();
+              }).find("both average parameter 0") != std::string::npos);
+        Join{participants(ddp)}.finish();
     });
 }
 
@@ -217,6 +312,146 @@ TEST_CASE("settings that were changed differently are named when the next guard 
             std::string::npos
         );
     });
+}
+
+enum class Way { notification, next, look_ahead, known };
+
+/// Trains `inputs` rounds. `set(round)` sets the rates before the step of each.
+template <class Model, class Step, class Set>
+void train(
+    Model& model,
+    Step& stepper,
+    std::vector<Param<float>>& params,
+    Way way,
+    std::size_t inputs,
+    Set const& set
+) {
+    std::vector<std::size_t> rounds;
+    for (std::size_t k = 0; k < inputs; ++k) {
+        rounds.push_back(k);
+    }
+    auto const round = [&](std::size_t k) {
+        pass(model, params);
+        set(k);
+        stepper.step();
+    };
+    joinable::JoinOptions options;
+    if (way == Way::known) {
+        options.inputs = inputs;
+    }
+    auto const loop = [&](auto&& guard) {
+        if (way == Way::next) {
+            for (std::size_t const k : guard.iterate(rounds)) {
+                round(k);
+            }
+        } else if (way == Way::look_ahead) {
+            for (std::size_t const k : guard.iterate(joinable::look_ahead, rounds)) {
+                round(k);
+            }
+        } else {
+            for (std::size_t const k : rounds) {
+                round(k);
+            }
+        }
+        guard.finish();
+    };
+    if constexpr (std::is_same_v<Model, Step>) {
+        loop(Join{participants(model), options});
+    } else {
+        loop(Join{participants(model, stepper), options});
+    }
+}
+
+/// The text of the Mismatch that f() throws.
+template <class F>
+std::string mismatch_of(F const& f) {
+    try {
+        f();
+    } catch (joinable::Mismatch const& error) {
+        return error.what();
+    } catch (std::exception const& error) {
+        return std::string{"other: "} + error.what();
+    }
+    return "nothing";
+}
+
+TEST_CASE(
+    "settings that ranks have stepped by differently are named on all ranks, one roll call later"
+) {
+    std::string const why =
+        "; ranks have stepped by them, so values are mixed: go on from a checkpoint, with the "
+        "same settings on every rank";
+    for (Way const way : {Way::notification, Way::next, Way::look_ahead, Way::known}) {
+        over_ranks({2, 3, 4}, [&](RankCommunicator& comm) {
+            CAPTURE(static_cast<int>(way));
+            bool const is_last = comm.rank() == comm.size() - 1;
+            std::size_t last_round = 0;
+            {
+                std::vector<Param<float>> params = make_params<float>({3, 2});
+                DistributedDataParallel ddp{comm, params};
+                ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 1}};
+                std::string const text = mismatch_of([&] {
+                    train(ddp, zero, params, way, 6, [&](std::size_t k) {
+                        last_round = k;
+                        zero.rule().learning_rate = k == 2 && is_last ? 0.5 : 1; // its own plateau
+                    });
+                });
+                CAPTURE(text);
+                CHECK(text.ends_with(why));
+                bool const is_late = way == Way::look_ahead || way == Way::known;
+                CHECK(last_round == (way == Way::known ? 5 : way == Way::look_ahead ? 3 : 2));
+                // Later settings may be equal again; then the text says that earlier ones were not.
+                CHECK(text.starts_with(
+                    is_late ? "settings differ: hash over all steps of this guard: rank 0 has "
+                            : "settings differ: learning_rate: rank 0 has 1, rank "
+                ));
+            }
+            for (Sharding const sharding :
+                 {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
+                std::vector<Param<float>> params = make_params<float>({3, 2});
+                std::vector<Param<float>*> first{&params[0]};
+                std::vector<Param<float>*> second{&params[1]};
+                ShardedDataParallel sharded{
+                    comm, first, Sgd{.learning_rate = 1}, ShardedOptions{.sharding = sharding}
+                };
+                sharded.add_parameter_group(second, Sgd{.learning_rate = 1});
+                std::string const text = mismatch_of([&] {
+                    train(sharded, sharded, params, way, 2, [&](std::size_t k) {
+                        sharded.rule(1).learning_rate = k == 1 && comm.rank() == 0 ? 2 : 1;
+                    });
+                });
+                CAPTURE(text); // only the end of the guard can tell
+                CHECK(text.starts_with(
+                    "settings of group 1 differ: learning_rate: rank 0 has 2, rank 1 has 1"
+                ));
+            }
+        });
+    }
+}
+
+TEST_CASE("settings that change equally on all ranks are no difference") {
+    for (Way const way : {Way::notification, Way::next, Way::look_ahead, Way::known}) {
+        over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {
+            CAPTURE(static_cast<int>(way));
+            std::vector<Param<float>> params = make_params<float>({3, 2});
+            DistributedDataParallel ddp{comm, params};
+            ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 1}};
+            double rate = 1;
+            for (int guard = 0; guard < 2; ++guard) {
+                std::size_t const inputs = 2 + static_cast<std::size_t>(comm.rank());
+                std::string const text = mismatch_of([&] {
+                    train(ddp, zero, params, way, inputs, [&](std::size_t k) {
+                        // Once ranks have joined, those of the lowest active rank count.
+                        bool const is_own = k >= 2 && comm.rank() == comm.size() - 1;
+                        zero.rule().learning_rate = (rate *= 0.5) + (is_own ? 1 : 0);
+                    });
+                });
+                CHECK(text == "nothing");
+                rate = 1;
+                zero.rule().learning_rate = 1;
+            }
+        });
+    }
 }
 
 TEST_CASE("what is out of turn names the member that was called, and the order of the round") {

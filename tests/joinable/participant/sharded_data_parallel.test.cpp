@@ -758,6 +758,14 @@ TEST_CASE("a ZeroRedundancyOptimizer over what is sharded already is refused") {
         ZeroRedundancyOptimizer zero{comm, params, Sgd{}};
         CHECK_THROWS_WITH_AS(
             (void)(Join{participants(sharded, zero)}),
+            "participant 0 (ShardedDataParallel) and participant 1 (ZeroRedundancyOptimizer) both step parameter "
+            "0, so it would be stepped twice in a round; give each parameter to one of them",
+            ContractViolation
+        );
+        std::vector<Param<float>> others = make_params<float>({3});
+        ZeroRedundancyOptimizer other{comm, others, Sgd{}};
+        CHECK_THROWS_WITH_AS(
+            (void)(Join{participants(sharded, other)}),
             "another participant of this guard steps, but only ShardedDataParallel averages gradients, and "
             "it steps by them itself; leave the other one out, or make a Step that steps nothing an Action",
             ContractViolation

@@ -253,6 +253,15 @@ TEST_CASE("a guard in which nobody averages, or two do, is refused in a sentence
         );
         CHECK_THROWS_WITH_AS(
             (void)(Join{participants(ddp, alone)}),
+            "participant 0 (DistributedDataParallel) and participant 1 (ZeroRedundancyOptimizer) both average "
+            "parameter 0, so it would be averaged twice in a round; let one participant average it: a "
+            "DistributedDataParallel over both models, without ZeroOptions::reduces_gradients beside it",
+            ContractViolation
+        );
+        std::vector<Param<float>> others = make_params<float>({2});
+        DistributedDataParallel other{comm, others};
+        CHECK_THROWS_WITH_AS(
+            (void)(Join{participants(other, alone)}),
             "ZeroOptions::reduces_gradients averages gradients that another participant of this guard "
             "has averaged; leave the option out",
             ContractViolation

@@ -46,6 +46,8 @@ public:
     void begin(double factor, std::optional<WithoutPass> const& without);
 
     void leave_out(std::size_t i);
+    /// With find_unused, leaves out the parameters that were frozen since they were listed.
+    void leave_out_frozen();
     /// Leaves out the parameters that the recorded graph does not use.
     void leave_out_unrecorded();
 
@@ -129,6 +131,13 @@ private:
     void require_all_ready() const;
 
     [[nodiscard]] std::string concat_missing(std::string_view text) const;
+    [[nodiscard]] bool is_missing(std::size_t i) const {
+        return gradients_.is_trained(i) && states_[i] == State::pending;
+    }
+    /// Whether trained parameter `i` was frozen since it was listed.
+    [[nodiscard]] bool is_frozen(std::size_t i) const {
+        return !gradients_.parameters()[i].requires_grad();
+    }
 
     Gradients& gradients_;
     std::vector<State> states_;        ///< per parameter

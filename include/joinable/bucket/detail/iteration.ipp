@@ -70,6 +70,14 @@ JOINABLE_DEFINITION void Iteration::leave_out(std::size_t i) {
     take_or_leave(i);
 }
 
+JOINABLE_DEFINITION void Iteration::leave_out_frozen() {
+    for (std::size_t k = 0; finds_unused_ && k < trained().size(); ++k) {
+        if (std::size_t const i = trained()[k]; states_[i] == State::pending && is_frozen(i)) {
+            take_or_leave(i);
+        }
+    }
+}
+
 JOINABLE_DEFINITION void Iteration::leave_out_unrecorded() {
     for (std::size_t k = 0; graph_ && graph_->is_recorded() && k < trained().size(); ++k) {
         if (!graph_->is_used(trained()[k])) {
@@ -79,6 +87,10 @@ JOINABLE_DEFINITION void Iteration::leave_out_unrecorded() {
 }
 
 JOINABLE_DEFINITION void Iteration::mark(std::size_t i) {
+    require_trained(i);
+    if (finds_unused_ && is_open_ && is_unused(i) && is_frozen(i)) {
+        return; // an engine may mark all parameters
+    }
     require_markable(i);
     if (records_order_) {
         ready_order_.push_back(i);
@@ -225,10 +237,22 @@ JOINABLE_DEFINITION void Iteration::require_markable(std::size_t i) const {
 
 JOINABLE_DEFINITION void Iteration::require_all_ready() const {
     if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
+        bool is_frozen_now = false;
+        for (std::size_t const i : trained()) {
+            is_frozen_now = is_frozen_now || (is_missing(i) && is_frozen(i));
+        }
         throw ContractViolation{concat_missing(
-            graph_ ? "parameters are not used, but were in the first iteration: with "
-                     "static_graph all iterations use the same parameters; turn it off and "
-                     "find_unused on"
+            is_frozen_now && graph_
+                ? "parameters that were in the first iteration are frozen now, but with static_graph all "
+                  "iterations use the same parameters; turn it off and find_unused on, or freeze parameters "
+                  "before the model's participant is made"
+            : is_frozen_now
+                ? "parameters that were trained when they were listed are frozen now, so not all gradients became "
+                  "ready; turn the option find_unused on, or freeze parameters before the model's participant is "
+                  "made"
+            : graph_ ? "parameters are not used, but were in the first iteration: with "
+                       "static_graph all iterations use the same parameters; turn it off and "
+                       "find_unused on"
             : finds_unused_
                 ? "not all gradients became ready; give those that the pass does not use to "
                   "prepare_for_backward() as unused, or check that all outputs of forward "
@@ -242,10 +266,12 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
 }
 
 JOINABLE_DEFINITION std::string Iteration::concat_missing(std::string_view text) const {
-    auto const is_missing = [&](std::size_t i) {
-        return gradients_.is_trained(i) && states_[i] == State::pending;
-    };
-    return detail::concat_missing(text, gradients_.parameters(), gradients_.rank(), is_missing);
+    return detail::concat_missing(
+        text,
+        gradients_.parameters(),
+        gradients_.rank(),
+        [&](std::size_t i) { return is_missing(i); }
+    );
 }
 
 }}} // namespace joinable::v0::detail

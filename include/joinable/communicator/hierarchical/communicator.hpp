@@ -16,6 +16,7 @@
 #include <joinable/communicator/hierarchical/detail/groups.hpp>
 #include <joinable/communicator/hierarchical/detail/level_plan.hpp>
 #include <joinable/communicator/hierarchical/options.hpp>
+#include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
@@ -197,6 +198,13 @@ public:
         detail::Machines const group =
             detail::machines_of_group(choices, engine_.machines(), rank());
         return of_group(engine_.split(own, group));
+    }
+
+    /// For participants that train a model: that of the ranks of this machine.
+    [[nodiscard]] detail::ModelTable* model_table()
+        requires detail::has_model_table<Local>
+    {
+        return engine_.local().model_table();
     }
 
     /// Local. Memory that the ranks of this machine need not copy: see AllocatesArena.

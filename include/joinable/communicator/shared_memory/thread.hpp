@@ -4,12 +4,14 @@
 #include <cstddef>
 #include <memory>
 
+#include <joinable/communicator/model_table.hpp>
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
 #include <joinable/communicator/shared_memory/group/board_communicator.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/communicator/shared_memory/group/group_rank.hpp>
 #include <joinable/communicator/shared_memory/group/group_storage.hpp>
 #include <joinable/communicator/shared_memory/group/group_work.hpp>
+#include <joinable/communicator/shared_memory/group/thread_models.hpp>
 #include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
 
@@ -49,8 +51,13 @@ public:
     /// Collective; blocks. See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes);
 
+    /// For participants that train a model.
+    [[nodiscard]] detail::ModelTable* model_table() noexcept { return &models_; }
+
 private:
     ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Slot const& slot);
+
+    detail::ThreadModelTable models_;
 };
 
 }} // namespace joinable::v0

@@ -12,7 +12,8 @@ namespace joinable { inline namespace v0 {
 JOINABLE_DEFINITION ThreadCommunicator::ThreadCommunicator(
     detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
 )
-    : BoardCommunicator{group, rank, std::move(storage)} {}
+    : BoardCommunicator{group, rank, std::move(storage)},
+      models_{rank_.storage()->models(), &group.board()} {}
 
 JOINABLE_DEFINITION ThreadCommunicator ThreadCommunicator::split(int color, int key) {
     return {rank_, allot_slot(color, key)};

@@ -20,6 +20,7 @@
 #include <joinable/join/detail/hooks.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/options.hpp>
+#include <joinable/join/parameter_claims.hpp>
 
 /// @file
 /// The lists that ranks compare when they enter a guard.
@@ -109,12 +110,17 @@ void forget_cleared(J& joinable) {
 }
 
 template <class J>
-void check_guard(J const& joinable, GuardView& view) {
+void list_claims(J const& joinable, ParameterClaims& claims) {
+    claims.begin_participant(join_name_of(joinable));
+    if constexpr (has_list_claims<J>) {
+        joinable.list_claims(claims);
+    }
+}
+
+template <class J>
+void check_guard(J const& joinable, GuardView const& view) {
     if constexpr (has_check_guard<J>) {
         joinable.check_guard(view);
-    }
-    if constexpr (requires { joinable.list_stepped(view.stepped); }) {
-        joinable.list_stepped(view.stepped);
     }
 }
 

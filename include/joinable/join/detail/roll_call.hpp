@@ -11,6 +11,7 @@
 #include <joinable/config.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/detail/schedule.hpp>
+#include <joinable/join/detail/used_settings.hpp>
 #include <joinable/join/detail/verdict.hpp>
 #include <joinable/join/options.hpp>
 
@@ -30,6 +31,11 @@ public:
     /// rank accumulated, if it arrives.
     /// @throws ContractViolation  it differs from the schedule, see follow().
     void post(RollCallLanes const& mine, Carry const& carry = {});
+    /// Starts the last one of a guard, in which no rank is active. All ranks compare the settings by
+    /// which they have stepped.
+    void post_closing();
+    /// The settings by which this rank has stepped. A rank that opens a round compares them.
+    [[nodiscard]] UsedSettings& settings() noexcept { return settings_; }
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
     /// Whether answer() waits once more for all ranks, because some arrived or failed.
@@ -79,8 +85,9 @@ private:
     void exchange_arrivals();
 
     /// Compares the active ranks. If only weights differ, it compares the ranks that say whether
-    /// they have one.
+    /// they have one; if only settings differ, it names these.
     void name_difference();
+    void name_setting();
 
     ControlCommunicator& control_;
     EndPolicy policy_;
@@ -96,6 +103,8 @@ private:
     Carry my_carry_;
     Carry carry_;
     std::optional<Schedule> schedule_;
+    UsedSettings settings_;
+    bool is_closing_ = false;
     AbortReason failure_;
 };
 

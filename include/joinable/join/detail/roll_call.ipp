@@ -17,14 +17,25 @@ JOINABLE_DEFINITION RollCall::RollCall(ControlCommunicator& control, EndPolicy p
 
 JOINABLE_DEFINITION void RollCall::post(RollCallLanes const& mine, Carry const& carry) {
     mine_ = mine;
+    if (mine.active != 0) {
+        auto const round = static_cast<std::uint32_t>(mine.digest.sum);
+        mine_.digest = Agreement::of(round ^ settings_.digest());
+    }
     my_carry_ = carry;
     if (schedule_) {
         schedule_->require_promised(control_.rank(), rounds_, mine);
     } else {
-        words_ = mine.encode();
+        words_ = mine_.encode();
         control_.post_sum(words_);
     }
     posted_ = true;
+}
+
+JOINABLE_DEFINITION void RollCall::post_closing() {
+    is_closing_ = true;
+    RollCallLanes lanes;
+    lanes.digest = Agreement::of(settings_.digest());
+    post(lanes);
 }
 
 JOINABLE_DEFINITION Verdict RollCall::answer(std::string_view text) {
@@ -57,7 +68,11 @@ JOINABLE_DEFINITION Verdict RollCall::hear(std::string_view text) {
         }
     }
     posted_ = false;
-    Verdict const verdict = judge(said_, policy_);
+    Verdict const verdict = is_closing_ && said_.failed == 0
+                                ? said_.digest.value(static_cast<std::uint64_t>(control_.size()))
+                                      ? Verdict::end
+                                      : Verdict::mismatch
+                                : judge(said_, policy_);
     if (verdict != Verdict::go_on) {
         schedule_.reset();
     }
@@ -90,7 +105,21 @@ JOINABLE_DEFINITION void RollCall::exchange_arrivals() {
     carry_ = {words[carry_at], words[carry_at + 1]};
 }
 
+JOINABLE_DEFINITION void RollCall::name_setting() {
+    bool const has_say = is_closing_ || mine_.active != 0;
+    auto const count = is_closing_ ? static_cast<std::uint64_t>(control_.size()) : said_.active;
+    int const lowest = is_closing_ ? 0 : lowest_active_;
+    failure_ = Inquiry{control_, lowest, count, has_say}.difference(settings_.list());
+    failure_.message +=
+        "; ranks have stepped by them, so values are mixed: go on from a checkpoint, with the "
+        "same settings on every rank";
+}
+
 JOINABLE_DEFINITION void RollCall::name_difference() {
+    if (is_closing_ || (said_.code.value(said_.active) && !said_.digest.value(said_.active))) {
+        name_setting();
+        return;
+    }
     int lowest = lowest_active_;
     std::uint64_t count = said_.active;
     bool has_say = mine_.active != 0;

@@ -65,13 +65,18 @@ public:
     void announce(Announcement const& said);
     /// Announces that this rank has run out of inputs, and what it holds.
     void announce_arrival();
-    /// Announces at most a vote: for a rank that has joined, and for the closing of a guard. A vote
-    /// may follow the announced arrival with look-ahead or from a hook.
+    /// Announces at most a vote, for a rank that has joined. A vote may follow the announced arrival
+    /// with look-ahead or from a hook.
     void announce_nothing() {
         RollCallLanes lanes;
         lanes.stop = take_vote();
         roll_call_.post(lanes);
     }
+
+    /// Announces the end of a guard whose post hooks have run.
+    void announce_closing() { roll_call_.post_closing(); }
+    /// The settings by which this rank steps.
+    [[nodiscard]] UsedSettings& settings() noexcept { return roll_call_.settings(); }
 
     /// Tells the others that this rank leaves by an exception.
     void announce_failure(std::string const& text) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -99,6 +100,12 @@ public:
     /// @throws ContractViolation  joined ranks would not follow, because no part of a participant
     ///         is open and rounds have not ended.
     void require_followed(std::string_view name);
+
+    /// Notes the settings of a step in a round in which all ranks are active. Ranks compare them in
+    /// the next roll call and when the guard closes. See UsedSettings::add().
+    void note_settings(AgreementList const& list, std::uint64_t hash) {
+        rounds_.settings().add(list, hash);
+    }
 
     void record_failure(std::string_view text) { outcome_.record(text); }
     void forget_failure() noexcept { outcome_.forget(); }

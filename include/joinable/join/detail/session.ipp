@@ -175,7 +175,7 @@ JOINABLE_DEFINITION void Session::finish(HookRunner& hooks) {
         bool const is_last =
             std::find(last.begin(), last.end(), outcome_.control().rank()) != last.end();
         hooks.run_post_hooks(result, is_last);
-        rounds_.announce_nothing(); // a post hook that fails on one rank fails on all
+        rounds_.announce_closing(); // a post hook that fails on one rank fails on all
         hear();
         outcome_.end();
         result_ = std::move(result);

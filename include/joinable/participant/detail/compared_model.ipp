@@ -30,6 +30,7 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     bool const is_zero = options.unused_gradients == UnusedGradients::zero;
     list.add("unused_gradients", is_zero ? "zero" : "held");
     list.add("verify_ready", options.verify_ready);
+    list.add("shares_values", options.shares_values);
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {

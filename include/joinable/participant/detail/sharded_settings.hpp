@@ -3,19 +3,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/agreement/control.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/shard_state.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/detail/shard_plan.hpp>
 #include <joinable/participant/zero_options.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -88,6 +92,41 @@ public:
         });
     }
 
+    /// Notes the settings of the step that is about to be made in the guard of `state`, if there is
+    /// one. Lists them again only if they have changed. Local.
+    void note(JoinState const& state, std::deque<Rule>& rules) {
+        Session* const session = session_of(state);
+        if (session == nullptr) {
+            return;
+        }
+        bool is_same = used_.size() == rules.size() * sizeof(Settings);
+        for (std::size_t group = 0; is_same && group < rules.size(); ++group) {
+            is_same = std::memcmp(
+                          used_.data() + group * sizeof(Settings),
+                          &settings_of(rules[group]),
+                          sizeof(Settings)
+                      ) == 0;
+        }
+        if (!is_same) {
+            list_of_used_ = {};
+            used_.resize(rules.size() * sizeof(Settings));
+            for (std::size_t group = 0; group < rules.size(); ++group) {
+                std::memcpy(
+                    used_.data() + group * sizeof(Settings),
+                    &settings_of(rules[group]),
+                    sizeof(Settings)
+                );
+                list_of_used_.begin_section(
+                    group == 0 ? "settings differ: "
+                               : concat("settings of group ", group, " differ: ")
+                );
+                agree_on_rule(list_of_used_, rules[group]);
+            }
+            hash_of_used_ = list_of_used_.hash_from(0);
+        }
+        session->note_settings(list_of_used_, hash_of_used_);
+    }
+
 private:
     using Settings = std::remove_cvref_t<decltype(settings_of(std::declval<Rule&>()))>;
 
@@ -96,6 +135,9 @@ private:
     }
 
     std::vector<std::uint64_t> message_;
+    std::vector<std::byte> used_; ///< the settings of the last step that was noted, by group
+    AgreementList list_of_used_;
+    std::uint64_t hash_of_used_ = 0;
 };
 
 }}} // namespace joinable::v0::detail

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <joinable/communicator/shared_memory/group/group.hpp>
+#include <joinable/communicator/shared_memory/group/thread_models.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -28,6 +29,8 @@ public:
     GroupStorage& operator=(GroupStorage const&) = delete;
 
     [[nodiscard]] Memory& memory() noexcept { return memory_; }
+    /// Of thread ranks, which all have this storage.
+    [[nodiscard]] ThreadModels& models() noexcept { return models_; }
 
     /// Makes a group of ranks with these numbers; `maker` is the caller's number. Nothing if there
     /// is no memory. Also frees the memory of groups that all ranks have left.
@@ -61,6 +64,7 @@ private:
     }
 
     Memory memory_;
+    ThreadModels models_;
     std::mutex mutex_;
     std::vector<Owned> groups_;
 };

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+#include <joinable/config.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/parameters.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// The parameters that the participants of a guard average and step. A participant lists its own in
+/// `void list_claims(ParameterClaims& claims) const`. A guard refuses two participants that average,
+/// or that step, one parameter.
+class ParameterClaims {
+public:
+    /// Claims that the caller averages the gradients of the trained parameters of `parameters`,
+    /// which must live until the guard is made. Texts count them from `first`.
+    void add_averaged(ParameterList const& parameters, std::size_t first = 0);
+    /// The same for the values that the caller steps.
+    void add_stepped(ParameterList const& parameters, std::size_t first = 0);
+
+    /// The following claims are those of the next participant. For guards.
+    void begin_participant(std::string_view name) { names_.push_back(name); }
+    /// @throws ContractViolation  two participants average, or step, one parameter. The text names
+    ///         it and them.
+    void check() const;
+
+private:
+    struct Claim {
+        std::size_t participant; ///< an index of names_
+        ParameterList const* parameters;
+        std::size_t index;
+        std::size_t first;
+    };
+    /// The memory that is claimed; several claims may be of one parameter.
+    struct Claims {
+        std::vector<AnyView> memory;
+        std::vector<Claim> claims;
+    };
+
+    void check(Claims const& of, std::string_view verb, std::string_view consequence) const;
+
+    std::vector<std::string_view> names_;
+    Claims averaged_;
+    Claims stepped_;
+};
+
+}} // namespace joinable::v0
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/join/parameter_claims.ipp>
+#endif

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/join/parameter_claims.hpp>
+
+#include <string>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/overlap.hpp>
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION void
+ParameterClaims::add_averaged(ParameterList const& parameters, std::size_t first) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].requires_grad()) { // a value that ranks keep in parts has no memory here
+            for (AnyView const& memory : {parameters[i].value(), parameters[i].grad()}) {
+                averaged_.memory.push_back(memory);
+                averaged_.claims.push_back({names_.size() - 1, &parameters, i, first});
+            }
+        }
+    }
+}
+
+JOINABLE_DEFINITION void
+ParameterClaims::add_stepped(ParameterList const& parameters, std::size_t first) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].requires_grad()) {
+            stepped_.memory.push_back(parameters[i].value());
+            stepped_.claims.push_back({names_.size() - 1, &parameters, i, first});
+        }
+    }
+}
+
+JOINABLE_DEFINITION void ParameterClaims::check() const {
+    check(
+        averaged_,
+        "average",
+        "it would be averaged twice in a round; let one participant average it: a DistributedDataParallel over "
+        "both models, without ZeroOptions::reduces_gradients beside it"
+    );
+    check(
+        stepped_, "step", "it would be stepped twice in a round; give each parameter to one of them"
+    );
+}
+
+JOINABLE_DEFINITION void ParameterClaims::check(
+    Claims const& of, std::string_view verb, std::string_view consequence
+) const {
+    auto const& claims = of.claims;
+    if (claims.empty() || claims.front().participant == claims.back().participant) {
+        return; // a participant has checked its own
+    }
+    auto const shared = detail::find_shared(of.memory, [&](std::size_t a, std::size_t b) {
+        return claims[a].participant != claims[b].participant;
+    });
+    if (!shared) {
+        return;
+    }
+    auto const participant = [&](Claim const& claim) {
+        return detail::concat(
+            "participant ", claim.participant, " (", names_[claim.participant], ")"
+        );
+    };
+    auto const parameter = [](Claim const& claim) {
+        return detail::describe_parameter(*claim.parameters, claim.index, claim.first);
+    };
+    Claim const& one = claims[shared->first];
+    Claim const& other = claims[shared->second];
+    std::string const named = parameter(one);
+    std::string const also = parameter(other);
+    throw ContractViolation{
+        participant(one) + " and " + participant(other) + " both " + std::string{verb} + " " +
+        named + (named == also ? std::string{} : ", which is " + also + " of the second one") +
+        ", so " + std::string{consequence}
+    };
+}
+
+}} // namespace joinable::v0

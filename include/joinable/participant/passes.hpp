@@ -94,6 +94,11 @@ public:
     /// the others: continue with skip().
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
+        static_assert(
+            takes<F>(),
+            "forward: the pass is a callable, as in ddp.forward([&] { loss = model.forward(batch); }); a value "
+            "was given, or a callable of other arguments"
+        );
         begin_forward(notice);
         try {
             return guarded([&]() -> decltype(auto) {

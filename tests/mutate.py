@@ -102,6 +102,12 @@ MUTATIONS = [
         "if (!has_memory(gradient)) {", "if (false) {",
         "participant/data_parallel.test.cpp", "*null pointer*,*loses its memory*",
     ),
+    Mutation(
+        "make-data-parallel-drops-options", "participant/data_parallel.hpp",
+        "comm, std::forward<Parameters>(parameters), std::move(buffers), options\n    );",
+        "comm, std::forward<Parameters>(parameters), std::move(buffers)\n    );",
+        "participant/data_parallel.test.cpp", "make_data_parallel*",
+    ),
     # -- what rank 0 takes from ranks by TCP -----------------------------------------------------------
     Mutation(
         "tcp-takes-any-operation", "communicator/tcp/detail/collectives.ipp",
@@ -373,6 +379,11 @@ MUTATIONS = [
         "participant/process_training.test.cpp", "process ranks with uneven*",
     ),
     # -- transports ---------------------------------------------------------------------------------
+    Mutation(
+        "communicators-seem-movable", "communicator/shared_memory/group/board_communicator.hpp",
+        "        requires std::constructible_from<Rank, Arguments...>\n", "",
+        "communicator/shared_memory/split.test.cpp", "a communicator cannot be moved*",
+    ),
     Mutation(
         "others-are-not-told-of-a-death", "communicator/shared_memory/process/child_processes.ipp",
         "unburied_.push_back(rank);", "",

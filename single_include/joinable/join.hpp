@@ -1181,8 +1181,13 @@ consteval bool models_tensor() {
     );
     constexpr bool is_number = std::is_arithmetic_v<std::remove_cvref_t<T>>;
     static_assert(!is_number, "Tensor: a number is no tensor; give std::span{&number, 1}");
+    constexpr bool is_pointer = std::is_pointer_v<std::decay_t<T>>; // or an array of C
     static_assert(
-        detail::has_tensor_traits<T> || detail::has_other_elements<T> || is_number,
+        !is_pointer || detail::has_tensor_traits<T>,
+        "Tensor: a pointer does not say how many elements it points to; give std::span{pointer, count}"
+    );
+    static_assert(
+        detail::has_tensor_traits<T> || detail::has_other_elements<T> || is_number || is_pointer,
         "Tensor: specialise joinable::tensor_traits for this very type (one for its base class does not "
         "count; see tensor/traits.hpp)"
     );
@@ -1193,7 +1198,13 @@ consteval bool models_tensor() {
     );
     if constexpr (detail::has_tensor_traits<T> && !detail::is_expression<T>) {
         static_assert(
-            detail::has_static_dtype<T> || detail::has_run_time_dtype<T>,
+            !detail::has_other_dtype<T>,
+            "Tensor: tensor_traits::dtype must be 'static DType dtype(T const&)', and return a "
+            "joinable::DType: translate an enum of the engine there"
+        );
+        static_assert(
+            detail::has_static_dtype<T> || detail::has_run_time_dtype<T> ||
+                detail::has_other_dtype<T>,
             "Tensor: tensor_traits needs value_type (an element type that has a DType) or "
             "'static DType dtype(T const&)'"
         );
@@ -1204,10 +1215,6 @@ consteval bool models_tensor() {
             detail::has_extents<T>,
             "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; for one "
             "number n return std::array{n}"
-        );
-        static_assert(
-            !detail::has_other_dtype<T>,
-            "Tensor: tensor_traits::dtype must be 'static DType dtype(T const&)'"
         );
         static_assert(
             !detail::has_other_is_column_major<T>,
@@ -3269,8 +3276,13 @@ consteval bool models_parameter() {
             p.value;
             p.grad;
         };
+        constexpr bool is_model = requires(P& p) { p.parameters(); };
         static_assert(
-            has_members,
+            has_members || !is_model,
+            "Parameter: a model was given in place of its parameters; give model.parameters()"
+        );
+        static_assert(
+            has_members || is_model,
             "Parameter: give the class members 'value' and 'grad' (public, of these names), or specialise "
             "joinable::parameter_traits for this very type"
         );
@@ -4903,13 +4915,28 @@ concept misplaces_communicator =
     !communicator_to_use<First> &&
     (Communicator<std::remove_cvref_t<First>> || ... || Communicator<std::remove_cvref_t<Rest>>);
 
+/// A communicator, and arguments among which is a pointer: it is no tensor, and its count is one argument
+/// too many.
+template <class First, class... Rest>
+concept gives_pointers =
+    communicator_to_use<First> && (std::is_pointer_v<std::remove_cvref_t<Rest>> || ...);
+
+template <class First, class... Rest>
+concept misuses_collective =
+    misplaces_communicator<First, Rest...> || gives_pointers<First, Rest...>;
+
 /// Explains them. Returns what the caller may wait for.
 template <class First, class... Rest>
-[[nodiscard]] CompletedWork explain_communicator() {
+[[nodiscard]] CompletedWork explain_arguments() {
     static_assert(
         !misplaces_communicator<First, Rest...>,
         "a collective takes the communicator first, which is an object with a name and not const, as in "
         "all_reduce(comm, tensor)"
+    );
+    static_assert(
+        !gives_pointers<First, Rest...>,
+        "a collective takes tensors; give a pointer and its count as a span, as in all_reduce(comm, "
+        "std::span{pointer, count})"
     );
     return {};
 }
@@ -5066,56 +5093,56 @@ template <Communicator Comm, class Out>
 }
 
 /// @cond
-// Each explains a call whose communicator is misplaced, const or temporary.
+// Each explains a call whose communicator is misplaced, const or temporary, or that gives pointers.
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto all_reduce(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto broadcast(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto reduce(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto all_gather(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto reduce_scatter(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto gather(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto scatter(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto all_to_all(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto send(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto receive(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 /// @endcond
 
@@ -12271,7 +12298,7 @@ namespace joinable { inline namespace v0 {
 ///
 /// Active ranks call `log(...)` once per round, which runs `act(...)`. Joined ranks run `shadow()`
 /// (or `shadow(round)`), which must issue the same collectives in the same order.
-template <class Act, class Shadow, class Comm>
+template <class Comm, class Act, class Shadow>
 class Action {
     static_assert(
         !std::is_same_v<Comm, detail::NoCommunicator>,
@@ -12327,10 +12354,10 @@ private:
 };
 
 template <class Comm, class Act, class Shadow>
-Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
+Action(Comm&, Act, Shadow) -> Action<Comm, Act, Shadow>;
 /// Explains which argument is missing.
 template <class Act, class Shadow>
-Action(Act, Shadow) -> Action<Act, Shadow, detail::NoCommunicator>;
+Action(Act, Shadow) -> Action<detail::NoCommunicator, Act, Shadow>;
 
 }} // namespace joinable::v0
 
@@ -13076,6 +13103,11 @@ public:
     /// the others: continue with skip().
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
+        static_assert(
+            takes<F>(),
+            "forward: the pass is a callable, as in ddp.forward([&] { loss = model.forward(batch); }); a value "
+            "was given, or a callable of other arguments"
+        );
         begin_forward(notice);
         try {
             return guarded([&]() -> decltype(auto) {
@@ -13908,6 +13940,26 @@ template <class Comm, class Parameters, class Reduction>
 DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Reduction)
     -> DistributedDataParallel<Comm, Reduction>;
 
+/// Makes a DistributedDataParallel that is kept by a pointer, without naming its type. Collective; see the
+/// constructor. std::make_unique cannot deduce the arguments of a class template. A member that is made in
+/// the constructor's list, or a std::optional, needs no pointer.
+template <class Comm, class Parameters>
+[[nodiscard]] std::unique_ptr<DistributedDataParallel<Comm>> make_data_parallel(
+    Comm& comm, Parameters&& parameters, BufferList buffers, DataParallelOptions const& options = {}
+) {
+    return std::make_unique<DistributedDataParallel<Comm>>(
+        comm, std::forward<Parameters>(parameters), std::move(buffers), options
+    );
+}
+/// A model without buffers.
+template <class Comm, class Parameters>
+[[nodiscard]] std::unique_ptr<DistributedDataParallel<Comm>>
+make_data_parallel(Comm& comm, Parameters&& parameters, DataParallelOptions const& options = {}) {
+    return joinable::make_data_parallel(
+        comm, std::forward<Parameters>(parameters), joinable::buffers(), options
+    );
+}
+
 namespace detail {
 
 /// Stands for the communicator if options in braces have a wrong name.
@@ -13947,7 +13999,7 @@ namespace joinable { inline namespace v0 {
 /// same reduced gradients, so parameters and optimizer state stay equal on all ranks without any
 /// message. Runs after labels::gradients. `body` may take the Round. To skip the step if no rank
 /// had a gradient, return if `round.contributor_count() == 0`, which is the same on all ranks.
-template <class Body, class Comm>
+template <class Comm, class Body>
 class Step {
     static_assert(
         !std::is_same_v<Comm, detail::NoCommunicator>,
@@ -14005,10 +14057,10 @@ private:
 };
 
 template <class Comm, class Body>
-Step(Comm&, Body) -> Step<Body, Comm>;
+Step(Comm&, Body) -> Step<Comm, Body>;
 /// Explains which argument is missing.
 template <class Body>
-Step(Body) -> Step<Body, detail::NoCommunicator>;
+Step(Body) -> Step<detail::NoCommunicator, Body>;
 
 }} // namespace joinable::v0
 
@@ -18692,7 +18744,9 @@ protected:
         int rank;
     };
 
+    // Without the constraint it would take the place of the copy that is deleted above.
     template <class... Arguments>
+        requires std::constructible_from<Rank, Arguments...>
     explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
     /// The rank leaves its group: ranks that wait for it throw PeerFailed. Nothing in a process that
@@ -22315,6 +22369,15 @@ void run_processes(int world_size, F body) {
     detail::run_processes_of(world_size, std::ref(body));
 }
 
+/// Explains what is missing.
+template <class F>
+void run_processes(F const&) {
+    static_assert(
+        std::is_void_v<F>,
+        "run_processes: the number of ranks comes first, as in run_processes(4, [](joinable::ProcessCommunicator& comm) "
+        "{ ... })"
+    );
+}
 /// Explains arguments in another order.
 template <class F>
     requires(!std::convertible_to<F, int>)
@@ -22595,6 +22658,15 @@ void run_threads(int world_size, F body) {
     detail::run_threads_of(world_size, std::ref(body));
 }
 
+/// Explains what is missing.
+template <class F>
+void run_threads(F const&) {
+    static_assert(
+        std::is_void_v<F>,
+        "run_threads: the number of ranks comes first, as in run_threads(4, [](joinable::ThreadCommunicator& comm) "
+        "{ ... })"
+    );
+}
 /// Explains arguments in another order.
 template <class F>
     requires(!std::convertible_to<F, int>)

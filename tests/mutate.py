@@ -380,6 +380,11 @@ MUTATIONS = [
     ),
     # -- transports ---------------------------------------------------------------------------------
     Mutation(
+        "roll-calls-have-no-name", "communicator/detail/reasons.hpp",
+        "    if (agrees) {\n", "    if (false) {\n",
+        "communicator/shared_memory/thread.test.cpp", "a collective beside a guard*",
+    ),
+    Mutation(
         "communicators-seem-movable", "communicator/shared_memory/group/board_communicator.hpp",
         "        requires std::constructible_from<Rank, Arguments...>\n", "",
         "communicator/shared_memory/split.test.cpp", "a communicator cannot be moved*",

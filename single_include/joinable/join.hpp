@@ -3849,6 +3849,10 @@ inline constexpr std::chrono::nanoseconds default_deadline = std::chrono::minute
 
 namespace detail {
 
+/// The length of the sums by which ranks agree: the roll calls of a guard, its entry, and the comparison of
+/// models when they are made.
+inline constexpr std::size_t agreement_words = 7;
+
 template <class C>
 concept has_rank = requires(C const& comm) {
     { comm.rank() } -> std::convertible_to<int>;
@@ -8715,7 +8719,8 @@ JOINABLE_DEFINITION std::string Inquiry::text_of(int other) {
 JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
     ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
 ) {
-    std::array<std::uint64_t, 1 + HashAgreement::words> words{};
+    std::array<std::uint64_t, agreement_words> words{};
+    static_assert(agreement_words == 1 + HashAgreement::words);
     words[0] = local_error ? 1 : 0;
     HashAgreement::write(&words[1], list.hash_from(0));
     control.sum(words);
@@ -8780,7 +8785,7 @@ struct RollCallLanes {
     Agreement digest;               ///< the number of the round that the rank opens
     std::uint32_t silent = 0; ///< skips without a weight, so it agrees with weights and without
 
-    using Words = std::array<std::uint64_t, 7>;
+    using Words = std::array<std::uint64_t, agreement_words>;
 
     [[nodiscard]] Words encode() const noexcept;
     static RollCallLanes decode(Words const& words) noexcept;
@@ -15146,6 +15151,12 @@ struct Descriptor {
                collective == Collective::reduce_scatter || is_scaled(collective);
     }
 
+    /// Whether it looks like a sum of agreement_words. A sum of yours may look the same, so only texts ask.
+    [[nodiscard]] bool is_agreement() const noexcept {
+        return collective == Collective::all_reduce && dtype == DType::u64 && op == ReduceOp::sum &&
+               count == agreement_words;
+    }
+
     [[nodiscard]] std::string text() const {
         std::string said = concat(name_of(collective));
         if (has_counts) {
@@ -15161,6 +15172,9 @@ struct Descriptor {
         }
         if (collective == Collective::reduce || collective == Collective::gather) {
             said += concat(" to rank ", root);
+        }
+        if (is_agreement()) {
+            said += " (a guard's roll call or entry, or the making of a model)";
         }
         return said;
     }
@@ -16009,13 +16023,15 @@ reason_of_messages(int rank, int peer, std::string const& mine, std::string cons
 }
 
 /// Why ranks cannot run their collectives together, if these differ. `said_by(rank)` is that rank's
-/// Descriptor, or what has a text as it. Ranks that have the same ones find the same reason.
+/// Descriptor, or has text() and is_agreement() as a Descriptor has. Ranks that have the same ones find the same reason.
 template <class SaidBy>
 [[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
     auto const first = said_by(0);
     AbortReason reason{FailureKind::mismatch, {}, {}};
+    bool agrees = first.is_agreement(); // some rank
     for (int rank = 1; rank < size; ++rank) {
         if (auto const other = said_by(rank); !(other == first)) {
+            agrees = agrees || other.is_agreement();
             reason.ranks.push_back(rank);
             reason.message += concat(", rank ", rank, " ", other.text());
         }
@@ -16025,6 +16041,11 @@ template <class SaidBy>
     }
     reason.message =
         concat("ranks run different collectives: rank 0 ", first.text(), reason.message);
+    if (agrees) {
+        reason.message +=
+            "; joined ranks follow only the participants of their guard: give any other collective to an "
+            "Action or to shadowed(comm), and enter the same guards on all ranks, one after another";
+    }
     return reason;
 }
 

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 
@@ -177,7 +178,8 @@ JOINABLE_DEFINITION std::string Inquiry::text_of(int other) {
 JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
     ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
 ) {
-    std::array<std::uint64_t, 1 + HashAgreement::words> words{};
+    std::array<std::uint64_t, agreement_words> words{};
+    static_assert(agreement_words == 1 + HashAgreement::words);
     words[0] = local_error ? 1 : 0;
     HashAgreement::write(&words[1], list.hash_from(0));
     control.sum(words);

@@ -7,6 +7,7 @@
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/config.hpp>
 #include <joinable/join/options.hpp>
 
@@ -32,7 +33,7 @@ struct RollCallLanes {
     Agreement digest;               ///< the number of the round that the rank opens
     std::uint32_t silent = 0; ///< skips without a weight, so it agrees with weights and without
 
-    using Words = std::array<std::uint64_t, 7>;
+    using Words = std::array<std::uint64_t, agreement_words>;
 
     [[nodiscard]] Words encode() const noexcept;
     static RollCallLanes decode(Words const& words) noexcept;

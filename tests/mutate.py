@@ -108,6 +108,21 @@ MUTATIONS = [
         "comm, std::forward<Parameters>(parameters), std::move(buffers)\n    );",
         "participant/data_parallel.test.cpp", "make_data_parallel*",
     ),
+    Mutation(
+        "frozen-parameters-are-only-not-marked", "bucket/marks.hpp",
+        "if (frozen.empty() && !parameters[i].requires_grad()) {", "if (false) {",
+        "bucket/reducer.test.cpp", "a parameter that is frozen*",
+    ),
+    Mutation(
+        "unfrozen-parameters-do-not-require", "bucket/marks.hpp",
+        "return parameter.requires_grad()\n", "return false\n",
+        "bucket/reducer.test.cpp", "a parameter that is frozen*",
+    ),
+    Mutation(
+        "negative-weights-are-large", "join/detail/verdict.hpp",
+        "return given < 0\n", "return false\n",
+        "join/schedule.test.cpp", "a period of 0*",
+    ),
     # -- what rank 0 takes from ranks by TCP -----------------------------------------------------------
     Mutation(
         "tcp-takes-any-operation", "communicator/tcp/detail/collectives.ipp",

@@ -6199,7 +6199,12 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
 )
     : memory_{memory} {
     if (order.empty()) {
-        throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
+        throw ContractViolation{detail::concat(
+            parameters.size() == 0 ? "the list of parameters is empty"
+                                   : "no parameter requires a gradient",
+            ": there is nothing to reduce; give the parameters to train, with requires_grad = true, or run "
+            "without this model"
+        )};
     }
     std::array<std::size_t, dtype_count> bytes{};
     for (std::size_t const i : order) {
@@ -7437,8 +7442,16 @@ inline void require_in_range(std::size_t i, std::size_t count, int rank) {
     )};
 }
 
+/// Why a parameter cannot be marked that was not trained when the model was made.
+[[nodiscard]] inline std::string_view why_not_trained(AnyParameter const& parameter) {
+    return parameter.requires_grad()
+               ? " was marked and requires a gradient now, but did not when the model was made; make the model "
+                 "anew after unfreezing parameters"
+               : " was marked, but does not require a gradient";
+}
+
 /// `text`, followed by the parameters that this rank did not mark (those with is_missing(i)), if
-/// any.
+/// any, and by the first of them that was frozen after the model was made.
 template <class F>
 [[nodiscard]] std::string concat_missing(
     std::string_view text, ParameterList const& parameters, int rank, F const& is_missing
@@ -7446,16 +7459,28 @@ template <class F>
     constexpr std::size_t most = 16; // for readers; the rest is counted
     std::size_t missing = 0;
     std::string names;
+    std::string frozen;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (is_missing(i) && missing++ < most) {
+        if (!is_missing(i)) {
+            continue;
+        }
+        if (missing++ < most) {
             names += (missing == 1 ? "" : ", ") + describe_parameter(parameters, i);
+        }
+        if (frozen.empty() && !parameters[i].requires_grad()) {
+            frozen = concat(
+                "; ",
+                describe_parameter(parameters, i),
+                " requires no gradient any more, but did when the model was made: make the model anew after "
+                "freezing parameters"
+            );
         }
     }
     if (missing > most) {
         names += concat(" and ", missing - most, " more");
     }
     return missing == 0 ? std::string{text}
-                        : concat(text, " (rank ", rank, " did not mark ", names, ")");
+                        : concat(text, " (rank ", rank, " did not mark ", names, ")", frozen);
 }
 
 } // namespace detail
@@ -7781,7 +7806,7 @@ JOINABLE_DEFINITION void Iteration::require_trained(std::size_t i) const {
     require_in_range(i, states_.size(), gradients_.rank());
     if (!gradients_.is_trained(i)) {
         throw ContractViolation{
-            gradients_.describe(i) + " was marked, but does not require a gradient"
+            concat(gradients_.describe(i), why_not_trained(gradients_.parameters()[i]))
         };
     }
 }
@@ -8770,6 +8795,14 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
 
+/// Says why a weight above max_weight is refused. A negative number became such a weight, and is one again.
+[[nodiscard]] inline std::string refusal_of(std::uint64_t weight) {
+    auto const given = static_cast<std::int64_t>(weight);
+    return given < 0
+               ? concat("a weight of ", given, " is negative; give the number of samples or tokens")
+               : concat("a weight of ", given, " is above the maximum of ", max_weight);
+}
+
 /// The contents of a roll call: one rank's contribution, or the sum over all ranks. encode() packs them
 /// into seven words: three counts of 20 bits share a word, and so do `code` and `silent`; `code` and
 /// `digest` each have a second word for their squares.
@@ -8957,9 +8990,7 @@ struct Accumulated {
     ///         all ranks.
     void require_summable(Phase phase, std::uint64_t own) const {
         if (own > max_weight) {
-            throw ContractViolation{
-                concat("a weight of ", own, " is above the maximum of ", max_weight)
-            };
+            throw ContractViolation{refusal_of(own)};
         }
         if (phase == Phase::train && own > max_weight - weight) {
             throw ContractViolation{
@@ -11449,8 +11480,7 @@ JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
     }
     if (options.weight_per_input.value_or(0) > max_weight) {
         throw ContractViolation{
-            "JoinOptions::weight_per_input must be at most " + to_text(max_weight) + ", given " +
-            to_text(*options.weight_per_input)
+            "JoinOptions::weight_per_input: " + refusal_of(*options.weight_per_input)
         };
     }
 }

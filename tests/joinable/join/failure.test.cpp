@@ -506,6 +506,10 @@ TEST_CASE(
         }),
         "is above the maximum"
     );
+    says(
+        violation_of([](auto& guard, auto&, auto&) { guard.next(true, {.weight = -1}); }),
+        "a weight of -1 is negative; give the number of samples or tokens"
+    );
 }
 
 TEST_CASE("a participant that takes no part in a round and notifies all the same is told so") {

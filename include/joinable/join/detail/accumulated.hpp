@@ -22,9 +22,7 @@ struct Accumulated {
     ///         all ranks.
     void require_summable(Phase phase, std::uint64_t own) const {
         if (own > max_weight) {
-            throw ContractViolation{
-                concat("a weight of ", own, " is above the maximum of ", max_weight)
-            };
+            throw ContractViolation{refusal_of(own)};
         }
         if (phase == Phase::train && own > max_weight - weight) {
             throw ContractViolation{

@@ -96,6 +96,9 @@ JOINABLE_MODE_OF(".tbss,\"awT\",@nobits", ".weak", "@tls_object")
 JOINABLE_MODE_OF(".rodata", ".globl", "@object")
 #else
 asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection");
+#if defined(__x86_64__) // the first reference in the code, so the first undefined one; clang 14 drops it
+asm(".pushsection .text\n.reloc ., BFD_RELOC_NONE, " JOINABLE_MODE "\n.popsection");
+#endif
 #endif
 #endif
 
@@ -21501,9 +21504,12 @@ public:
             for (int other = 0; other < board().size(); ++other) {
                 Member& member = table().member(other);
                 if (other != rank_ && member.has_died()) {
-                    bool const is_here = member.has_failed();
                     group().mark_dead(
-                        other, is_here ? "it could not attach" : "its process died", rank_
+                        other,
+                        member.has_failed()
+                            ? "it could not attach"
+                            : "its process died, or the thread that called attach() ended",
+                        rank_
                     );
                 }
             }

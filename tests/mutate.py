@@ -290,6 +290,11 @@ MUTATIONS = [
     ),
     # -- rounds -------------------------------------------------------------------------------------
     Mutation(
+        "texts-of-ranges-are-lost", "join/guard.hpp",
+        "            session_.record_failure({});\n            throw;", "            throw;",
+        "join/guarded_range.test.cpp", "what a range throws*",
+    ),
+    Mutation(
         "waiting-is-not-counted", "join/detail/rounds.ipp",
         "result_.waited += waited_.end - begin;", "",
         "join/guard.test.cpp", "a result says*",

@@ -8435,7 +8435,8 @@ JOINABLE_DEFINITION AbortReason reason_of(std::exception_ptr const& error) {
 
 JOINABLE_DEFINITION std::string
 failure_text(std::vector<int> const& ranks, std::string const& text) {
-    std::string const left = "an exception left the guard";
+    std::string const left =
+        "an exception left the guard, whose text only that rank knows; guard.fail(text) passes a text on";
     return ranks_text(ranks) + " failed: " + (text.empty() ? left : text);
 }
 
@@ -11817,7 +11818,7 @@ public:
     public:
         iterator(GuardedRange& parent, Inner position, InnerEnd end)
             : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)} {
-            notice_ = notice_of(position_);
+            parent_->guard_.recorded([&] { notice_ = notice_of(position_); });
             open();
         }
         /// Valid until the next increment.
@@ -11825,14 +11826,16 @@ public:
             if constexpr (reads_early && !(LooksAhead && std::is_reference_v<Element>)) {
                 return (LooksAhead ? current_ : next_).get();
             } else {
-                return *position_;
+                return parent_->guard_.recorded([&]() -> decltype(auto) { return *position_; });
             }
         }
         iterator& operator++() {
-            ++position_;
-            if constexpr (!LooksAhead) { // else the notice is known
-                notice_ = notice_of(position_);
-            }
+            parent_->guard_.recorded([&] {
+                ++position_;
+                if constexpr (!LooksAhead) { // else the notice is known
+                    notice_ = notice_of(position_);
+                }
+            });
             open();
             return *this;
         }
@@ -11845,7 +11848,7 @@ public:
                 is_done_ = !parent_->guard_.next_ahead(notice_.has_value(), notice);
                 if (!is_done_) {
                     current_.take(next_);
-                    notice_ = notice_of(std::next(position_));
+                    parent_->guard_.recorded([&] { notice_ = notice_of(std::next(position_)); });
                     parent_->guard_.announce_ahead(notice_);
                 }
             } else {
@@ -11975,7 +11978,7 @@ public:
             }
             return have_input;
         }
-        return session_.next(have_input, notice, detail::Opening::next);
+        return recorded([&] { return session_.next(have_input, notice, detail::Opening::next); });
     }
 
     /// Calls next() for each element of a range:
@@ -12131,6 +12134,16 @@ private:
         attach(list.joinables, session_, Sequence{});
     }
 
+    /// What f() throws will leave the guard, and peers see its text.
+    template <class F>
+    decltype(auto) recorded(F const& f) {
+        try {
+            return f();
+        } catch (...) {
+            session_.record_failure({});
+            throw;
+        }
+    }
     bool next_ahead(bool have_input, RoundNotice const& notice) {
         return options_.enable ? session_.next(have_input, notice, detail::Opening::look_ahead)
                                : next(have_input, notice);

@@ -80,7 +80,7 @@ OWNED = {
 OPT_IN = re.compile(
     r"interop/|device/cuda/|communicator/(algorithms|gloo|hierarchical|mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
     r"communicator/detail/(engine_work|poll_pause|settle)\.hpp|device/scratch\.hpp|"
-    r"optimizer/|participant/(shadowed|zero_|sharded_|detail/(replayed|shard_|sharded_|bucket_(arenas|values)))|checkpoint/|"
+    r"optimizer/(?!settings)|participant/(shadowed|zero_|sharded_|detail/(replayed|shard_|sharded_|bucket_(arenas|values)))|checkpoint/|"
     r"trace/|agreement/(on_all_ranks|staged_collectives)\.hpp|"
     r"(algorithms|checkpoint|cuda|gloo|hierarchical|mpi|nccl|nccl_graphs|nvtx|shadowed|src|tcp|trace|zero)\.hpp"
 )

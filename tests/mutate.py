@@ -102,6 +102,27 @@ MUTATIONS = [
         "if (!has_memory(gradient)) {", "if (false) {",
         "participant/data_parallel.test.cpp", "*null pointer*,*loses its memory*",
     ),
+    Mutation(
+        "make-data-parallel-drops-options", "participant/data_parallel.hpp",
+        "comm, std::forward<Parameters>(parameters), std::move(buffers), options\n    );",
+        "comm, std::forward<Parameters>(parameters), std::move(buffers)\n    );",
+        "participant/data_parallel.test.cpp", "make_data_parallel*",
+    ),
+    Mutation(
+        "frozen-parameters-are-only-not-marked", "bucket/marks.hpp",
+        "if (frozen.empty() && !parameters[i].requires_grad()) {", "if (false) {",
+        "bucket/reducer.test.cpp", "a parameter that is frozen*",
+    ),
+    Mutation(
+        "unfrozen-parameters-do-not-require", "bucket/marks.hpp",
+        "return parameter.requires_grad()\n", "return false\n",
+        "bucket/reducer.test.cpp", "a parameter that is frozen*",
+    ),
+    Mutation(
+        "negative-weights-are-large", "join/detail/verdict.hpp",
+        "return given < 0\n", "return false\n",
+        "join/schedule.test.cpp", "a period of 0*",
+    ),
     # -- what rank 0 takes from ranks by TCP -----------------------------------------------------------
     Mutation(
         "tcp-takes-any-operation", "communicator/tcp/detail/collectives.ipp",
@@ -364,6 +385,11 @@ MUTATIONS = [
     ),
     # -- rounds -------------------------------------------------------------------------------------
     Mutation(
+        "texts-of-ranges-are-lost", "join/guard.hpp",
+        "            session_.record_failure({});\n            throw;", "            throw;",
+        "join/guarded_range.test.cpp", "what a range throws*",
+    ),
+    Mutation(
         "waiting-is-not-counted", "join/detail/rounds.ipp",
         "result_.waited += waited_.end - begin;", "",
         "join/guard.test.cpp", "a result says*",
@@ -468,6 +494,21 @@ MUTATIONS = [
         "participant/process_training.test.cpp", "process ranks with uneven*",
     ),
     # -- transports ---------------------------------------------------------------------------------
+    Mutation(
+        "only-processes-die", "communicator/shared_memory/process/named_segment.hpp",
+        '"its process died, or the thread that called attach() ended"', '"its process died"',
+        "communicator/shared_memory/named_processes.test.cpp", "a rank whose thread that attached*",
+    ),
+    Mutation(
+        "roll-calls-have-no-name", "communicator/detail/reasons.hpp",
+        "    if (agrees) {\n", "    if (false) {\n",
+        "communicator/shared_memory/thread.test.cpp", "a collective beside a guard*",
+    ),
+    Mutation(
+        "communicators-seem-movable", "communicator/shared_memory/group/board_communicator.hpp",
+        "        requires std::constructible_from<Rank, Arguments...>\n", "",
+        "communicator/shared_memory/split.test.cpp", "a communicator cannot be moved*",
+    ),
     Mutation(
         "others-are-not-told-of-a-death", "communicator/shared_memory/process/child_processes.ipp",
         "unburied_.push_back(rank);", "",

@@ -58,6 +58,9 @@ JOINABLE_MODE_OF(".tbss,\"awT\",@nobits", ".weak", "@tls_object")
 JOINABLE_MODE_OF(".rodata", ".globl", "@object")
 #else
 asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection");
+#if defined(__x86_64__) // the first reference in the code, so the first undefined one; clang 14 drops it
+asm(".pushsection .text\n.reloc ., BFD_RELOC_NONE, " JOINABLE_MODE "\n.popsection");
+#endif
 #endif
 #endif
 

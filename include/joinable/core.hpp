@@ -57,4 +57,6 @@
 #include <joinable/participant/options.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
+#include <joinable/optimizer/settings.hpp>
+#include <joinable/participant/needs_zero.hpp>
 // clang-format on

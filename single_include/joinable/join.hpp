@@ -96,6 +96,9 @@ JOINABLE_MODE_OF(".tbss,\"awT\",@nobits", ".weak", "@tls_object")
 JOINABLE_MODE_OF(".rodata", ".globl", "@object")
 #else
 asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection");
+#if defined(__x86_64__) // the first reference in the code, so the first undefined one; clang 14 drops it
+asm(".pushsection .text\n.reloc ., BFD_RELOC_NONE, " JOINABLE_MODE "\n.popsection");
+#endif
 #endif
 #endif
 
@@ -1181,8 +1184,13 @@ consteval bool models_tensor() {
     );
     constexpr bool is_number = std::is_arithmetic_v<std::remove_cvref_t<T>>;
     static_assert(!is_number, "Tensor: a number is no tensor; give std::span{&number, 1}");
+    constexpr bool is_pointer = std::is_pointer_v<std::decay_t<T>>; // or an array of C
     static_assert(
-        detail::has_tensor_traits<T> || detail::has_other_elements<T> || is_number,
+        !is_pointer || detail::has_tensor_traits<T>,
+        "Tensor: a pointer does not say how many elements it points to; give std::span{pointer, count}"
+    );
+    static_assert(
+        detail::has_tensor_traits<T> || detail::has_other_elements<T> || is_number || is_pointer,
         "Tensor: specialise joinable::tensor_traits for this very type (one for its base class does not "
         "count; see tensor/traits.hpp)"
     );
@@ -1193,7 +1201,13 @@ consteval bool models_tensor() {
     );
     if constexpr (detail::has_tensor_traits<T> && !detail::is_expression<T>) {
         static_assert(
-            detail::has_static_dtype<T> || detail::has_run_time_dtype<T>,
+            !detail::has_other_dtype<T>,
+            "Tensor: tensor_traits::dtype must be 'static DType dtype(T const&)', and return a "
+            "joinable::DType: translate an enum of the engine there"
+        );
+        static_assert(
+            detail::has_static_dtype<T> || detail::has_run_time_dtype<T> ||
+                detail::has_other_dtype<T>,
             "Tensor: tensor_traits needs value_type (an element type that has a DType) or "
             "'static DType dtype(T const&)'"
         );
@@ -1204,10 +1218,6 @@ consteval bool models_tensor() {
             detail::has_extents<T>,
             "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; for one "
             "number n return std::array{n}"
-        );
-        static_assert(
-            !detail::has_other_dtype<T>,
-            "Tensor: tensor_traits::dtype must be 'static DType dtype(T const&)'"
         );
         static_assert(
             !detail::has_other_is_column_major<T>,
@@ -3349,8 +3359,13 @@ consteval bool models_parameter() {
             p.value;
             p.grad;
         };
+        constexpr bool is_model = requires(P& p) { p.parameters(); };
         static_assert(
-            has_members,
+            has_members || !is_model,
+            "Parameter: a model was given in place of its parameters; give model.parameters()"
+        );
+        static_assert(
+            has_members || is_model,
             "Parameter: give the class members 'value' and 'grad' (public, of these names), or specialise "
             "joinable::parameter_traits for this very type"
         );
@@ -3950,6 +3965,10 @@ namespace joinable { inline namespace v0 {
 inline constexpr std::chrono::nanoseconds default_deadline = std::chrono::minutes{5};
 
 namespace detail {
+
+/// The length of the sums by which ranks agree: the roll calls of a guard, its entry, and the comparison of
+/// models when they are made.
+inline constexpr std::size_t agreement_words = 7;
 
 template <class C>
 concept has_rank = requires(C const& comm) {
@@ -5017,13 +5036,28 @@ concept misplaces_communicator =
     !communicator_to_use<First> &&
     (Communicator<std::remove_cvref_t<First>> || ... || Communicator<std::remove_cvref_t<Rest>>);
 
+/// A communicator, and arguments among which is a pointer: it is no tensor, and its count is one argument
+/// too many.
+template <class First, class... Rest>
+concept gives_pointers =
+    communicator_to_use<First> && (std::is_pointer_v<std::remove_cvref_t<Rest>> || ...);
+
+template <class First, class... Rest>
+concept misuses_collective =
+    misplaces_communicator<First, Rest...> || gives_pointers<First, Rest...>;
+
 /// Explains them. Returns what the caller may wait for.
 template <class First, class... Rest>
-[[nodiscard]] CompletedWork explain_communicator() {
+[[nodiscard]] CompletedWork explain_arguments() {
     static_assert(
         !misplaces_communicator<First, Rest...>,
         "a collective takes the communicator first, which is an object with a name and not const, as in "
         "all_reduce(comm, tensor)"
+    );
+    static_assert(
+        !gives_pointers<First, Rest...>,
+        "a collective takes tensors; give a pointer and its count as a span, as in all_reduce(comm, "
+        "std::span{pointer, count})"
     );
     return {};
 }
@@ -5180,56 +5214,56 @@ template <Communicator Comm, class Out>
 }
 
 /// @cond
-// Each explains a call whose communicator is misplaced, const or temporary.
+// Each explains a call whose communicator is misplaced, const or temporary, or that gives pointers.
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto all_reduce(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto broadcast(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto reduce(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto all_gather(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto reduce_scatter(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto gather(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto scatter(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto all_to_all(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto send(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto receive(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 /// @endcond
 
@@ -6283,7 +6317,12 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
 )
     : memory_{memory} {
     if (order.empty()) {
-        throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
+        throw ContractViolation{detail::concat(
+            parameters.size() == 0 ? "the list of parameters is empty"
+                                   : "no parameter requires a gradient",
+            ": there is nothing to reduce; give the parameters to train, with requires_grad = true, or run "
+            "without this model"
+        )};
     }
     std::array<std::size_t, dtype_count> bytes{};
     for (std::size_t const i : order) {
@@ -7591,8 +7630,16 @@ private:
     bool is_lost_ = false;
 };
 
+/// Why a parameter cannot be marked that was not trained when the model was made.
+[[nodiscard]] inline std::string_view why_not_trained(AnyParameter const& parameter) {
+    return parameter.requires_grad()
+               ? " was marked and requires a gradient now, but did not when the model was made; make the model "
+                 "anew after unfreezing parameters"
+               : " was marked, but does not require a gradient";
+}
+
 /// `text`, followed by the parameters that this rank did not mark (those with is_missing(i)), if
-/// any.
+/// any, and by the first of them that was frozen after the model was made.
 template <class F>
 [[nodiscard]] std::string concat_missing(
     std::string_view text, ParameterList const& parameters, int rank, F const& is_missing
@@ -7600,16 +7647,28 @@ template <class F>
     constexpr std::size_t most = 16; // for readers; the rest is counted
     std::size_t missing = 0;
     std::string names;
+    std::string frozen;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (is_missing(i) && missing++ < most) {
+        if (!is_missing(i)) {
+            continue;
+        }
+        if (missing++ < most) {
             names += (missing == 1 ? "" : ", ") + describe_parameter(parameters, i);
+        }
+        if (frozen.empty() && !parameters[i].requires_grad()) {
+            frozen = concat(
+                "; ",
+                describe_parameter(parameters, i),
+                " requires no gradient any more, but did when the model was made: make the model anew after "
+                "freezing parameters"
+            );
         }
     }
     if (missing > most) {
         names += concat(" and ", missing - most, " more");
     }
     return missing == 0 ? std::string{text}
-                        : concat(text, " (rank ", rank, " did not mark ", names, ")");
+                        : concat(text, " (rank ", rank, " did not mark ", names, ")", frozen);
 }
 
 } // namespace detail
@@ -7966,7 +8025,7 @@ JOINABLE_DEFINITION void Iteration::require_trained(std::size_t i) const {
     require_in_range(i, states_.size(), gradients_.rank());
     if (!gradients_.is_trained(i)) {
         throw ContractViolation{
-            gradients_.describe(i) + " was marked, but does not require a gradient"
+            concat(gradients_.describe(i), why_not_trained(gradients_.parameters()[i]))
         };
     }
 }
@@ -8620,7 +8679,8 @@ JOINABLE_DEFINITION AbortReason reason_of(std::exception_ptr const& error) {
 
 JOINABLE_DEFINITION std::string
 failure_text(std::vector<int> const& ranks, std::string const& text) {
-    std::string const left = "an exception left the guard";
+    std::string const left =
+        "an exception left the guard, whose text only that rank knows; guard.fail(text) passes a text on";
     return ranks_text(ranks) + " failed: " + (text.empty() ? left : text);
 }
 
@@ -8940,7 +9000,8 @@ JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
     std::uint64_t* tally
 ) {
     constexpr unsigned errors = 20; // bits of their count
-    std::array<std::uint64_t, 1 + HashAgreement::words> words{};
+    static_assert(agreement_words == 1 + HashAgreement::words);
+    std::array<std::uint64_t, agreement_words> words{};
     words[0] = (local_error ? 1U : 0U) | (tally != nullptr ? *tally << errors : 0);
     HashAgreement::write(&words[1], list.hash_from(0));
     control.sum(words);
@@ -8994,6 +9055,14 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
 
+/// Says why a weight above max_weight is refused. A negative number became such a weight, and is one again.
+[[nodiscard]] inline std::string refusal_of(std::uint64_t weight) {
+    auto const given = static_cast<std::int64_t>(weight);
+    return given < 0
+               ? concat("a weight of ", given, " is negative; give the number of samples or tokens")
+               : concat("a weight of ", given, " is above the maximum of ", max_weight);
+}
+
 /// The contents of a roll call: one rank's contribution, or the sum over all ranks. encode() packs them
 /// into seven words: three counts of 20 bits share a word, and so do `code` and `silent`; `code` and
 /// `digest` each have a second word for their squares.
@@ -9009,7 +9078,7 @@ struct RollCallLanes {
     Agreement digest;               ///< the number of the round that the rank opens
     std::uint32_t silent = 0; ///< skips without a weight, so it agrees with weights and without
 
-    using Words = std::array<std::uint64_t, 7>;
+    using Words = std::array<std::uint64_t, agreement_words>;
 
     [[nodiscard]] Words encode() const noexcept;
     static RollCallLanes decode(Words const& words) noexcept;
@@ -9195,9 +9264,7 @@ struct Window {
     ///         all ranks; or it has a weight and the batches of the window have none, or the reverse.
     void require_continued(RoundNotice const& notice, std::uint64_t own) const {
         if (own > max_weight) {
-            throw ContractViolation{
-                concat("a weight of ", own, " is above the maximum of ", max_weight)
-            };
+            throw ContractViolation{refusal_of(own)};
         }
         if (notice.phase != Phase::train) {
             return;
@@ -12142,8 +12209,7 @@ JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
     }
     if (options.weight_per_input.value_or(0) > max_weight) {
         throw ContractViolation{
-            "JoinOptions::weight_per_input must be at most " + to_text(max_weight) + ", given " +
-            to_text(*options.weight_per_input)
+            "JoinOptions::weight_per_input: " + refusal_of(*options.weight_per_input)
         };
     }
 }
@@ -12512,7 +12578,7 @@ public:
     public:
         iterator(GuardedRange& parent, Inner position, InnerEnd end)
             : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)} {
-            notice_ = notice_of(position_);
+            parent_->guard_.recorded([&] { notice_ = notice_of(position_); });
             open();
         }
         /// Valid until the next increment.
@@ -12520,14 +12586,16 @@ public:
             if constexpr (reads_early && !(LooksAhead && std::is_reference_v<Element>)) {
                 return (LooksAhead ? current_ : next_).get();
             } else {
-                return *position_;
+                return parent_->guard_.recorded([&]() -> decltype(auto) { return *position_; });
             }
         }
         iterator& operator++() {
-            ++position_;
-            if constexpr (!LooksAhead) { // else the notice is known
-                notice_ = notice_of(position_);
-            }
+            parent_->guard_.recorded([&] {
+                ++position_;
+                if constexpr (!LooksAhead) { // else the notice is known
+                    notice_ = notice_of(position_);
+                }
+            });
             open();
             return *this;
         }
@@ -12540,7 +12608,7 @@ public:
                 is_done_ = !parent_->guard_.next_ahead(notice_.has_value(), notice);
                 if (!is_done_) {
                     current_.take(next_);
-                    notice_ = notice_of(std::next(position_));
+                    parent_->guard_.recorded([&] { notice_ = notice_of(std::next(position_)); });
                     parent_->guard_.announce_ahead(notice_);
                 }
             } else {
@@ -12670,7 +12738,7 @@ public:
             }
             return have_input;
         }
-        return session_.next(have_input, notice, detail::Opening::next);
+        return recorded([&] { return session_.next(have_input, notice, detail::Opening::next); });
     }
 
     /// Calls next() for each element of a range:
@@ -12830,6 +12898,16 @@ private:
         attach(list.joinables, session_, Sequence{});
     }
 
+    /// What f() throws will leave the guard, and peers see its text.
+    template <class F>
+    decltype(auto) recorded(F const& f) {
+        try {
+            return f();
+        } catch (...) {
+            session_.record_failure({});
+            throw;
+        }
+    }
     bool next_ahead(bool have_input, RoundNotice const& notice) {
         return options_.enable ? session_.next(have_input, notice, detail::Opening::look_ahead)
                                : next(have_input, notice);
@@ -13064,7 +13142,7 @@ namespace joinable { inline namespace v0 {
 ///
 /// Active ranks call `log(...)` once per round, which runs `act(...)`. Joined ranks run `shadow()`
 /// (or `shadow(round)`), which must issue the same collectives in the same order.
-template <class Act, class Shadow, class Comm>
+template <class Comm, class Act, class Shadow>
 class Action {
     static_assert(
         !std::is_same_v<Comm, detail::NoCommunicator>,
@@ -13120,10 +13198,10 @@ private:
 };
 
 template <class Comm, class Act, class Shadow>
-Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
+Action(Comm&, Act, Shadow) -> Action<Comm, Act, Shadow>;
 /// Explains which argument is missing.
 template <class Act, class Shadow>
-Action(Act, Shadow) -> Action<Act, Shadow, detail::NoCommunicator>;
+Action(Act, Shadow) -> Action<detail::NoCommunicator, Act, Shadow>;
 
 }} // namespace joinable::v0
 
@@ -14135,6 +14213,11 @@ public:
     ///         guard this aborts the communicator.
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
+        static_assert(
+            takes<F>(),
+            "forward: the pass is a callable, as in ddp.forward([&] { loss = model.forward(batch); }); a value "
+            "was given, or a callable of other arguments"
+        );
         begin_forward(notice);
         try {
             return guarded([&]() -> decltype(auto) {
@@ -15065,6 +15148,26 @@ template <class Comm, class Parameters, class Reduction>
 DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Reduction)
     -> DistributedDataParallel<Comm, Reduction>;
 
+/// Makes a DistributedDataParallel that is kept by a pointer, without naming its type. Collective; see the
+/// constructor. std::make_unique cannot deduce the arguments of a class template. A member that is made in
+/// the constructor's list, or a std::optional, needs no pointer.
+template <class Comm, class Parameters>
+[[nodiscard]] std::unique_ptr<DistributedDataParallel<Comm>> make_data_parallel(
+    Comm& comm, Parameters&& parameters, BufferList buffers, DataParallelOptions const& options = {}
+) {
+    return std::make_unique<DistributedDataParallel<Comm>>(
+        comm, std::forward<Parameters>(parameters), std::move(buffers), options
+    );
+}
+/// A model without buffers.
+template <class Comm, class Parameters>
+[[nodiscard]] std::unique_ptr<DistributedDataParallel<Comm>>
+make_data_parallel(Comm& comm, Parameters&& parameters, DataParallelOptions const& options = {}) {
+    return joinable::make_data_parallel(
+        comm, std::forward<Parameters>(parameters), joinable::buffers(), options
+    );
+}
+
 namespace detail {
 
 /// Stands for the communicator if options in braces have a wrong name.
@@ -15104,7 +15207,7 @@ namespace joinable { inline namespace v0 {
 /// same reduced gradients, so parameters and optimizer state stay equal on all ranks without any
 /// message. Runs after labels::gradients. `body` may take the Round. To skip the step if no rank
 /// had a gradient, return if `round.contributor_count() == 0`, which is the same on all ranks.
-template <class Body, class Comm>
+template <class Comm, class Body>
 class Step {
     static_assert(
         !std::is_same_v<Comm, detail::NoCommunicator>,
@@ -15162,10 +15265,147 @@ private:
 };
 
 template <class Comm, class Body>
-Step(Comm&, Body) -> Step<Body, Comm>;
+Step(Comm&, Body) -> Step<Comm, Body>;
 /// Explains which argument is missing.
 template <class Body>
-Step(Body) -> Step<Body, detail::NoCommunicator>;
+Step(Body) -> Step<detail::NoCommunicator, Body>;
+
+}} // namespace joinable::v0
+
+// ---- joinable/optimizer/settings.hpp
+
+/// @file
+/// The settings of the update rules in optimizer/rules.hpp, which has what they compute: include
+/// <joinable/zero.hpp> to train by them. A program without it can name them, so that the compiler says what is
+/// missing.
+
+namespace joinable { inline namespace v0 {
+
+template <std::floating_point T>
+struct UpdateRange;
+
+namespace detail {
+
+template <class T, bool has_momentum>
+struct SgdUpdate;
+
+} // namespace detail
+
+/// Stochastic gradient descent, with momentum if it is not 0. The first step uses the undamped
+/// gradient as the momentum.
+struct Sgd {
+    double learning_rate = 1e-3;
+    double momentum = 0;
+    double dampening = 0;
+    double weight_decay = 0;
+    bool nesterov = false;
+    bool maximize = false;
+
+    [[nodiscard]] std::span<std::string_view const> state_names() const noexcept;
+    template <class T>
+    void update(UpdateRange<T> const& range) const;
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t step, F const& f) const;
+    void check() const;
+    template <class List>
+    void agree_on(List& list) const;
+
+private:
+    template <class T, bool has_momentum>
+    [[nodiscard]] detail::SgdUpdate<T, has_momentum> made(std::uint64_t step) const;
+};
+
+/// Adam (Kingma and Ba, 2015). The weight decay is added to the gradient. With amsgrad (Reddi et
+/// al., 2018) the largest average of squares is used.
+struct Adam {
+    double learning_rate = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double epsilon = 1e-8;
+    double weight_decay = 0;
+    bool amsgrad = false;
+    bool maximize = false;
+
+    [[nodiscard]] std::span<std::string_view const> state_names() const noexcept;
+    template <class T>
+    void update(UpdateRange<T> const& range) const;
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t step, F const& f) const;
+    void check() const;
+    template <class List>
+    void agree_on(List& list) const;
+};
+
+/// Adam with a weight decay that shrinks the value and is not part of the gradient (Loshchilov and
+/// Hutter, 2019).
+struct AdamW {
+    double learning_rate = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double epsilon = 1e-8;
+    double weight_decay = 1e-2;
+    bool amsgrad = false;
+    bool maximize = false;
+
+    [[nodiscard]] std::span<std::string_view const> state_names() const noexcept;
+    template <class T>
+    void update(UpdateRange<T> const& range) const;
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t step, F const& f) const;
+    void check() const;
+    template <class List>
+    void agree_on(List& list) const;
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/participant/needs_zero.hpp
+
+/// @file
+/// Declares the classes of <joinable/zero.hpp> for a program that has not included it: the compiler then says so.
+/// The deduction guides lose to all others.
+
+namespace joinable { inline namespace v0 {
+
+template <class Comm, class Rule>
+class ZeroRedundancyOptimizer;
+template <class Comm, class Rule, Timeline Times = NoTimeline>
+class ShardedDataParallel;
+
+namespace detail {
+
+/// Stands for the communicator where no constructor was seen.
+struct NoHeader {};
+
+} // namespace detail
+
+/// The class for arguments that no constructor takes. It holds only the explanation.
+template <class Rule>
+class ZeroRedundancyOptimizer<detail::NoHeader, Rule> {
+    static_assert(
+        std::is_void_v<Rule>,
+        "ZeroRedundancyOptimizer: include <joinable/zero.hpp>, and give a communicator, parameters and the "
+        "optimizer as in Adam{...}"
+    );
+
+public:
+    explicit ZeroRedundancyOptimizer(...);
+};
+ZeroRedundancyOptimizer(...) -> ZeroRedundancyOptimizer<detail::NoHeader, int>;
+
+/// The same.
+template <class Rule>
+class ShardedDataParallel<detail::NoHeader, Rule> {
+    static_assert(
+        std::is_void_v<Rule>,
+        "ShardedDataParallel: include <joinable/zero.hpp>, and give a communicator, parameters and the "
+        "optimizer as in Adam{...}"
+    );
+
+public:
+    explicit ShardedDataParallel(...);
+};
+ShardedDataParallel(...) -> ShardedDataParallel<detail::NoHeader, int>;
 
 }} // namespace joinable::v0
 
@@ -16251,6 +16491,12 @@ struct Descriptor {
                collective == Collective::reduce_scatter || is_scaled(collective);
     }
 
+    /// Whether it looks like a sum of agreement_words. A sum of yours may look the same, so only texts ask.
+    [[nodiscard]] bool is_agreement() const noexcept {
+        return collective == Collective::all_reduce && dtype == DType::u64 && op == ReduceOp::sum &&
+               count == agreement_words;
+    }
+
     [[nodiscard]] std::string text() const {
         std::string said = concat(name_of(collective));
         if (has_counts) {
@@ -16266,6 +16512,9 @@ struct Descriptor {
         }
         if (collective == Collective::reduce || collective == Collective::gather) {
             said += concat(" to rank ", root);
+        }
+        if (is_agreement()) {
+            said += " (a guard's roll call or entry, or the making of a model)";
         }
         return said;
     }
@@ -17114,13 +17363,15 @@ reason_of_messages(int rank, int peer, std::string const& mine, std::string cons
 }
 
 /// Why ranks cannot run their collectives together, if these differ. `said_by(rank)` is that rank's
-/// Descriptor, or what has a text as it. Ranks that have the same ones find the same reason.
+/// Descriptor, or has text() and is_agreement() as a Descriptor has. Ranks that have the same ones find the same reason.
 template <class SaidBy>
 [[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
     auto const first = said_by(0);
     AbortReason reason{FailureKind::mismatch, {}, {}};
+    bool agrees = first.is_agreement(); // some rank
     for (int rank = 1; rank < size; ++rank) {
         if (auto const other = said_by(rank); !(other == first)) {
+            agrees = agrees || other.is_agreement();
             reason.ranks.push_back(rank);
             reason.message += concat(", rank ", rank, " ", other.text());
         }
@@ -17130,6 +17381,11 @@ template <class SaidBy>
     }
     reason.message =
         concat("ranks run different collectives: rank 0 ", first.text(), reason.message);
+    if (agrees) {
+        reason.message +=
+            "; joined ranks follow only the participants of their guard: give any other collective to an "
+            "Action or to shadowed(comm), and enter the same guards on all ranks, one after another";
+    }
     return reason;
 }
 
@@ -19849,7 +20105,9 @@ protected:
         int rank;
     };
 
+    // Without the constraint it would take the place of the copy that is deleted above.
     template <class... Arguments>
+        requires std::constructible_from<Rank, Arguments...>
     explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
     /// The rank leaves its group: ranks that wait for it throw PeerFailed. Nothing in a process that
@@ -22664,9 +22922,12 @@ public:
             for (int other = 0; other < board().size(); ++other) {
                 Member& member = table().member(other);
                 if (other != rank_ && member.has_died()) {
-                    bool const is_here = member.has_failed();
                     group().mark_dead(
-                        other, is_here ? "it could not attach" : "its process died", rank_
+                        other,
+                        member.has_failed()
+                            ? "it could not attach"
+                            : "its process died, or the thread that called attach() ended",
+                        rank_
                     );
                 }
             }
@@ -23583,6 +23844,15 @@ void run_processes(int world_size, F body) {
     detail::run_processes_of(world_size, std::ref(body));
 }
 
+/// Explains what is missing.
+template <class F>
+void run_processes(F const&) {
+    static_assert(
+        std::is_void_v<F>,
+        "run_processes: the number of ranks comes first, as in run_processes(4, [](joinable::ProcessCommunicator& comm) "
+        "{ ... })"
+    );
+}
 /// Explains arguments in another order.
 template <class F>
     requires(!std::convertible_to<F, int>)
@@ -23869,6 +24139,15 @@ void run_threads(int world_size, F body) {
     detail::run_threads_of(world_size, std::ref(body));
 }
 
+/// Explains what is missing.
+template <class F>
+void run_threads(F const&) {
+    static_assert(
+        std::is_void_v<F>,
+        "run_threads: the number of ranks comes first, as in run_threads(4, [](joinable::ThreadCommunicator& comm) "
+        "{ ... })"
+    );
+}
 /// Explains arguments in another order.
 template <class F>
     requires(!std::convertible_to<F, int>)

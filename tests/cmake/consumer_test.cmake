@@ -47,6 +47,16 @@ elseif(CONSUMER STREQUAL "compiled_once")
             message(FATAL_ERROR "${mixed}: expected a linker's error, but it ended with ${result}:\n${output}")
         endif()
     endforeach()
+    # Where src.hpp was forgotten, the first symbol that is missing says so.
+    execute_process(
+        COMMAND ${CMAKE_COMMAND} --build ${build} --target forgotten
+        RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output
+    )
+    string(REGEX MATCH "undefined (reference|symbol)[^\n]*" first "${output}")
+    if(result EQUAL 0 OR NOT output MATCHES "src_hpp_in_one"
+       OR NOT (first MATCHES "src_hpp_in_one" OR COMPILER MATCHES "clang[+][+]-14$"))
+        message(FATAL_ERROR "forgotten: expected a linker's error about src.hpp, but it ended with ${result}:\n${output}")
+    endif()
     # The single header, too.
     file(WRITE ${build}/source.cpp "#define JOINABLE_SOURCE\n#include <joinable/join.hpp>\n")
     run(${one_line}_single -DJOINABLE_SEPARATE_COMPILATION ${sources}/main.cpp ${build}/source.cpp)
@@ -55,5 +65,25 @@ elseif(CONSUMER STREQUAL "cxx_23")
     build_project(fetch_content -DCMAKE_CXX_STANDARD=23)
 else()
     build_project(${CONSUMER})
+endif()
+if(CONSUMER STREQUAL "find_package") # a component that is required but missing is named, with the reason
+    foreach(wanted "a_typo:it has no component a_typo, only compiled, gloo" "gloo:its component gloo needs Gloo")
+        string(REGEX MATCH "^([^:]*):(.*)" matched ${wanted})
+        set(text "${CMAKE_MATCH_2}")
+        file(WRITE ${build}/missing/CMakeLists.txt
+            "cmake_minimum_required(VERSION 3.25)\nproject(missing LANGUAGES CXX)\n"
+            "find_package(joinable REQUIRED COMPONENTS compiled ${CMAKE_MATCH_1})\n"
+        )
+        execute_process(
+            COMMAND ${CMAKE_COMMAND} -S ${build}/missing -B ${build}/missing/build -G Ninja
+                    -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_DISABLE_FIND_PACKAGE_Gloo=ON
+            RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output
+        )
+        string(REGEX REPLACE "[ \n]+" " " output "${output}")
+        string(FIND "${output}" "${text}" position)
+        if(result EQUAL 0 OR position EQUAL -1)
+            message(FATAL_ERROR "expected an error with '${text}', but it ended with ${result}:\n${output}")
+        endif()
+    endforeach()
 endif()
 run(${build}/consumer)

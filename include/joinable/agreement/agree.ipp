@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 
@@ -181,7 +182,8 @@ JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
     std::uint64_t* tally
 ) {
     constexpr unsigned errors = 20; // bits of their count
-    std::array<std::uint64_t, 1 + HashAgreement::words> words{};
+    static_assert(agreement_words == 1 + HashAgreement::words);
+    std::array<std::uint64_t, agreement_words> words{};
     words[0] = (local_error ? 1U : 0U) | (tally != nullptr ? *tally << errors : 0);
     HashAgreement::write(&words[1], list.hash_from(0));
     control.sum(words);

@@ -34,7 +34,12 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
 )
     : memory_{memory} {
     if (order.empty()) {
-        throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
+        throw ContractViolation{detail::concat(
+            parameters.size() == 0 ? "the list of parameters is empty"
+                                   : "no parameter requires a gradient",
+            ": there is nothing to reduce; give the parameters to train, with requires_grad = true, or run "
+            "without this model"
+        )};
     }
     std::array<std::size_t, dtype_count> bytes{};
     for (std::size_t const i : order) {

@@ -101,8 +101,16 @@ private:
     bool is_lost_ = false;
 };
 
+/// Why a parameter cannot be marked that was not trained when the model was made.
+[[nodiscard]] inline std::string_view why_not_trained(AnyParameter const& parameter) {
+    return parameter.requires_grad()
+               ? " was marked and requires a gradient now, but did not when the model was made; make the model "
+                 "anew after unfreezing parameters"
+               : " was marked, but does not require a gradient";
+}
+
 /// `text`, followed by the parameters that this rank did not mark (those with is_missing(i)), if
-/// any.
+/// any, and by the first of them that was frozen after the model was made.
 template <class F>
 [[nodiscard]] std::string concat_missing(
     std::string_view text, ParameterList const& parameters, int rank, F const& is_missing
@@ -110,16 +118,28 @@ template <class F>
     constexpr std::size_t most = 16; // for readers; the rest is counted
     std::size_t missing = 0;
     std::string names;
+    std::string frozen;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (is_missing(i) && missing++ < most) {
+        if (!is_missing(i)) {
+            continue;
+        }
+        if (missing++ < most) {
             names += (missing == 1 ? "" : ", ") + describe_parameter(parameters, i);
+        }
+        if (frozen.empty() && !parameters[i].requires_grad()) {
+            frozen = concat(
+                "; ",
+                describe_parameter(parameters, i),
+                " requires no gradient any more, but did when the model was made: make the model anew after "
+                "freezing parameters"
+            );
         }
     }
     if (missing > most) {
         names += concat(" and ", missing - most, " more");
     }
     return missing == 0 ? std::string{text}
-                        : concat(text, " (rank ", rank, " did not mark ", names, ")");
+                        : concat(text, " (rank ", rank, " did not mark ", names, ")", frozen);
 }
 
 } // namespace detail

@@ -39,13 +39,28 @@ concept misplaces_communicator =
     !communicator_to_use<First> &&
     (Communicator<std::remove_cvref_t<First>> || ... || Communicator<std::remove_cvref_t<Rest>>);
 
+/// A communicator, and arguments among which is a pointer: it is no tensor, and its count is one argument
+/// too many.
+template <class First, class... Rest>
+concept gives_pointers =
+    communicator_to_use<First> && (std::is_pointer_v<std::remove_cvref_t<Rest>> || ...);
+
+template <class First, class... Rest>
+concept misuses_collective =
+    misplaces_communicator<First, Rest...> || gives_pointers<First, Rest...>;
+
 /// Explains them. Returns what the caller may wait for.
 template <class First, class... Rest>
-[[nodiscard]] CompletedWork explain_communicator() {
+[[nodiscard]] CompletedWork explain_arguments() {
     static_assert(
         !misplaces_communicator<First, Rest...>,
         "a collective takes the communicator first, which is an object with a name and not const, as in "
         "all_reduce(comm, tensor)"
+    );
+    static_assert(
+        !gives_pointers<First, Rest...>,
+        "a collective takes tensors; give a pointer and its count as a span, as in all_reduce(comm, "
+        "std::span{pointer, count})"
     );
     return {};
 }
@@ -202,56 +217,56 @@ template <Communicator Comm, class Out>
 }
 
 /// @cond
-// Each explains a call whose communicator is misplaced, const or temporary.
+// Each explains a call whose communicator is misplaced, const or temporary, or that gives pointers.
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto all_reduce(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto broadcast(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto reduce(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto all_gather(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto reduce_scatter(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto gather(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto scatter(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto all_to_all(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto send(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 template <class First, class... Rest>
-    requires detail::misplaces_communicator<First, Rest...>
+    requires detail::misuses_collective<First, Rest...>
 [[nodiscard]] auto receive(First&&, Rest&&...) {
-    return detail::explain_communicator<First, Rest...>();
+    return detail::explain_arguments<First, Rest...>();
 }
 /// @endcond
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <concepts>
+#include <cstddef>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -18,6 +19,10 @@ namespace joinable { inline namespace v0 {
 inline constexpr std::chrono::nanoseconds default_deadline = std::chrono::minutes{5};
 
 namespace detail {
+
+/// The length of the sums by which ranks agree: the roll calls of a guard, its entry, and the comparison of
+/// models when they are made.
+inline constexpr std::size_t agreement_words = 7;
 
 template <class C>
 concept has_rank = requires(C const& comm) {

@@ -40,7 +40,8 @@ JOINABLE_DEFINITION AbortReason reason_of(std::exception_ptr const& error) {
 
 JOINABLE_DEFINITION std::string
 failure_text(std::vector<int> const& ranks, std::string const& text) {
-    std::string const left = "an exception left the guard";
+    std::string const left =
+        "an exception left the guard, whose text only that rank knows; guard.fail(text) passes a text on";
     return ranks_text(ranks) + " failed: " + (text.empty() ? left : text);
 }
 

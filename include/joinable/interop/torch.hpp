@@ -570,10 +570,10 @@ DistributedDataParallel(Comm&, Holder&, DataParallelOptions, Reduction)
 /// Makes a libtorch optimizer a participant, so that it also steps on joined ranks. See
 /// joinable::Step.
 template <class Comm, class Optimizer>
-class Step : public joinable::Step<detail::StepOptimizer<Optimizer>, Comm> {
+class Step : public joinable::Step<Comm, detail::StepOptimizer<Optimizer>> {
 public:
     Step(Comm& comm, Optimizer& optimizer)
-        : joinable::Step<detail::StepOptimizer<Optimizer>, Comm>{comm, {&optimizer}} {}
+        : joinable::Step<Comm, detail::StepOptimizer<Optimizer>>{comm, {&optimizer}} {}
 };
 
 }}} // namespace joinable::v0::torch

@@ -111,7 +111,7 @@ public:
             }
             return have_input;
         }
-        return session_.next(have_input, notice, detail::Opening::next);
+        return recorded([&] { return session_.next(have_input, notice, detail::Opening::next); });
     }
 
     /// Calls next() for each element of a range:
@@ -271,6 +271,16 @@ private:
         attach(list.joinables, session_, Sequence{});
     }
 
+    /// What f() throws will leave the guard, and peers see its text.
+    template <class F>
+    decltype(auto) recorded(F const& f) {
+        try {
+            return f();
+        } catch (...) {
+            session_.record_failure({});
+            throw;
+        }
+    }
     bool next_ahead(bool have_input, RoundNotice const& notice) {
         return options_.enable ? session_.next(have_input, notice, detail::Opening::look_ahead)
                                : next(have_input, notice);

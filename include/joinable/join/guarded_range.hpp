@@ -100,7 +100,7 @@ public:
     public:
         iterator(GuardedRange& parent, Inner position, InnerEnd end)
             : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)} {
-            notice_ = notice_of(position_);
+            parent_->guard_.recorded([&] { notice_ = notice_of(position_); });
             open();
         }
         /// Valid until the next increment.
@@ -108,14 +108,16 @@ public:
             if constexpr (reads_early && !(LooksAhead && std::is_reference_v<Element>)) {
                 return (LooksAhead ? current_ : next_).get();
             } else {
-                return *position_;
+                return parent_->guard_.recorded([&]() -> decltype(auto) { return *position_; });
             }
         }
         iterator& operator++() {
-            ++position_;
-            if constexpr (!LooksAhead) { // else the notice is known
-                notice_ = notice_of(position_);
-            }
+            parent_->guard_.recorded([&] {
+                ++position_;
+                if constexpr (!LooksAhead) { // else the notice is known
+                    notice_ = notice_of(position_);
+                }
+            });
             open();
             return *this;
         }
@@ -128,7 +130,7 @@ public:
                 is_done_ = !parent_->guard_.next_ahead(notice_.has_value(), notice);
                 if (!is_done_) {
                     current_.take(next_);
-                    notice_ = notice_of(std::next(position_));
+                    parent_->guard_.recorded([&] { notice_ = notice_of(std::next(position_)); });
                     parent_->guard_.announce_ahead(notice_);
                 }
             } else {

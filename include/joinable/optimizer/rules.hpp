@@ -11,6 +11,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/detail/update_loop.hpp>
+#include <joinable/optimizer/settings.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 
 /// @file
@@ -190,124 +191,88 @@ void agree_on_adam(List& list, Settings const& settings) {
 
 } // namespace detail
 
-/// Stochastic gradient descent, with momentum if it is not 0. The first step uses the undamped
-/// gradient as the momentum.
-struct Sgd {
-    double learning_rate = 1e-3;
-    double momentum = 0;
-    double dampening = 0;
-    double weight_decay = 0;
-    bool nesterov = false;
-    bool maximize = false;
+inline std::span<std::string_view const> Sgd::state_names() const noexcept {
+    return std::span{detail::sgd_state}.first(momentum == 0.0 ? 0 : 1);
+}
+template <class T>
+void Sgd::update(UpdateRange<T> const& range) const {
+    detail::run_rule(*this, range);
+}
+template <class T, class F>
+decltype(auto) Sgd::visit_update(std::uint64_t step, F const& f) const {
+    return momentum == 0.0 ? f(made<T, false>(step)) : f(made<T, true>(step));
+}
+inline void Sgd::check() const {
+    detail::check_setting("Sgd", "learning_rate", learning_rate);
+    detail::check_setting("Sgd", "momentum", momentum);
+    detail::check_setting("Sgd", "weight_decay", weight_decay);
+    if (nesterov && (momentum <= 0.0 || dampening != 0.0)) {
+        throw ContractViolation{detail::concat(
+            "Sgd::nesterov needs a momentum and no dampening, but momentum is ",
+            momentum,
+            " and dampening is ",
+            dampening
+        )};
+    }
+}
+template <class List>
+void Sgd::agree_on(List& list) const {
+    list.add("learning_rate", learning_rate);
+    list.add("momentum", momentum);
+    list.add("dampening", dampening);
+    list.add("weight_decay", weight_decay);
+    list.add("nesterov", nesterov);
+    list.add("maximize", maximize);
+}
+template <class T, bool has_momentum>
+detail::SgdUpdate<T, has_momentum> Sgd::made(std::uint64_t step) const {
+    detail::SgdUpdate<T, has_momentum> update;
+    update.terms.sign = static_cast<T>(maximize ? -1.0 : 1.0);
+    update.terms.decay = static_cast<T>(weight_decay);
+    update.momentum = static_cast<T>(momentum);
+    update.undamped = static_cast<T>(1.0 - dampening);
+    update.negative_rate = static_cast<T>(-learning_rate);
+    update.is_first = step == 1;
+    update.is_nesterov = nesterov;
+    return update;
+}
 
-    [[nodiscard]] std::span<std::string_view const> state_names() const noexcept {
-        return std::span{detail::sgd_state}.first(momentum == 0.0 ? 0 : 1);
-    }
+inline std::span<std::string_view const> Adam::state_names() const noexcept {
+    return std::span{detail::adam_state}.first(amsgrad ? 3 : 2);
+}
+template <class T>
+void Adam::update(UpdateRange<T> const& range) const {
+    detail::run_rule(*this, range);
+}
+template <class T, class F>
+decltype(auto) Adam::visit_update(std::uint64_t step, F const& f) const {
+    return detail::visit_adam<T>(*this, false, step, f);
+}
+inline void Adam::check() const {
+    detail::check_adam("Adam", *this);
+}
+template <class List>
+void Adam::agree_on(List& list) const {
+    detail::agree_on_adam(list, *this);
+}
 
-    template <class T>
-    void update(UpdateRange<T> const& range) const {
-        detail::run_rule(*this, range);
-    }
-    template <class T, class F>
-    decltype(auto) visit_update(std::uint64_t step, F const& f) const {
-        return momentum == 0.0 ? f(made<T, false>(step)) : f(made<T, true>(step));
-    }
-
-    void check() const {
-        detail::check_setting("Sgd", "learning_rate", learning_rate);
-        detail::check_setting("Sgd", "momentum", momentum);
-        detail::check_setting("Sgd", "weight_decay", weight_decay);
-        if (nesterov && (momentum <= 0.0 || dampening != 0.0)) {
-            throw ContractViolation{detail::concat(
-                "Sgd::nesterov needs a momentum and no dampening, but momentum is ",
-                momentum,
-                " and dampening is ",
-                dampening
-            )};
-        }
-    }
-
-    template <class List>
-    void agree_on(List& list) const {
-        list.add("learning_rate", learning_rate);
-        list.add("momentum", momentum);
-        list.add("dampening", dampening);
-        list.add("weight_decay", weight_decay);
-        list.add("nesterov", nesterov);
-        list.add("maximize", maximize);
-    }
-
-private:
-    template <class T, bool has_momentum>
-    [[nodiscard]] detail::SgdUpdate<T, has_momentum> made(std::uint64_t step) const {
-        detail::SgdUpdate<T, has_momentum> update;
-        update.terms.sign = static_cast<T>(maximize ? -1.0 : 1.0);
-        update.terms.decay = static_cast<T>(weight_decay);
-        update.momentum = static_cast<T>(momentum);
-        update.undamped = static_cast<T>(1.0 - dampening);
-        update.negative_rate = static_cast<T>(-learning_rate);
-        update.is_first = step == 1;
-        update.is_nesterov = nesterov;
-        return update;
-    }
-};
-
-/// Adam (Kingma and Ba, 2015). The weight decay is added to the gradient. With amsgrad (Reddi et
-/// al., 2018) the largest average of squares is used.
-struct Adam {
-    double learning_rate = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double epsilon = 1e-8;
-    double weight_decay = 0;
-    bool amsgrad = false;
-    bool maximize = false;
-
-    [[nodiscard]] std::span<std::string_view const> state_names() const noexcept {
-        return std::span{detail::adam_state}.first(amsgrad ? 3 : 2);
-    }
-    template <class T>
-    void update(UpdateRange<T> const& range) const {
-        detail::run_rule(*this, range);
-    }
-    template <class T, class F>
-    decltype(auto) visit_update(std::uint64_t step, F const& f) const {
-        return detail::visit_adam<T>(*this, false, step, f);
-    }
-    void check() const { detail::check_adam("Adam", *this); }
-    template <class List>
-    void agree_on(List& list) const {
-        detail::agree_on_adam(list, *this);
-    }
-};
-
-/// Adam with a weight decay that shrinks the value and is not part of the gradient (Loshchilov and
-/// Hutter, 2019).
-struct AdamW {
-    double learning_rate = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double epsilon = 1e-8;
-    double weight_decay = 1e-2;
-    bool amsgrad = false;
-    bool maximize = false;
-
-    [[nodiscard]] std::span<std::string_view const> state_names() const noexcept {
-        return std::span{detail::adam_state}.first(amsgrad ? 3 : 2);
-    }
-    template <class T>
-    void update(UpdateRange<T> const& range) const {
-        detail::run_rule(*this, range);
-    }
-    template <class T, class F>
-    decltype(auto) visit_update(std::uint64_t step, F const& f) const {
-        return detail::visit_adam<T>(*this, true, step, f);
-    }
-    void check() const { detail::check_adam("AdamW", *this); }
-    template <class List>
-    void agree_on(List& list) const {
-        detail::agree_on_adam(list, *this);
-    }
-};
+inline std::span<std::string_view const> AdamW::state_names() const noexcept {
+    return std::span{detail::adam_state}.first(amsgrad ? 3 : 2);
+}
+template <class T>
+void AdamW::update(UpdateRange<T> const& range) const {
+    detail::run_rule(*this, range);
+}
+template <class T, class F>
+decltype(auto) AdamW::visit_update(std::uint64_t step, F const& f) const {
+    return detail::visit_adam<T>(*this, true, step, f);
+}
+inline void AdamW::check() const {
+    detail::check_adam("AdamW", *this);
+}
+template <class List>
+void AdamW::agree_on(List& list) const {
+    detail::agree_on_adam(list, *this);
+}
 
 }} // namespace joinable::v0

@@ -15,7 +15,7 @@ namespace joinable { inline namespace v0 {
 ///
 /// Active ranks call `log(...)` once per round, which runs `act(...)`. Joined ranks run `shadow()`
 /// (or `shadow(round)`), which must issue the same collectives in the same order.
-template <class Act, class Shadow, class Comm>
+template <class Comm, class Act, class Shadow>
 class Action {
     static_assert(
         !std::is_same_v<Comm, detail::NoCommunicator>,
@@ -71,9 +71,9 @@ private:
 };
 
 template <class Comm, class Act, class Shadow>
-Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
+Action(Comm&, Act, Shadow) -> Action<Comm, Act, Shadow>;
 /// Explains which argument is missing.
 template <class Act, class Shadow>
-Action(Act, Shadow) -> Action<Act, Shadow, detail::NoCommunicator>;
+Action(Act, Shadow) -> Action<detail::NoCommunicator, Act, Shadow>;
 
 }} // namespace joinable::v0

@@ -57,7 +57,7 @@ namespace joinable { inline namespace v0 {
 /// If the device has kernels (CudaDevice::use_kernels) when the passes are captured, these scale
 /// gradients in place, and NCCL's sum is a plain one, which NCCL can run by its symmetric kernels.
 /// Otherwise NCCL scales: see GradientKind::sum. All ranks have kernels, or none.
-template <class Passes, class Comm>
+template <class Comm, class Passes>
 class CapturedStep {
     static_assert(detail::models_captured_step<Comm>());
 
@@ -259,11 +259,11 @@ private:
 };
 
 template <class Comm, class Passes>
-CapturedStep(Comm&, std::vector<Buffer>, Passes) -> CapturedStep<Passes, Comm>;
+CapturedStep(Comm&, std::vector<Buffer>, Passes) -> CapturedStep<Comm, Passes>;
 template <class Comm, class Passes>
-CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind) -> CapturedStep<Passes, Comm>;
+CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind) -> CapturedStep<Comm, Passes>;
 template <class Comm, class Passes>
 CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind, JoinedGradients)
-    -> CapturedStep<Passes, Comm>;
+    -> CapturedStep<Comm, Passes>;
 
 }} // namespace joinable::v0

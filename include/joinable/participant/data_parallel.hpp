@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -354,6 +355,26 @@ template <class Comm, class Parameters, class Reduction>
     requires BucketReduction<Reduction, Comm>
 DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Reduction)
     -> DistributedDataParallel<Comm, Reduction>;
+
+/// Makes a DistributedDataParallel that is kept by a pointer, without naming its type. Collective; see the
+/// constructor. std::make_unique cannot deduce the arguments of a class template. A member that is made in
+/// the constructor's list, or a std::optional, needs no pointer.
+template <class Comm, class Parameters>
+[[nodiscard]] std::unique_ptr<DistributedDataParallel<Comm>> make_data_parallel(
+    Comm& comm, Parameters&& parameters, BufferList buffers, DataParallelOptions const& options = {}
+) {
+    return std::make_unique<DistributedDataParallel<Comm>>(
+        comm, std::forward<Parameters>(parameters), std::move(buffers), options
+    );
+}
+/// A model without buffers.
+template <class Comm, class Parameters>
+[[nodiscard]] std::unique_ptr<DistributedDataParallel<Comm>>
+make_data_parallel(Comm& comm, Parameters&& parameters, DataParallelOptions const& options = {}) {
+    return joinable::make_data_parallel(
+        comm, std::forward<Parameters>(parameters), joinable::buffers(), options
+    );
+}
 
 namespace detail {
 

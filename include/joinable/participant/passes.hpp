@@ -101,6 +101,11 @@ public:
     ///         guard this aborts the communicator.
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
+        static_assert(
+            takes<F>(),
+            "forward: the pass is a callable, as in ddp.forward([&] { loss = model.forward(batch); }); a value "
+            "was given, or a callable of other arguments"
+        );
         begin_forward(notice);
         try {
             return guarded([&]() -> decltype(auto) {

@@ -25,6 +25,7 @@
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/participant/detail/sharded_reduction.hpp>
+#include <joinable/participant/needs_zero.hpp>
 #include <joinable/participant/passes.hpp>
 #include <joinable/participant/sharded_optimizer.hpp>
 #include <joinable/participant/sharded_options.hpp>
@@ -88,7 +89,7 @@ struct ShardedPassesOver {
 ///
 /// `Rule` is an UpdateRule or a LocalOptimizer. `Times` is notified when rounds and buckets of
 /// gradients begin and end.
-template <class Comm, class Rule, Timeline Times = NoTimeline>
+template <class Comm, class Rule, Timeline Times>
 class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gradients in flight
                             public detail::ShardedPassesOver<Comm, Times>::type {
     using Training = typename detail::ShardedPassesOver<Comm, Times>::type;

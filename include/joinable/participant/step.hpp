@@ -17,7 +17,7 @@ namespace joinable { inline namespace v0 {
 /// same reduced gradients, so parameters and optimizer state stay equal on all ranks without any
 /// message. Runs after labels::gradients. `body` may take the Round. To skip the step if no rank
 /// had a gradient, return if `round.contributor_count() == 0`, which is the same on all ranks.
-template <class Body, class Comm>
+template <class Comm, class Body>
 class Step {
     static_assert(
         !std::is_same_v<Comm, detail::NoCommunicator>,
@@ -75,9 +75,9 @@ private:
 };
 
 template <class Comm, class Body>
-Step(Comm&, Body) -> Step<Body, Comm>;
+Step(Comm&, Body) -> Step<Comm, Body>;
 /// Explains which argument is missing.
 template <class Body>
-Step(Body) -> Step<Body, detail::NoCommunicator>;
+Step(Body) -> Step<detail::NoCommunicator, Body>;
 
 }} // namespace joinable::v0

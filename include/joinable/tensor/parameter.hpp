@@ -282,8 +282,13 @@ consteval bool models_parameter() {
             p.value;
             p.grad;
         };
+        constexpr bool is_model = requires(P& p) { p.parameters(); };
         static_assert(
-            has_members,
+            has_members || !is_model,
+            "Parameter: a model was given in place of its parameters; give model.parameters()"
+        );
+        static_assert(
+            has_members || is_model,
             "Parameter: give the class members 'value' and 'grad' (public, of these names), or specialise "
             "joinable::parameter_traits for this very type"
         );

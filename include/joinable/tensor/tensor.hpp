@@ -188,8 +188,13 @@ consteval bool models_tensor() {
     );
     constexpr bool is_number = std::is_arithmetic_v<std::remove_cvref_t<T>>;
     static_assert(!is_number, "Tensor: a number is no tensor; give std::span{&number, 1}");
+    constexpr bool is_pointer = std::is_pointer_v<std::decay_t<T>>; // or an array of C
     static_assert(
-        detail::has_tensor_traits<T> || detail::has_other_elements<T> || is_number,
+        !is_pointer || detail::has_tensor_traits<T>,
+        "Tensor: a pointer does not say how many elements it points to; give std::span{pointer, count}"
+    );
+    static_assert(
+        detail::has_tensor_traits<T> || detail::has_other_elements<T> || is_number || is_pointer,
         "Tensor: specialise joinable::tensor_traits for this very type (one for its base class does not "
         "count; see tensor/traits.hpp)"
     );
@@ -200,7 +205,13 @@ consteval bool models_tensor() {
     );
     if constexpr (detail::has_tensor_traits<T> && !detail::is_expression<T>) {
         static_assert(
-            detail::has_static_dtype<T> || detail::has_run_time_dtype<T>,
+            !detail::has_other_dtype<T>,
+            "Tensor: tensor_traits::dtype must be 'static DType dtype(T const&)', and return a "
+            "joinable::DType: translate an enum of the engine there"
+        );
+        static_assert(
+            detail::has_static_dtype<T> || detail::has_run_time_dtype<T> ||
+                detail::has_other_dtype<T>,
             "Tensor: tensor_traits needs value_type (an element type that has a DType) or "
             "'static DType dtype(T const&)'"
         );
@@ -211,10 +222,6 @@ consteval bool models_tensor() {
             detail::has_extents<T>,
             "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; for one "
             "number n return std::array{n}"
-        );
-        static_assert(
-            !detail::has_other_dtype<T>,
-            "Tensor: tensor_traits::dtype must be 'static DType dtype(T const&)'"
         );
         static_assert(
             !detail::has_other_is_column_major<T>,

@@ -202,6 +202,34 @@ TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
     });
 }
 
+TEST_CASE(
+    "a parameter that is frozen or unfrozen after the model was made is named, with what to do"
+) {
+    over_ranks({1}, [](RankCommunicator& comm) {
+        auto params = make_params<float>({1, 1, 1});
+        params[2].requires_grad = false;
+        Reducer reducer{comm, joinable::parameters(params)};
+        reducer.prepare_for_backward(1.0);
+        reducer.mark_ready(1);
+        params[0].requires_grad = false;
+        params[2].requires_grad = true;
+        CHECK_THROWS_WITH_AS(
+            reducer.mark_ready(2),
+            "parameter 2 on rank 0 was marked and requires a gradient now, but did not when the model was made; "
+            "make the model anew after unfreezing parameters",
+            joinable::ContractViolation
+        );
+        CHECK_THROWS_WITH_AS(
+            reducer.finalize_backward(),
+            doctest::Contains(
+                "(rank 0 did not mark parameter 0); parameter 0 requires no gradient any more, but "
+                "did when the model was made: make the model anew after freezing parameters"
+            ),
+            joinable::ContractViolation
+        );
+    });
+}
+
 TEST_CASE("a model that cannot be reduced is refused at construction, by a text that says why") {
     over_ranks({1}, [](RankCommunicator& comm) {
         auto const text_of = [&](auto& params) {
@@ -214,7 +242,17 @@ TEST_CASE("a model that cannot be reduced is refused at construction, by a text 
         };
         auto frozen = make_params<float>({2});
         frozen[0].requires_grad = false;
-        CHECK(text_of(frozen) == "no parameter requires a gradient: there is nothing to reduce");
+        CHECK(
+            text_of(frozen) ==
+            "no parameter requires a gradient: there is nothing to reduce; give the parameters "
+            "to train, with requires_grad = true, or run without this model"
+        );
+        auto none = make_params<float>({});
+        CHECK(
+            text_of(none) ==
+            "the list of parameters is empty: there is nothing to reduce; give the parameters to "
+            "train, with requires_grad = true, or run without this model"
+        );
         std::vector<Plain> longer{{{1.0F}, std::vector<float>(2)}};
         CHECK(
             text_of(longer) ==

@@ -23,6 +23,10 @@
 
 namespace {
 
+/// What peers see of an exception that no code of the guard has seen.
+char const* const unknown =
+    "rank 1 failed: an exception left the guard, whose text only that rank knows; guard.fail(text) passes a text on";
+
 using namespace joinable_tests;
 using joinable::Join;
 using joinable::participants;
@@ -173,7 +177,7 @@ TEST_CASE("the text is a default when the thrower did not say why") {
     over_ranks({2, 4}, [](RankCommunicator& comm) {
         GuardOutcome const ending = run_with_fault(comm, Point::between_rounds, 1, false);
         if (comm.rank() != 1) {
-            CHECK(ending.text == "rank 1 failed: an exception left the guard");
+            CHECK(ending.text == unknown);
         }
     });
 }
@@ -188,7 +192,7 @@ TEST_CASE("peers are told of the failure that left the guard, not of one that wa
         for (Case const& one :
              {Case{0, true, "rank 1 failed: disk full"},
               Case{1, true, "rank 1 failed: disk full"},
-              Case{1, false, "rank 1 failed: an exception left the guard"}}) {
+              Case{1, false, unknown}}) {
             auto comm = inner.split(0, inner.rank());
             AllReducer reducer{comm};
             int steps = 0;
@@ -505,6 +509,10 @@ TEST_CASE(
             guard.next(true, {.weight = std::uint64_t{1} << 50U});
         }),
         "is above the maximum"
+    );
+    says(
+        violation_of([](auto& guard, auto&, auto&) { guard.next(true, {.weight = -1}); }),
+        "a weight of -1 is negative; give the number of samples or tokens"
     );
 }
 

@@ -246,6 +246,70 @@ TEST_CASE("a throw in a loop with look-ahead reaches the others") {
     });
 }
 
+/// Loads batches, of which the third one is damaged on one rank.
+struct DamagedShard {
+    bool is_damaged;
+
+    struct iterator {
+        using difference_type = std::ptrdiff_t;
+        using value_type = int;
+        DamagedShard const* shard;
+        int place;
+
+        int operator*() const {
+            if (place == 2 && shard->is_damaged) {
+                throw std::runtime_error{"batch 2 is damaged"};
+            }
+            return place;
+        }
+        iterator& operator++() {
+            ++place;
+            return *this;
+        }
+        iterator operator++(int) { return {shard, place++}; }
+        bool operator==(iterator const& other) const { return place == other.place; }
+    };
+    [[nodiscard]] iterator begin() const { return {this, 0}; }
+    [[nodiscard]] iterator end() const { return {this, 4}; }
+};
+
+TEST_CASE("what a range throws when it is read leaves the guard with its text") {
+    for (int const kind : {0, 1, 2}) {
+        CAPTURE(kind);
+        over_ranks({2, 3}, [kind](RankCommunicator& comm) {
+            AllReducer reducer{comm};
+            DamagedShard const shard{comm.rank() == 1};
+            auto const run_on = [&](auto make) {
+                Join guard{participants(reducer)};
+                for (int const batch : make(guard)) {
+                    reducer();
+                    (void)batch;
+                }
+                guard.finish();
+            };
+            auto const notice = [](int) { return joinable::RoundNotice{}; };
+            auto const run = [&] {
+                switch (kind) {
+                case 0: run_on([&](auto& guard) { return guard.iterate(shard); }); break;
+                case 1: run_on([&](auto& guard) { return guard.iterate(shard, notice); }); break;
+                default:
+                    run_on([&](auto& guard) { return guard.iterate(look_ahead, shard, notice); });
+                }
+            };
+            std::string text;
+            try {
+                run();
+            } catch (std::exception const& error) {
+                text = error.what();
+            }
+            CHECK(
+                text ==
+                (comm.rank() == 1 ? "batch 2 is damaged" : "rank 1 failed: batch 2 is damaged")
+            );
+        });
+    }
+}
+
 TEST_CASE("a guard that is not enabled runs a loop with look-ahead alone") {
     over_ranks({2}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};

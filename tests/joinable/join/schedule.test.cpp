@@ -307,6 +307,12 @@ TEST_CASE("a period of 0, a timeout of 0 and weights above the maximum are refus
             Join guard{participants(reducer), {.weight_per_input = std::uint64_t{1} << 46}};
         };
         CHECK_THROWS_AS(heavy(), joinable::ContractViolation);
+        auto const negative = [&] { Join guard{participants(reducer), {.weight_per_input = -3}}; };
+        CHECK_THROWS_WITH_AS(
+            negative(),
+            "JoinOptions::weight_per_input: a weight of -3 is negative; give the number of samples or tokens",
+            joinable::ContractViolation
+        );
     });
 }
 

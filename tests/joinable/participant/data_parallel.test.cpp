@@ -547,6 +547,31 @@ TEST_CASE("a gradient that loses its memory later is named, not read") {
     });
 }
 
+TEST_CASE("make_data_parallel makes on the heap what the constructor makes") {
+    run_ranks({1, 2}, [](auto& comm) {
+        Params params = params_of(comm.rank());
+        auto const plain = joinable::make_data_parallel(comm, params, {.bucket_cap_bytes = 16});
+        CHECK(plain->options().bucket_cap_bytes == 16);
+        CHECK(params[0].value == params_of(0)[0].value);
+        std::vector<double> means(3, comm.rank());
+        auto const with_buffers = joinable::make_data_parallel(
+            comm, params, joinable::buffers(means), {.find_unused = true}
+        );
+        CHECK(means == std::vector<double>(3, 0.0));
+        CHECK(with_buffers->options().find_unused);
+        with_buffers->forward([] {});
+        with_buffers->backward([&](auto ready) {
+            for (std::size_t i = 0; i < params.size(); ++i) {
+                for (std::size_t k = 0; k < params[i].value.size(); ++k) {
+                    params[i].g(k) = comm.rank();
+                }
+                ready(i);
+            }
+        });
+        CHECK(params[1].g(0) == 0.5 * (comm.size() - 1));
+    });
+}
+
 TEST_CASE("options that differ are refused on all ranks") {
     joinable::DataParallelOptions const others[] = {
         {.bucket_cap_bytes = 100},

@@ -1015,9 +1015,11 @@ std::string refusal(F const& f) {
 TEST_CASE("what cannot be sharded is refused with its name") {
     over_ranks({1, 2}, [](RankCommunicator& comm) {
         std::vector<Param<float>> none;
-        CHECK(refusal([&] {
-                  ZeroRedundancyOptimizer{comm, none, Sgd{}};
-              }) == "no parameter requires a gradient: there is nothing to step");
+        CHECK(
+            refusal([&] { ZeroRedundancyOptimizer{comm, none, Sgd{}}; }) ==
+            "the list of parameters is empty: there is nothing to step; give the parameters to train, with "
+            "requires_grad = true, or run without this optimizer"
+        );
         std::vector<Param<int>> integers = make_params<int>({3});
         CHECK(
             refusal([&] { ZeroRedundancyOptimizer{comm, integers, Sgd{}}; }) ==

@@ -209,7 +209,7 @@ JOINABLE_DEFINITION void Iteration::require_trained(std::size_t i) const {
     require_in_range(i, states_.size(), gradients_.rank());
     if (!gradients_.is_trained(i)) {
         throw ContractViolation{
-            gradients_.describe(i) + " was marked, but does not require a gradient"
+            concat(gradients_.describe(i), why_not_trained(gradients_.parameters()[i]))
         };
     }
 }

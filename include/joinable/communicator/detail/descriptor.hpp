@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/reduce_op.hpp>
@@ -92,6 +93,12 @@ struct Descriptor {
                collective == Collective::reduce_scatter || is_scaled(collective);
     }
 
+    /// Whether it looks like a sum of agreement_words. A sum of yours may look the same, so only texts ask.
+    [[nodiscard]] bool is_agreement() const noexcept {
+        return collective == Collective::all_reduce && dtype == DType::u64 && op == ReduceOp::sum &&
+               count == agreement_words;
+    }
+
     [[nodiscard]] std::string text() const {
         std::string said = concat(name_of(collective));
         if (has_counts) {
@@ -107,6 +114,9 @@ struct Descriptor {
         }
         if (collective == Collective::reduce || collective == Collective::gather) {
             said += concat(" to rank ", root);
+        }
+        if (is_agreement()) {
+            said += " (a guard's roll call or entry, or the making of a model)";
         }
         return said;
     }

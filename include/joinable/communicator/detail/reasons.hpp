@@ -98,13 +98,15 @@ reason_of_messages(int rank, int peer, std::string const& mine, std::string cons
 }
 
 /// Why ranks cannot run their collectives together, if these differ. `said_by(rank)` is that rank's
-/// Descriptor, or what has a text as it. Ranks that have the same ones find the same reason.
+/// Descriptor, or has text() and is_agreement() as a Descriptor has. Ranks that have the same ones find the same reason.
 template <class SaidBy>
 [[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
     auto const first = said_by(0);
     AbortReason reason{FailureKind::mismatch, {}, {}};
+    bool agrees = first.is_agreement(); // some rank
     for (int rank = 1; rank < size; ++rank) {
         if (auto const other = said_by(rank); !(other == first)) {
+            agrees = agrees || other.is_agreement();
             reason.ranks.push_back(rank);
             reason.message += concat(", rank ", rank, " ", other.text());
         }
@@ -114,6 +116,11 @@ template <class SaidBy>
     }
     reason.message =
         concat("ranks run different collectives: rank 0 ", first.text(), reason.message);
+    if (agrees) {
+        reason.message +=
+            "; joined ranks follow only the participants of their guard: give any other collective to an "
+            "Action or to shadowed(comm), and enter the same guards on all ranks, one after another";
+    }
     return reason;
 }
 

@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstddef>
 #include <functional>
+#include <type_traits>
 #include <utility>
 
 #include <joinable/communicator/shared_buffer.hpp>
@@ -84,6 +85,15 @@ void run_processes(int world_size, F body) {
     detail::run_processes_of(world_size, std::ref(body));
 }
 
+/// Explains what is missing.
+template <class F>
+void run_processes(F const&) {
+    static_assert(
+        std::is_void_v<F>,
+        "run_processes: the number of ranks comes first, as in run_processes(4, [](joinable::ProcessCommunicator& comm) "
+        "{ ... })"
+    );
+}
 /// Explains arguments in another order.
 template <class F>
     requires(!std::convertible_to<F, int>)

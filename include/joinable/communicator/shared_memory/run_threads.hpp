@@ -4,6 +4,7 @@
 #include <concepts>
 #include <exception>
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 #include <joinable/communicator/shared_memory/thread.hpp>
@@ -40,6 +41,15 @@ void run_threads(int world_size, F body) {
     detail::run_threads_of(world_size, std::ref(body));
 }
 
+/// Explains what is missing.
+template <class F>
+void run_threads(F const&) {
+    static_assert(
+        std::is_void_v<F>,
+        "run_threads: the number of ranks comes first, as in run_threads(4, [](joinable::ThreadCommunicator& comm) "
+        "{ ... })"
+    );
+}
 /// Explains arguments in another order.
 template <class F>
     requires(!std::convertible_to<F, int>)

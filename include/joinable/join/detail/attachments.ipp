@@ -119,8 +119,7 @@ JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
     }
     if (options.weight_per_input.value_or(0) > max_weight) {
         throw ContractViolation{
-            "JoinOptions::weight_per_input must be at most " + to_text(max_weight) + ", given " +
-            to_text(*options.weight_per_input)
+            "JoinOptions::weight_per_input: " + refusal_of(*options.weight_per_input)
         };
     }
 }

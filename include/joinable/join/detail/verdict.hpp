@@ -4,10 +4,13 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/config.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/join/options.hpp>
 
 /// @file
@@ -16,6 +19,14 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
+
+/// Says why a weight above max_weight is refused. A negative number became such a weight, and is one again.
+[[nodiscard]] inline std::string refusal_of(std::uint64_t weight) {
+    auto const given = static_cast<std::int64_t>(weight);
+    return given < 0
+               ? concat("a weight of ", given, " is negative; give the number of samples or tokens")
+               : concat("a weight of ", given, " is above the maximum of ", max_weight);
+}
 
 /// The contents of a roll call: one rank's contribution, or the sum over all ranks. encode() packs them
 /// into seven words: three counts of 20 bits share a word, and so do `code` and `silent`; `code` and
@@ -32,7 +43,7 @@ struct RollCallLanes {
     Agreement digest;               ///< the number of the round that the rank opens
     std::uint32_t silent = 0; ///< skips without a weight, so it agrees with weights and without
 
-    using Words = std::array<std::uint64_t, 7>;
+    using Words = std::array<std::uint64_t, agreement_words>;
 
     [[nodiscard]] Words encode() const noexcept;
     static RollCallLanes decode(Words const& words) noexcept;

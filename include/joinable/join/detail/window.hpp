@@ -36,9 +36,7 @@ struct Window {
     ///         all ranks; or it has a weight and the batches of the window have none, or the reverse.
     void require_continued(RoundNotice const& notice, std::uint64_t own) const {
         if (own > max_weight) {
-            throw ContractViolation{
-                concat("a weight of ", own, " is above the maximum of ", max_weight)
-            };
+            throw ContractViolation{refusal_of(own)};
         }
         if (notice.phase != Phase::train) {
             return;

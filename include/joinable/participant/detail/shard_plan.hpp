@@ -161,7 +161,12 @@ void cut_group(
         sizes.push_back(value.numel());
     }
     if (trained.empty()) {
-        throw ContractViolation{"no parameter requires a gradient: there is nothing to step"};
+        throw ContractViolation{concat(
+            group.parameters.size() == 0 ? "the list of parameters is empty"
+                                         : "no parameter requires a gradient",
+            ": there is nothing to step; give the parameters to train, with requires_grad = true, or run "
+            "without this optimizer"
+        )};
     }
     std::vector<int> all_owners = choices.owners;
     if (all_owners.empty() && !is_flat(options)) {

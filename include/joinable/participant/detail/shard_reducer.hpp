@@ -453,7 +453,7 @@ private:
     void require_trained(std::size_t i) const {
         require_in_range(i, states_.size(), static_cast<int>(comm_.rank()));
         if (states_[i] == State::frozen) {
-            throw ContractViolation{describe(i) + " was marked, but does not require a gradient"};
+            throw ContractViolation{concat(describe(i), why_not_trained(parameters_[i]))};
         }
     }
     void require(std::size_t i, std::string_view otherwise) const {

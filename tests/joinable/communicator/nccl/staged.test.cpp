@@ -127,7 +127,7 @@ struct Rank {
     cudaStream_t stream;
     StagedNcclCommunicator staged{comm};
     std::function<void(int)> before_sum = [](int) {};
-    joinable::Action<std::function<int()>, std::function<void()>, NcclCommunicator> count{
+    joinable::Action<NcclCommunicator, std::function<int()>, std::function<void()>> count{
         comm, [this] { return sum(1); }, [this] { static_cast<void>(sum(0)); }
     };
 };

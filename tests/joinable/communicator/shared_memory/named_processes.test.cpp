@@ -446,6 +446,28 @@ TEST_CASE("a rank that leaves is named by those who wait for it") {
     }
 }
 
+TEST_CASE("a rank whose thread that attached has ended is not said to have no process any more") {
+    std::string const job = fresh_job();
+    Processes processes;
+    processes.start([&] {
+        std::unique_ptr<ProcessCommunicator> comm;
+        std::jthread{[&] { comm.reset(new ProcessCommunicator{attach(1, 2, job)}); }}.join();
+        while (!comm->is_aborted()) {
+            std::this_thread::yield();
+        }
+    });
+    processes.start([&] {
+        auto comm = attach(0, 2, job);
+        CHECK_THROWS_WITH_AS(
+            comm.barrier(),
+            "rank 1 failed: its process died, or the thread that called attach() ended",
+            PeerFailed
+        );
+    });
+    CHECK(processes.wait() == 0);
+    CHECK(processes.wait() == 0);
+}
+
 TEST_CASE("the thread that attaches may be another one than that which leaves") {
     std::string const job = fresh_job();
     Processes processes;

@@ -66,6 +66,30 @@ TEST_CASE("ranks of one color form a group, in the order of their keys") {
     });
 }
 
+/// Converts to a group that is made where it is kept.
+template <class Comm>
+struct Split {
+    Comm& comm;
+    operator Comm() const { return comm.split(0, comm.rank()); }
+};
+
+TEST_CASE("a communicator cannot be moved, and its type says so; a group is made by new and emplace"
+) {
+    run_all_ranks({2}, [](auto& comm) {
+        using Comm = std::remove_reference_t<decltype(comm)>;
+        CHECK_FALSE(std::is_copy_constructible_v<Comm>);
+        CHECK_FALSE(std::is_move_constructible_v<Comm>);
+        CHECK_FALSE((std::is_constructible_v<Comm, int>));
+        std::unique_ptr<Comm> const owned{new Comm(comm.split(0, comm.rank()))};
+        std::optional<Comm> kept;
+        kept.emplace(Split<Comm>{comm});
+        auto const made = std::make_unique<Comm>(Split<Comm>{comm});
+        CHECK(sum_of_ones(*owned) == comm.size());
+        CHECK(sum_of_ones(*kept) == comm.size());
+        CHECK(sum_of_ones(*made) == comm.size());
+    });
+}
+
 TEST_CASE("equal keys keep the order of the ranks") {
     run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         auto const group = comm.split(5, 0);

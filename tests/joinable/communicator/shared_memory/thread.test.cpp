@@ -23,6 +23,8 @@
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/self.hpp>
+#include <joinable/join/guard.hpp>
+#include <joinable/participant/action.hpp>
 
 namespace {
 
@@ -411,6 +413,38 @@ TEST_CASE("ranks that say different things all throw Mismatch, and no data moves
     check_mismatch(
         reduce(4, DType::i32, ReduceOp::sum), reduce(1000, DType::i32, ReduceOp::sum), "of 1000 i32"
     );
+}
+
+TEST_CASE("a collective beside a guard is told from the roll call that it meets, with the remedy") {
+    run_all_ranks({2, 3}, [](auto& comm) {
+        std::string text;
+        try {
+            joinable::Action count{comm, [&] { comm.barrier(); }, [&] { comm.barrier(); }};
+            joinable::Join guard{joinable::participants(count)};
+            float loss = 1;
+            for (int i = 0; i <= comm.rank(); ++i) {
+                count();
+                if (comm.rank() > 0) {
+                    comm.all_reduce({&loss, 1, DType::f32}, ReduceOp::sum).wait();
+                }
+            }
+            guard.finish();
+        } catch (joinable::Mismatch const& error) {
+            text = error.what();
+        }
+        CHECK(
+            text.find(
+                "rank 0 all_reduce of 7 u64 with sum (a guard's roll call or entry, or the making of a "
+                "model), rank 1 all_reduce of 1 f32 with sum"
+            ) != std::string::npos
+        );
+        CHECK(
+            text.find(
+                "; joined ranks follow only the participants of their guard: give any other collective "
+                "to an Action or to shadowed(comm)"
+            ) != std::string::npos
+        );
+    });
 }
 
 TEST_CASE("bad arguments are refused before any data moves, and the communicator stays usable") {

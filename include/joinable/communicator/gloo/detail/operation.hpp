@@ -34,12 +34,14 @@ struct GlooSignature {
             said.word() | (said.has_counts ? 1ULL << 24U : 0U) | std::uint64_t{said.count} << 25U
         };
     }
-    [[nodiscard]] std::string text() const {
-        return word == split
-                   ? "split"
-                   : Descriptor::of_word(word & 0xff'ffffU, word >> 25U, (word >> 24U & 1U) != 0)
-                         .text();
+    /// @pre it is not `split`
+    [[nodiscard]] Descriptor descriptor() const noexcept {
+        return Descriptor::of_word(word & 0xff'ffffU, word >> 25U, (word >> 24U & 1U) != 0);
     }
+    [[nodiscard]] bool is_agreement() const noexcept {
+        return word != split && descriptor().is_agreement();
+    }
+    [[nodiscard]] std::string text() const { return word == split ? "split" : descriptor().text(); }
     friend bool operator==(GlooSignature, GlooSignature) = default;
 };
 

@@ -102,6 +102,7 @@ private:
         friend bool operator==(Said const& a, Said const& b) noexcept {
             return a.signature == b.signature && a.table == b.table;
         }
+        [[nodiscard]] bool is_agreement() const noexcept { return signature.is_agreement(); }
         [[nodiscard]] std::string text() const {
             return table == 0 ? signature.text()
                               : concat(signature.text(), ", whose counts have the hash ", table);

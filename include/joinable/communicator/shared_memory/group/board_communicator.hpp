@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <utility>
 #include <vector>
 
@@ -57,7 +58,9 @@ protected:
         int rank;
     };
 
+    // Without the constraint it would take the place of the copy that is deleted above.
     template <class... Arguments>
+        requires std::constructible_from<Rank, Arguments...>
     explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
     /// The rank leaves its group: ranks that wait for it throw PeerFailed. Nothing in a process that

@@ -104,9 +104,12 @@ public:
             for (int other = 0; other < board().size(); ++other) {
                 Member& member = table().member(other);
                 if (other != rank_ && member.has_died()) {
-                    bool const is_here = member.has_failed();
                     group().mark_dead(
-                        other, is_here ? "it could not attach" : "its process died", rank_
+                        other,
+                        member.has_failed()
+                            ? "it could not attach"
+                            : "its process died, or the thread that called attach() ended",
+                        rank_
                     );
                 }
             }

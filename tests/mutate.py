@@ -108,6 +108,16 @@ MUTATIONS = [
         "static_cast<std::size_t>(said.op) < reduce_op_count &&", "",
         "communicator/tcp/faults.test.cpp", "a rank that breaks the protocol*",
     ),
+    Mutation(
+        "what-was-answered-is-due", "communicator/tcp/detail/socket.ipp",
+        "(info.tcpi_unacked != 0 && is_sent_since)", "info.tcpi_unacked != 0",
+        "communicator/tcp/silence.test.cpp", "a machine whose program does not read*",
+    ),
+    Mutation(
+        "time-between-looks-is-silence", "communicator/tcp/detail/socket.ipp",
+        " || now - last.age > *silent_since_) {", ") {",
+        "communicator/tcp/silence.test.cpp", "a machine with nothing to acknowledge*",
+    ),
     # -- unused parameters --------------------------------------------------------------------------
     Mutation(
         "graph-takes-what-no-rank-used", "bucket/detail/iteration.ipp",

@@ -102,6 +102,17 @@ MUTATIONS = [
         "if (!has_memory(gradient)) {", "if (false) {",
         "participant/data_parallel.test.cpp", "*null pointer*,*loses its memory*",
     ),
+    # -- ranks as processes ----------------------------------------------------------------------------
+    Mutation(
+        "ranks-lack-threads", "communicator/shared_memory/run_processes.ipp",
+        "if (others != 0 && !options.other_threads) {", "if (false) {",
+        "communicator/shared_memory/process.test.cpp", "a process with other threads*",
+    ),
+    Mutation(
+        "a-joined-thread-counts", "communicator/shared_memory/run_processes.ipp",
+        "for (; others > 0 && patience.count() > 0; --patience) {", "for (; false;) {",
+        "communicator/shared_memory/process.test.cpp", "a process with other threads*",
+    ),
     # -- what rank 0 takes from ranks by TCP -----------------------------------------------------------
     Mutation(
         "tcp-takes-any-operation", "communicator/tcp/detail/collectives.ipp",

@@ -226,6 +226,19 @@ inline void widen(EightHalves const&, EightFloats&) noexcept {}
 inline void narrow(EightFloats const&, EightHalves&) noexcept {}
 #endif
 
+/// Whether the thread sanitizer runs a thread of its own in this program.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool has_thread_sanitizer = true;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+inline constexpr bool has_thread_sanitizer = true;
+#else
+inline constexpr bool has_thread_sanitizer = false;
+#endif
+#else
+inline constexpr bool has_thread_sanitizer = false;
+#endif
+
 /// Tells the core that this is a spin loop, so that the sibling thread gets the resources.
 inline void cpu_relax() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -22033,7 +22046,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// that are left.
 class ChildProcesses {
 public:
-    explicit ChildProcesses(ProcessSegment& segment);
+    /// `other_threads` is the number of threads that the processes do not get.
+    explicit ChildProcesses(ProcessSegment& segment, int other_threads = 0);
     ~ChildProcesses();
     ChildProcesses(ChildProcesses const&) = delete;
     ChildProcesses& operator=(ChildProcesses const&) = delete;
@@ -22052,6 +22066,10 @@ public:
     [[nodiscard]] std::string const& death(int rank) const noexcept {
         return deaths_[static_cast<std::size_t>(rank)];
     }
+
+    /// Why processes that had to be killed may have been stuck, for the end of an error's text.
+    /// Empty if none was, or if they lack no thread.
+    [[nodiscard]] std::string killed_text() const;
 
 private:
     struct Child {
@@ -22083,6 +22101,8 @@ private:
     std::vector<Child> children_;
     std::vector<std::string> deaths_;
     std::vector<int> unburied_; ///< ranks
+    std::vector<int> killed_;   ///< ranks that did not end by themselves
+    int other_threads_;
     std::vector<pollfd> waited_for_;
     bool has_failure_ = false;
 };
@@ -22104,7 +22124,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION ChildProcesses::ChildProcesses(ProcessSegment& segment) : segment_{segment} {
+JOINABLE_DEFINITION ChildProcesses::ChildProcesses(ProcessSegment& segment, int other_threads)
+    : segment_{segment}, other_threads_{other_threads} {
     auto const size = static_cast<std::size_t>(segment.board().size());
     children_.reserve(size);
     deaths_.resize(size);
@@ -22176,6 +22197,7 @@ JOINABLE_DEFINITION void ChildProcesses::wait() {
                 } else { // no failure of its own, but a consequence of others
                     end(child);
                     reap(child);
+                    killed_.push_back(child.rank);
                 }
                 close(child.handle);
             }
@@ -22185,6 +22207,22 @@ JOINABLE_DEFINITION void ChildProcesses::wait() {
             limit = end_of_wait(longest_deadline());
         }
     }
+}
+
+JOINABLE_DEFINITION std::string ChildProcesses::killed_text() const {
+    if (killed_.empty() || other_threads_ == 0) {
+        return {};
+    }
+    std::vector<int> ranks = killed_;
+    std::sort(ranks.begin(), ranks.end());
+    return concat(
+        "; ",
+        ranks_text(ranks),
+        " had to be killed: this process had ",
+        other_threads_ + 1,
+        " threads when it was forked, and a rank gets one of them; if it waits for another (of "
+        "OpenMP, a BLAS), call run_processes before threads start"
+    );
 }
 
 JOINABLE_DEFINITION int ChildProcesses::reap(Child const& child) noexcept {
@@ -22254,6 +22292,13 @@ JOINABLE_DEFINITION int ChildProcesses::milliseconds_until(std::chrono::steady_c
 
 namespace joinable { inline namespace v0 {
 
+/// How run_processes() starts ranks.
+struct ProcessOptions {
+    /// Starts them although this process has other threads. The body then uses nothing that waits
+    /// for one of these, such as OpenMP after its first parallel loop.
+    bool other_threads = false;
+};
+
 namespace detail {
 
 /// Runs one rank in its new process, until the process exits.
@@ -22261,13 +22306,21 @@ namespace detail {
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
 ) noexcept;
 
+/// The number of threads of this process beside this one; 0 if the system does not tell. A thread
+/// that was joined may be listed for a moment: while there are others, it asks again for `patience`.
+[[nodiscard]] int count_other_threads(std::chrono::milliseconds patience);
+
 /// Throws the error of the first rank that failed by itself, not because of another. If several
 /// did, it is the one that the abort names.
 void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children);
 
 /// The part of run_processes() that does not depend on the body's type, so that it is compiled
 /// once.
-void run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body);
+void run_processes_of(
+    int world_size,
+    std::function<void(ProcessCommunicator&)> const& body,
+    ProcessOptions const& options
+);
 
 } // namespace detail
 
@@ -22301,18 +22354,23 @@ template <class T>
 /// see their changes, except in a shared_buffer(). Each ends with its body; destructors of static
 /// objects do not run. They are killed if this process dies or this thread ends.
 ///
+/// A rank that waits for a thread that it does not have never returns, and no deadline ends that.
+/// OpenMP and libraries of linear algebra keep threads after their first use, so call this before.
+/// A process with other threads is refused unless `options` say `{.other_threads = true}`. The
+/// thread sanitizer has a thread of its own, so under it nothing is counted.
+///
 /// If a body throws or a process dies, the waits of the other ranks throw PeerFailed. Ranks that
 /// have not ended after one more deadline, the longest that any of them has set, are killed.
 /// @throws PeerFailed          with the number and the text of the rank that failed first.
-/// @throws ContractViolation   world_size is below 1.
+/// @throws ContractViolation   world_size is below 1, or this process has other threads.
 /// @throws CommunicationError  the system has no memory or no processes for the ranks.
 template <class F>
-void run_processes(int world_size, F body) {
+void run_processes(int world_size, F body, ProcessOptions options = {}) {
     static_assert(
         std::invocable<F&, ProcessCommunicator&>,
         "run_processes: each rank calls body(ProcessCommunicator&), which this body does not take"
     );
-    detail::run_processes_of(world_size, std::ref(body));
+    detail::run_processes_of(world_size, std::ref(body), options);
 }
 
 /// Explains arguments in another order.
@@ -22335,8 +22393,13 @@ void run_processes(F const&, int) {
 
 #if defined(__linux__)
 
+#include <chrono>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -22363,6 +22426,20 @@ JOINABLE_DEFINITION void run_rank(
     _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
 }
 
+JOINABLE_DEFINITION int count_other_threads(std::chrono::milliseconds patience) {
+    auto const count = [] {
+        std::error_code error;
+        std::filesystem::directory_iterator const tasks{"/proc/self/task", error};
+        return error ? 0 : static_cast<int>(std::distance(begin(tasks), end(tasks))) - 1;
+    };
+    int others = count();
+    for (; others > 0 && patience.count() > 0; --patience) {
+        std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        others = count();
+    }
+    return others;
+}
+
 JOINABLE_DEFINITION void
 throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
     int const size = segment.board().size();
@@ -22378,7 +22455,9 @@ throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
         bool const is_own = failures.back().ranks.empty();
         failures.back() = blamed_on(rank, failures.back());
         if (is_own) {
-            throw PeerFailed{failures.back().ranks, failures.back().message};
+            throw PeerFailed{
+                failures.back().ranks, failures.back().message + children.killed_text()
+            };
         }
     };
     if (segment.board().is_aborted()) {
@@ -22392,14 +22471,28 @@ throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
         look_at(rank);
     }
     if (!failures.empty()) {
-        throw PeerFailed{failures.front().ranks, failures.front().message};
+        throw PeerFailed{failures.front().ranks, failures.front().message + children.killed_text()};
     }
 }
 
-JOINABLE_DEFINITION void
-run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body) {
+JOINABLE_DEFINITION void run_processes_of(
+    int world_size,
+    std::function<void(ProcessCommunicator&)> const& body,
+    ProcessOptions const& options
+) {
+    std::chrono::seconds const patience{options.other_threads ? 0 : 1};
+    int const others = has_thread_sanitizer ? 0 : count_other_threads(patience);
+    if (others != 0 && !options.other_threads) {
+        throw ContractViolation{concat(
+            "run_processes: expected a process with one thread, but it has ",
+            others == 1 ? "another thread" : concat(others, " other threads"),
+            ", which its ranks do not get: a rank that waits for such a thread (of OpenMP, a BLAS) "
+            "hangs for ever; call run_processes before threads start, or give it "
+            "{.other_threads = true} if the ranks need none"
+        )};
+    }
     ProcessSegment segment{world_size};
-    ChildProcesses children{segment};
+    ChildProcesses children{segment, others};
     std::fflush(nullptr); // else each rank would print this process's buffered output again
     for (int rank = 0; rank < world_size; ++rank) {
         if (children.start()) {

@@ -22395,10 +22395,8 @@ void run_processes(F const&, int) {
 
 #include <chrono>
 #include <cstdio>
+#include <dirent.h>
 #include <exception>
-#include <filesystem>
-#include <iterator>
-#include <system_error>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -22428,9 +22426,16 @@ JOINABLE_DEFINITION void run_rank(
 
 JOINABLE_DEFINITION int count_other_threads(std::chrono::milliseconds patience) {
     auto const count = [] {
-        std::error_code error;
-        std::filesystem::directory_iterator const tasks{"/proc/self/task", error};
-        return error ? 0 : static_cast<int>(std::distance(begin(tasks), end(tasks))) - 1;
+        DIR* const tasks = opendir("/proc/self/task");
+        if (tasks == nullptr) {
+            return 0;
+        }
+        int others = -1;
+        while (dirent const* const task = readdir(tasks)) {
+            others += task->d_name[0] != '.' ? 1 : 0;
+        }
+        closedir(tasks);
+        return others;
     };
     int others = count();
     for (; others > 0 && patience.count() > 0; --patience) {

@@ -102,6 +102,11 @@ MUTATIONS = [
         "if (!has_memory(gradient)) {", "if (false) {",
         "participant/data_parallel.test.cpp", "*null pointer*,*loses its memory*",
     ),
+    Mutation(
+        "refused-views-take-values", "participant/sharded_optimizer.hpp",
+        "group.buckets->leave();", "",
+        "participant/bucket_values.test.cpp", "values that cannot lie in buckets*",
+    ),
     # -- ranks as processes ----------------------------------------------------------------------------
     Mutation(
         "ranks-lack-threads", "communicator/shared_memory/run_processes.ipp",

@@ -107,6 +107,16 @@ MUTATIONS = [
         "group.buckets->leave();", "",
         "participant/bucket_values.test.cpp", "values that cannot lie in buckets*",
     ),
+    Mutation(
+        "a-setting-of-any-text", "checkpoint/detail/settings.hpp",
+        'if (text != "true" && text != "false") {', "if (false) {",
+        "checkpoint/checkpoint.test.cpp", "a file with a setting*",
+    ),
+    Mutation(
+        "settings-that-depend-on-others", "checkpoint/detail/settings.hpp",
+        "is_changed && pass < 3", "is_changed && pass < 1",
+        "checkpoint/checkpoint.test.cpp", "settings of every type*",
+    ),
     # -- ranks as processes ----------------------------------------------------------------------------
     Mutation(
         "ranks-lack-threads", "communicator/shared_memory/run_processes.ipp",

@@ -117,6 +117,11 @@ MUTATIONS = [
         "is_changed && pass < 3", "is_changed && pass < 1",
         "checkpoint/checkpoint.test.cpp", "settings of every type*",
     ),
+    Mutation(
+        "strides-beyond-the-memory", "tensor/shape.hpp",
+        "if (bytes > storage_bytes) {", "if (false) {",
+        "tensor/any_view.test.cpp", "strides that lead out*",
+    ),
     # -- ranks as processes ----------------------------------------------------------------------------
     Mutation(
         "ranks-lack-threads", "communicator/shared_memory/run_processes.ipp",

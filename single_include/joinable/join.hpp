@@ -930,6 +930,20 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
     return last + 1;
 }
 
+/// @throws ContractViolation  the view spans more than these bytes.
+constexpr void check_storage(
+    Shape const& extents, Shape const& strides, std::size_t element_bytes, std::size_t storage_bytes
+) {
+    std::size_t const bytes = checked_reach(extents, strides, element_bytes) * element_bytes;
+    if (bytes > storage_bytes) {
+        throw ContractViolation{
+            "a tensor of extents " + to_text(extents) + " and strides " + to_text(strides) +
+            " spans " + to_text(bytes) + " bytes, but its memory has " + to_text(storage_bytes) +
+            "; strides are in elements of " + to_text(element_bytes) + " bytes, not in bytes"
+        };
+    }
+}
+
 } // namespace detail
 
 }} // namespace joinable::v0
@@ -974,6 +988,9 @@ struct DeviceId {
 /// | `static U const* data(T const& t);`              | to be read                               |
 /// | `static auto extents(T const& t);`               | a range of integers, at most 8           |
 /// | `static auto strides(T const& t);`               | optional, in elements; else dense        |
+/// | `static std::size_t storage_bytes(T const& t);`  | optional: the bytes from data(t) to the  |
+/// |                                                  | end of its memory, which extents and     |
+/// |                                                  | strides may not exceed                   |
 /// | `static DeviceId device(T const& t);`            | optional; else the host                  |
 /// | `static constexpr bool is_column_major = true;`  | optional: the first dimension varies     |
 /// |                                                  | fastest; else the last one does          |
@@ -1056,6 +1073,11 @@ concept has_strides = requires(std::remove_cvref_t<T> const& t) {
 };
 
 template <class T>
+concept has_storage_bytes = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::storage_bytes(t) } -> std::same_as<std::size_t>;
+};
+
+template <class T>
 concept has_device = requires(std::remove_cvref_t<T> const& t) {
     { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
 };
@@ -1079,6 +1101,15 @@ concept has_other_strides =
         traits_of<T>::strides(t);
     } || requires {
         requires takes_others<decltype(&traits_of<T>::strides), std::remove_cvref_t<T> const&>;
+    });
+template <class T>
+concept has_other_storage_bytes =
+    !has_storage_bytes<T> && (requires(std::remove_cvref_t<T> const& t) {
+        traits_of<T>::storage_bytes(t);
+    } || requires {
+        requires takes_others<
+            decltype(&traits_of<T>::storage_bytes),
+            std::remove_cvref_t<T> const&>;
     });
 template <class T>
 concept has_other_device =
@@ -1139,6 +1170,7 @@ Shape shape_of(Range const& range) {
 /// | `traits::data(t)`                         | a pointer           | the first element                        |
 /// | `traits::extents(t)`                      | a range of integers | one per dimension, at most 8             |
 /// | `traits::strides(t)` (optional)           | a range of integers | in elements; dense without it            |
+/// | `traits::storage_bytes(t)` (optional)     | `std::size_t`       | memory from data(t) on, for checks       |
 /// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
 /// | `traits::is_column_major` (optional)      | `bool`              | which dimension varies fastest: the first |
 /// |                                           |                     | if true, the last without it             |
@@ -1230,6 +1262,10 @@ consteval bool models_tensor() {
             !detail::has_other_strides<T>,
             "Tensor: tensor_traits::strides must be 'static auto strides(T const&)' and return a range of "
             "integers"
+        );
+        static_assert(
+            !detail::has_other_storage_bytes<T>,
+            "Tensor: tensor_traits::storage_bytes must be 'static std::size_t storage_bytes(T const&)'"
         );
         static_assert(
             !detail::has_other_device<T>,
@@ -1560,7 +1596,16 @@ public:
               joinable::extents(tensor),
               joinable::strides(tensor),
               joinable::device(tensor)
-          } {}
+          } {
+        if constexpr (detail::has_storage_bytes<T>) {
+            detail::check_storage(
+                extents_,
+                strides_,
+                size_of(dtype_),
+                detail::traits_of<T>::storage_bytes(std::as_const(tensor))
+            );
+        }
+    }
 
     /// @throws ContractViolation  extents and strides differ in number, one is negative (a signed
     ///                            number converted to std::size_t), or the view is larger than

@@ -123,11 +123,52 @@ MUTATIONS = [
         "return given < 0\n", "return false\n",
         "join/schedule.test.cpp", "a period of 0*",
     ),
+    Mutation(
+        "refused-views-take-values", "participant/sharded_optimizer.hpp",
+        "group.buckets->leave();", "",
+        "participant/bucket_values.test.cpp", "values that cannot lie in buckets*",
+    ),
+    Mutation(
+        "a-setting-of-any-text", "checkpoint/detail/settings.hpp",
+        'if (text != "true" && text != "false") {', "if (false) {",
+        "checkpoint/checkpoint.test.cpp", "a file with a setting*",
+    ),
+    Mutation(
+        "settings-that-depend-on-others", "checkpoint/detail/settings.hpp",
+        "is_changed && pass < 3", "is_changed && pass < 1",
+        "checkpoint/checkpoint.test.cpp", "settings of every type*",
+    ),
+    Mutation(
+        "strides-beyond-the-memory", "tensor/shape.hpp",
+        "if (bytes > storage_bytes) {", "if (false) {",
+        "tensor/any_view.test.cpp", "strides that lead out*",
+    ),
+    # -- ranks as processes ----------------------------------------------------------------------------
+    Mutation(
+        "ranks-lack-threads", "communicator/shared_memory/run_processes.ipp",
+        "if (others != 0 && !options.other_threads) {", "if (false) {",
+        "communicator/shared_memory/process.test.cpp", "a process with other threads*",
+    ),
+    Mutation(
+        "a-joined-thread-counts", "communicator/shared_memory/run_processes.ipp",
+        "for (; others > 0 && patience.count() > 0; --patience) {", "for (; false;) {",
+        "communicator/shared_memory/process.test.cpp", "a process with other threads*",
+    ),
     # -- what rank 0 takes from ranks by TCP -----------------------------------------------------------
     Mutation(
         "tcp-takes-any-operation", "communicator/tcp/detail/collectives.ipp",
         "static_cast<std::size_t>(said.op) < reduce_op_count &&", "",
         "communicator/tcp/faults.test.cpp", "a rank that breaks the protocol*",
+    ),
+    Mutation(
+        "what-was-answered-is-due", "communicator/tcp/detail/socket.ipp",
+        "(info.tcpi_unacked != 0 && is_sent_since)", "info.tcpi_unacked != 0",
+        "communicator/tcp/silence.test.cpp", "a machine whose program does not read*",
+    ),
+    Mutation(
+        "time-between-looks-is-silence", "communicator/tcp/detail/socket.ipp",
+        " || now - last.age > *silent_since_) {", ") {",
+        "communicator/tcp/silence.test.cpp", "a machine with nothing to acknowledge*",
     ),
     # -- unused parameters --------------------------------------------------------------------------
     Mutation(

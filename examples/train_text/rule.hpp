@@ -40,6 +40,12 @@ public:
         );
     }
 
+    /// For ranks to compare, and for checkpoints.
+    void agree_on(joinable::AgreementList& list) const {
+        list.add("rule", choice_.index());
+        std::visit([&](auto const& rule) { rule.agree_on(list); }, choice_);
+    }
+
 private:
     Choice choice_;
 };

@@ -191,6 +191,19 @@ inline void widen(EightHalves const&, EightFloats&) noexcept {}
 inline void narrow(EightFloats const&, EightHalves&) noexcept {}
 #endif
 
+/// Whether the thread sanitizer runs a thread of its own in this program.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool has_thread_sanitizer = true;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+inline constexpr bool has_thread_sanitizer = true;
+#else
+inline constexpr bool has_thread_sanitizer = false;
+#endif
+#else
+inline constexpr bool has_thread_sanitizer = false;
+#endif
+
 /// Tells the core that this is a spin loop, so that the sibling thread gets the resources.
 inline void cpu_relax() noexcept {
 #if defined(__x86_64__) || defined(__i386__)

@@ -229,6 +229,19 @@ inline void widen(EightHalves const&, EightFloats&) noexcept {}
 inline void narrow(EightFloats const&, EightHalves&) noexcept {}
 #endif
 
+/// Whether the thread sanitizer runs a thread of its own in this program.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool has_thread_sanitizer = true;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+inline constexpr bool has_thread_sanitizer = true;
+#else
+inline constexpr bool has_thread_sanitizer = false;
+#endif
+#else
+inline constexpr bool has_thread_sanitizer = false;
+#endif
+
 /// Tells the core that this is a spin loop, so that the sibling thread gets the resources.
 inline void cpu_relax() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -920,6 +933,20 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
     return last + 1;
 }
 
+/// @throws ContractViolation  the view spans more than these bytes.
+constexpr void check_storage(
+    Shape const& extents, Shape const& strides, std::size_t element_bytes, std::size_t storage_bytes
+) {
+    std::size_t const bytes = checked_reach(extents, strides, element_bytes) * element_bytes;
+    if (bytes > storage_bytes) {
+        throw ContractViolation{
+            "a tensor of extents " + to_text(extents) + " and strides " + to_text(strides) +
+            " spans " + to_text(bytes) + " bytes, but its memory has " + to_text(storage_bytes) +
+            "; strides are in elements of " + to_text(element_bytes) + " bytes, not in bytes"
+        };
+    }
+}
+
 } // namespace detail
 
 }} // namespace joinable::v0
@@ -964,6 +991,9 @@ struct DeviceId {
 /// | `static U const* data(T const& t);`              | to be read                               |
 /// | `static auto extents(T const& t);`               | a range of integers, at most 8           |
 /// | `static auto strides(T const& t);`               | optional, in elements; else dense        |
+/// | `static std::size_t storage_bytes(T const& t);`  | optional: the bytes from data(t) to the  |
+/// |                                                  | end of its memory, which extents and     |
+/// |                                                  | strides may not exceed                   |
 /// | `static DeviceId device(T const& t);`            | optional; else the host                  |
 /// | `static constexpr bool is_column_major = true;`  | optional: the first dimension varies     |
 /// |                                                  | fastest; else the last one does          |
@@ -1046,6 +1076,11 @@ concept has_strides = requires(std::remove_cvref_t<T> const& t) {
 };
 
 template <class T>
+concept has_storage_bytes = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::storage_bytes(t) } -> std::same_as<std::size_t>;
+};
+
+template <class T>
 concept has_device = requires(std::remove_cvref_t<T> const& t) {
     { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
 };
@@ -1069,6 +1104,15 @@ concept has_other_strides =
         traits_of<T>::strides(t);
     } || requires {
         requires takes_others<decltype(&traits_of<T>::strides), std::remove_cvref_t<T> const&>;
+    });
+template <class T>
+concept has_other_storage_bytes =
+    !has_storage_bytes<T> && (requires(std::remove_cvref_t<T> const& t) {
+        traits_of<T>::storage_bytes(t);
+    } || requires {
+        requires takes_others<
+            decltype(&traits_of<T>::storage_bytes),
+            std::remove_cvref_t<T> const&>;
     });
 template <class T>
 concept has_other_device =
@@ -1129,6 +1173,7 @@ Shape shape_of(Range const& range) {
 /// | `traits::data(t)`                         | a pointer           | the first element                        |
 /// | `traits::extents(t)`                      | a range of integers | one per dimension, at most 8             |
 /// | `traits::strides(t)` (optional)           | a range of integers | in elements; dense without it            |
+/// | `traits::storage_bytes(t)` (optional)     | `std::size_t`       | memory from data(t) on, for checks       |
 /// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
 /// | `traits::is_column_major` (optional)      | `bool`              | which dimension varies fastest: the first |
 /// |                                           |                     | if true, the last without it             |
@@ -1227,6 +1272,10 @@ consteval bool models_tensor() {
             !detail::has_other_strides<T>,
             "Tensor: tensor_traits::strides must be 'static auto strides(T const&)' and return a range of "
             "integers"
+        );
+        static_assert(
+            !detail::has_other_storage_bytes<T>,
+            "Tensor: tensor_traits::storage_bytes must be 'static std::size_t storage_bytes(T const&)'"
         );
         static_assert(
             !detail::has_other_device<T>,
@@ -1578,7 +1627,16 @@ public:
               joinable::extents(tensor),
               joinable::strides(tensor),
               joinable::device(tensor)
-          } {}
+          } {
+        if constexpr (detail::has_storage_bytes<T>) {
+            detail::check_storage(
+                extents_,
+                strides_,
+                size_of(dtype_),
+                detail::traits_of<T>::storage_bytes(std::as_const(tensor))
+            );
+        }
+    }
 
     /// @throws ContractViolation  extents and strides differ in number, one is negative (a signed
     ///                            number converted to std::size_t), or the view is larger than
@@ -5366,6 +5424,40 @@ std::string agreed_text(V const& value, bool is_inside = false) {
     }
 }
 
+/// What an agreed value is in memory: an enumerator as its number.
+enum class AgreedType : std::uint8_t {
+    other,
+    boolean,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+    f32,
+    f64
+};
+template <class V>
+consteval AgreedType agreed_type() {
+    if constexpr (std::is_same_v<V, bool>) {
+        return AgreedType::boolean;
+    } else if constexpr (std::is_enum_v<V>) {
+        return agreed_type<std::underlying_type_t<V>>();
+    } else if constexpr (std::is_same_v<V, float>) {
+        return AgreedType::f32;
+    } else if constexpr (std::is_same_v<V, double>) {
+        return AgreedType::f64;
+    } else if constexpr (std::is_integral_v<V> && sizeof(V) <= 8) {
+        constexpr int first = std::is_signed_v<V> ? static_cast<int>(AgreedType::i8)
+                                                  : static_cast<int>(AgreedType::u8);
+        return static_cast<AgreedType>(first + std::countr_zero(sizeof(V)));
+    } else {
+        return AgreedType::other;
+    }
+}
+
 } // namespace detail
 
 /// The labels and values that must be the same on all ranks, in the order in which they are
@@ -5384,6 +5476,7 @@ public:
             "of these"
         );
         items_.push_back({title_ + std::string{label}, detail::agreed_text(value)});
+        places_.push_back({&value, detail::agreed_type<V>()});
     }
 
     /// The labels of the following items begin with `title`, such as "options differ: ".
@@ -5394,6 +5487,13 @@ public:
         std::string value;
     };
     [[nodiscard]] std::vector<Item> const& items() const noexcept { return items_; }
+
+    /// Where the value of an item was when it was added. A checkpoint sets members there.
+    struct Place {
+        void const* at;
+        detail::AgreedType type;
+    };
+    [[nodiscard]] std::vector<Place> const& places() const noexcept { return places_; }
 
     /// The hash of an item; 0 beyond the last one.
     [[nodiscard]] std::uint64_t hash(std::size_t i) const noexcept {
@@ -5429,6 +5529,7 @@ private:
 
     std::string title_;
     std::vector<Item> items_;
+    std::vector<Place> places_; ///< one for each item
 };
 
 }} // namespace joinable::v0
@@ -23562,7 +23663,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// that are left.
 class ChildProcesses {
 public:
-    explicit ChildProcesses(ProcessSegment& segment);
+    /// `other_threads` is the number of threads that the processes do not get.
+    explicit ChildProcesses(ProcessSegment& segment, int other_threads = 0);
     ~ChildProcesses();
     ChildProcesses(ChildProcesses const&) = delete;
     ChildProcesses& operator=(ChildProcesses const&) = delete;
@@ -23581,6 +23683,10 @@ public:
     [[nodiscard]] std::string const& death(int rank) const noexcept {
         return deaths_[static_cast<std::size_t>(rank)];
     }
+
+    /// Why processes that had to be killed may have been stuck, for the end of an error's text.
+    /// Empty if none was, or if they lack no thread.
+    [[nodiscard]] std::string killed_text() const;
 
 private:
     struct Child {
@@ -23612,6 +23718,8 @@ private:
     std::vector<Child> children_;
     std::vector<std::string> deaths_;
     std::vector<int> unburied_; ///< ranks
+    std::vector<int> killed_;   ///< ranks that did not end by themselves
+    int other_threads_;
     std::vector<pollfd> waited_for_;
     bool has_failure_ = false;
 };
@@ -23633,7 +23741,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION ChildProcesses::ChildProcesses(ProcessSegment& segment) : segment_{segment} {
+JOINABLE_DEFINITION ChildProcesses::ChildProcesses(ProcessSegment& segment, int other_threads)
+    : segment_{segment}, other_threads_{other_threads} {
     auto const size = static_cast<std::size_t>(segment.board().size());
     children_.reserve(size);
     deaths_.resize(size);
@@ -23705,6 +23814,7 @@ JOINABLE_DEFINITION void ChildProcesses::wait() {
                 } else { // no failure of its own, but a consequence of others
                     end(child);
                     reap(child);
+                    killed_.push_back(child.rank);
                 }
                 close(child.handle);
             }
@@ -23714,6 +23824,22 @@ JOINABLE_DEFINITION void ChildProcesses::wait() {
             limit = end_of_wait(longest_deadline());
         }
     }
+}
+
+JOINABLE_DEFINITION std::string ChildProcesses::killed_text() const {
+    if (killed_.empty() || other_threads_ == 0) {
+        return {};
+    }
+    std::vector<int> ranks = killed_;
+    std::sort(ranks.begin(), ranks.end());
+    return concat(
+        "; ",
+        ranks_text(ranks),
+        " had to be killed: this process had ",
+        other_threads_ + 1,
+        " threads when it was forked, and a rank gets one of them; if it waits for another (of "
+        "OpenMP, a BLAS), call run_processes before threads start"
+    );
 }
 
 JOINABLE_DEFINITION int ChildProcesses::reap(Child const& child) noexcept {
@@ -23783,6 +23909,13 @@ JOINABLE_DEFINITION int ChildProcesses::milliseconds_until(std::chrono::steady_c
 
 namespace joinable { inline namespace v0 {
 
+/// How run_processes() starts ranks.
+struct ProcessOptions {
+    /// Starts them although this process has other threads. The body then uses nothing that waits
+    /// for one of these, such as OpenMP after its first parallel loop.
+    bool other_threads = false;
+};
+
 namespace detail {
 
 /// Runs one rank in its new process, until the process exits.
@@ -23790,13 +23923,21 @@ namespace detail {
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
 ) noexcept;
 
+/// The number of threads of this process beside this one; 0 if the system does not tell. A thread
+/// that was joined may be listed for a moment: while there are others, it asks again for `patience`.
+[[nodiscard]] int count_other_threads(std::chrono::milliseconds patience);
+
 /// Throws the error of the first rank that failed by itself, not because of another. If several
 /// did, it is the one that the abort names.
 void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children);
 
 /// The part of run_processes() that does not depend on the body's type, so that it is compiled
 /// once.
-void run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body);
+void run_processes_of(
+    int world_size,
+    std::function<void(ProcessCommunicator&)> const& body,
+    ProcessOptions const& options
+);
 
 } // namespace detail
 
@@ -23830,18 +23971,23 @@ template <class T>
 /// see their changes, except in a shared_buffer(). Each ends with its body; destructors of static
 /// objects do not run. They are killed if this process dies or this thread ends.
 ///
+/// A rank that waits for a thread that it does not have never returns, and no deadline ends that.
+/// OpenMP and libraries of linear algebra keep threads after their first use, so call this before.
+/// A process with other threads is refused unless `options` say `{.other_threads = true}`. The
+/// thread sanitizer has a thread of its own, so under it nothing is counted.
+///
 /// If a body throws or a process dies, the waits of the other ranks throw PeerFailed. Ranks that
 /// have not ended after one more deadline, the longest that any of them has set, are killed.
 /// @throws PeerFailed          with the number and the text of the rank that failed first.
-/// @throws ContractViolation   world_size is below 1.
+/// @throws ContractViolation   world_size is below 1, or this process has other threads.
 /// @throws CommunicationError  the system has no memory or no processes for the ranks.
 template <class F>
-void run_processes(int world_size, F body) {
+void run_processes(int world_size, F body, ProcessOptions options = {}) {
     static_assert(
         std::invocable<F&, ProcessCommunicator&>,
         "run_processes: each rank calls body(ProcessCommunicator&), which this body does not take"
     );
-    detail::run_processes_of(world_size, std::ref(body));
+    detail::run_processes_of(world_size, std::ref(body), options);
 }
 
 /// Explains what is missing.
@@ -23873,8 +24019,11 @@ void run_processes(F const&, int) {
 
 #if defined(__linux__)
 
+#include <chrono>
 #include <cstdio>
+#include <dirent.h>
 #include <exception>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -23901,6 +24050,27 @@ JOINABLE_DEFINITION void run_rank(
     _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
 }
 
+JOINABLE_DEFINITION int count_other_threads(std::chrono::milliseconds patience) {
+    auto const count = [] {
+        DIR* const tasks = opendir("/proc/self/task");
+        if (tasks == nullptr) {
+            return 0;
+        }
+        int others = -1;
+        while (dirent const* const task = readdir(tasks)) {
+            others += task->d_name[0] != '.' ? 1 : 0;
+        }
+        closedir(tasks);
+        return others;
+    };
+    int others = count();
+    for (; others > 0 && patience.count() > 0; --patience) {
+        std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        others = count();
+    }
+    return others;
+}
+
 JOINABLE_DEFINITION void
 throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
     int const size = segment.board().size();
@@ -23916,7 +24086,9 @@ throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
         bool const is_own = failures.back().ranks.empty();
         failures.back() = blamed_on(rank, failures.back());
         if (is_own) {
-            throw PeerFailed{failures.back().ranks, failures.back().message};
+            throw PeerFailed{
+                failures.back().ranks, failures.back().message + children.killed_text()
+            };
         }
     };
     if (segment.board().is_aborted()) {
@@ -23930,14 +24102,28 @@ throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
         look_at(rank);
     }
     if (!failures.empty()) {
-        throw PeerFailed{failures.front().ranks, failures.front().message};
+        throw PeerFailed{failures.front().ranks, failures.front().message + children.killed_text()};
     }
 }
 
-JOINABLE_DEFINITION void
-run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body) {
+JOINABLE_DEFINITION void run_processes_of(
+    int world_size,
+    std::function<void(ProcessCommunicator&)> const& body,
+    ProcessOptions const& options
+) {
+    std::chrono::seconds const patience{options.other_threads ? 0 : 1};
+    int const others = has_thread_sanitizer ? 0 : count_other_threads(patience);
+    if (others != 0 && !options.other_threads) {
+        throw ContractViolation{concat(
+            "run_processes: expected a process with one thread, but it has ",
+            others == 1 ? "another thread" : concat(others, " other threads"),
+            ", which its ranks do not get: a rank that waits for such a thread (of OpenMP, a BLAS) "
+            "hangs for ever; call run_processes before threads start, or give it "
+            "{.other_threads = true} if the ranks need none"
+        )};
+    }
     ProcessSegment segment{world_size};
-    ChildProcesses children{segment};
+    ChildProcesses children{segment, others};
     std::fflush(nullptr); // else each rank would print this process's buffered output again
     for (int rank = 0; rank < world_size; ++rank) {
         if (children.start()) {

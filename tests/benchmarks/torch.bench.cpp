@@ -100,9 +100,11 @@ int main(int argc, char** argv) {
             train_together(comm, iterations);
         });
     } else if (kind == "processes") {
-        joinable::run_processes(ranks, [=](joinable::ProcessCommunicator& comm) {
-            train_together(comm, iterations);
-        });
+        joinable::run_processes(
+            ranks,
+            [=](joinable::ProcessCommunicator& comm) { train_together(comm, iterations); },
+            {.other_threads = true} // of a BLAS, which starts its own again in a forked process
+        );
     } else {
         train_alone(iterations);
     }

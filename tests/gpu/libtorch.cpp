@@ -342,7 +342,7 @@ int main(int argc, char** argv) {
     }
     try {
         // No rank has begun with CUDA before it is a process of its own.
-        joinable::run_processes(ranks, [&](Hosts& hosts) {
+        auto const body = [&](Hosts& hosts) {
             hosts.set_deadline(std::chrono::seconds{30});
             if (what == "host") {
                 check_in_host_memory(hosts);
@@ -351,7 +351,9 @@ int main(int argc, char** argv) {
             } else {
                 measure_on_gpu(hosts, argv[3]);
             }
-        });
+        };
+        // Its BLAS may have threads, and starts its own again in a forked process.
+        joinable::run_processes(ranks, body, {.other_threads = true});
         if (what != "measure") {
             std::printf(
                 "%d ranks: gradients and parameters of libtorch are what a run without data parallelism gives\n",

@@ -112,5 +112,9 @@ void joinable_tests::check_layout(
 
 void joinable_tests::check_training(MakeNet const& make) {
     run_ranks({1, 2, 3, 4, 8}, [&](joinable::ThreadCommunicator& comm) { check_rank(make, comm); });
-    run_process_ranks({3}, [&](joinable::ProcessCommunicator& comm) { check_rank(make, comm); });
+    run_process_ranks(
+        {3},
+        [&](joinable::ProcessCommunicator& comm) { check_rank(make, comm); },
+        {.other_threads = true} // of a BLAS, which starts its own again in a forked process
+    );
 }

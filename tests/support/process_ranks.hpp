@@ -24,7 +24,9 @@ namespace joinable_tests {
 /// Runs `body(comm)` over groups of processes of these sizes, one after another. A CHECK that fails
 /// in one of them is printed by it, and PeerFailed here.
 template <class Body>
-void run_process_ranks(std::initializer_list<int> sizes, Body const& body) {
+void run_process_ranks(
+    std::initializer_list<int> sizes, Body const& body, joinable::ProcessOptions options = {}
+) {
     for (int const size : groups_of_processes(sizes)) {
         Alarm const at_hang;
         Shared<std::atomic<int>> const failed;
@@ -46,7 +48,7 @@ void run_process_ranks(std::initializer_list<int> sizes, Body const& body) {
             report();
         };
         try {
-            joinable::run_processes(size, of_rank);
+            joinable::run_processes(size, of_rank, options);
         } catch (joinable::PeerFailed const& error) {
             // Another rank may be the first that failed, and the test may expect that.
             if (*failed != 0 &&

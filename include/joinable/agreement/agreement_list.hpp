@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -80,6 +81,40 @@ std::string agreed_text(V const& value, bool is_inside = false) {
     }
 }
 
+/// What an agreed value is in memory: an enumerator as its number.
+enum class AgreedType : std::uint8_t {
+    other,
+    boolean,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+    f32,
+    f64
+};
+template <class V>
+consteval AgreedType agreed_type() {
+    if constexpr (std::is_same_v<V, bool>) {
+        return AgreedType::boolean;
+    } else if constexpr (std::is_enum_v<V>) {
+        return agreed_type<std::underlying_type_t<V>>();
+    } else if constexpr (std::is_same_v<V, float>) {
+        return AgreedType::f32;
+    } else if constexpr (std::is_same_v<V, double>) {
+        return AgreedType::f64;
+    } else if constexpr (std::is_integral_v<V> && sizeof(V) <= 8) {
+        constexpr int first = std::is_signed_v<V> ? static_cast<int>(AgreedType::i8)
+                                                  : static_cast<int>(AgreedType::u8);
+        return static_cast<AgreedType>(first + std::countr_zero(sizeof(V)));
+    } else {
+        return AgreedType::other;
+    }
+}
+
 } // namespace detail
 
 /// The labels and values that must be the same on all ranks, in the order in which they are
@@ -98,6 +133,7 @@ public:
             "of these"
         );
         items_.push_back({title_ + std::string{label}, detail::agreed_text(value)});
+        places_.push_back({&value, detail::agreed_type<V>()});
     }
 
     /// The labels of the following items begin with `title`, such as "options differ: ".
@@ -108,6 +144,13 @@ public:
         std::string value;
     };
     [[nodiscard]] std::vector<Item> const& items() const noexcept { return items_; }
+
+    /// Where the value of an item was when it was added. A checkpoint sets members there.
+    struct Place {
+        void const* at;
+        detail::AgreedType type;
+    };
+    [[nodiscard]] std::vector<Place> const& places() const noexcept { return places_; }
 
     /// The hash of an item; 0 beyond the last one.
     [[nodiscard]] std::uint64_t hash(std::size_t i) const noexcept {
@@ -143,6 +186,7 @@ private:
 
     std::string title_;
     std::vector<Item> items_;
+    std::vector<Place> places_; ///< one for each item
 };
 
 }} // namespace joinable::v0

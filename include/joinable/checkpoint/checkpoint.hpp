@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -19,6 +19,7 @@
 #include <joinable/checkpoint/detail/file.hpp>
 #include <joinable/checkpoint/detail/model_layout.hpp>
 #include <joinable/checkpoint/detail/safetensors.hpp>
+#include <joinable/checkpoint/detail/settings.hpp>
 #include <joinable/checkpoint/detail/tensor_part.hpp>
 #include <joinable/checkpoint/detail/training_state.hpp>
 #include <joinable/communicator/communicator.hpp>
@@ -61,7 +62,8 @@ struct CheckpointOptions {
 ///
 /// The layout is safetensors: Python's `safetensors.torch.load_file` reads it. A parameter is
 /// stored under its name, or its index if it has none; its state under "NAME/exp_avg", its master
-/// under "NAME/master". All ranks must see one file system. The new file is written beside the old
+/// under "NAME/master". The settings of a rule are stored as texts under the labels of its
+/// agree_on(), which it needs; what that leaves out is not in the file. All ranks must see one file system. The new file is written beside the old
 /// one as "FILE.part" and replaces it when it is complete and on the disk, so killing the training
 /// at any time leaves a complete file. What is in the memory of a device goes through the host's,
 /// one tensor at a time, while the host waits. Only one training may write a file at a time. The caller
@@ -73,6 +75,11 @@ class Checkpoint {
         UpdateRule<Rule>,
         "Checkpoint: an engine's optimizer keeps its state itself; save and load it on the owner of each "
         "parameter, which owner_of() names"
+    );
+    static_assert(
+        !UpdateRule<Rule> || detail::names_settings<Rule> || std::is_empty_v<Rule>,
+        "Checkpoint: a rule with settings needs a const member 'void agree_on(joinable::AgreementList& "
+        "list)' that adds them: a file has the settings by these labels"
     );
 
 public:
@@ -264,11 +271,9 @@ private:
         state.rounds = rounds_;
         state.world_size = static_cast<std::uint64_t>(world_size);
         state.rule = detail::class_name<Rule>();
-        state.rule_bytes = sizeof(Rule);
         state.group_sizes = layout.group_sizes();
         for (Rule const& rule : zero_.rules()) {
-            state.rules.emplace_back(sizeof(Rule), '\0');
-            std::memcpy(state.rules.back().data(), &rule, sizeof(Rule));
+            state.rules.push_back(detail::stored_settings(rule));
         }
         std::size_t const parameters = words.size() - layout.tensors().size();
         state.steps.assign(words.begin(), words.begin() + std::ptrdiff_t(parameters));
@@ -329,17 +334,9 @@ private:
 
     [[nodiscard]] std::vector<Rule>
     rules_of(std::string const& name, detail::TrainingState const& state) const {
-        if (state.rule != detail::class_name<Rule>() || state.rule_bytes != sizeof(Rule)) {
+        if (state.rule != detail::class_name<Rule>()) {
             detail::refuse_file(
-                name,
-                "its rule is ",
-                state.rule,
-                " of ",
-                state.rule_bytes,
-                " bytes, but expected is ",
-                detail::class_name<Rule>(),
-                " of ",
-                sizeof(Rule)
+                name, "its rule is ", state.rule, ", but expected is ", detail::class_name<Rule>()
             );
         }
         std::vector<Rule> rules{zero_.rules().begin(), zero_.rules().end()};
@@ -353,18 +350,7 @@ private:
             );
         }
         for (std::size_t k = 0; k < rules.size(); ++k) {
-            if (state.rules[k].size() != sizeof(Rule)) {
-                detail::refuse_file(
-                    name,
-                    "rule ",
-                    k,
-                    " has ",
-                    state.rules[k].size(),
-                    " bytes, but expected are ",
-                    sizeof(Rule)
-                );
-            }
-            std::memcpy(&rules[k], state.rules[k].data(), sizeof(Rule));
+            detail::set_settings(name, k, state.rules[k], rules[k]);
             detail::check_rule(rules[k]);
         }
         return rules;

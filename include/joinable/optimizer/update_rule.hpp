@@ -131,8 +131,9 @@ void check_rule(R const& rule) {
 /// | `rule.update(range)`   |                                    | steps an UpdateRange of float or double  |
 /// | `rule.check()`         |                                    | optional; throws ContractViolation if    |
 /// |                        |                                    | the settings are invalid                 |
-/// | `rule.agree_on(list)`  |                                    | optional; adds its settings to an        |
-/// |                        |                                    | AgreementList, for ranks to compare      |
+/// | `rule.agree_on(list)`  |                                    | optional; adds its settings, as members, |
+/// |                        |                                    | to an AgreementList: ranks compare them, |
+/// |                        |                                    | and a Checkpoint stores and sets them    |
 ///
 /// To step in the memory of a device, R has one more member, `template <class T, class F>
 /// decltype(auto) visit_update(std::uint64_t step, F const& f) const`, for T float and double. It

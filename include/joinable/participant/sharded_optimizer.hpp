@@ -345,6 +345,9 @@ protected:
             if (rules_.size() > groups_.size()) {
                 rules_.pop_back();
             }
+            if (group.buckets) {
+                group.buckets->leave();
+            }
             throw;
         }
         if (shards_values()) {

@@ -63,7 +63,7 @@ struct ZeroOptions {
     /// Values live in the buckets in which they travel, and a step copies none. Needs `set_value`
     /// and `release_value` in parameter_traits; set_value must keep the view. The values are
     /// released at destruction: copy them before. They stay where they are: write new values into
-    /// that memory.
+    /// that memory. If a rank is refused, those that were moved stay in buckets that are never freed.
     bool parameters_as_bucket_view = false;
 };
 

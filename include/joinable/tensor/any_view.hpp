@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include <joinable/tensor/strided_view.hpp>
 
@@ -26,7 +27,16 @@ public:
               joinable::extents(tensor),
               joinable::strides(tensor),
               joinable::device(tensor)
-          } {}
+          } {
+        if constexpr (detail::has_storage_bytes<T>) {
+            detail::check_storage(
+                extents_,
+                strides_,
+                size_of(dtype_),
+                detail::traits_of<T>::storage_bytes(std::as_const(tensor))
+            );
+        }
+    }
 
     /// @throws ContractViolation  extents and strides differ in number, one is negative (a signed
     ///                            number converted to std::size_t), or the view is larger than

@@ -192,6 +192,20 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
     return last + 1;
 }
 
+/// @throws ContractViolation  the view spans more than these bytes.
+constexpr void check_storage(
+    Shape const& extents, Shape const& strides, std::size_t element_bytes, std::size_t storage_bytes
+) {
+    std::size_t const bytes = checked_reach(extents, strides, element_bytes) * element_bytes;
+    if (bytes > storage_bytes) {
+        throw ContractViolation{
+            "a tensor of extents " + to_text(extents) + " and strides " + to_text(strides) +
+            " spans " + to_text(bytes) + " bytes, but its memory has " + to_text(storage_bytes) +
+            "; strides are in elements of " + to_text(element_bytes) + " bytes, not in bytes"
+        };
+    }
+}
+
 } // namespace detail
 
 }} // namespace joinable::v0

@@ -50,6 +50,11 @@ concept has_strides = requires(std::remove_cvref_t<T> const& t) {
 };
 
 template <class T>
+concept has_storage_bytes = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::storage_bytes(t) } -> std::same_as<std::size_t>;
+};
+
+template <class T>
 concept has_device = requires(std::remove_cvref_t<T> const& t) {
     { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
 };
@@ -73,6 +78,15 @@ concept has_other_strides =
         traits_of<T>::strides(t);
     } || requires {
         requires takes_others<decltype(&traits_of<T>::strides), std::remove_cvref_t<T> const&>;
+    });
+template <class T>
+concept has_other_storage_bytes =
+    !has_storage_bytes<T> && (requires(std::remove_cvref_t<T> const& t) {
+        traits_of<T>::storage_bytes(t);
+    } || requires {
+        requires takes_others<
+            decltype(&traits_of<T>::storage_bytes),
+            std::remove_cvref_t<T> const&>;
     });
 template <class T>
 concept has_other_device =
@@ -133,6 +147,7 @@ Shape shape_of(Range const& range) {
 /// | `traits::data(t)`                         | a pointer           | the first element                        |
 /// | `traits::extents(t)`                      | a range of integers | one per dimension, at most 8             |
 /// | `traits::strides(t)` (optional)           | a range of integers | in elements; dense without it            |
+/// | `traits::storage_bytes(t)` (optional)     | `std::size_t`       | memory from data(t) on, for checks       |
 /// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
 /// | `traits::is_column_major` (optional)      | `bool`              | which dimension varies fastest: the first |
 /// |                                           |                     | if true, the last without it             |
@@ -231,6 +246,10 @@ consteval bool models_tensor() {
             !detail::has_other_strides<T>,
             "Tensor: tensor_traits::strides must be 'static auto strides(T const&)' and return a range of "
             "integers"
+        );
+        static_assert(
+            !detail::has_other_storage_bytes<T>,
+            "Tensor: tensor_traits::storage_bytes must be 'static std::size_t storage_bytes(T const&)'"
         );
         static_assert(
             !detail::has_other_device<T>,

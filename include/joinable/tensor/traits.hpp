@@ -49,6 +49,9 @@ struct DeviceId {
 /// | `static U const* data(T const& t);`              | to be read                               |
 /// | `static auto extents(T const& t);`               | a range of integers, at most 8           |
 /// | `static auto strides(T const& t);`               | optional, in elements; else dense        |
+/// | `static std::size_t storage_bytes(T const& t);`  | optional: the bytes from data(t) to the  |
+/// |                                                  | end of its memory, which extents and     |
+/// |                                                  | strides may not exceed                   |
 /// | `static DeviceId device(T const& t);`            | optional; else the host                  |
 /// | `static constexpr bool is_column_major = true;`  | optional: the first dimension varies     |
 /// |                                                  | fastest; else the last one does          |

@@ -12,6 +12,9 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <limits>
+#include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -695,11 +698,8 @@ TEST_CASE("a file of another model, rule or program is refused by what differs f
             read_with(std::move(more), Adam{}),
             "expected is tensor 7, f32 (1), but it has none of that name"
         );
-        says(
-            read_with(make({}), AdamW{}),
-            "its rule is Adam of 48 bytes, but expected is AdamW of 48"
-        );
-        says(read_with(make({}), Sgd{}), "but expected is Sgd of ");
+        says(read_with(make({}), AdamW{}), "its rule is Adam, but expected is AdamW");
+        says(read_with(make({}), Sgd{}), "but expected is Sgd");
     });
     write_contents(name, std::string{"\x02\0\0\0\0\0\0\0{}", 10});
     over_ranks({2}, [&](RankCommunicator& comm) {
@@ -858,6 +858,192 @@ TEST_CASE("in a guard write() and read() are refused, and every has a meaning") 
         }
         save.write();
     });
+}
+
+/// Has settings of every type, of which some are not always there, and some are computed.
+struct ManySettings {
+    enum class Mode : std::uint8_t { plain, nested };
+
+    bool is_on = false;
+    std::int8_t small = 0;
+    std::uint64_t large = 0;
+    float rate = 0;
+    double decay = 0;
+    Mode mode = Mode::plain;
+    std::int32_t depth = 0; ///< only if nested
+    std::uint16_t left_out = 0;
+
+    static std::span<std::string_view const> state_names() { return {}; }
+    template <class T>
+    void update(joinable::UpdateRange<T> const&) const {}
+    void agree_on(joinable::AgreementList& list) const {
+        list.add("is on", is_on);
+        list.add("small", small);
+        list.add("large", large);
+        list.add("rate", rate);
+        list.add("decay", decay);
+        list.add("mode", mode);
+        if (mode == Mode::nested) {
+            list.add("depth", depth);
+        }
+        list.add("product", rate * 2);
+    }
+    bool operator==(ManySettings const&) const = default;
+};
+
+/// Changes what the file says besides tensors, with the checksum that fits.
+template <class Edit>
+void forge(std::string const& name, Edit const& edit) {
+    std::string const whole = contents_of(name);
+    std::uint64_t length = 0;
+    std::memcpy(&length, whole.data(), sizeof length);
+    auto header = nlohmann::json::parse(whole.substr(sizeof length, length));
+    std::map<std::string, std::string> metadata = header["__metadata__"];
+    edit(metadata);
+    metadata["checksum"] = joinable::detail::checksum_of(metadata);
+    header["__metadata__"] = metadata;
+    std::string text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');
+    std::string start(sizeof length, '\0');
+    std::uint64_t const size = text.size();
+    std::memcpy(start.data(), &size, sizeof size);
+    write_contents(name, start + text + whole.substr(sizeof length + length));
+}
+
+TEST_CASE("settings of every type come back from a file as they were, to the bit") {
+    Folder const folder;
+    std::string const name = folder.file("settings");
+    using Mode = ManySettings::Mode;
+    constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+    ManySettings const rules[] = {
+        {true, -128, ~std::uint64_t{0}, 0.1F, -5e-324, Mode::nested, -7, 0},
+        {false, 127, 1, -0.0F, -std::numeric_limits<double>::infinity(), Mode::plain, 0, 0},
+        {true, 0, 0, std::numeric_limits<float>::denorm_min(), nan, Mode::plain, 0, 0},
+    };
+    for (ManySettings const& rule : rules) {
+        over_ranks({2}, [&](RankCommunicator& comm) {
+            auto params = make({});
+            ZeroRedundancyOptimizer zero{comm, params, rule};
+            Checkpoint{zero, name}.write();
+            for (Mode const mode : {Mode::plain, Mode::nested}) {
+                ManySettings const other{.mode = mode, .depth = 9, .left_out = 3};
+                ZeroRedundancyOptimizer reader{comm, params, other};
+                Checkpoint{reader, name}.read();
+                ManySettings const read = reader.rule();
+                using joinable::detail::stored_settings;
+                CHECK(stored_settings(read) == stored_settings(rule));
+                CHECK(std::signbit(read.rate) == std::signbit(rule.rate));
+                CHECK(read.left_out == 3); // what no file has stays
+            }
+            comm.barrier();
+        });
+        CHECK(read_checkpoint(name).metadata("rule 0: small") == std::to_string(rule.small));
+    }
+}
+
+TEST_CASE("a file with a setting that is none of its type, or of no rule, is refused on all ranks"
+) {
+    Folder const folder;
+    std::string const name = folder.file("forged");
+    struct Case {
+        char const* key;
+        char const* value; ///< null: it is left out
+        char const* expected;
+    };
+    Case const cases[] = {
+        {"rule 0: amsgrad", "7", "its setting amsgrad of group 0 is \"7\", but here it is \"true\""
+        },
+        {"rule 0: amsgrad", nullptr, "amsgrad of group 0 is missing, but here it is \"true\""},
+        {"rule 0: beta1", "0.9x", "beta1 of group 0 is \"0.9x\", but here it is \"0.75\""},
+        {"rule 0: beta1",
+         "1e999",
+         "is \"1e999\", but here it is \"0.75\", and cannot be set to that"},
+        {"rule 0: beta1", "", "is \"\", but"},
+        {"rule 0: beta1", "0.50", "is \"0.50\", but here it is \"0.5\""},
+        {"rule 0: beta3", "1", "beta3 of group 0 is \"1\", but here it is missing"},
+        {"rule 0: beta1", "-1", "beta1"}, // by the rule itself
+        {"version",
+         "1",
+         "its version is 1, but expected is 2; continue this training with the version"},
+    };
+    for (Case const& c : cases) {
+        CAPTURE(c.key);
+        CAPTURE(c.value);
+        over_ranks({1}, [&](RankCommunicator& comm) {
+            auto params = make({});
+            ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+            Checkpoint{zero, name}.write();
+        });
+        forge(name, [&](auto& metadata) {
+            if (c.value == nullptr) {
+                metadata.erase(c.key);
+            } else {
+                metadata[c.key] = c.value;
+            }
+        });
+        over_ranks({1, 3}, [&](RankCommunicator& comm) {
+            auto params = make({});
+            ZeroRedundancyOptimizer zero{comm, params, Adam{.beta1 = 0.75, .amsgrad = true}};
+            Checkpoint save{zero, name};
+            says(failure_of([&] { save.read(); }), c.expected);
+            CHECK(zero.rule().beta1 == 0.75);
+            CHECK(zero.rule().amsgrad);
+        });
+    }
+}
+
+TEST_CASE("files of equal trainings are equal, whatever lies between the members of a rule") {
+    Folder const folder;
+    std::string contents[2];
+    for (int const fill : {0, 1}) {
+        std::string const name = folder.file(std::to_string(fill));
+        over_ranks({1}, [&](RankCommunicator& comm) {
+            auto params = make({});
+            alignas(Adam) std::byte memory[sizeof(Adam)];
+            std::memset(memory, fill == 0 ? 0x00 : 0xff, sizeof memory);
+            Adam const values;
+            auto const copy = [&](auto member) {
+                std::memcpy(
+                    memory + (reinterpret_cast<std::byte const*>(&(values.*member)) -
+                              reinterpret_cast<std::byte const*>(&values)),
+                    &(values.*member),
+                    sizeof(values.*member)
+                );
+            };
+            for (auto const member :
+                 {&Adam::learning_rate,
+                  &Adam::beta1,
+                  &Adam::beta2,
+                  &Adam::epsilon,
+                  &Adam::weight_decay}) {
+                copy(member);
+            }
+            copy(&Adam::amsgrad);
+            copy(&Adam::maximize);
+            Adam rule;
+            std::memcpy(&rule, memory, sizeof rule); // with all its bytes
+            ZeroRedundancyOptimizer zero{comm, params, rule};
+            std::memcpy(&zero.rule(), memory, sizeof rule);
+            Checkpoint{zero, name}.write();
+        });
+        contents[fill] = contents_of(name);
+    }
+    CHECK(contents[0] == contents[1]);
+}
+
+TEST_CASE("two settings of one name cannot be written") {
+    struct TwoOfOneName {
+        int one = 1;
+        static void agree_on(joinable::AgreementList& list) {
+            list.add("rate", 1);
+            list.add("rate", 2);
+        }
+    };
+    CHECK_THROWS_WITH_AS(
+        static_cast<void>(joinable::detail::stored_settings(TwoOfOneName{})),
+        "the rule's agree_on() adds two settings named rate, but a checkpoint has one of each name",
+        ContractViolation
+    );
 }
 
 TEST_CASE("a rule whose number of states has changed is refused, and the old file stays") {

@@ -52,6 +52,45 @@ TEST_CASE("a view of a strided tensor keeps its layout and its device") {
     CHECK(AnyView{nullptr, DType::f16, {2}, {1}, second}.device() == second);
 }
 
+/// Says of its strides what it is told, as a mistaken adapter does.
+struct Claimed {
+    std::vector<double> storage = std::vector<double>(6);
+    std::array<std::size_t, 2> extents{2, 3};
+    std::array<std::size_t, 2> strides{3, 1};
+};
+
+} // namespace
+
+template <>
+struct joinable::tensor_traits<Claimed> {
+    using value_type = double;
+    static double* data(Claimed& t) { return t.storage.data(); }
+    static double const* data(Claimed const& t) { return t.storage.data(); }
+    static auto extents(Claimed const& t) { return t.extents; }
+    static auto strides(Claimed const& t) { return t.strides; }
+    static std::size_t storage_bytes(Claimed const& t) { return t.storage.size() * sizeof(double); }
+};
+
+namespace {
+
+TEST_CASE("strides that lead out of the memory of a tensor are refused, such as those in bytes") {
+    Claimed right;
+    CHECK(AnyView{right}.numel() == 6);
+    Claimed transposed{.extents = {3, 2}, .strides = {1, 3}};
+    CHECK(AnyView{transposed}.numel() == 6);
+    Claimed in_bytes{.strides = {24, 8}};
+    CHECK_THROWS_WITH_AS(
+        static_cast<void>(AnyView{in_bytes}),
+        "a tensor of extents (2, 3) and strides (24, 8) spans 328 bytes, but its memory has 48; strides "
+        "are in elements of 8 bytes, not in bytes",
+        ContractViolation
+    );
+    Claimed one_more{.extents = {2, 3}, .strides = {4, 1}};
+    CHECK_THROWS_AS(static_cast<void>(AnyView{one_more}), ContractViolation);
+    Claimed empty{.storage = {}, .extents = {0, 3}};
+    CHECK(AnyView{empty}.numel() == 0);
+}
+
 TEST_CASE("one stride per extent is needed") {
     std::array<float, 6> storage{};
     CHECK_THROWS_WITH_AS(

@@ -12,6 +12,7 @@
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/checkpoint/detail/safetensors.hpp>
+#include <joinable/checkpoint/detail/settings.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 
@@ -20,17 +21,16 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The contents of a checkpoint besides tensors.
 struct TrainingState {
     std::uint64_t rounds = 0;
-    std::uint64_t world_size = 0; ///< of the training that wrote it, for information
-    std::string rule;             ///< the name of the class
-    std::uint64_t rule_bytes = 0;
-    std::vector<std::string> rules;              ///< settings of the groups, as bytes
+    std::uint64_t world_size = 0;                ///< of the training that wrote it, for information
+    std::string rule;                            ///< the name of the class
+    std::vector<RuleSettings> rules;             ///< of the groups
     std::vector<std::uint64_t> group_sizes;      ///< parameters of each group
     std::vector<std::uint64_t> steps;            ///< of each parameter
     std::map<std::string, std::uint64_t> hashes; ///< of each tensor, by name
 };
 
 inline constexpr std::string_view checkpoint_format = "joinable checkpoint";
-inline constexpr std::uint64_t checkpoint_version = 1;
+inline constexpr std::uint64_t checkpoint_version = 2; ///< 1 had the settings as bytes
 
 [[nodiscard]] inline std::string hex_of(std::string_view bytes) {
     constexpr std::string_view digits = "0123456789abcdef";
@@ -58,6 +58,11 @@ inline constexpr std::uint64_t checkpoint_version = 1;
     return text;
 }
 
+/// Before the label of a setting of group `k`.
+[[nodiscard]] inline std::string prefix_of_rule(std::size_t k) {
+    return concat("rule ", k, ": ");
+}
+
 /// A hash of all metadata except itself.
 [[nodiscard]] inline std::string checksum_of(std::map<std::string, std::string> const& metadata) {
     Hash hash;
@@ -76,12 +81,13 @@ inline constexpr std::uint64_t checkpoint_version = 1;
         {"rounds", std::to_string(state.rounds)},
         {"world size", std::to_string(state.world_size)},
         {"rule", state.rule},
-        {"bytes of a rule", std::to_string(state.rule_bytes)},
         {"groups", listed(state.group_sizes)},
         {"steps", listed(state.steps)},
     };
     for (std::size_t k = 0; k < state.rules.size(); ++k) {
-        metadata.emplace("rule " + std::to_string(k), hex_of(state.rules[k]));
+        for (auto const& [label, value] : state.rules[k]) {
+            metadata.emplace(prefix_of_rule(k) + label, value);
+        }
     }
     for (auto const& [name, hash] : state.hashes) {
         metadata.emplace("hash of " + name, hex_of(hash));
@@ -99,17 +105,25 @@ public:
     /// @throws ContractViolation  the text names the key, the expected and the actual value.
     [[nodiscard]] TrainingState state() const {
         require("format", std::string{checkpoint_format});
-        require("version", std::to_string(checkpoint_version));
+        if (std::uint64_t const version = number("version"); version != checkpoint_version) {
+            refuse_file(
+                file_,
+                "its version is ",
+                version,
+                ", but expected is ",
+                checkpoint_version,
+                "; continue this training with the version of joinable that wrote the file"
+            );
+        }
         require("checksum", checksum_of(metadata_));
         TrainingState state;
         state.rounds = number("rounds");
         state.world_size = number("world size");
         state.rule = text("rule");
-        state.rule_bytes = number("bytes of a rule");
         state.group_sizes = numbers("groups");
         state.steps = numbers("steps");
         for (std::size_t k = 0; k < state.group_sizes.size(); ++k) {
-            state.rules.push_back(bytes("rule " + std::to_string(k)));
+            state.rules.push_back(settings(prefix_of_rule(k)));
         }
         constexpr std::string_view prefix = "hash of ";
         for (auto const& [key, value] : metadata_) {
@@ -173,6 +187,15 @@ private:
             );
         }
         return found.front();
+    }
+    [[nodiscard]] RuleSettings settings(std::string const& prefix) const {
+        RuleSettings found;
+        for (auto next = metadata_.lower_bound(prefix);
+             next != metadata_.end() && next->first.starts_with(prefix);
+             ++next) {
+            found.emplace(next->first.substr(prefix.size()), next->second);
+        }
+        return found;
     }
     [[nodiscard]] std::string bytes(std::string const& key) const {
         std::string const& hex = text(key);

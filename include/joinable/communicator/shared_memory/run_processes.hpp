@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <functional>
@@ -24,6 +25,13 @@
 
 namespace joinable { inline namespace v0 {
 
+/// How run_processes() starts ranks.
+struct ProcessOptions {
+    /// Starts them although this process has other threads. The body then uses nothing that waits
+    /// for one of these, such as OpenMP after its first parallel loop.
+    bool other_threads = false;
+};
+
 namespace detail {
 
 /// Runs one rank in its new process, until the process exits.
@@ -31,13 +39,21 @@ namespace detail {
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
 ) noexcept;
 
+/// The number of threads of this process beside this one; 0 if the system does not tell. A thread
+/// that was joined may be listed for a moment: while there are others, it asks again for `patience`.
+[[nodiscard]] int count_other_threads(std::chrono::milliseconds patience);
+
 /// Throws the error of the first rank that failed by itself, not because of another. If several
 /// did, it is the one that the abort names.
 void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children);
 
 /// The part of run_processes() that does not depend on the body's type, so that it is compiled
 /// once.
-void run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body);
+void run_processes_of(
+    int world_size,
+    std::function<void(ProcessCommunicator&)> const& body,
+    ProcessOptions const& options
+);
 
 } // namespace detail
 
@@ -71,18 +87,23 @@ template <class T>
 /// see their changes, except in a shared_buffer(). Each ends with its body; destructors of static
 /// objects do not run. They are killed if this process dies or this thread ends.
 ///
+/// A rank that waits for a thread that it does not have never returns, and no deadline ends that.
+/// OpenMP and libraries of linear algebra keep threads after their first use, so call this before.
+/// A process with other threads is refused unless `options` say `{.other_threads = true}`. The
+/// thread sanitizer has a thread of its own, so under it nothing is counted.
+///
 /// If a body throws or a process dies, the waits of the other ranks throw PeerFailed. Ranks that
 /// have not ended after one more deadline, the longest that any of them has set, are killed.
 /// @throws PeerFailed          with the number and the text of the rank that failed first.
-/// @throws ContractViolation   world_size is below 1.
+/// @throws ContractViolation   world_size is below 1, or this process has other threads.
 /// @throws CommunicationError  the system has no memory or no processes for the ranks.
 template <class F>
-void run_processes(int world_size, F body) {
+void run_processes(int world_size, F body, ProcessOptions options = {}) {
     static_assert(
         std::invocable<F&, ProcessCommunicator&>,
         "run_processes: each rank calls body(ProcessCommunicator&), which this body does not take"
     );
-    detail::run_processes_of(world_size, std::ref(body));
+    detail::run_processes_of(world_size, std::ref(body), options);
 }
 
 /// Explains what is missing.

@@ -5,13 +5,18 @@
 
 #if defined(__linux__)
 
+#include <chrono>
 #include <cstdio>
+#include <dirent.h>
 #include <exception>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -36,6 +41,27 @@ JOINABLE_DEFINITION void run_rank(
     _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
 }
 
+JOINABLE_DEFINITION int count_other_threads(std::chrono::milliseconds patience) {
+    auto const count = [] {
+        DIR* const tasks = opendir("/proc/self/task");
+        if (tasks == nullptr) {
+            return 0;
+        }
+        int others = -1;
+        while (dirent const* const task = readdir(tasks)) {
+            others += task->d_name[0] != '.' ? 1 : 0;
+        }
+        closedir(tasks);
+        return others;
+    };
+    int others = count();
+    for (; others > 0 && patience.count() > 0; --patience) {
+        std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        others = count();
+    }
+    return others;
+}
+
 JOINABLE_DEFINITION void
 throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
     int const size = segment.board().size();
@@ -51,7 +77,9 @@ throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
         bool const is_own = failures.back().ranks.empty();
         failures.back() = blamed_on(rank, failures.back());
         if (is_own) {
-            throw PeerFailed{failures.back().ranks, failures.back().message};
+            throw PeerFailed{
+                failures.back().ranks, failures.back().message + children.killed_text()
+            };
         }
     };
     if (segment.board().is_aborted()) {
@@ -65,14 +93,28 @@ throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
         look_at(rank);
     }
     if (!failures.empty()) {
-        throw PeerFailed{failures.front().ranks, failures.front().message};
+        throw PeerFailed{failures.front().ranks, failures.front().message + children.killed_text()};
     }
 }
 
-JOINABLE_DEFINITION void
-run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body) {
+JOINABLE_DEFINITION void run_processes_of(
+    int world_size,
+    std::function<void(ProcessCommunicator&)> const& body,
+    ProcessOptions const& options
+) {
+    std::chrono::seconds const patience{options.other_threads ? 0 : 1};
+    int const others = has_thread_sanitizer ? 0 : count_other_threads(patience);
+    if (others != 0 && !options.other_threads) {
+        throw ContractViolation{concat(
+            "run_processes: expected a process with one thread, but it has ",
+            others == 1 ? "another thread" : concat(others, " other threads"),
+            ", which its ranks do not get: a rank that waits for such a thread (of OpenMP, a BLAS) "
+            "hangs for ever; call run_processes before threads start, or give it "
+            "{.other_threads = true} if the ranks need none"
+        )};
+    }
     ProcessSegment segment{world_size};
-    ChildProcesses children{segment};
+    ChildProcesses children{segment, others};
     std::fflush(nullptr); // else each rank would print this process's buffered output again
     for (int rank = 0; rank < world_size; ++rank) {
         if (children.start()) {

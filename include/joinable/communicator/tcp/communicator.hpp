@@ -92,9 +92,10 @@ private:
 /// sent when the rank waits, tests or posts.
 ///
 /// An abort, a rank that leaves, and one that dies reach all others at once, even while they
-/// compute. An unreachable machine is noticed after 30 s, or at the deadline. If rank 0 is stopped,
-/// it answers nobody: each rank throws TimedOut 5 s after its deadline. If rank 0 dies, a
-/// collective may have completed on some ranks only.
+/// compute. A machine that acknowledges nothing for 30 s is out of reach; a process that is stopped
+/// is not. Both are noticed at the deadline, too. If rank 0 is stopped, it answers nobody: each rank
+/// throws TimedOut 5 s after its deadline. If rank 0 dies, a collective may have completed on some
+/// ranks only.
 ///
 /// A process that connects must know the secret, which is sent in plain text. It keeps out other
 /// jobs and strangers, but nobody who can read the network. All machines must have the same byte

@@ -33,6 +33,9 @@ public:
     /// Moves the engine's values into the buckets.
     /// @throws ContractViolation  set_value copies.
     void take();
+    /// After take() was refused on any rank: leaves the values that were set where they are, in
+    /// memory that lives as long as this process. The engine may have freed its own.
+    void leave() noexcept;
     /// @throws ContractViolation  the engine has moved a value.
     void check() const;
 

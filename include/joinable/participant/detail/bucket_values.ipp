@@ -3,6 +3,10 @@
 
 #include <joinable/participant/detail/bucket_values.hpp>
 
+#include <atomic>
+#include <new>
+#include <utility>
+
 #include <joinable/detail/text.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
@@ -71,6 +75,24 @@ JOINABLE_DEFINITION void BucketValues::take() {
             )};
         }
     }
+}
+
+JOINABLE_DEFINITION void BucketValues::leave() noexcept {
+    struct Left {
+        Arena memory;
+        Left* next;
+    };
+    static std::atomic<Left*> first{nullptr}; // so that no leak checker misses them
+    if (taken_ == 0) {
+        return;
+    }
+    auto* const left = new (std::nothrow) Left{std::move(memory_), first.load()};
+    if (left == nullptr) {
+        return; // the destructor releases the values
+    }
+    while (!first.compare_exchange_weak(left->next, left)) {
+    }
+    taken_ = 0;
 }
 
 JOINABLE_DEFINITION void BucketValues::check() const {

@@ -530,4 +530,79 @@ TEST_CASE("no rank, no group of processes") {
     CHECK_THROWS_AS(joinable::run_processes(-3, [](auto&) {}), joinable::ContractViolation);
 }
 
+/// A thread that waits until it is destroyed, as those of OpenMP do after a loop.
+class PooledThread {
+public:
+    ~PooledThread() { is_over_ = true; }
+
+private:
+    std::atomic<bool> is_over_{false};
+    std::jthread thread_{[this] { wait_until([this] { return is_over_.load(); }); }};
+};
+
+TEST_CASE(
+    "a process with other threads, which ranks do not get, is refused unless it says so" *
+    doctest::skip(joinable::detail::has_thread_sanitizer)
+) {
+    Alarm const at_hang;
+    auto const body = [](ProcessCommunicator& comm) { comm.barrier(); };
+    {
+        PooledThread const one;
+        std::string text;
+        try {
+            joinable::run_processes(2, body);
+        } catch (joinable::ContractViolation const& error) {
+            text = error.what();
+        }
+        CHECK(
+            text == "run_processes: expected a process with one thread, but it has another thread, "
+                    "which its ranks do not get: a rank that waits for such a thread (of OpenMP, a "
+                    "BLAS) hangs for ever; call run_processes before threads start, or give it "
+                    "{.other_threads = true} if the ranks need none"
+        );
+        PooledThread const two;
+        CHECK_THROWS_WITH_AS(
+            joinable::run_processes(2, body),
+            doctest::Contains("but it has 2 other threads, which"),
+            joinable::ContractViolation
+        );
+        joinable::run_processes(2, body, {.other_threads = true});
+    }
+    // A thread that was joined may be listed for a moment, as one is that ends soon.
+    std::jthread const ends_soon{[] { std::this_thread::sleep_for(std::chrono::milliseconds{20}); }
+    };
+    CHECK(joinable::detail::count_other_threads(std::chrono::minutes{1}) == 0);
+}
+
+TEST_CASE(
+    "a rank that had to be killed is said to lack the threads of its process" *
+    doctest::skip(joinable::detail::has_thread_sanitizer)
+) {
+    Alarm const at_hang;
+    PooledThread const one;
+    std::string text;
+    try {
+        joinable::run_processes(
+            3,
+            [](ProcessCommunicator& comm) {
+                comm.set_deadline(std::chrono::milliseconds{100});
+                while (comm.rank() != 0) { // waits for a thread that it does not have
+                    pause();
+                }
+                comm.barrier();
+            },
+            {.other_threads = true}
+        );
+    } catch (PeerFailed const& error) {
+        CHECK(error.ranks() == std::vector{1, 2});
+        text = error.what();
+    }
+    std::string const end =
+        "; ranks 1 and 2 had to be killed: this process had 2 threads when it was forked, and a "
+        "rank gets one of them; if it waits for another (of OpenMP, a BLAS), call run_processes "
+        "before threads start";
+    CAPTURE(text);
+    CHECK(text.ends_with(end));
+}
+
 } // namespace

@@ -21,7 +21,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// that are left.
 class ChildProcesses {
 public:
-    explicit ChildProcesses(ProcessSegment& segment);
+    /// `other_threads` is the number of threads that the processes do not get.
+    explicit ChildProcesses(ProcessSegment& segment, int other_threads = 0);
     ~ChildProcesses();
     ChildProcesses(ChildProcesses const&) = delete;
     ChildProcesses& operator=(ChildProcesses const&) = delete;
@@ -40,6 +41,10 @@ public:
     [[nodiscard]] std::string const& death(int rank) const noexcept {
         return deaths_[static_cast<std::size_t>(rank)];
     }
+
+    /// Why processes that had to be killed may have been stuck, for the end of an error's text.
+    /// Empty if none was, or if they lack no thread.
+    [[nodiscard]] std::string killed_text() const;
 
 private:
     struct Child {
@@ -71,6 +76,8 @@ private:
     std::vector<Child> children_;
     std::vector<std::string> deaths_;
     std::vector<int> unburied_; ///< ranks
+    std::vector<int> killed_;   ///< ranks that did not end by themselves
+    int other_threads_;
     std::vector<pollfd> waited_for_;
     bool has_failure_ = false;
 };

@@ -14,7 +14,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION ChildProcesses::ChildProcesses(ProcessSegment& segment) : segment_{segment} {
+JOINABLE_DEFINITION ChildProcesses::ChildProcesses(ProcessSegment& segment, int other_threads)
+    : segment_{segment}, other_threads_{other_threads} {
     auto const size = static_cast<std::size_t>(segment.board().size());
     children_.reserve(size);
     deaths_.resize(size);
@@ -86,6 +87,7 @@ JOINABLE_DEFINITION void ChildProcesses::wait() {
                 } else { // no failure of its own, but a consequence of others
                     end(child);
                     reap(child);
+                    killed_.push_back(child.rank);
                 }
                 close(child.handle);
             }
@@ -95,6 +97,22 @@ JOINABLE_DEFINITION void ChildProcesses::wait() {
             limit = end_of_wait(longest_deadline());
         }
     }
+}
+
+JOINABLE_DEFINITION std::string ChildProcesses::killed_text() const {
+    if (killed_.empty() || other_threads_ == 0) {
+        return {};
+    }
+    std::vector<int> ranks = killed_;
+    std::sort(ranks.begin(), ranks.end());
+    return concat(
+        "; ",
+        ranks_text(ranks),
+        " had to be killed: this process had ",
+        other_threads_ + 1,
+        " threads when it was forked, and a rank gets one of them; if it waits for another (of "
+        "OpenMP, a BLAS), call run_processes before threads start"
+    );
 }
 
 JOINABLE_DEFINITION int ChildProcesses::reap(Child const& child) noexcept {

@@ -24,9 +24,10 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// same order. It shares nothing with rank 0 but that connection.
 class Hub {
 public:
-    /// Ranks connect to `listener`. `rank_0` is the other end of rank 0's connection.
+    /// Ranks connect to `listener`. `rank_0` is the other end of rank 0's connection. A rank whose
+    /// machine acknowledges nothing for `silence` is lost.
     /// @throws CommunicationError  this process may not have a connection open for each rank.
-    Hub(Socket listener, Socket rank_0, TcpJob job);
+    Hub(Socket listener, Socket rank_0, TcpJob job, std::chrono::nanoseconds silence = tcp_silence);
 
     /// Returns when rank 0 has left, and the others have left or can still receive the frames sent
     /// to them.
@@ -48,14 +49,15 @@ private:
         Inbox inbox = {};
         Outbox outbox = {};
         std::vector<std::byte> body = {}; ///< of an incoming frame that is no arrival
-        std::uint64_t consumed = 0;       ///< of the bytes sent to it
+        SilenceWatch watch{};
+        std::uint64_t consumed = 0; ///< of the bytes sent to it
         Clock::time_point alive_at = {};
         bool has_come = false;
         bool has_said_all = false; ///< sends nothing any more
 
         /// A busy rank reads nothing, so it gets no more than this before it reads again. Its
-        /// kernel then always has room for the data in flight, and a kernel without room means a
-        /// lost machine.
+        /// kernel then has room for the data in flight, unless its buffers are set to be small. So
+        /// the window stays open, and the loss of its machine is noticed soon.
         [[nodiscard]] std::uint64_t limit() const noexcept { return consumed + 49'152; }
     };
     /// A report from a rank that has waited for its deadline.
@@ -77,6 +79,8 @@ private:
     bool serve();
 
     void attend_to(int rank);
+    /// Nothing more comes from a rank that has not left.
+    void lose_connection(int rank);
 
     // -- what ranks say ---------------------------------------------------------------------------
 
@@ -132,6 +136,7 @@ private:
 
     OpenCollectives collectives_;
     std::vector<Member> members_;
+    std::chrono::nanoseconds silence_;
     std::optional<HandshakeServer> handshakes_; ///< until all ranks have arrived
     std::optional<AbortReason> end_;
     std::optional<TimePoint> leaving_; ///< when to stop, after rank 0 has left

@@ -15,8 +15,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION Hub::Hub(Socket listener, Socket rank_0, TcpJob job)
-    : collectives_{job.size}, members_(static_cast<std::size_t>(job.size)) {
+JOINABLE_DEFINITION
+Hub::Hub(Socket listener, Socket rank_0, TcpJob job, std::chrono::nanoseconds silence)
+    : collectives_{job.size}, members_(static_cast<std::size_t>(job.size)), silence_{silence} {
     rlimit limit{};
     getrlimit(RLIMIT_NOFILE, &limit);
     auto const needed =
@@ -45,6 +46,7 @@ JOINABLE_DEFINITION bool Hub::serve() {
             continue; // the system may refuse more entries than a process may have files
         }
         Member const& one = member(rank);
+        next = (std::min)(next, one.watch.next_look());
         bool const is_blocked = one.outbox.is_blocked(leaving_ ? Outbox::no_limit : one.limit());
         auto const events = static_cast<short>(POLLIN | (is_blocked ? POLLOUT : 0));
         polled_.push_back({one.socket.handle(), events, 0});
@@ -52,7 +54,7 @@ JOINABLE_DEFINITION bool Hub::serve() {
     }
     if (handshakes_) {
         handshakes_->poll(polled_);
-        next = handshakes_->next_look();
+        next = (std::min)(next, handshakes_->next_look());
     }
     if (leaving_) { // the kernel does not report delivery
         next = (std::min)(*leaving_, Clock::now() + std::chrono::milliseconds{1});
@@ -72,6 +74,12 @@ JOINABLE_DEFINITION bool Hub::serve() {
     for (std::size_t i = 0; i < polled_ranks_.size(); ++i) {
         if (polled_[i].revents != 0) {
             attend_to(polled_ranks_[i]);
+        }
+    }
+    for (int rank = 0; rank < size(); ++rank) {
+        Member& one = member(rank);
+        if (is_linked(rank) && one.watch.is_lost(one.socket, Clock::now())) {
+            lose_connection(rank);
         }
     }
     for (Overdue const& one : overdue) {
@@ -107,20 +115,23 @@ JOINABLE_DEFINITION void Hub::attend_to(int rank) {
     } else if (one.has_said_all) {
         lose(rank, reason_of_leaving(rank));
     } else if (!goes_on) {
-        lose(
-            rank,
-            {FailureKind::peer_failed,
-             {rank},
-             concat(
-                 "rank ",
-                 rank,
-                 " failed: its connection broke: its process died, or its machine is out of "
-                 "reach"
-             )}
-        );
+        lose_connection(rank);
     } else {
         flush(one);
     }
+}
+
+JOINABLE_DEFINITION void Hub::lose_connection(int rank) {
+    lose(
+        rank,
+        {FailureKind::peer_failed,
+         {rank},
+         concat(
+             "rank ",
+             rank,
+             " failed: its connection broke: its process died, or its machine is out of reach"
+         )}
+    );
 }
 
 JOINABLE_DEFINITION std::span<std::byte>
@@ -296,6 +307,7 @@ JOINABLE_DEFINITION void Hub::look_into_lobby() {
 JOINABLE_DEFINITION void Hub::admit(int rank, Socket socket) {
     Member& one = member(rank);
     one.socket = std::move(socket);
+    one.watch = SilenceWatch{silence_};
     one.has_come = true;
     if (end_) {
         send_end(rank);

@@ -30,10 +30,18 @@ using Hear = std::function<std::optional<AbortReason>()>;
 /// frame is sent at once as far as the kernel accepts it.
 class TcpRank {
 public:
-    /// `hear` is asked during every wait.
-    TcpRank(Socket socket, int rank, int size, std::chrono::nanoseconds deadline, Hear hear = {})
-        : socket_{std::move(socket)}, rank_{rank}, size_{size}, deadline_{deadline},
-          hear_{std::move(hear)} {}
+    /// `hear` is asked during every wait. Rank 0 is lost if its machine acknowledges nothing for
+    /// `silence`.
+    TcpRank(
+        Socket socket,
+        int rank,
+        int size,
+        std::chrono::nanoseconds deadline,
+        Hear hear = {},
+        std::chrono::nanoseconds silence = tcp_silence
+    )
+        : socket_{std::move(socket)}, watch_{silence}, rank_{rank}, size_{size},
+          deadline_{deadline}, hear_{std::move(hear)} {}
     TcpRank(TcpRank const&) = delete;
     TcpRank& operator=(TcpRank const&) = delete;
     ~TcpRank() { leave(); }
@@ -180,6 +188,7 @@ private:
     void leave() noexcept;
 
     Socket socket_;
+    SilenceWatch watch_;
     int rank_;
     int size_;
     std::chrono::nanoseconds deadline_;

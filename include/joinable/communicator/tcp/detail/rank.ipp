@@ -212,7 +212,7 @@ JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
             }
             end = (std::min<TimePoint>)(end, Clock::now() + between_questions);
         }
-        wait_for(socket_, events, end);
+        wait_for(socket_, events, (std::min)(end, watch_.next_look()));
         look();
     }
 }
@@ -235,7 +235,7 @@ JOINABLE_DEFINITION void TcpRank::look() {
     } catch (ProtocolError const& error) {
         refuse(error);
     }
-    if (!goes_on && !over_) {
+    if ((!goes_on || watch_.is_lost(socket_, Clock::now())) && !over_) {
         over_ = own_reason_.value_or(AbortReason{
             FailureKind::peer_failed,
             {0},

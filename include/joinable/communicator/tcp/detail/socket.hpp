@@ -23,6 +23,8 @@ using TimePoint = std::chrono::steady_clock::time_point;
 /// The patience with things that normally take no time: an answer of rank 0, a handshake, the last
 /// bytes of a rank that leaves.
 inline constexpr std::chrono::nanoseconds tcp_patience = std::chrono::seconds{5};
+/// How long another machine may acknowledge nothing before it counts as lost.
+inline constexpr std::chrono::nanoseconds tcp_silence = std::chrono::seconds{30};
 
 /// A connection or a listener. Nothing here blocks. If the kernel accepts nothing, or has no data
 /// yet, the caller tries again.
@@ -65,8 +67,17 @@ public:
         return ioctl(handle_, SIOCOUTQ, &left) != 0 || left == 0;
     }
 
-    /// The settings of every connection between ranks. Small messages are sent at once. An
-    /// unreachable machine is noticed after 30 s, whether or not data is on its way to it.
+    /// Whether the other machine has not answered the data or the probe that was sent last, and for
+    /// how long no acknowledgement has come from it.
+    struct Acknowledgement {
+        bool is_due = false;
+        std::chrono::nanoseconds age = {};
+    };
+    [[nodiscard]] Acknowledgement acknowledgement() const noexcept;
+
+    /// The settings of every connection between ranks. Small messages are sent at once. While
+    /// nothing is on its way, the kernel notices an unreachable machine after 30 s; SilenceWatch
+    /// notices it otherwise.
     void prepare_connection();
     void set(int level, int option, int value) const noexcept {
         ::setsockopt(handle_, level, option, &value, sizeof value);
@@ -89,6 +100,25 @@ private:
 
     int handle_ = -1;
     int forks_ = -1; ///< that had led to this process; -1: it is not kept from children
+};
+
+/// Notices that the other machine of a connection is lost: for `limit` it has acknowledged nothing,
+/// although an acknowledgement was due all that time. The kernel of a program that is stopped, or
+/// does not read, answers the probes of its shut window; TCP_USER_TIMEOUT would end that connection,
+/// too. Such probes come up to 2 min apart, so meanwhile a loss is noticed later.
+class SilenceWatch {
+public:
+    explicit SilenceWatch(std::chrono::nanoseconds limit = tcp_silence) noexcept : limit_{limit} {}
+
+    [[nodiscard]] TimePoint next_look() const noexcept { return next_; }
+    /// Looks when it is time. What was acknowledged between two looks counts, so nothing is
+    /// lost because this process looks late.
+    [[nodiscard]] bool is_lost(Socket const& socket, TimePoint now) noexcept;
+
+private:
+    std::chrono::nanoseconds limit_;
+    TimePoint next_ = {};
+    std::optional<TimePoint> silent_since_; ///< the first look that found something due
 };
 
 /// Returns after an event, at `until`, or early. Returns 0, or why the system cannot wait.

@@ -95,7 +95,35 @@ JOINABLE_DEFINITION void Socket::prepare_connection() {
     set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
     set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
     set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-    set(IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
+}
+
+JOINABLE_DEFINITION Socket::Acknowledgement Socket::acknowledgement() const noexcept {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (::getsockopt(handle_, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) {
+        return {}; // no TCP
+    }
+    // A machine without room drops data that it answers, so such data alone is not due; the kernel
+    // sends it again up to 2 min later.
+    bool const is_sent_since = info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
+    return {
+        info.tcpi_probes != 0 || (info.tcpi_unacked != 0 && is_sent_since),
+        std::chrono::milliseconds{info.tcpi_last_ack_recv}
+    };
+}
+
+JOINABLE_DEFINITION bool SilenceWatch::is_lost(Socket const& socket, TimePoint now) noexcept {
+    if (now < next_) {
+        return false;
+    }
+    next_ = now + limit_ / 16;
+    Socket::Acknowledgement const last = socket.acknowledgement();
+    if (!last.is_due) {
+        silent_since_.reset();
+    } else if (!silent_since_ || now - last.age > *silent_since_) {
+        silent_since_ = now;
+    }
+    return silent_since_ && now - *silent_since_ >= limit_;
 }
 
 JOINABLE_DEFINITION int wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept {

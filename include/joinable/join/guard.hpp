@@ -90,6 +90,13 @@ public:
     /// Calls finish() unless that was done or an exception is in flight. May throw what finish()
     /// throws.
     ~Join() noexcept(false) {
+        if (session_.has_lost_participant()) {
+            static_cast<void>(hooks_.release()); // they refer to what was destroyed
+            if (!unwinding_.has_begun()) {
+                session_.require_alive();
+            }
+            return;
+        }
         if (!options_.enable || session_.is_over()) {
             return;
         }
@@ -369,7 +376,7 @@ private:
         if (options_.timeout) {
             deadlines_.exchange(all, *options_.timeout);
         }
-        hooks_.emplace(joinables, keywords...);
+        hooks_ = std::make_unique<Hooks>(joinables, keywords...);
     }
 
     /// What this rank has accumulated and not cleared.
@@ -415,7 +422,7 @@ private:
     detail::Occupation occupation_;
     detail::Deadlines deadlines_;
     detail::Session session_;
-    std::optional<Hooks> hooks_;
+    std::unique_ptr<Hooks> hooks_;
     detail::LocalRounds local_rounds_{options_}; ///< used when it is not enabled
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
 };

@@ -42,6 +42,12 @@ inline void Round::done() {
 namespace detail {
 class Attachment;
 class WindowOf;
+
+/// A guard's side of a participant's state; null once the participant is destroyed.
+struct AttachedState {
+    JoinState* state = nullptr;
+};
+
 Session* session_of(JoinState const& state) noexcept;
 
 /// Where the window of a participant ends outside a guard.
@@ -58,6 +64,15 @@ public:
     JoinState() = default;
     JoinState(JoinState const&) = delete;
     JoinState& operator=(JoinState const&) = delete;
+    /// In a guard, it ends the guard: its hooks refer to the participant.
+    ~JoinState() {
+        if (attached_ != nullptr) {
+            attached_->state = nullptr;
+        }
+        if (session_ != nullptr) {
+            session_->lose_participant(position_);
+        }
+    }
 
 private:
     friend class detail::Attachment;
@@ -79,6 +94,7 @@ private:
         return round;
     }
 
+    detail::AttachedState* attached_ = nullptr;
     detail::Session* session_ = nullptr;
     std::uint64_t guards_ = 0;    ///< how many there were, this one included
     detail::Window window_;       ///< outside guards, and in guards that are not enabled

@@ -7,8 +7,10 @@
 #include <chrono>
 #include <functional>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -16,6 +18,7 @@
 #include <support/all_reducer.hpp>
 #include <support/recording_communicator.hpp>
 #include <support/shared.hpp>
+#include <support/thrown_by.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/participant/action.hpp>
@@ -675,6 +678,55 @@ TEST_CASE("a guard that a hook has failed refuses what active ranks call, and ru
             CHECK_THROWS_AS(train(), joinable::PeerFailed);
         }
     });
+}
+
+TEST_CASE(
+    "a participant that is destroyed before its guard ends the guard on every rank, by a sentence"
+) {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        std::string const text =
+            "participant 0 (AllReducer) on rank 0 was destroyed before the Join that it takes part in; declare the "
+            "Join after its participants";
+        std::optional<AllReducer<RankCommunicator>> reducer{std::in_place, comm};
+        auto const run = [&] {
+            Join guard{participants(*reducer)};
+            (*reducer)();
+            if (comm.rank() == 0) {
+                reducer.reset();
+            }
+            guard.finish();
+        };
+        if (comm.rank() == 0) {
+            CHECK(thrown_by<joinable::ContractViolation>(run).what() == text);
+        } else {
+            auto const error = thrown_by<joinable::PeerFailed>(run);
+            CHECK(error.rank() == 0);
+            CHECK(std::string{error.what()}.find(text) != std::string::npos);
+        }
+    });
+    over_ranks(
+        {2},
+        [](RankCommunicator& comm) { // with the guard's own exception in flight, that one is told
+            std::string text;
+            try {
+                std::optional<AllReducer<RankCommunicator>> reducer{std::in_place, comm};
+                Join guard{participants(*reducer)};
+                (*reducer)();
+                if (comm.rank() == 0) {
+                    guard.fail("out of memory");
+                    struct Ends {
+                        std::optional<AllReducer<RankCommunicator>>& reducer;
+                        ~Ends() { reducer.reset(); }
+                    } const ends{reducer};
+                    throw Injected{"out of memory"};
+                }
+                guard.finish();
+            } catch (std::exception const& error) {
+                text = error.what();
+            }
+            CHECK(text.find("out of memory") != std::string::npos);
+        }
+    );
 }
 
 } // namespace

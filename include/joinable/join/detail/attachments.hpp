@@ -50,7 +50,8 @@ public:
 
 private:
     void begin(JoinState& state, std::size_t position, Averages averages) noexcept {
-        state_ = &state;
+        attached_.state = &state;
+        state.attached_ = &attached_;
         averages_ = averages;
         state.position_ = position;
         state.may_be_cleared_ = true;
@@ -59,11 +60,11 @@ private:
     /// A participant that averages nothing counts anew in each guard.
     void forget_rounds() noexcept {
         if (averages_ == Averages::none) {
-            state_->window_ = {};
+            attached_.state->window_ = {};
         }
     }
 
-    JoinState* state_ = nullptr;
+    AttachedState attached_;
     Averages averages_ = Averages::none;
 };
 

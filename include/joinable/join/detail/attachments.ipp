@@ -21,10 +21,11 @@ JOINABLE_DEFINITION void Attachment::attach(
 }
 
 JOINABLE_DEFINITION void Attachment::detach() noexcept {
-    if (state_ != nullptr) {
+    if (attached_.state != nullptr) {
         forget_rounds();
     }
-    if (JoinState* const state = std::exchange(state_, nullptr)) {
+    if (JoinState* const state = std::exchange(attached_.state, nullptr)) {
+        state->attached_ = nullptr;
         if (state->session_ != nullptr && averages_ != Averages::none) {
             state->window_ = averages_ == Averages::gradients ? state->session_->window()
                                                               : state->session_->untouched_window();

@@ -56,6 +56,12 @@ public:
         throw_failure(failure);
     }
 
+    /// The same where only this rank knows: tells every rank, wherever it waits. require_alive() throws it.
+    void fail_alone(AbortReason const& failure) {
+        failure_ = failure;
+        abort(failure);
+    }
+
     /// Ends and tells every rank, wherever it waits.
     void abort(AbortReason const& reason) {
         is_over_ = true;

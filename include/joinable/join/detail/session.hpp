@@ -151,6 +151,11 @@ public:
     /// The result of finish(), once it has run.
     [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
     [[nodiscard]] bool is_over() const noexcept { return outcome_.is_over(); }
+    /// A participant is destroyed, so the guard cannot go on.
+    void lose_participant(std::size_t position) noexcept;
+    [[nodiscard]] bool has_lost_participant() const noexcept { return has_lost_participant_; }
+    /// @throws what ended the guard.
+    void require_alive() const { outcome_.require_alive(); }
     [[nodiscard]] Round const& round() const noexcept { return round_; }
 
 private:
@@ -215,6 +220,7 @@ private:
     bool is_ahead_ = false;              ///< the posted roll call is that of the next round
     std::optional<Announcement> ahead_;  ///< its notice; none when it announces the end
     bool is_shadowing_ = false;
+    bool has_lost_participant_ = false;
     bool stopped_ = false;   ///< by agreement, before every rank ran out
     bool has_ended_ = false; ///< the end verdict was heard, post hooks run
     std::optional<JoinResult> result_;

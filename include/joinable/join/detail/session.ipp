@@ -186,6 +186,31 @@ JOINABLE_DEFINITION void Session::finish(HookRunner& hooks) {
     }
 }
 
+JOINABLE_DEFINITION void Session::lose_participant(std::size_t position) noexcept {
+    has_lost_participant_ = true;
+    if (std::uncaught_exceptions() > 0) {
+        leave_by_exception(); // which says more
+    }
+    if (outcome_.is_over()) {
+        return;
+    }
+    try {
+        int const rank = outcome_.control().rank();
+        outcome_.fail_alone(
+            {FailureKind::contract,
+             {rank},
+             concat(
+                 turns_.name(position),
+                 " on rank ",
+                 rank,
+                 " was destroyed before the Join that it takes part in; declare the Join after its participants"
+             )}
+        );
+    } catch (...) {
+        outcome_.end();
+    }
+}
+
 JOINABLE_DEFINITION void Session::leave_by_exception() noexcept {
     if (outcome_.is_over()) {
         return;

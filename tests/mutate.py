@@ -287,11 +287,6 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
     ),
     Mutation(
-        "settings-that-were-sent-are-compared", "participant/sharded_optimizer.hpp",
-        "has_all_ranks_ = round.active_count() == comm_.size();", "has_all_ranks_ = true;",
-        "participant/guarded_optimizers.test.cpp", "settings that change equally*",
-    ),
-    Mutation(
         "a-setting-that-changes-is-listed-once", "participant/detail/sharded_settings.hpp",
         "if (!is_same) {", "if (used_.empty()) {",
         "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
@@ -342,7 +337,7 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "two participants that average*",
     ),
     Mutation(
-        "only-equal-pointers-are-one-parameter", "tensor/overlap.hpp",
+        "only-equal-pointers-are-one-parameter", "tensor/overlap.ipp",
         "std::less<>{}(ranges[b].begin, ranges[a].end)", "ranges[b].begin == ranges[a].begin",
         "participant/guarded_optimizers.test.cpp", "views that overlap*",
     ),

@@ -1866,39 +1866,11 @@ struct AddressRange {
 /// The indices of two views that share memory, the smaller one first, if `counts` of their indices
 /// is true. Of several such pairs it is the least one. `view_of(index)` returns a view.
 /// Complexity: sorts the ranges; compares views whose ranges overlap.
-template <class ViewOf, class Counts>
-std::optional<std::pair<std::size_t, std::size_t>>
-find_shared(std::vector<AddressRange> ranges, ViewOf const& view_of, Counts const& counts) {
-    std::erase_if(ranges, [](AddressRange const& range) { return range.begin == nullptr; });
-    std::sort(ranges.begin(), ranges.end(), [](AddressRange const& a, AddressRange const& b) {
-        return std::less<>{}(a.begin, b.begin);
-    });
-    std::optional<std::pair<std::size_t, std::size_t>> least;
-    for (std::size_t a = 0; a < ranges.size(); ++a) {
-        for (std::size_t b = a + 1;
-             b < ranges.size() && std::less<>{}(ranges[b].begin, ranges[a].end);
-             ++b) {
-            std::pair const pair = std::minmax({ranges[a].index, ranges[b].index});
-            auto const [i, k] = pair;
-            if ((!least || pair < *least) && counts(i, k) && share_memory(view_of(i), view_of(k))) {
-                least = pair;
-            }
-        }
-    }
-    return least;
-}
-/// The same for a list of views.
-template <class Counts>
-std::optional<std::pair<std::size_t, std::size_t>>
-find_shared(std::span<AnyView const> views, Counts const& counts) {
-    std::vector<AddressRange> ranges;
-    ranges.reserve(views.size());
-    for (std::size_t i = 0; i < views.size(); ++i) {
-        ranges.push_back(AddressRange::of(views[i], i));
-    }
-    auto const view_of = [&](std::size_t i) -> AnyView const& { return views[i]; };
-    return find_shared(std::move(ranges), view_of, counts);
-}
+std::optional<std::pair<std::size_t, std::size_t>> find_shared(
+    std::vector<AddressRange> ranges,
+    std::function<AnyView(std::size_t)> const& view_of,
+    std::function<bool(std::size_t, std::size_t)> const& counts
+);
 
 } // namespace detail
 
@@ -2050,6 +2022,30 @@ JOINABLE_DEFINITION AddressRange AddressRange::of(AnyView const& view, std::size
     auto const* const begin = static_cast<std::byte const*>(view.data());
     std::size_t const size = size_of(view.dtype());
     return {begin, begin + size * checked_reach(view.extents(), view.strides(), size), index};
+}
+
+JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>> find_shared(
+    std::vector<AddressRange> ranges,
+    std::function<AnyView(std::size_t)> const& view_of,
+    std::function<bool(std::size_t, std::size_t)> const& counts
+) {
+    std::sort(ranges.begin(), ranges.end(), [](AddressRange const& a, AddressRange const& b) {
+        return std::less<>{}(a.begin, b.begin);
+    });
+    std::optional<std::pair<std::size_t, std::size_t>> least;
+    for (std::size_t a = 0; a < ranges.size(); ++a) { // a range without elements overlaps none
+        for (std::size_t b = a + 1;
+             b < ranges.size() && std::less<>{}(ranges[b].begin, ranges[a].end);
+             ++b) {
+            std::size_t const i = (std::min)(ranges[a].index, ranges[b].index);
+            std::size_t const k = (std::max)(ranges[a].index, ranges[b].index);
+            if ((!least || std::pair{i, k} < *least) && counts(i, k) &&
+                share_memory(view_of(i), view_of(k))) {
+                least.emplace(i, k);
+            }
+        }
+    }
+    return least;
 }
 
 }}} // namespace joinable::v0::detail
@@ -11481,18 +11477,21 @@ private:
         ParameterList const* parameters;
         std::size_t index;
         std::size_t first;
-    };
-    /// The memory that is claimed; several claims may be of one parameter.
-    struct Claims {
-        std::vector<AnyView> memory;
-        std::vector<Claim> claims;
+        bool is_gradient;
     };
 
-    void check(Claims const& of, std::string_view verb, std::string_view consequence) const;
+    void
+    add(std::vector<Claim>& claims,
+        ParameterList const& parameters,
+        std::size_t first,
+        bool is_gradient);
+    void check(
+        std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
+    ) const;
 
     std::vector<std::string_view> names_;
-    Claims averaged_;
-    Claims stepped_;
+    std::vector<Claim> averaged_; ///< of values and of gradients
+    std::vector<Claim> stepped_;
 };
 
 }} // namespace joinable::v0
@@ -11502,27 +11501,27 @@ private:
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <string>
+#include <utility>
 
 namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_averaged(ParameterList const& parameters, std::size_t first) {
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (parameters[i].requires_grad()) { // a value that ranks keep in parts has no memory here
-            for (AnyView const& memory : {parameters[i].value(), parameters[i].grad()}) {
-                averaged_.memory.push_back(memory);
-                averaged_.claims.push_back({names_.size() - 1, &parameters, i, first});
-            }
-        }
-    }
+    add(averaged_, parameters, first, false); // a value that ranks keep in parts has no memory here
+    add(averaged_, parameters, first, true);
 }
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_stepped(ParameterList const& parameters, std::size_t first) {
+    add(stepped_, parameters, first, false);
+}
+
+JOINABLE_DEFINITION void ParameterClaims::add(
+    std::vector<Claim>& claims, ParameterList const& parameters, std::size_t first, bool is_gradient
+) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         if (parameters[i].requires_grad()) {
-            stepped_.memory.push_back(parameters[i].value());
-            stepped_.claims.push_back({names_.size() - 1, &parameters, i, first});
+            claims.push_back({names_.size() - 1, &parameters, i, first, is_gradient});
         }
     }
 }
@@ -11540,15 +11539,23 @@ JOINABLE_DEFINITION void ParameterClaims::check() const {
 }
 
 JOINABLE_DEFINITION void ParameterClaims::check(
-    Claims const& of, std::string_view verb, std::string_view consequence
+    std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
 ) const {
-    auto const& claims = of.claims;
     if (claims.empty() || claims.front().participant == claims.back().participant) {
         return; // a participant has checked its own
     }
-    auto const shared = detail::find_shared(of.memory, [&](std::size_t a, std::size_t b) {
-        return claims[a].participant != claims[b].participant;
-    });
+    auto const view_of = [&](std::size_t k) {
+        AnyParameter const& parameter = (*claims[k].parameters)[claims[k].index];
+        return claims[k].is_gradient ? parameter.grad() : parameter.value();
+    };
+    std::vector<detail::AddressRange> ranges;
+    for (std::size_t k = 0; k < claims.size(); ++k) {
+        ranges.push_back(detail::AddressRange::of(view_of(k), k));
+    }
+    auto const shared =
+        detail::find_shared(std::move(ranges), view_of, [&](std::size_t a, std::size_t b) {
+            return claims[a].participant != claims[b].participant;
+        });
     if (!shared) {
         return;
     }
@@ -13593,6 +13600,7 @@ void check_parameters(ParameterList const& list, DeviceId device);
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -13600,11 +13608,15 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 ) {
-    std::vector<AnyView> views;
-    for (AnyParameter const& parameter : list) {
-        views.push_back(view_of(parameter));
+    std::vector<AddressRange> ranges;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        ranges.push_back(AddressRange::of(view_of(list[i]), i));
     }
-    auto const shared = find_shared(views, [](std::size_t, std::size_t) { return true; });
+    auto const shared = find_shared(
+        std::move(ranges),
+        [&](std::size_t i) { return view_of(list[i]); },
+        [](std::size_t, std::size_t) { return true; }
+    );
     if (shared) {
         throw ContractViolation{
             to_text(what) + to_text(describe_parameter(list, shared->first)) + " and " +

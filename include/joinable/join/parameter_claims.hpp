@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <joinable/config.hpp>
-#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -34,18 +33,21 @@ private:
         ParameterList const* parameters;
         std::size_t index;
         std::size_t first;
-    };
-    /// The memory that is claimed; several claims may be of one parameter.
-    struct Claims {
-        std::vector<AnyView> memory;
-        std::vector<Claim> claims;
+        bool is_gradient;
     };
 
-    void check(Claims const& of, std::string_view verb, std::string_view consequence) const;
+    void
+    add(std::vector<Claim>& claims,
+        ParameterList const& parameters,
+        std::size_t first,
+        bool is_gradient);
+    void check(
+        std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
+    ) const;
 
     std::vector<std::string_view> names_;
-    Claims averaged_;
-    Claims stepped_;
+    std::vector<Claim> averaged_; ///< of values and of gradients
+    std::vector<Claim> stepped_;
 };
 
 }} // namespace joinable::v0

@@ -4,31 +4,32 @@
 #include <joinable/join/parameter_claims.hpp>
 
 #include <string>
+#include <utility>
 
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/overlap.hpp>
 
 namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_averaged(ParameterList const& parameters, std::size_t first) {
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (parameters[i].requires_grad()) { // a value that ranks keep in parts has no memory here
-            for (AnyView const& memory : {parameters[i].value(), parameters[i].grad()}) {
-                averaged_.memory.push_back(memory);
-                averaged_.claims.push_back({names_.size() - 1, &parameters, i, first});
-            }
-        }
-    }
+    add(averaged_, parameters, first, false); // a value that ranks keep in parts has no memory here
+    add(averaged_, parameters, first, true);
 }
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_stepped(ParameterList const& parameters, std::size_t first) {
+    add(stepped_, parameters, first, false);
+}
+
+JOINABLE_DEFINITION void ParameterClaims::add(
+    std::vector<Claim>& claims, ParameterList const& parameters, std::size_t first, bool is_gradient
+) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         if (parameters[i].requires_grad()) {
-            stepped_.memory.push_back(parameters[i].value());
-            stepped_.claims.push_back({names_.size() - 1, &parameters, i, first});
+            claims.push_back({names_.size() - 1, &parameters, i, first, is_gradient});
         }
     }
 }
@@ -46,15 +47,23 @@ JOINABLE_DEFINITION void ParameterClaims::check() const {
 }
 
 JOINABLE_DEFINITION void ParameterClaims::check(
-    Claims const& of, std::string_view verb, std::string_view consequence
+    std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
 ) const {
-    auto const& claims = of.claims;
     if (claims.empty() || claims.front().participant == claims.back().participant) {
         return; // a participant has checked its own
     }
-    auto const shared = detail::find_shared(of.memory, [&](std::size_t a, std::size_t b) {
-        return claims[a].participant != claims[b].participant;
-    });
+    auto const view_of = [&](std::size_t k) {
+        AnyParameter const& parameter = (*claims[k].parameters)[claims[k].index];
+        return claims[k].is_gradient ? parameter.grad() : parameter.value();
+    };
+    std::vector<detail::AddressRange> ranges;
+    for (std::size_t k = 0; k < claims.size(); ++k) {
+        ranges.push_back(detail::AddressRange::of(view_of(k), k));
+    }
+    auto const shared =
+        detail::find_shared(std::move(ranges), view_of, [&](std::size_t a, std::size_t b) {
+            return claims[a].participant != claims[b].participant;
+        });
     if (!shared) {
         return;
     }

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -151,39 +149,11 @@ struct AddressRange {
 /// The indices of two views that share memory, the smaller one first, if `counts` of their indices
 /// is true. Of several such pairs it is the least one. `view_of(index)` returns a view.
 /// Complexity: sorts the ranges; compares views whose ranges overlap.
-template <class ViewOf, class Counts>
-std::optional<std::pair<std::size_t, std::size_t>>
-find_shared(std::vector<AddressRange> ranges, ViewOf const& view_of, Counts const& counts) {
-    std::erase_if(ranges, [](AddressRange const& range) { return range.begin == nullptr; });
-    std::sort(ranges.begin(), ranges.end(), [](AddressRange const& a, AddressRange const& b) {
-        return std::less<>{}(a.begin, b.begin);
-    });
-    std::optional<std::pair<std::size_t, std::size_t>> least;
-    for (std::size_t a = 0; a < ranges.size(); ++a) {
-        for (std::size_t b = a + 1;
-             b < ranges.size() && std::less<>{}(ranges[b].begin, ranges[a].end);
-             ++b) {
-            std::pair const pair = std::minmax({ranges[a].index, ranges[b].index});
-            auto const [i, k] = pair;
-            if ((!least || pair < *least) && counts(i, k) && share_memory(view_of(i), view_of(k))) {
-                least = pair;
-            }
-        }
-    }
-    return least;
-}
-/// The same for a list of views.
-template <class Counts>
-std::optional<std::pair<std::size_t, std::size_t>>
-find_shared(std::span<AnyView const> views, Counts const& counts) {
-    std::vector<AddressRange> ranges;
-    ranges.reserve(views.size());
-    for (std::size_t i = 0; i < views.size(); ++i) {
-        ranges.push_back(AddressRange::of(views[i], i));
-    }
-    auto const view_of = [&](std::size_t i) -> AnyView const& { return views[i]; };
-    return find_shared(std::move(ranges), view_of, counts);
-}
+std::optional<std::pair<std::size_t, std::size_t>> find_shared(
+    std::vector<AddressRange> ranges,
+    std::function<AnyView(std::size_t)> const& view_of,
+    std::function<bool(std::size_t, std::size_t)> const& counts
+);
 
 } // namespace detail
 

@@ -147,4 +147,28 @@ JOINABLE_DEFINITION AddressRange AddressRange::of(AnyView const& view, std::size
     return {begin, begin + size * checked_reach(view.extents(), view.strides(), size), index};
 }
 
+JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>> find_shared(
+    std::vector<AddressRange> ranges,
+    std::function<AnyView(std::size_t)> const& view_of,
+    std::function<bool(std::size_t, std::size_t)> const& counts
+) {
+    std::sort(ranges.begin(), ranges.end(), [](AddressRange const& a, AddressRange const& b) {
+        return std::less<>{}(a.begin, b.begin);
+    });
+    std::optional<std::pair<std::size_t, std::size_t>> least;
+    for (std::size_t a = 0; a < ranges.size(); ++a) { // a range without elements overlaps none
+        for (std::size_t b = a + 1;
+             b < ranges.size() && std::less<>{}(ranges[b].begin, ranges[a].end);
+             ++b) {
+            std::size_t const i = (std::min)(ranges[a].index, ranges[b].index);
+            std::size_t const k = (std::max)(ranges[a].index, ranges[b].index);
+            if ((!least || std::pair{i, k} < *least) && counts(i, k) &&
+                share_memory(view_of(i), view_of(k))) {
+                least.emplace(i, k);
+            }
+        }
+    }
+    return least;
+}
+
 }}} // namespace joinable::v0::detail

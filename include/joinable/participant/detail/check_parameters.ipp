@@ -4,6 +4,7 @@
 #include <joinable/participant/detail/check_parameters.hpp>
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include <joinable/detail/text.hpp>
@@ -15,11 +16,15 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 ) {
-    std::vector<AnyView> views;
-    for (AnyParameter const& parameter : list) {
-        views.push_back(view_of(parameter));
+    std::vector<AddressRange> ranges;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        ranges.push_back(AddressRange::of(view_of(list[i]), i));
     }
-    auto const shared = find_shared(views, [](std::size_t, std::size_t) { return true; });
+    auto const shared = find_shared(
+        std::move(ranges),
+        [&](std::size_t i) { return view_of(list[i]); },
+        [](std::size_t, std::size_t) { return true; }
+    );
     if (shared) {
         throw ContractViolation{
             to_text(what) + to_text(describe_parameter(list, shared->first)) + " and " +

@@ -10167,6 +10167,12 @@ public:
         throw_failure(failure);
     }
 
+    /// The same where only this rank knows: tells every rank, wherever it waits. require_alive() throws it.
+    void fail_alone(AbortReason const& failure) {
+        failure_ = failure;
+        abort(failure);
+    }
+
     /// Ends and tells every rank, wherever it waits.
     void abort(AbortReason const& reason) {
         is_over_ = true;
@@ -10841,6 +10847,11 @@ public:
     /// The result of finish(), once it has run.
     [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
     [[nodiscard]] bool is_over() const noexcept { return outcome_.is_over(); }
+    /// A participant is destroyed, so the guard cannot go on.
+    void lose_participant(std::size_t position) noexcept;
+    [[nodiscard]] bool has_lost_participant() const noexcept { return has_lost_participant_; }
+    /// @throws what ended the guard.
+    void require_alive() const { outcome_.require_alive(); }
     [[nodiscard]] Round const& round() const noexcept { return round_; }
 
 private:
@@ -10905,6 +10916,7 @@ private:
     bool is_ahead_ = false;              ///< the posted roll call is that of the next round
     std::optional<Announcement> ahead_;  ///< its notice; none when it announces the end
     bool is_shadowing_ = false;
+    bool has_lost_participant_ = false;
     bool stopped_ = false;   ///< by agreement, before every rank ran out
     bool has_ended_ = false; ///< the end verdict was heard, post hooks run
     std::optional<JoinResult> result_;
@@ -11145,6 +11157,31 @@ JOINABLE_DEFINITION void Session::finish(HookRunner& hooks) {
         outcome_.record({});
         leave_by_exception();
         throw;
+    }
+}
+
+JOINABLE_DEFINITION void Session::lose_participant(std::size_t position) noexcept {
+    has_lost_participant_ = true;
+    if (std::uncaught_exceptions() > 0) {
+        leave_by_exception(); // which says more
+    }
+    if (outcome_.is_over()) {
+        return;
+    }
+    try {
+        int const rank = outcome_.control().rank();
+        outcome_.fail_alone(
+            {FailureKind::contract,
+             {rank},
+             concat(
+                 turns_.name(position),
+                 " on rank ",
+                 rank,
+                 " was destroyed before the Join that it takes part in; declare the Join after its participants"
+             )}
+        );
+    } catch (...) {
+        outcome_.end();
     }
 }
 
@@ -11605,6 +11642,12 @@ inline void Round::done() {
 namespace detail {
 class Attachment;
 class WindowOf;
+
+/// A guard's side of a participant's state; null once the participant is destroyed.
+struct AttachedState {
+    JoinState* state = nullptr;
+};
+
 Session* session_of(JoinState const& state) noexcept;
 
 /// Where the window of a participant ends outside a guard.
@@ -11621,6 +11664,15 @@ public:
     JoinState() = default;
     JoinState(JoinState const&) = delete;
     JoinState& operator=(JoinState const&) = delete;
+    /// In a guard, it ends the guard: its hooks refer to the participant.
+    ~JoinState() {
+        if (attached_ != nullptr) {
+            attached_->state = nullptr;
+        }
+        if (session_ != nullptr) {
+            session_->lose_participant(position_);
+        }
+    }
 
 private:
     friend class detail::Attachment;
@@ -11642,6 +11694,7 @@ private:
         return round;
     }
 
+    detail::AttachedState* attached_ = nullptr;
     detail::Session* session_ = nullptr;
     std::uint64_t guards_ = 0;    ///< how many there were, this one included
     detail::Window window_;       ///< outside guards, and in guards that are not enabled
@@ -12143,7 +12196,8 @@ public:
 
 private:
     void begin(JoinState& state, std::size_t position, Averages averages) noexcept {
-        state_ = &state;
+        attached_.state = &state;
+        state.attached_ = &attached_;
         averages_ = averages;
         state.position_ = position;
         state.may_be_cleared_ = true;
@@ -12152,11 +12206,11 @@ private:
     /// A participant that averages nothing counts anew in each guard.
     void forget_rounds() noexcept {
         if (averages_ == Averages::none) {
-            state_->window_ = {};
+            attached_.state->window_ = {};
         }
     }
 
-    JoinState* state_ = nullptr;
+    AttachedState attached_;
     Averages averages_ = Averages::none;
 };
 
@@ -12219,10 +12273,11 @@ JOINABLE_DEFINITION void Attachment::attach(
 }
 
 JOINABLE_DEFINITION void Attachment::detach() noexcept {
-    if (state_ != nullptr) {
+    if (attached_.state != nullptr) {
         forget_rounds();
     }
-    if (JoinState* const state = std::exchange(state_, nullptr)) {
+    if (JoinState* const state = std::exchange(attached_.state, nullptr)) {
+        state->attached_ = nullptr;
         if (state->session_ != nullptr && averages_ != Averages::none) {
             state->window_ = averages_ == Averages::gradients ? state->session_->window()
                                                               : state->session_->untouched_window();
@@ -12825,6 +12880,13 @@ public:
     /// Calls finish() unless that was done or an exception is in flight. May throw what finish()
     /// throws.
     ~Join() noexcept(false) {
+        if (session_.has_lost_participant()) {
+            static_cast<void>(hooks_.release()); // they refer to what was destroyed
+            if (!unwinding_.has_begun()) {
+                session_.require_alive();
+            }
+            return;
+        }
         if (!options_.enable || session_.is_over()) {
             return;
         }
@@ -13104,7 +13166,7 @@ private:
         if (options_.timeout) {
             deadlines_.exchange(all, *options_.timeout);
         }
-        hooks_.emplace(joinables, keywords...);
+        hooks_ = std::make_unique<Hooks>(joinables, keywords...);
     }
 
     /// What this rank has accumulated and not cleared.
@@ -13150,7 +13212,7 @@ private:
     detail::Occupation occupation_;
     detail::Deadlines deadlines_;
     detail::Session session_;
-    std::optional<Hooks> hooks_;
+    std::unique_ptr<Hooks> hooks_;
     detail::LocalRounds local_rounds_{options_}; ///< used when it is not enabled
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
 };

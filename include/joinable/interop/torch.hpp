@@ -26,6 +26,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <joinable/bucket/all_reduce.hpp>
@@ -59,11 +60,62 @@
 /// ```
 /// In a program that uses the namespace joinable, write names of libtorch with two leading colons.
 
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The storages of gradients that lie in buckets. Others may keep handles or views of them.
+class TorchViews {
+public:
+    void add(at::Tensor const& gradient) {
+        if (storages_.size() == storages_.capacity()) {
+            std::erase_if(storages_, [](Weak const& one) { return one.expired(); });
+        }
+        c10::StorageImpl* const storage = gradient.storage().unsafeGetStorageImpl();
+        storages_.emplace_back(
+            c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(storage)
+        );
+    }
+
+    /// The buckets end. What still exists gets memory of its own, or none if there is none left.
+    void leave() noexcept {
+        for (Weak const& one : storages_) {
+            if (auto const storage = one.lock()) {
+                auto const bytes = static_cast<std::int64_t>(storage->nbytes());
+                at::DataPtr own{nullptr, storage->device()};
+                try {
+                    at::Tensor copy = at::for_blob(storage->data_ptr().get(), {bytes})
+                                          .options(at::TensorOptions{at::kByte})
+                                          .target_device(storage->device())
+                                          .make_tensor()
+                                          .clone();
+                    own = copy.storage().unsafeGetStorageImpl()->set_data_ptr(
+                        at::DataPtr{nullptr, storage->device()}
+                    );
+                } catch (...) { // NOLINT(bugprone-empty-catch): nobody may read what ends
+                }
+                storage->set_data_ptr_noswap(std::move(own));
+            }
+        }
+        storages_.clear();
+    }
+
+private:
+    using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+    std::vector<Weak> storages_;
+};
+
+}}} // namespace joinable::v0::detail
+
 namespace joinable { inline namespace v0 { namespace torch {
 
 /// A tensor of a module by its name, for error texts.
 struct NamedTensor {
     std::string name;
+    at::Tensor tensor;                              ///< shares the module's memory
+    std::shared_ptr<detail::TorchViews> views = {}; ///< where its gradient is noted, if it is
+};
+/// A buffer of a module. One whose elements have no DType, such as complex ones, is its bytes: a
+/// buffer is only copied.
+struct BufferTensor {
     at::Tensor tensor; ///< shares the module's memory
 };
 
@@ -82,8 +134,45 @@ struct parameter_traits<torch::NamedTensor> {
     static std::string_view name(torch::NamedTensor const& p) noexcept { return p.name; }
     static void set_grad(torch::NamedTensor& p, AnyView const& view) {
         Tensor::set_grad(p.tensor, view);
+        if (p.views) {
+            p.views->add(p.tensor.grad());
+        }
     }
     static void release_grad(torch::NamedTensor& p) { Tensor::release_grad(p.tensor); }
+};
+
+template <>
+struct tensor_traits<torch::BufferTensor> {
+    using Traits = tensor_traits<at::Tensor>;
+
+    static DType dtype(torch::BufferTensor const& b) {
+        return is_bytes(b) ? DType::u8 : Traits::dtype(b.tensor);
+    }
+    static void* data(torch::BufferTensor const& b) { return Traits::data(b.tensor); }
+    static Shape extents(torch::BufferTensor const& b) {
+        return is_bytes(b) ? Shape{b.tensor.nbytes()}
+                           : Shape(detail::shape_of(Traits::extents(b.tensor)));
+    }
+    static Shape strides(torch::BufferTensor const& b) {
+        return is_bytes(b) ? Shape{1} : Shape(detail::shape_of(Traits::strides(b.tensor)));
+    }
+    static DeviceId device(torch::BufferTensor const& b) { return Traits::device(b.tensor); }
+
+private:
+    static bool is_bytes(torch::BufferTensor const& b) {
+        at::Tensor const& tensor = detail::strided(b.tensor);
+        if (tensor.is_quantized() || detail::known_dtype_of_torch(tensor.scalar_type())) {
+            return false;
+        }
+        if (!tensor.is_non_overlapping_and_dense()) {
+            throw ContractViolation{detail::concat(
+                "a buffer has elements of type ",
+                c10::toString(tensor.scalar_type()),
+                ", which travel as bytes, with gaps between them; make it contiguous()"
+            )};
+        }
+        return true;
+    }
 };
 
 }} // namespace joinable::v0
@@ -175,19 +264,21 @@ public:
         }
     }
 
-    /// Moves gradients that live in these buckets to their own memory, or removes them if memory is
-    /// short.
-    void leave(std::vector<Bucket> const& buckets) noexcept {
-        for (Watched& watched : watched_) {
-            at::Tensor& gradient = watched.tensor.mutable_grad();
-            if (gradient.defined() && is_in(buckets, gradient.data_ptr())) {
-                try {
-                    gradient = gradient.clone();
-                } catch (...) {
-                    gradient.reset();
-                }
-            }
-        }
+    /// Whether a backward pass reaches the node of this tensor, so that needs no other notice.
+    [[nodiscard]] bool watches(at::Tensor const& tensor) const {
+        return std::any_of(watched_.begin(), watched_.end(), [&](Watched const& watched) {
+            return watched.tensor.unsafeGetTensorImpl() == tensor.unsafeGetTensorImpl();
+        });
+    }
+    /// Whether the backward pass that runs in this thread adds to gradients of parameters. One for
+    /// torch::autograd::grad(), as for a gradient penalty, returns what it computes instead.
+    [[nodiscard]] bool are_accumulated() const {
+        auto const* const nodes = ::torch::autograd::get_current_graph_task_exec_info();
+        return nodes == nullptr || nodes->empty() ||
+               std::any_of(watched_.begin(), watched_.end(), [&](Watched const& watched) {
+                   auto const found = nodes->find(&*watched.node);
+                   return found != nodes->end() && found->second.needed_;
+               });
     }
 
     /// The parameters that the graph of these tensors does not reach.
@@ -242,14 +333,6 @@ private:
             written.record(writer);
             caller_->wait(written);
         }
-    }
-
-    static bool is_in(std::vector<Bucket> const& buckets, void const* data) {
-        return std::any_of(buckets.begin(), buckets.end(), [&](Bucket const& bucket) {
-            auto const* const begin = static_cast<std::byte const*>(bucket.buffer.data);
-            return !std::less<void const*>{}(data, begin) &&
-                   std::less<void const*>{}(data, begin + bucket.buffer.bytes());
-        });
     }
 
     std::vector<Watched> watched_;
@@ -308,13 +391,14 @@ bool append_outputs(T const& value, std::vector<at::Tensor>& outputs) {
 
 /// The tensors of a module by name, each once.
 template <class Items>
-std::vector<torch::NamedTensor> distinct_tensors(Items const& items) {
+std::vector<torch::NamedTensor>
+distinct_tensors(Items const& items, std::shared_ptr<TorchViews> const& views = {}) {
     std::vector<torch::NamedTensor> tensors;
     std::unordered_set<void const*> seen;
     for (auto const& item : items) {
         at::Tensor const& tensor = item.value();
         if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) {
-            tensors.push_back({item.key(), tensor});
+            tensors.push_back({item.key(), tensor, views});
         }
     }
     return tensors;
@@ -343,10 +427,10 @@ ParameterList parameters(Module&& module) {
 
 template <class Module>
 BufferList buffers(Module&& module) {
-    std::vector<at::Tensor> tensors;
+    std::vector<BufferTensor> tensors;
     for (NamedTensor const& buffer :
          detail::distinct_tensors(detail::torch_module_of(module).named_buffers())) {
-        tensors.push_back(buffer.tensor);
+        tensors.push_back({buffer.tensor});
     }
     return joinable::buffers(std::move(tensors));
 }
@@ -363,6 +447,8 @@ BufferList buffers(Module&& module) {
 /// | frozen and tied parameters             | left out; averaged once                                          |
 /// | forward() in NoGradGuard               | an evaluation: nothing is averaged                               |
 /// | parameters that the outputs do not use | with DataParallelOptions::find_unused, read off their graph      |
+/// | gradient penalties, autograd::grad()   | nothing is averaged until a backward pass adds to gradients      |
+/// | buffers of any type                    | take rank 0's; those without a DType (complex, kShort) as bytes  |
 /// | two forward passes, one backward pass  | refused, like a backward pass without a forward() of this class  |
 /// |                                        | before it: put both into one forward(pass)                       |
 template <class Comm, class Module, class Reduction = AllReduce, Timeline Times = NoTimeline>
@@ -380,21 +466,12 @@ public:
         DataParallelOptions const& options = {},
         Reduction reduction = {}
     )
-        : Base{comm, torch::parameters(module), torch::buffers(module), options, std::move(reduction)},
-          module_{detail::torch_module_of(module)}, finds_unused_{options.find_unused} {
-        if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
-            keep_ = module.ptr();
-        } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
-            keep_ = module;
-        }
-        gradients_.watch(
-            detail::distinct_tensors(module_.named_parameters()),
-            [this](std::size_t i) { on_gradient(i); }
-        );
-    }
+        : DistributedDataParallel{
+              comm, module, options, std::move(reduction), std::make_shared<detail::TorchViews>()
+          } {}
 
-    /// Gradients stay, in their own memory.
-    ~DistributedDataParallel() { gradients_.leave(this->buckets()); }
+    /// Gradients stay, in their own memory, as do handles and views of them that others keep.
+    ~DistributedDataParallel() { views_->leave(); }
 
     /// Announces a round and runs the module's forward(inputs...), which overlaps with the roll
     /// call. Collective over the active ranks. If it throws, continue with skip().
@@ -483,6 +560,28 @@ public:
     }
 
 private:
+    template <class Holder>
+    DistributedDataParallel(
+        Comm& comm,
+        Holder& module,
+        DataParallelOptions const& options,
+        Reduction reduction,
+        std::shared_ptr<detail::TorchViews> views
+    )
+        : Base{comm, joinable::parameters(detail::distinct_tensors(detail::torch_module_of(module).named_parameters(), views)), torch::buffers(module), options, std::move(reduction)},
+          module_{detail::torch_module_of(module)}, views_{std::move(views)},
+          finds_unused_{options.find_unused} {
+        if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
+            keep_ = module.ptr();
+        } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
+            keep_ = module;
+        }
+        gradients_.watch(
+            detail::distinct_tensors(module_.named_parameters()),
+            [this](std::size_t i) { on_gradient(i); }
+        );
+    }
+
     // The base's verbs, which take a pass that calls ready(i). Here autograd calls it.
     using Base::finalize_backward;
     using Base::mark_ready;
@@ -536,9 +635,12 @@ private:
             unused_ = gradients_.unused_in(tensors);
             // The graph may reach no parameter, so that no gradient becomes ready.
             for (at::Tensor const& tensor : tensors) {
+                if (gradients_.watches(tensor)) {
+                    continue; // a hook on a parameter would stay there
+                }
                 tensor.register_hook([this,
                                       alive = std::weak_ptr<char>{is_alive_}](at::Tensor const&) {
-                    if (!alive.expired()) {
+                    if (!alive.expired() && gradients_.are_accumulated()) {
                         begin_reduction();
                     }
                 });
@@ -549,6 +651,7 @@ private:
     Module& module_;
     std::shared_ptr<void> keep_;
     detail::TorchGradients gradients_;
+    std::shared_ptr<detail::TorchViews> views_;
     bool finds_unused_;
     bool is_reducing_ = false;     ///< in a backward pass
     mutable bool has_step_ = true; ///< whether the guard steps, known on entry

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +29,8 @@
 /// |---------------------|-----------|--------------------------------|-----------------------------------------|
 /// | kFloat, kDouble     | f32, f64  | kInt, kLong                    | i32, i64                                |
 /// | kHalf, kBFloat16    | f16, bf16 | channels_last, views           | their strides                           |
-/// | kChar, kByte, kBool | i8, u8, u8 | sparse, quantised, complex    | ContractViolation                       |
+/// | kChar, kByte, kBool | i8, u8, u8 | sparse, quantised, complex    | ContractViolation; complex buffers of a |
+/// |                     |           |                                | module are sent as bytes                |
 
 namespace joinable { inline namespace v0 {
 
@@ -49,7 +51,7 @@ inline at::Tensor const& strided(at::Tensor const& tensor) {
     return tensor;
 }
 
-[[nodiscard]] inline DType dtype_of_torch(c10::ScalarType type) {
+[[nodiscard]] inline std::optional<DType> known_dtype_of_torch(c10::ScalarType type) {
     switch (type) {
     case c10::ScalarType::Float: return DType::f32;
     case c10::ScalarType::Double: return DType::f64;
@@ -60,13 +62,19 @@ inline at::Tensor const& strided(at::Tensor const& tensor) {
     case c10::ScalarType::Bool: return DType::u8;
     case c10::ScalarType::Int: return DType::i32;
     case c10::ScalarType::Long: return DType::i64;
-    default:
+    default: return std::nullopt;
+    }
+}
+[[nodiscard]] inline DType dtype_of_torch(c10::ScalarType type) {
+    auto const dtype = known_dtype_of_torch(type);
+    if (!dtype) {
         throw ContractViolation{concat(
             "a torch::Tensor has elements of type ",
             c10::toString(type),
             ", which has no DType; convert it with to(torch::kFloat) or the like"
         )};
     }
+    return *dtype;
 }
 
 } // namespace detail

@@ -490,6 +490,135 @@ TEST_CASE("gradients outlive the buckets that they lived in") {
     });
 }
 
+TEST_CASE("handles and views of gradients outlive the buckets, as PyTorch's do") {
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        Net model;
+        Batch const batch{{comm.rank()}};
+        Tensor kept;
+        Tensor part;
+        Tensor replaced;
+        {
+            joinable::torch::DistributedDataParallel ddp{
+                comm, model, {.gradient_as_bucket_view = true}
+            };
+            loss_of(ddp.forward(batch.inputs, true), batch).backward();
+            replaced = model->branch->weight.grad(); // zero_grad() takes it from the parameter
+            model->branch->weight.mutable_grad().reset();
+            kept = model->first->weight.grad();
+            part = kept.flatten().slice(0, 1, 3);
+        }
+        Tensor const expected = kept.clone();
+        kept += 1; // sanitizers and valgrind see memory that was freed
+        replaced += 1;
+        CHECK(model->first->weight.grad().data_ptr() == kept.data_ptr());
+        CHECK(torch::equal(part, expected.flatten().slice(0, 1, 3) + 1));
+        // As memory of libtorch, which a storage frees; that of an arena it only shows.
+        CHECK(kept.storage().data_ptr().get_context() != nullptr);
+        CHECK(replaced.storage().data_ptr().get_context() != nullptr);
+    });
+}
+
+TEST_CASE("a gradient penalty is no backward pass, with and without find_unused") {
+    for (bool const finds_unused : {false, true}) {
+        run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
+            auto const penalised = [](Tensor const& outputs, Tensor const& inputs) {
+                Tensor const slope = torch::autograd::grad(
+                    {outputs.sum()}, {inputs}, {}, /*retain_graph=*/true, /*create_graph=*/true
+                )[0];
+                return outputs.pow(2).sum() + slope.pow(2).sum();
+            };
+            torch::nn::Sequential model{
+                torch::nn::Linear{3, 4}, torch::nn::Tanh{}, torch::nn::Linear{4, 1}
+            };
+            model->to(torch::kDouble);
+            joinable::torch::DistributedDataParallel ddp{
+                comm, model, {.find_unused = finds_unused}
+            };
+            auto const inputs_of = [](int rank) {
+                return torch::full({2, 3}, 0.1 * (1 + rank), torch::kDouble).requires_grad_();
+            };
+            Tensor expected = torch::zeros_like(model->parameters()[0]);
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                Tensor const inputs = inputs_of(rank);
+                auto const gradients = torch::autograd::grad(
+                    {penalised(model->forward(inputs), inputs)}, {model->parameters()[0]}
+                );
+                expected += gradients[0] / comm.size();
+            }
+            for (int round = 0; round < 2; ++round) {
+                model->zero_grad(true);
+                Tensor const inputs = inputs_of(comm.rank());
+                penalised(ddp.forward(inputs), inputs).backward();
+                Tensor const gradient = model->parameters()[0].grad();
+                CHECK((gradient - expected).abs().max().item<double>() < 1e-12);
+            }
+        });
+    }
+}
+
+/// Returns its parameter beside an output, as a model with tied weights does.
+struct ReturnsParameterImpl : torch::nn::Module {
+    ReturnsParameterImpl() {
+        weight = register_parameter("weight", torch::ones({2}, torch::kDouble));
+        table = register_buffer(
+            "table", torch::full({2, 2}, c10::complex<double>{0, 0}, torch::kComplexDouble)
+        );
+        counts = register_buffer("counts", torch::zeros({3}, torch::kShort));
+    }
+    std::vector<Tensor> forward() { return {weight, weight * 2}; }
+
+    Tensor weight;
+    Tensor table;
+    Tensor counts;
+};
+TORCH_MODULE(ReturnsParameter);
+
+TEST_CASE("no hooks pile up on a parameter that a pass returns") {
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        ReturnsParameter model;
+        joinable::torch::DistributedDataParallel ddp{comm, model, {.find_unused = true}};
+        for (int round = 0; round < 3; ++round) {
+            std::vector<Tensor> const outputs = ddp.forward();
+            (outputs[0].sum() + outputs[1].sum()).backward();
+            CHECK(torch::autograd::impl::hooks(model->weight).empty());
+        }
+        CHECK(model->weight.grad()[0].item<double>() == 3 * 3);
+        model->zero_grad(true); // the pass may return nothing else
+        ddp.forward([&] { return model->weight; }).sum().backward();
+        CHECK(model->weight.grad()[0].item<double>() == 1);
+    });
+}
+
+TEST_CASE("buffers of complex and 16-bit integers take rank 0's elements") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        ReturnsParameter model;
+        model->table.fill_(c10::complex<double>{1.5 + comm.rank(), -2});
+        model->counts.fill_(300 + comm.rank());
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        CHECK(torch::equal(
+            model->table, torch::full({2, 2}, c10::complex<double>{1.5, -2}, torch::kComplexDouble)
+        ));
+        CHECK(torch::equal(model->counts, torch::full({3}, 300, torch::kShort)));
+        model->table.fill_(c10::complex<double>{0, 7.0 + comm.rank()});
+        std::vector<Tensor> const outputs = ddp.forward();
+        (outputs[0] + outputs[1]).sum().backward(); // buffers are sent in between
+        CHECK(torch::equal(
+            model->table, torch::full({2, 2}, c10::complex<double>{0, 7}, torch::kComplexDouble)
+        ));
+    });
+    joinable::SelfCommunicator alone;
+    ReturnsParameter model;
+    model->named_buffers()["table"].set_data(
+        torch::zeros({2, 4}, torch::kComplexDouble).slice(1, 0, 4, 2)
+    );
+    CHECK_THROWS_WITH_AS(
+        (joinable::torch::DistributedDataParallel{alone, model}),
+        "a buffer has elements of type ComplexDouble, which travel as bytes, with gaps between them; make it "
+        "contiguous()",
+        joinable::ContractViolation
+    );
+}
+
 // ---- what goes wrong
 
 struct AutogradError : std::runtime_error {

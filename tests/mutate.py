@@ -263,7 +263,7 @@ MUTATIONS = [
     ),
     Mutation(
         "other-ranks-hear-of-a-changed-model-in-guards-only", "participant/passes.hpp",
-        "session != nullptr ? check() : detail::abort_if_throws(comm_, check);", "check();",
+        "session != nullptr ? compare() : detail::abort_if_throws(comm_, compare);", "compare();",
         "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
     ),
     Mutation(

@@ -11506,7 +11506,7 @@ public:
     void begin_participant(std::string_view name) { names_.push_back(name); }
     /// @throws ContractViolation  two participants average, or step, one parameter. The text names
     ///         it and them.
-    void check() const;
+    void require_disjoint() const;
 
 private:
     struct Claim {
@@ -11522,7 +11522,7 @@ private:
         ParameterList const& parameters,
         std::size_t first,
         bool is_gradient);
-    void check(
+    void require_disjoint(
         std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
     ) const;
 
@@ -11563,19 +11563,19 @@ JOINABLE_DEFINITION void ParameterClaims::add(
     }
 }
 
-JOINABLE_DEFINITION void ParameterClaims::check() const {
-    check(
+JOINABLE_DEFINITION void ParameterClaims::require_disjoint() const {
+    require_disjoint(
         averaged_,
         "average",
         "it would be averaged twice in a round; let one participant average it: a DistributedDataParallel over "
         "both models, without ZeroOptions::reduces_gradients beside it"
     );
-    check(
+    require_disjoint(
         stepped_, "step", "it would be stepped twice in a round; give each parameter to one of them"
     );
 }
 
-JOINABLE_DEFINITION void ParameterClaims::check(
+JOINABLE_DEFINITION void ParameterClaims::require_disjoint(
     std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
 ) const {
     if (claims.empty() || claims.front().participant == claims.back().participant) {
@@ -13189,7 +13189,7 @@ private:
     static void check_claims(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
         ParameterClaims claims;
         (detail::list_claims(std::get<Is>(joinables), claims), ...);
-        claims.check();
+        claims.require_disjoint();
     }
 
     template <class Rounds, std::size_t... Is>
@@ -13798,16 +13798,16 @@ public:
     /// Complexity: a few nanoseconds for each parameter.
     /// @throws ContractViolation  a frozen parameter is trained now, or a value has another dtype,
     ///         other extents or another device. `participant` is its class, for texts.
-    void check(std::string_view participant) const {
+    void require_same(std::string_view participant) const {
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             if (!parameters_[i].is_as(listed_[i])) {
-                check(i, participant);
+                require_same(i, participant);
             }
         }
     }
 
 private:
-    void check(std::size_t i, std::string_view participant) const;
+    void require_same(std::size_t i, std::string_view participant) const;
 
     ParameterList parameters_;
     std::vector<ParameterState> listed_;
@@ -13839,7 +13839,8 @@ JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool hold
     }
 }
 
-JOINABLE_DEFINITION void ListedModel::check(std::size_t i, std::string_view participant) const {
+JOINABLE_DEFINITION void
+ListedModel::require_same(std::size_t i, std::string_view participant) const {
     ParameterState const& listed = listed_[i];
     std::string const what = describe_parameter(parameters_, i);
     std::string const made{participant};
@@ -14737,8 +14738,8 @@ protected:
         if ((is_open ? session->round().phase() : notice.phase) != Phase::train) {
             return;
         }
-        auto const check = [&] { listed_->check(name_in_texts()); };
-        session != nullptr ? check() : detail::abort_if_throws(comm_, check);
+        auto const compare = [&] { listed_->require_same(name_in_texts()); };
+        session != nullptr ? compare() : detail::abort_if_throws(comm_, compare);
     }
     [[nodiscard]] std::string_view name_in_texts() const noexcept {
         return steps_ ? "ShardedDataParallel" : "DistributedDataParallel";
@@ -15481,7 +15482,7 @@ struct Sgd {
     void update(UpdateRange<T> const& range) const;
     template <class T, class F>
     decltype(auto) visit_update(std::uint64_t step, F const& f) const;
-    void check() const;
+    void(check)() const; // parenthesised: systems define a macro of this name
     template <class List>
     void agree_on(List& list) const;
 
@@ -15506,7 +15507,7 @@ struct Adam {
     void update(UpdateRange<T> const& range) const;
     template <class T, class F>
     decltype(auto) visit_update(std::uint64_t step, F const& f) const;
-    void check() const;
+    void(check)() const; // parenthesised: systems define a macro of this name
     template <class List>
     void agree_on(List& list) const;
 };
@@ -15527,7 +15528,7 @@ struct AdamW {
     void update(UpdateRange<T> const& range) const;
     template <class T, class F>
     decltype(auto) visit_update(std::uint64_t step, F const& f) const;
-    void check() const;
+    void(check)() const; // parenthesised: systems define a macro of this name
     template <class List>
     void agree_on(List& list) const;
 };

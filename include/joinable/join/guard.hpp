@@ -399,7 +399,7 @@ private:
     static void check_claims(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
         ParameterClaims claims;
         (detail::list_claims(std::get<Is>(joinables), claims), ...);
-        claims.check();
+        claims.require_disjoint();
     }
 
     template <class Rounds, std::size_t... Is>

@@ -25,7 +25,7 @@ public:
     void begin_participant(std::string_view name) { names_.push_back(name); }
     /// @throws ContractViolation  two participants average, or step, one parameter. The text names
     ///         it and them.
-    void check() const;
+    void require_disjoint() const;
 
 private:
     struct Claim {
@@ -41,7 +41,7 @@ private:
         ParameterList const& parameters,
         std::size_t first,
         bool is_gradient);
-    void check(
+    void require_disjoint(
         std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
     ) const;
 

@@ -34,19 +34,19 @@ JOINABLE_DEFINITION void ParameterClaims::add(
     }
 }
 
-JOINABLE_DEFINITION void ParameterClaims::check() const {
-    check(
+JOINABLE_DEFINITION void ParameterClaims::require_disjoint() const {
+    require_disjoint(
         averaged_,
         "average",
         "it would be averaged twice in a round; let one participant average it: a DistributedDataParallel over "
         "both models, without ZeroOptions::reduces_gradients beside it"
     );
-    check(
+    require_disjoint(
         stepped_, "step", "it would be stepped twice in a round; give each parameter to one of them"
     );
 }
 
-JOINABLE_DEFINITION void ParameterClaims::check(
+JOINABLE_DEFINITION void ParameterClaims::require_disjoint(
     std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
 ) const {
     if (claims.empty() || claims.front().participant == claims.back().participant) {

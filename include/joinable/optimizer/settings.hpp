@@ -38,7 +38,7 @@ struct Sgd {
     void update(UpdateRange<T> const& range) const;
     template <class T, class F>
     decltype(auto) visit_update(std::uint64_t step, F const& f) const;
-    void check() const;
+    void(check)() const; // parenthesised: systems define a macro of this name
     template <class List>
     void agree_on(List& list) const;
 
@@ -63,7 +63,7 @@ struct Adam {
     void update(UpdateRange<T> const& range) const;
     template <class T, class F>
     decltype(auto) visit_update(std::uint64_t step, F const& f) const;
-    void check() const;
+    void(check)() const; // parenthesised: systems define a macro of this name
     template <class List>
     void agree_on(List& list) const;
 };
@@ -84,7 +84,7 @@ struct AdamW {
     void update(UpdateRange<T> const& range) const;
     template <class T, class F>
     decltype(auto) visit_update(std::uint64_t step, F const& f) const;
-    void check() const;
+    void(check)() const; // parenthesised: systems define a macro of this name
     template <class List>
     void agree_on(List& list) const;
 };

@@ -450,8 +450,8 @@ protected:
         if ((is_open ? session->round().phase() : notice.phase) != Phase::train) {
             return;
         }
-        auto const check = [&] { listed_->check(name_in_texts()); };
-        session != nullptr ? check() : detail::abort_if_throws(comm_, check);
+        auto const compare = [&] { listed_->require_same(name_in_texts()); };
+        session != nullptr ? compare() : detail::abort_if_throws(comm_, compare);
     }
     [[nodiscard]] std::string_view name_in_texts() const noexcept {
         return steps_ ? "ShardedDataParallel" : "DistributedDataParallel";

@@ -21,16 +21,16 @@ public:
     /// Complexity: a few nanoseconds for each parameter.
     /// @throws ContractViolation  a frozen parameter is trained now, or a value has another dtype,
     ///         other extents or another device. `participant` is its class, for texts.
-    void check(std::string_view participant) const {
+    void require_same(std::string_view participant) const {
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             if (!parameters_[i].is_as(listed_[i])) {
-                check(i, participant);
+                require_same(i, participant);
             }
         }
     }
 
 private:
-    void check(std::size_t i, std::string_view participant) const;
+    void require_same(std::size_t i, std::string_view participant) const;
 
     ParameterList parameters_;
     std::vector<ParameterState> listed_;

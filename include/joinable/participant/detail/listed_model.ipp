@@ -27,7 +27,8 @@ JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool hold
     }
 }
 
-JOINABLE_DEFINITION void ListedModel::check(std::size_t i, std::string_view participant) const {
+JOINABLE_DEFINITION void
+ListedModel::require_same(std::size_t i, std::string_view participant) const {
     ParameterState const& listed = listed_[i];
     std::string const what = describe_parameter(parameters_, i);
     std::string const made{participant};

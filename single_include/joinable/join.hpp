@@ -11698,7 +11698,7 @@ private:
     detail::Session* session_ = nullptr;
     std::uint64_t guards_ = 0;    ///< how many there were, this one included
     detail::Window window_;       ///< outside guards, and in guards that are not enabled
-    bool may_be_cleared_ = false; ///< a guard has begun or ended since the last reduction
+    bool may_be_cleared_ = false; ///< a guard has begun or ended since the last backward pass
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
@@ -11719,6 +11719,8 @@ public:
     [[nodiscard]] bool may_be_cleared() const noexcept {
         return state_.may_be_cleared_ && window().is_open();
     }
+    /// The first backward pass after a guard has begun or ended begins now, or its batch is skipped.
+    void stop_looking() noexcept { state_.may_be_cleared_ = false; }
     /// The gradients were cleared, before or after the pass of the last round.
     /// @throws ContractViolation  ranks have been told of the window's weight.
     void clear(bool in_round) {
@@ -11729,7 +11731,7 @@ public:
     }
     /// Gradients were reduced. Inside a guard the window ended when the round was agreed on.
     void end() noexcept {
-        state_.may_be_cleared_ = false;
+        stop_looking();
         state_.window_ = {};
     }
 
@@ -14470,6 +14472,7 @@ public:
         guarded([&] {
             ranges_.end_passes();
             forget_if_cleared();
+            window().stop_looking(); // zeros from here on are gradients
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
                 if constexpr (gathers) {
@@ -14537,7 +14540,7 @@ public:
     /// The next average counts neither. Inside a guard that is not enabled, and outside guards. Local, between
     /// rounds.
     ///
-    /// It is seldom needed: where a guard begins, and until the first reduction after a guard has begun or ended,
+    /// It is seldom needed: where a guard begins, and until the first backward pass after a guard has begun or ended,
     /// the participant looks whether all gradients are absent or zeros, and forgets the window then.
     /// @throws ContractViolation  inside an enabled guard, or a round is open. Nothing was changed.
     void discard_window() {
@@ -14597,6 +14600,7 @@ public:
                 reducer_->finalize_backward();
                 end_reduction();
             }
+            window().stop_looking();
             if (stage_ != Stage::reduced) {
                 end_unsynced(round_.phase() == Phase::train);
                 stage_ = Stage::idle;
@@ -14692,7 +14696,9 @@ protected:
         }
     }
     void require_outside(std::string_view verb) const {
-        if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
+        bool const is_over = // an evaluation that failed
+            stage_ == Stage::failed && !gathers_values() && !hidden_.are_followed();
+        if ((stage_ != Stage::idle && !is_over) || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(
                 verb, " was called in a guard or in a round; call it before, on every rank"
             )};

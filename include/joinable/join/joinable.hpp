@@ -98,7 +98,7 @@ private:
     detail::Session* session_ = nullptr;
     std::uint64_t guards_ = 0;    ///< how many there were, this one included
     detail::Window window_;       ///< outside guards, and in guards that are not enabled
-    bool may_be_cleared_ = false; ///< a guard has begun or ended since the last reduction
+    bool may_be_cleared_ = false; ///< a guard has begun or ended since the last backward pass
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
@@ -119,6 +119,8 @@ public:
     [[nodiscard]] bool may_be_cleared() const noexcept {
         return state_.may_be_cleared_ && window().is_open();
     }
+    /// The first backward pass after a guard has begun or ended begins now, or its batch is skipped.
+    void stop_looking() noexcept { state_.may_be_cleared_ = false; }
     /// The gradients were cleared, before or after the pass of the last round.
     /// @throws ContractViolation  ranks have been told of the window's weight.
     void clear(bool in_round) {
@@ -129,7 +131,7 @@ public:
     }
     /// Gradients were reduced. Inside a guard the window ended when the round was agreed on.
     void end() noexcept {
-        state_.may_be_cleared_ = false;
+        stop_looking();
         state_.window_ = {};
     }
 

@@ -182,6 +182,7 @@ public:
         guarded([&] {
             ranges_.end_passes();
             forget_if_cleared();
+            window().stop_looking(); // zeros from here on are gradients
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
                 if constexpr (gathers) {
@@ -249,7 +250,7 @@ public:
     /// The next average counts neither. Inside a guard that is not enabled, and outside guards. Local, between
     /// rounds.
     ///
-    /// It is seldom needed: where a guard begins, and until the first reduction after a guard has begun or ended,
+    /// It is seldom needed: where a guard begins, and until the first backward pass after a guard has begun or ended,
     /// the participant looks whether all gradients are absent or zeros, and forgets the window then.
     /// @throws ContractViolation  inside an enabled guard, or a round is open. Nothing was changed.
     void discard_window() {
@@ -309,6 +310,7 @@ public:
                 reducer_->finalize_backward();
                 end_reduction();
             }
+            window().stop_looking();
             if (stage_ != Stage::reduced) {
                 end_unsynced(round_.phase() == Phase::train);
                 stage_ = Stage::idle;
@@ -404,7 +406,9 @@ protected:
         }
     }
     void require_outside(std::string_view verb) const {
-        if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
+        bool const is_over = // an evaluation that failed
+            stage_ == Stage::failed && !gathers_values() && !hidden_.are_followed();
+        if ((stage_ != Stage::idle && !is_over) || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(
                 verb, " was called in a guard or in a round; call it before, on every rank"
             )};

@@ -70,6 +70,7 @@ public:
             training_.options
         };
         for (epoch_ = 0; epoch_ < training_.epochs.size(); ++epoch_) {
+            ddp.discard_window(); // epochs differ in whether they have weights
             if (plan().is_guarded()) {
                 run_guarded(ddp);
             } else {
@@ -228,7 +229,9 @@ private:
                 ddp.backward(pass);
             }
         } catch (BatchFailed const&) {
-            ddp.skip();
+            if (!round.evaluates || plan().has_loop()) { // else it would skip the next batch
+                ddp.skip();
+            }
         }
     }
 

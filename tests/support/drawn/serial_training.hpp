@@ -60,8 +60,7 @@ private:
         std::vector<bool> accumulated; ///< in rounds that did not sync, where there is a map
         bool has_accumulated = false;
         bool is_recorded = false; ///< its static graph
-        Accumulated outside;      ///< by rounds without a guard
-        Accumulated held;         ///< by those of this epoch's guard
+        Accumulated held;         ///< since the last round that synced, in this epoch
     };
     /// What a rank brings to a round that syncs.
     struct Part {
@@ -71,6 +70,7 @@ private:
         std::vector<bool> takes; ///< per parameter: its gradient is in the sum
         std::vector<bool> uses;  ///< per parameter: what it says in the map
         bool prepares = false;   ///< its backward pass began
+        bool passes = false;     ///< and ended
         bool brings = false;     ///< without a pass, what it accumulated
     };
 
@@ -82,12 +82,11 @@ private:
         Epoch& epoch = training_.epochs[e];
         results_.emplace_back();
         buffers_.emplace_back();
-        bool const goes_on =
-            e > 0 && training_.epochs[e - 1].guard == Guard::none && epoch.guard == Guard::none;
-        for (Rank& rank : ranks_) { // a guard begins and ends with nothing held
+        for (Rank& rank : ranks_) { // which have discarded their windows
             rank.held = {};
             rank.writers.assign(rank.gradients.size(), Writer::none);
-            rank.outside = goes_on ? rank.outside : Accumulated{};
+            rank.accumulated.assign(rank.accumulated.size(), false);
+            rank.has_accumulated = false;
         }
         for (std::size_t k = 0; k < epoch.rounds.size() && !is_refused_; ++k) {
             RoundPlan& plan = epoch.rounds[k];
@@ -201,7 +200,7 @@ private:
         Epoch& epoch = training_.epochs[e];
         RoundPlan const& plan = epoch.rounds[k];
         Batch& batch = epoch.rounds[k].batches[static_cast<std::size_t>(rank.rank)];
-        Accumulated& held = epoch.is_guarded() ? rank.held : rank.outside;
+        Accumulated& held = rank.held;
         bool const is_recording = training_.options.static_graph && !rank.is_recorded;
         if (batch.fails == Fails::in_backward && plan.will_sync && rank.is_recorded &&
             std::set<std::size_t>{batch.marks.begin(), batch.marks.end()}.size() !=
@@ -241,6 +240,7 @@ private:
             std::vector<bool>(count)
         };
         part.prepares = batch.fails == Fails::nowhere || batch.fails == Fails::in_backward;
+        part.passes = batch.fails == Fails::nowhere;
         if (batch.fails == Fails::nowhere) {
             bool const is_held =
                 training_.options.unused_gradients == joinable::UnusedGradients::held;
@@ -326,13 +326,13 @@ private:
         std::vector<bool> const used = used_by_some(parts);
         for (std::size_t const p : training_.trained()) {
             Numbers const average = average_of(p, parts, factors);
-            bool const others_have_none = is_absent(p, parts);
+            bool const others_have_none = is_absent(p, k, epoch, parts);
             for (Rank& rank : ranks_) {
                 auto const r = static_cast<std::size_t>(rank.rank);
                 bool const has_joined = k >= epoch.lengths[r];
                 if (used[p]) {
                     receive(rank, p, has_joined, average);
-                } else if (!parts[r].prepares && !parts[r].brings) {
+                } else if (!parts[r].passes && (has_joined || !parts[r].brings)) {
                     follow(rank, p, has_joined, others_have_none);
                 }
             }
@@ -365,14 +365,18 @@ private:
         return graph_ ? *graph_ : used;
     }
 
-    /// Whether ranks ran a pass, and none of them has a gradient of an unused parameter.
-    [[nodiscard]] bool is_absent(std::size_t p, std::vector<Part> const& parts) const {
+    /// Whether active ranks ran a pass or brought what they accumulated, and none of them has a gradient of an
+    /// unused parameter.
+    [[nodiscard]] bool is_absent(
+        std::size_t p, std::size_t k, Epoch const& epoch, std::vector<Part> const& parts
+    ) const {
         bool is_absent = false;
         for (std::size_t r = 0; r < parts.size(); ++r) {
-            if (parts[r].prepares && ranks_[r].gradients[p]) {
+            bool const tells = parts[r].prepares || (parts[r].brings && k < epoch.lengths[r]);
+            if (tells && ranks_[r].gradients[p]) {
                 return false;
             }
-            is_absent = is_absent || parts[r].prepares;
+            is_absent = is_absent || tells;
         }
         return is_absent;
     }
@@ -382,7 +386,7 @@ private:
         using joinable::JoinedGradients;
         Parameter const& parameter = training_.parameters[p];
         auto& gradient = rank.gradients[p];
-        if (training_.options.joined_gradients != JoinedGradients::zeroed_at_end) {
+        if (has_joined && training_.options.joined_gradients == JoinedGradients::untouched) {
             return;
         }
         bool const can_have = training_.finds_unused() && !is_absent && parameter.has_set_grad;

@@ -219,7 +219,11 @@ public:
                     seen_[at(round)][p].read(comm, stream), what, p, formula_.average(round, p)
                 );
             }
-            bool const is_zeroed = mine != last && !keeps_gradients;
+            bool is_used = false;
+            for (int rank = 0; rank < formula_.ranks; ++rank) {
+                is_used = is_used || formula_.uses(rank, p);
+            }
+            bool const is_zeroed = mine != last && (!keeps_gradients || !is_used);
             float const factor = formula_.average(last, p);
             expect_numbers(
                 read(params[p].grad, comm, stream),

@@ -8,6 +8,7 @@
 
 #include <mpi.h>
 #include <support/count_failed_checks.hpp>
+#include <support/process_ranks.hpp>
 #include <support/shared.hpp>
 
 #include <joinable/communicator/mpi/communicator.hpp>
@@ -84,6 +85,7 @@ int main(int count, char** arguments) {
     MPI_Init_thread(&count, &arguments, level, &level);
     // MPICH raises there what it finds wrong with a request, whatever its communicator says.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    joinable_tests::has_threads_of_libraries = true;
     WorldMemory::begin();
     int result = doctest::Context{count, arguments}.run();
     int worst = 1;

@@ -21,12 +21,16 @@
 
 namespace joinable_tests {
 
+/// Whether libraries of this program have threads that its ranks need not, as MPI has. Set by its main().
+inline bool has_threads_of_libraries = false;
+
 /// Runs `body(comm)` over groups of processes of these sizes, one after another. A CHECK that fails
 /// in one of them is printed by it, and PeerFailed here.
 template <class Body>
 void run_process_ranks(
     std::initializer_list<int> sizes, Body const& body, joinable::ProcessOptions options = {}
 ) {
+    options.other_threads = options.other_threads || has_threads_of_libraries;
     for (int const size : groups_of_processes(sizes)) {
         Alarm const at_hang;
         Shared<std::atomic<int>> const failed;

@@ -9533,7 +9533,8 @@ struct JoinResult {
     std::vector<int> last_joiners; ///< the ranks that were active to the end, ascending
     int authoritative_rank = 0;    ///< the highest last joiner
     bool stopped_early = false;    ///< by a vote or EndPolicy::stop_at_first
-    /// Rounds after the last one that synced: what they accumulated is still in the gradients.
+    /// Training rounds after the last one that synced, those before this guard included: what they accumulated is
+    /// still in the gradients.
     std::size_t unsynced_rounds = 0;
     std::chrono::nanoseconds waited{}; ///< blocked in roll calls
 };
@@ -10170,8 +10171,11 @@ public:
     /// The same where only this rank knows: tells every rank, wherever it waits. require_alive() throws it.
     void fail_alone(AbortReason const& failure) {
         failure_ = failure;
+        is_told_ = false;
         abort(failure);
     }
+    /// Whether nothing has thrown that failure yet.
+    [[nodiscard]] bool owes_failure() const noexcept { return !is_told_; }
 
     /// Ends and tells every rank, wherever it waits.
     void abort(AbortReason const& reason) {
@@ -10182,8 +10186,9 @@ public:
     }
 
     /// @throws ContractViolation  the guard has ended without a failure; else the failure again.
-    void require_alive() const {
+    void require_alive() {
         if (failure_) {
+            is_told_ = true;
             throw_failure(*failure_);
         }
         if (is_over_) {
@@ -10209,6 +10214,7 @@ private:
 
     std::vector<ControlCommunicator*> communicators_; ///< distinct
     bool is_over_ = false;
+    bool is_told_ = true;
     std::optional<AbortReason> recorded_; ///< why this rank leaves
     std::optional<AbortReason> failure_;  ///< the failure that the guard threw
 };
@@ -10850,8 +10856,12 @@ public:
     /// A participant is destroyed, so the guard cannot go on.
     void lose_participant(std::size_t position) noexcept;
     [[nodiscard]] bool has_lost_participant() const noexcept { return has_lost_participant_; }
-    /// @throws what ended the guard.
-    void require_alive() const { outcome_.require_alive(); }
+    /// @throws ContractViolation  that loss ended the guard, and this rank has not been told.
+    void require_told() {
+        if (outcome_.owes_failure()) {
+            outcome_.require_alive();
+        }
+    }
     [[nodiscard]] Round const& round() const noexcept { return round_; }
 
 private:
@@ -12885,7 +12895,7 @@ public:
         if (session_.has_lost_participant()) {
             static_cast<void>(hooks_.release()); // they refer to what was destroyed
             if (!unwinding_.has_begun()) {
-                session_.require_alive();
+                session_.require_told();
             }
             return;
         }

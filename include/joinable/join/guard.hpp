@@ -93,7 +93,7 @@ public:
         if (session_.has_lost_participant()) {
             static_cast<void>(hooks_.release()); // they refer to what was destroyed
             if (!unwinding_.has_begun()) {
-                session_.require_alive();
+                session_.require_told();
             }
             return;
         }

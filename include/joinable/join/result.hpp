@@ -20,7 +20,8 @@ struct JoinResult {
     std::vector<int> last_joiners; ///< the ranks that were active to the end, ascending
     int authoritative_rank = 0;    ///< the highest last joiner
     bool stopped_early = false;    ///< by a vote or EndPolicy::stop_at_first
-    /// Rounds after the last one that synced: what they accumulated is still in the gradients.
+    /// Training rounds after the last one that synced, those before this guard included: what they accumulated is
+    /// still in the gradients.
     std::size_t unsynced_rounds = 0;
     std::chrono::nanoseconds waited{}; ///< blocked in roll calls
 };

@@ -236,7 +236,7 @@ TEST_CASE("a value may move within its device, and a value that is not there is 
     joinable::detail::ListedModel const model{joinable::parameters(listed), true};
     std::vector<float> value(3);
     listed[0].value = AnyView{value};
-    CHECK_NOTHROW(model.check("DistributedDataParallel"));
+    CHECK_NOTHROW(model.require_same("DistributedDataParallel"));
 }
 
 TEST_CASE("an evaluation and a skipped round compare nothing") {

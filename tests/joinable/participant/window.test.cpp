@@ -223,7 +223,8 @@ TEST_CASE("a window that began with weights goes on with weights") {
         DistributedDataParallel ddp{comm, params};
         train(ddp, params, 1, {.will_sync = false, .weight = 2});
         CHECK_THROWS_AS(train(ddp, params, 1), ContractViolation);
-        CHECK_THROWS_AS((Join{participants(ddp), JoinOptions{.inputs = 1}}), ContractViolation);
+        auto const enter = [&] { Join guard{participants(ddp), JoinOptions{.inputs = 1}}; };
+        CHECK_THROWS_AS(enter(), ContractViolation);
         Join guard{participants(ddp)};
         CHECK_THROWS_AS(train(ddp, params, 1), ContractViolation);
         train(ddp, params, 1, {.weight = 2});
@@ -233,8 +234,8 @@ TEST_CASE("a window that began with weights goes on with weights") {
 }
 
 TEST_CASE("clearing after the weight of a window was announced is an error on every rank") {
-    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
-        for (bool const knows_lengths : {false, true}) {
+    for (bool const knows_lengths : {false, true}) {
+        over_ranks({1, 2, 4}, [&](RankCommunicator& comm) { // which is aborted at the end
             Params params = make_params<double>({1});
             DistributedDataParallel ddp{comm, params};
             train(ddp, params, 1, {.will_sync = false});
@@ -263,9 +264,8 @@ TEST_CASE("clearing after the weight of a window was announced is an error on ev
             } else {
                 CHECK_THROWS_AS(run(), joinable::PeerFailed);
             }
-            return; // the communicator is aborted
-        }
-    });
+        });
+    }
 }
 
 TEST_CASE("a batch that failed adds its weight, and zeros do not look like cleared gradients") {

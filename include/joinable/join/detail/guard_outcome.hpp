@@ -59,8 +59,11 @@ public:
     /// The same where only this rank knows: tells every rank, wherever it waits. require_alive() throws it.
     void fail_alone(AbortReason const& failure) {
         failure_ = failure;
+        is_told_ = false;
         abort(failure);
     }
+    /// Whether nothing has thrown that failure yet.
+    [[nodiscard]] bool owes_failure() const noexcept { return !is_told_; }
 
     /// Ends and tells every rank, wherever it waits.
     void abort(AbortReason const& reason) {
@@ -71,8 +74,9 @@ public:
     }
 
     /// @throws ContractViolation  the guard has ended without a failure; else the failure again.
-    void require_alive() const {
+    void require_alive() {
         if (failure_) {
+            is_told_ = true;
             throw_failure(*failure_);
         }
         if (is_over_) {
@@ -98,6 +102,7 @@ private:
 
     std::vector<ControlCommunicator*> communicators_; ///< distinct
     bool is_over_ = false;
+    bool is_told_ = true;
     std::optional<AbortReason> recorded_; ///< why this rank leaves
     std::optional<AbortReason> failure_;  ///< the failure that the guard threw
 };

@@ -154,8 +154,12 @@ public:
     /// A participant is destroyed, so the guard cannot go on.
     void lose_participant(std::size_t position) noexcept;
     [[nodiscard]] bool has_lost_participant() const noexcept { return has_lost_participant_; }
-    /// @throws what ended the guard.
-    void require_alive() const { outcome_.require_alive(); }
+    /// @throws ContractViolation  that loss ended the guard, and this rank has not been told.
+    void require_told() {
+        if (outcome_.owes_failure()) {
+            outcome_.require_alive();
+        }
+    }
     [[nodiscard]] Round const& round() const noexcept { return round_; }
 
 private:

@@ -8307,8 +8307,8 @@ public:
     /// Starts an iteration. This rank's gradients are multiplied by `factor`, the divisor of the
     /// average with this rank's weight in it, as they are packed or as they are summed
     /// (ScalesSums). With factor 0 this rank contributes zeros whatever its gradients hold, because
-    /// a mean over no samples is NaN. See check_factor() for small factors. `unused` names the parameters that get no gradient: a range
-    /// of indices or a predicate over them; with find_unused, parameters that were frozen since they
+    /// a mean over no samples is NaN. See check_factor() for small factors. `unused` names the
+    /// parameters that get no gradient: a range of indices or a predicate over them; with find_unused, parameters that were frozen since they
     /// were listed are unused as well. `order_source` is the rank whose ready order is used
     /// for new buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused
@@ -13415,8 +13415,8 @@ struct DataParallelOptions {
     /// every parameter. The gradients are valid as long as the reducer.
     bool gradient_as_bucket_view = false;
     /// Parameters may have no gradient in an iteration. The engine names them before backward, those
-    /// that were frozen since they were listed count without being named, and ranks exchange one small map per iteration before the first bucket, in a guard by its control
-    /// communicator. A parameter that no rank uses is neither sent nor touched on ranks with a pass;
+    /// that were frozen since they were listed count without being named, and ranks exchange one small
+    /// map per iteration before the first bucket, in a guard by its control communicator. A parameter that no rank uses is neither sent nor touched on ranks with a pass;
     /// one that another rank uses gets the average.
     bool find_unused = false;
     /// Every iteration uses the same parameters equally often. A rank records them in its first
@@ -14571,8 +14571,8 @@ public:
     ///
     /// In a round that does not sync (before its backward pass has ended) it ends the round and undoes nothing.
     /// After an evaluation whose forward() threw it skips the next batch, as forward() would run it; but it ends the
-    /// evaluation where next() or iterate() opened it and no further round, and where passes communicate. If the weights sum to 0,
-    /// because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
+    /// evaluation where next() or iterate() opened it and no further round, and where passes communicate. If the
+    /// weights sum to 0, because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
     /// and in one that is not enabled, call `skip({.weight = 0})` if the others give a weight.
     /// With a shadowed() communicator it is a ContractViolation, because others wait for this rank
     /// within their passes. Collective: blocks until the averages are written, if the round syncs.

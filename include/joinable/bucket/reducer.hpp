@@ -140,8 +140,8 @@ public:
     /// Starts an iteration. This rank's gradients are multiplied by `factor`, the divisor of the
     /// average with this rank's weight in it, as they are packed or as they are summed
     /// (ScalesSums). With factor 0 this rank contributes zeros whatever its gradients hold, because
-    /// a mean over no samples is NaN. See check_factor() for small factors. `unused` names the parameters that get no gradient: a range
-    /// of indices or a predicate over them; with find_unused, parameters that were frozen since they
+    /// a mean over no samples is NaN. See check_factor() for small factors. `unused` names the
+    /// parameters that get no gradient: a range of indices or a predicate over them; with find_unused, parameters that were frozen since they
     /// were listed are unused as well. `order_source` is the rank whose ready order is used
     /// for new buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused

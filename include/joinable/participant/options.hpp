@@ -33,8 +33,8 @@ struct DataParallelOptions {
     /// every parameter. The gradients are valid as long as the reducer.
     bool gradient_as_bucket_view = false;
     /// Parameters may have no gradient in an iteration. The engine names them before backward, those
-    /// that were frozen since they were listed count without being named, and ranks exchange one small map per iteration before the first bucket, in a guard by its control
-    /// communicator. A parameter that no rank uses is neither sent nor touched on ranks with a pass;
+    /// that were frozen since they were listed count without being named, and ranks exchange one small
+    /// map per iteration before the first bucket, in a guard by its control communicator. A parameter that no rank uses is neither sent nor touched on ranks with a pass;
     /// one that another rank uses gets the average.
     bool find_unused = false;
     /// Every iteration uses the same parameters equally often. A rank records them in its first

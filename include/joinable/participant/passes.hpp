@@ -271,8 +271,8 @@ public:
     ///
     /// In a round that does not sync (before its backward pass has ended) it ends the round and undoes nothing.
     /// After an evaluation whose forward() threw it skips the next batch, as forward() would run it; but it ends the
-    /// evaluation where next() or iterate() opened it and no further round, and where passes communicate. If the weights sum to 0,
-    /// because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
+    /// evaluation where next() or iterate() opened it and no further round, and where passes communicate. If the
+    /// weights sum to 0, because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
     /// and in one that is not enabled, call `skip({.weight = 0})` if the others give a weight.
     /// With a shadowed() communicator it is a ContractViolation, because others wait for this rank
     /// within their passes. Collective: blocks until the averages are written, if the round syncs.

@@ -193,7 +193,7 @@ class Layers(Copy):
         self.add("bucket/options.hpp", "#include <joinable/tensor/shape.hpp>\n")
         self.passes(self.script)
         self.add("join/round.hpp", "#include <joinable/tensor/shape.hpp>\n")
-        self.replace(self.script, '"join": "base hook', '"join": "base tensor hook')
+        self.replace(self.script, '"join": "base tensor hook', '"join": "base tensor hook device')
         self.passes(self.script, "--write")
         self.replace("CMakeLists.txt", "            include/joinable/fwd.hpp\n", "")
         self.fails(self.script, saying="CMakeLists.txt: is not what the headers are now")

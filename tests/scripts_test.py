@@ -192,7 +192,7 @@ class Layers(Copy):
     def test_what_is_written_from_the_headers_fails_when_it_is_stale(self):
         self.add("bucket/options.hpp", "#include <joinable/tensor/shape.hpp>\n")
         self.passes(self.script)
-        self.add("join/round.hpp", "#include <joinable/tensor/shape.hpp>\n")
+        self.add("join/round.hpp", "#include <joinable/device/device.hpp>\n")
         self.replace(self.script, '"join": "base tensor hook', '"join": "base tensor hook device')
         self.passes(self.script, "--write")
         self.replace("CMakeLists.txt", "            include/joinable/fwd.hpp\n", "")

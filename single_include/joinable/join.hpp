@@ -12893,7 +12893,9 @@ public:
     /// throws.
     ~Join() noexcept(false) {
         if (session_.has_lost_participant()) {
-            static_cast<void>(hooks_.release()); // they refer to what was destroyed
+            if (hooks_) { // not destroyed: they refer to what was
+                std::allocator<Hooks>{}.deallocate(hooks_.release(), 1);
+            }
             if (!unwinding_.has_begun()) {
                 session_.require_told();
             }

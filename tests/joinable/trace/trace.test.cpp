@@ -232,7 +232,9 @@ TEST_CASE("where a sharded model's round fails, its ranges have ended when the e
         CHECK_THROWS_AS(run(), std::exception);
         std::size_t const begun = count(sharded.timeline(), TraceKind::round) +
                                   count(sharded.timeline(), TraceKind::shadow_round);
-        CHECK(begun == static_cast<std::size_t>(comm.size()));
+        auto const rounds = static_cast<std::size_t>(comm.size());
+        CHECK((begun == rounds || (!fails && begun + 1 == rounds))
+        ); // others may hear of it before they open the round
         if (fails) {
             CHECK(count(sharded.timeline(), TraceKind::bucket) == 2 * begun - 1);
         }

@@ -283,7 +283,8 @@ private:
 
     template <class One>
     [[nodiscard]] bool is_over(One& one, Gap longest_gap) {
-        home_.require_here(rank()); // where it is not, a thread that was not forked may hold the lock
+        // In a forked process a thread that was not forked may hold the lock for ever.
+        home_.require_here(rank());
         if (!is_complete(one)) {
             ended_by_failure([&] { look(one, longest_gap); });
         }

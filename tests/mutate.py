@@ -1022,9 +1022,9 @@ MUTATIONS = [
         "participant/window.test.cpp", "a window over the end*",
     ),
     Mutation(
-        "failed-batches-look-cleared", "participant/passes.hpp",
+        "passes-without-gradients-look-cleared", "participant/passes.hpp",
         "!reducer_->holds_accumulated() ||", "",
-        "participant/window.test.cpp", "a batch that failed*",
+        "participant/accumulation.test.cpp", "several forward passes*",
     ),
     Mutation(
         "schedules-forget-windows", "join/detail/schedule.ipp",

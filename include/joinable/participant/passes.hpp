@@ -630,8 +630,8 @@ protected:
         has_accumulated_ = false;
         reducer_->discard_window();
     }
-    /// Before a round is announced, and before its backward pass. A batch that failed adds its weight, but
-    /// nothing to the gradients, so zeros do not tell that these were cleared.
+    /// Before a round is announced, and before its backward pass. A forward pass whose backward pass is yet to come
+    /// has a weight, but no gradients, so zeros do not tell that these were cleared.
     /// @throws ContractViolation  ranks have been told of the window's weight.
     void forget_if_cleared() {
         if (!window().may_be_cleared() || !reducer_->holds_accumulated() || !are_cleared()) {

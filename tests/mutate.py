@@ -1019,7 +1019,7 @@ MUTATIONS = [
     Mutation(
         "windows-are-not-looked-at-before-guards", "participant/passes.hpp",
         "!window().window().is_empty() &&", "false &&",
-        "participant/window.test.cpp", "a window over the end*",
+        "participant/window.test.cpp", "a rank that cleared*",
     ),
     Mutation(
         "passes-without-gradients-look-cleared", "participant/passes.hpp",

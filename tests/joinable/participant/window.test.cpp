@@ -156,6 +156,23 @@ TEST_CASE(
     });
 }
 
+TEST_CASE(
+    "a rank that cleared its gradients brings nothing to a guard that it enters without inputs"
+) {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+        train(ddp, params, 3, {.will_sync = false, .weight = 3});
+        params[0].g(0) = 0;
+        Join guard{participants(ddp)};
+        if (comm.rank() == 0) {
+            train(ddp, params, 2, {.weight = 2});
+            CHECK(params[0].g(0) == 1);
+        }
+        guard.finish();
+    });
+}
+
 TEST_CASE("outside a guard a forward pass without its backward pass takes nothing of a window") {
     over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});

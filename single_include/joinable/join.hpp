@@ -7701,6 +7701,27 @@ inline void require_in_range(std::size_t i, std::size_t count, int rank) {
     )};
 }
 
+/// The gradients that hold something of rounds that were not reduced.
+class AccumulatedMarks {
+public:
+    void resize(std::size_t parameters) { marks_.resize(parameters, false); }
+    void mark(std::size_t i, AnyParameter const& parameter) {
+        marks_[i] = true;
+        has_elements_ = has_elements_ || parameter.value().numel() != 0;
+    }
+    [[nodiscard]] bool operator[](std::size_t i) const { return marks_[i]; }
+    /// Whether any of them has elements.
+    [[nodiscard]] bool has_elements() const noexcept { return has_elements_; }
+    void clear() noexcept {
+        marks_.assign(marks_.size(), false);
+        has_elements_ = false;
+    }
+
+private:
+    std::vector<bool> marks_;
+    bool has_elements_ = false;
+};
+
 /// Starts the collectives of an iteration. If one cannot start, the iteration cannot be finished, because a
 /// bucket would be delivered that nothing has reduced.
 class Launches {
@@ -7811,10 +7832,9 @@ public:
     void mark(std::size_t i);
     void mark_accumulated(std::size_t i) {
         require_trained(i);
-        accumulated_[i] = true;
-        holds_accumulated_ = holds_accumulated_ || gradients_.parameters()[i].value().numel() != 0;
+        accumulated_.mark(i, gradients_.parameters()[i]);
     }
-    [[nodiscard]] bool holds_accumulated() const noexcept { return holds_accumulated_; }
+    [[nodiscard]] bool holds_accumulated() const noexcept { return accumulated_.has_elements(); }
 
     void contribute_nothing();
     void contribute_accumulated() {
@@ -7823,10 +7843,7 @@ public:
         }
     }
     /// Forgets what was accumulated. Between iterations.
-    void discard_accumulated() {
-        std::fill(accumulated_.begin(), accumulated_.end(), false);
-        holds_accumulated_ = false;
-    }
+    void discard_accumulated() noexcept { accumulated_.clear(); }
 
     /// Ends the pass. Parameters that a static graph did not mark in its first iteration are
     /// unused; all others must be ready.
@@ -7897,9 +7914,8 @@ private:
     }
 
     Gradients& gradients_;
-    std::vector<State> states_;        ///< per parameter
-    std::vector<bool> accumulated_;    ///< per parameter: in rounds that were not reduced
-    bool holds_accumulated_ = false;   ///< any of them that has elements
+    std::vector<State> states_; ///< per parameter
+    AccumulatedMarks accumulated_;
     std::vector<std::size_t> pending_; ///< per bucket: gradients that are not in place
     std::optional<UsedMap> used_;
     std::optional<StaticGraph> graph_;
@@ -7924,10 +7940,11 @@ private:
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION Iteration::Iteration(Gradients& gradients, BucketOptions const& options)
-    : gradients_{gradients}, states_(gradients.parameters().size()), accumulated_(states_.size()),
+    : gradients_{gradients}, states_(gradients.parameters().size()),
       finds_unused_{options.find_unused && !options.static_graph},
       sends_held_{options.unused_gradients == UnusedGradients::held},
       records_order_{rebuilds(options)} {
+    accumulated_.resize(states_.size());
     if (options.find_unused || options.static_graph) {
         used_.emplace(states_.size());
     }
@@ -9626,10 +9643,13 @@ public:
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
 
 private:
+    [[nodiscard]] std::uint64_t rounds_in_weight(RoundCode const& code) const noexcept {
+        return code.syncs ? sync_every_ : 1;
+    }
     /// What `rank` says as its weight in `round`. It has been in all rounds since the last one that synced.
     [[nodiscard]] std::uint64_t weight_in(int rank, std::size_t round) const noexcept {
         bool const is_first_sync = round + 1 == sync_every_;
-        return weight_of(rank) * (code(round).syncs ? sync_every_ : 1) +
+        return weight_of(rank) * rounds_in_weight(code(round)) +
                (is_first_sync ? shard(rank).held_weight : 0);
     }
     [[nodiscard]] Shard const& shard(int rank) const noexcept {
@@ -9733,8 +9753,8 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
     said.arrived = static_cast<std::uint32_t>(arriving_.size());
     said.weighted = is_weighted_ ? active : 0;
     said.contributors = active;
-    said.weight = (is_weighted_ ? weight_ * (fixed.syncs ? sync_every_ : 1) : 0) +
-                  (is_first_sync ? held_ : 0);
+    said.weight =
+        (is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0) + (is_first_sync ? held_ : 0);
     said.code = {one.sum * active, one.squares * active};
     return said;
 }
@@ -13914,30 +13934,14 @@ namespace cleared {
     return std::all_of(bytes, bytes + count, [](std::byte byte) { return byte == std::byte{}; });
 }
 
-/// The elements from `dimension` on, which begin at `data`.
-[[nodiscard]] inline bool
-are_zeros(AnyView const& view, std::byte const* data, std::size_t dimension) {
-    std::size_t const element = size_of(view.dtype());
-    if (dimension == view.extents().size()) {
-        return are_zeros(data, element);
-    }
-    for (std::size_t i = 0; i < view.extents()[dimension]; ++i) {
-        if (!are_zeros(view, data + i * view.strides()[dimension] * element, dimension + 1)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/// Copies a gradient of a device first, because its layout is the engine's.
+/// Copies a gradient that is on a device or has gaps first.
 [[nodiscard]] inline bool is_zero(AnyView const& gradient, Device& device) {
     std::size_t const bytes = gradient.numel() * size_of(gradient.dtype());
     if (bytes == 0) {
         return true;
     }
-    if (is_on_host(device)) {
-        auto const* const data = static_cast<std::byte const*>(gradient.data());
-        return gradient.is_contiguous() ? are_zeros(data, bytes) : are_zeros(gradient, data, 0);
+    if (is_on_host(device) && gradient.is_contiguous()) {
+        return are_zeros(static_cast<std::byte const*>(gradient.data()), bytes);
     }
     Arena const dense = device.allocate(bytes, size_of(gradient.dtype()));
     Shape const& extents = gradient.extents();

@@ -18,30 +18,14 @@ namespace cleared {
     return std::all_of(bytes, bytes + count, [](std::byte byte) { return byte == std::byte{}; });
 }
 
-/// The elements from `dimension` on, which begin at `data`.
-[[nodiscard]] inline bool
-are_zeros(AnyView const& view, std::byte const* data, std::size_t dimension) {
-    std::size_t const element = size_of(view.dtype());
-    if (dimension == view.extents().size()) {
-        return are_zeros(data, element);
-    }
-    for (std::size_t i = 0; i < view.extents()[dimension]; ++i) {
-        if (!are_zeros(view, data + i * view.strides()[dimension] * element, dimension + 1)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/// Copies a gradient of a device first, because its layout is the engine's.
+/// Copies a gradient that is on a device or has gaps first.
 [[nodiscard]] inline bool is_zero(AnyView const& gradient, Device& device) {
     std::size_t const bytes = gradient.numel() * size_of(gradient.dtype());
     if (bytes == 0) {
         return true;
     }
-    if (is_on_host(device)) {
-        auto const* const data = static_cast<std::byte const*>(gradient.data());
-        return gradient.is_contiguous() ? are_zeros(data, bytes) : are_zeros(gradient, data, 0);
+    if (is_on_host(device) && gradient.is_contiguous()) {
+        return are_zeros(static_cast<std::byte const*>(gradient.data()), bytes);
     }
     Arena const dense = device.allocate(bytes, size_of(gradient.dtype()));
     Shape const& extents = gradient.extents();

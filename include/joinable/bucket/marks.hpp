@@ -75,6 +75,27 @@ inline void require_in_range(std::size_t i, std::size_t count, int rank) {
     )};
 }
 
+/// The gradients that hold something of rounds that were not reduced.
+class AccumulatedMarks {
+public:
+    void resize(std::size_t parameters) { marks_.resize(parameters, false); }
+    void mark(std::size_t i, AnyParameter const& parameter) {
+        marks_[i] = true;
+        has_elements_ = has_elements_ || parameter.value().numel() != 0;
+    }
+    [[nodiscard]] bool operator[](std::size_t i) const { return marks_[i]; }
+    /// Whether any of them has elements.
+    [[nodiscard]] bool has_elements() const noexcept { return has_elements_; }
+    void clear() noexcept {
+        marks_.assign(marks_.size(), false);
+        has_elements_ = false;
+    }
+
+private:
+    std::vector<bool> marks_;
+    bool has_elements_ = false;
+};
+
 /// Starts the collectives of an iteration. If one cannot start, the iteration cannot be finished, because a
 /// bucket would be delivered that nothing has reduced.
 class Launches {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -54,10 +53,9 @@ public:
     void mark(std::size_t i);
     void mark_accumulated(std::size_t i) {
         require_trained(i);
-        accumulated_[i] = true;
-        holds_accumulated_ = holds_accumulated_ || gradients_.parameters()[i].value().numel() != 0;
+        accumulated_.mark(i, gradients_.parameters()[i]);
     }
-    [[nodiscard]] bool holds_accumulated() const noexcept { return holds_accumulated_; }
+    [[nodiscard]] bool holds_accumulated() const noexcept { return accumulated_.has_elements(); }
 
     void contribute_nothing();
     void contribute_accumulated() {
@@ -66,10 +64,7 @@ public:
         }
     }
     /// Forgets what was accumulated. Between iterations.
-    void discard_accumulated() {
-        std::fill(accumulated_.begin(), accumulated_.end(), false);
-        holds_accumulated_ = false;
-    }
+    void discard_accumulated() noexcept { accumulated_.clear(); }
 
     /// Ends the pass. Parameters that a static graph did not mark in its first iteration are
     /// unused; all others must be ready.
@@ -140,9 +135,8 @@ private:
     }
 
     Gradients& gradients_;
-    std::vector<State> states_;        ///< per parameter
-    std::vector<bool> accumulated_;    ///< per parameter: in rounds that were not reduced
-    bool holds_accumulated_ = false;   ///< any of them that has elements
+    std::vector<State> states_; ///< per parameter
+    AccumulatedMarks accumulated_;
     std::vector<std::size_t> pending_; ///< per bucket: gradients that are not in place
     std::optional<UsedMap> used_;
     std::optional<StaticGraph> graph_;

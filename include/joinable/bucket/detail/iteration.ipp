@@ -11,10 +11,11 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION Iteration::Iteration(Gradients& gradients, BucketOptions const& options)
-    : gradients_{gradients}, states_(gradients.parameters().size()), accumulated_(states_.size()),
+    : gradients_{gradients}, states_(gradients.parameters().size()),
       finds_unused_{options.find_unused && !options.static_graph},
       sends_held_{options.unused_gradients == UnusedGradients::held},
       records_order_{rebuilds(options)} {
+    accumulated_.resize(states_.size());
     if (options.find_unused || options.static_graph) {
         used_.emplace(states_.size());
     }

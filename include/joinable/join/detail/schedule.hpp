@@ -43,10 +43,13 @@ public:
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
 
 private:
+    [[nodiscard]] std::uint64_t rounds_in_weight(RoundCode const& code) const noexcept {
+        return code.syncs ? sync_every_ : 1;
+    }
     /// What `rank` says as its weight in `round`. It has been in all rounds since the last one that synced.
     [[nodiscard]] std::uint64_t weight_in(int rank, std::size_t round) const noexcept {
         bool const is_first_sync = round + 1 == sync_every_;
-        return weight_of(rank) * (code(round).syncs ? sync_every_ : 1) +
+        return weight_of(rank) * rounds_in_weight(code(round)) +
                (is_first_sync ? shard(rank).held_weight : 0);
     }
     [[nodiscard]] Shard const& shard(int rank) const noexcept {

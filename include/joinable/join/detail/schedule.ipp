@@ -83,8 +83,8 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
     said.arrived = static_cast<std::uint32_t>(arriving_.size());
     said.weighted = is_weighted_ ? active : 0;
     said.contributors = active;
-    said.weight = (is_weighted_ ? weight_ * (fixed.syncs ? sync_every_ : 1) : 0) +
-                  (is_first_sync ? held_ : 0);
+    said.weight =
+        (is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0) + (is_first_sync ? held_ : 0);
     said.code = {one.sum * active, one.squares * active};
     return said;
 }

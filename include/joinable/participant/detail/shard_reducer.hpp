@@ -152,16 +152,12 @@ public:
     /// The next iteration sends the gradient, even if its pass does not use it.
     void mark_accumulated(std::size_t i) {
         require_trained(i);
-        accumulated_[i] = true;
-        holds_accumulated_ = holds_accumulated_ || parameters_[i].value().numel() != 0;
+        accumulated_.mark(i, parameters_[i]);
     }
     // See Reducer.
 
-    [[nodiscard]] bool holds_accumulated() const noexcept { return holds_accumulated_; }
-    void discard_window() noexcept {
-        std::fill(accumulated_.begin(), accumulated_.end(), false);
-        holds_accumulated_ = false;
-    }
+    [[nodiscard]] bool holds_accumulated() const noexcept { return accumulated_.has_elements(); }
+    void discard_window() noexcept { accumulated_.clear(); }
 
     /// Marks the gradient of parameter `i` as final: copies and releases it. On a device the
     /// gradients of a bucket are copied and released together, when the last one is final.
@@ -294,7 +290,7 @@ private:
 
     void list(std::size_t k, ShardGroup const& group) {
         states_.resize(group.first + group.parameters.size(), State::frozen);
-        accumulated_.resize(states_.size(), false);
+        accumulated_.resize(states_.size());
         bucket_of_.resize(states_.size(), nowhere);
         piece_of_.resize(states_.size(), 0);
         for (std::size_t s = 0; s < group.shards.size(); ++s) {
@@ -483,9 +479,8 @@ private:
     std::unique_ptr<ShardedUnits<Comm>> values_;
     StepShard step_;
     Times& timeline_;
-    std::vector<State> states_;          ///< of each parameter of all groups
-    std::vector<bool> accumulated_;      ///< likewise: in rounds that were not reduced
-    bool holds_accumulated_ = false;     ///< any of them that has elements
+    std::vector<State> states_; ///< of each parameter of all groups
+    AccumulatedMarks accumulated_;
     std::vector<std::size_t> bucket_of_; ///< likewise
     std::vector<std::size_t> piece_of_;  ///< likewise: the piece at which it begins
     std::vector<std::size_t> order_;     ///< in which gradients usually become ready

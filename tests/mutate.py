@@ -1112,6 +1112,26 @@ MUTATIONS = [
         "if (stage_ == Stage::failed && !is_last_evaluation_open(session)) {", "if (false) {",
         "participant/without_pass.test.cpp", "skip() after an evaluation*",
     ),
+    Mutation(
+        "joined-ranks-without-a-step-differ", "participant/passes.hpp",
+        "all || !round.is_shadow()}", "true}",
+        "participant/verify_replicas.test.cpp", "a joined rank's values*",
+    ),
+    Mutation(
+        "stepped-joined-ranks-say-nothing", "join/detail/hooks.hpp",
+        "info.steps = steps_parameters<J>;", "info.steps = has_label<labels::shards, J>;",
+        "participant/verify_replicas.test.cpp", "a joined rank's values*",
+    ),
+    Mutation(
+        "replicas-are-compared-late", "participant/detail/replica_check.hpp",
+        "if ((rounds_ + 1) % interval_ == 0) {", "if (rounds_ % interval_ == 0) {",
+        "participant/verify_replicas.test.cpp", "all ranks hear which one*",
+    ),
+    Mutation(
+        "ends-of-guards-compare-all-ranks", "participant/passes.hpp",
+        "std::find(last.begin(), last.end(), comm_.rank()) != last.end()}", "true}",
+        "participant/verify_replicas.test.cpp", "where a guard ends*",
+    ),
 ]
 
 

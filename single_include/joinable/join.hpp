@@ -10533,6 +10533,7 @@ struct ParticipantInfo {
     std::string_view name;
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
     std::string_view verb = {};                 ///< the member that notifies, if it is given
+    bool steps = false;                         ///< the model's parameters, on joined ranks too
 };
 
 /// The turns of participants inside a round. A part begins with the participant's notification. It
@@ -10546,6 +10547,11 @@ public:
     [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
     [[nodiscard]] std::string name(std::size_t position) const;
 
+    [[nodiscard]] bool any_steps() const noexcept {
+        return std::any_of(participants_.begin(), participants_.end(), [](auto const& info) {
+            return info.steps;
+        });
+    }
     [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
         auto* const asks = participants_[position].takes_part;
         return asks == nullptr || asks(round);
@@ -10817,6 +10823,9 @@ public:
     [[nodiscard]] bool runs_rounds() const noexcept {
         return !outcome_.is_over() && !stopped_ && !has_ended_;
     }
+
+    /// Whether joined ranks step as active ones do, because a participant steps.
+    [[nodiscard]] bool steps_joined_ranks() const noexcept { return turns_.any_steps(); }
 
     /// Called before an object outside this guard uses one of its communicators.
     /// @throws ContractViolation  joined ranks would not follow, because no part of a participant
@@ -12445,6 +12454,14 @@ JOINABLE_DEFINITION void check_same_ranks(std::vector<ControlCommunicator*> cons
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+template <class Label, class... Js>
+inline constexpr bool has_label =
+    (std::is_same_v<typename label_of<join_hook_t<Js>>::type, Label> || ...);
+/// Whether one of them steps parameters on all ranks, joined ones too.
+template <class... Js>
+inline constexpr bool steps_parameters =
+    has_label<labels::step, Js...> || has_label<labels::shards, Js...>;
+
 template <std::size_t First, std::size_t... Rest>
 consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
     return First;
@@ -12502,6 +12519,7 @@ public:
         if constexpr (has_join_verb<J>) {
             info.verb = J::join_verb;
         }
+        info.steps = steps_parameters<J>;
         return info;
     }
 
@@ -12599,10 +12617,6 @@ void agree_on_participant(
         joinable.agree_on(list);
     }
 }
-
-template <class Label, class... Js>
-inline constexpr bool has_label =
-    (std::is_same_v<typename label_of<join_hook_t<Js>>::type, Label> || ...);
 
 template <class J>
 void list_averaged(J const& joinable, GuardView& view) {
@@ -13184,8 +13198,7 @@ private:
         occupation_.begin(all, session_);
         GuardView view{};
         view.carries_accumulated = options_.carry_accumulated;
-        view.steps =
-            detail::has_label<labels::step, Js...> || detail::has_label<labels::shards, Js...>;
+        view.steps = detail::steps_parameters<Js...>;
         view.reduces = detail::has_label<labels::gradients, Js...>;
         view.lists_all_averaged = true;
         std::apply(
@@ -13474,6 +13487,12 @@ struct DataParallelOptions {
     /// ContractViolation when the model is made. Turn sync_at_start and sync_at_end off as well,
     /// because what is sent is written by all ranks.
     bool shares_values = false;
+    /// For debugging. In each round of this many that train and sync, ranks compare the bits of the values that
+    /// they train, after the forward pass, and throw Mismatch with the ranks and the first parameter that differ. In
+    /// a guard with a Step or a sharded optimizer joined ranks compare theirs, too; else only active ranks do. When
+    /// a guard ends the ranks that trained to its end compare theirs once more. Costs one sum of six words, and one
+    /// pass over all values, which a device first copies to the host. 0: never.
+    std::size_t verify_replicas = 0;
 };
 
 /// The options that the buckets of a model need.
@@ -13786,6 +13805,7 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("unused_gradients", is_zero ? "zero" : "held");
     list.add("verify_ready", options.verify_ready);
     list.add("shares_values", options.shares_values);
+    list.add("verify_replicas", options.verify_replicas);
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {
@@ -13918,49 +13938,85 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/device/elements_on_host.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Shows the host the elements of tensors in row-major order. Copies what is on a device or has gaps. Local.
+class ElementsOnHost {
+public:
+    explicit ElementsOnHost(Device& device) noexcept : device_{device} {}
+
+    /// The bytes of a tensor's elements, as they are after all that the engine has requested so far. Valid until
+    /// the next call, and as long as the tensor's memory. Blocks until a device has come so far.
+    [[nodiscard]] std::span<std::byte const> read(AnyView const& tensor);
+
+private:
+    Device& device_;
+    Arena dense_;
+    Arena on_host_; ///< if dense_ is not
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/device/elements_on_host.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::span<std::byte const> ElementsOnHost::read(AnyView const& tensor) {
+    std::size_t const bytes = tensor.numel() * size_of(tensor.dtype());
+    auto const* data = static_cast<std::byte const*>(tensor.data());
+    if (bytes == 0 || (is_on_host(device_) && tensor.is_contiguous())) {
+        return {data, bytes};
+    }
+    if (!tensor.is_contiguous()) {
+        if (dense_.bytes() < bytes) {
+            dense_ = device_.allocate(bytes, Arena::default_alignment);
+        }
+        Shape const& extents = tensor.extents();
+        device_.copy(
+            tensor,
+            {dense_.data(), tensor.dtype(), extents, row_major_strides(extents), tensor.device()}
+        );
+        data = dense_.data();
+    }
+    device_.submit();
+    if (is_on_host(device_)) {
+        return {data, bytes};
+    }
+    if (on_host_.bytes() < bytes) {
+        on_host_ = device_.allocate_staging(bytes);
+    }
+    device_.download(data, on_host_.data(), bytes);
+    return {on_host_.data(), bytes};
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/bucket/cleared.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
 #include <cstddef>
-#include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-namespace cleared {
-
-[[nodiscard]] inline bool are_zeros(std::byte const* bytes, std::size_t count) {
-    return std::all_of(bytes, bytes + count, [](std::byte byte) { return byte == std::byte{}; });
-}
-
-/// Copies a gradient that is on a device or has gaps first.
-[[nodiscard]] inline bool is_zero(AnyView const& gradient, Device& device) {
-    std::size_t const bytes = gradient.numel() * size_of(gradient.dtype());
-    if (bytes == 0) {
-        return true;
-    }
-    if (is_on_host(device) && gradient.is_contiguous()) {
-        return are_zeros(static_cast<std::byte const*>(gradient.data()), bytes);
-    }
-    Arena const dense = device.allocate(bytes, size_of(gradient.dtype()));
-    Shape const& extents = gradient.extents();
-    device.copy(
-        gradient,
-        {dense.data(), gradient.dtype(), extents, row_major_strides(extents), gradient.device()}
-    );
-    device.submit();
-    std::vector<std::byte> on_host(bytes);
-    device.download(dense.data(), on_host.data(), bytes);
-    return are_zeros(on_host.data(), bytes);
-}
-
-} // namespace cleared
-
 JOINABLE_DEFINITION bool are_cleared(ParameterList const& parameters, Device& device) {
+    ElementsOnHost elements{device};
     for (AnyParameter const& parameter : parameters) {
         AnyView const gradient = parameter.requires_grad() ? parameter.grad() : AnyView{};
-        if (gradient && !cleared::is_zero(gradient, device)) {
+        if (!gradient) {
+            continue;
+        }
+        auto const bytes = elements.read(gradient);
+        if (!std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) {
+                return byte == std::byte{};
+            })) {
             return false;
         }
     }
@@ -14331,6 +14387,128 @@ ReadyCheck::add(Hash& hash, char const* data, AnyView const& view, std::size_t d
     for (std::size_t i = 0; i < view.extents()[dimension]; ++i) {
         add(hash, data + i * view.strides()[dimension] * element, view, dimension + 1);
     }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/participant/detail/replica_check.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Compares the values that ranks train, see DataParallelOptions::verify_replicas.
+class ReplicaCheck {
+public:
+    /// Whose values are compared: those of ranks that `have_say`, of which `lowest` is the lowest.
+    struct Ranks {
+        int lowest;
+        int count;
+        bool has_say; ///< this rank
+    };
+
+    ReplicaCheck(ParameterList parameters, Device& device, std::size_t interval) noexcept
+        : parameters_{std::move(parameters)}, elements_{device}, interval_{interval} {}
+
+    /// Collective, in each training round that syncs. Compares in each `interval`-th one.
+    void count_round(ControlCommunicator& control, Ranks const& ranks) {
+        if ((rounds_ + 1) % interval_ == 0) {
+            compare(control, ranks);
+        }
+        ++rounds_; // not if this rank failed: it may do its part by skip()
+    }
+    /// Collective; one sum of six words.
+    /// @throws Mismatch  on all ranks: it names the ranks that differ from the lowest, and the first parameter.
+    void compare(ControlCommunicator& control, Ranks const& ranks);
+
+private:
+    ParameterList parameters_;
+    ElementsOnHost elements_;
+    std::size_t interval_;
+    std::size_t rounds_ = 0;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/tensor/element_hash.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A sum over elements, so that ranks can add their shares. A change of one element always changes
+/// the sum (splitmix64 is a bijection); swapping two elements almost certainly does.
+template <std::size_t Bytes>
+std::uint64_t hash_elements_of(std::byte const* data, std::uint64_t first, std::size_t count) {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        std::uint64_t x = 0;
+        std::memcpy(&x, data + i * Bytes, Bytes);
+        x += (first + i + 1) * 0x9e37'79b9'7f4a'7c15U;
+        x = (x ^ (x >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
+        x = (x ^ (x >> 27U)) * 0x94d0'49bb'1331'11ebU;
+        sum += x ^ (x >> 31U);
+    }
+    return sum;
+}
+/// Of `count` elements side by side, whose row-major numbers in their tensor begin with `first`.
+inline std::uint64_t
+hash_elements(std::byte const* data, std::uint64_t first, std::size_t count, DType dtype) {
+    switch (size_of(dtype)) {
+    case 1: return hash_elements_of<1>(data, first, count);
+    case 2: return hash_elements_of<2>(data, first, count);
+    case 4: return hash_elements_of<4>(data, first, count);
+    default: return hash_elements_of<8>(data, first, count);
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/participant/detail/replica_check.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ranks const& ranks) {
+    AgreementList values;
+    values.begin_section("replicas differ: ");
+    for (std::size_t i = 0; ranks.has_say && i < parameters_.size(); ++i) {
+        AnyParameter const& parameter = parameters_[i];
+        AnyView const value = parameter.requires_grad() ? parameter.value() : AnyView{};
+        std::string text = "no trained value";
+        if (value && has_memory(value)) {
+            auto const bytes = elements_.read(value);
+            text = concat(
+                "values of hash ", hash_elements(bytes.data(), 0, value.numel(), value.dtype())
+            );
+        }
+        values.add(describe_parameter(parameters_, i), text);
+    }
+    std::array<std::uint64_t, HashAgreement::words> words{};
+    if (ranks.has_say) {
+        HashAgreement::write(words.data(), values.hash_from(0));
+    }
+    control.sum(words);
+    auto const count = static_cast<std::uint64_t>(ranks.count);
+    if (HashAgreement::is_common(words.data(), count)) {
+        return;
+    }
+    Inquiry inquiry{control, ranks.lowest, count, ranks.has_say};
+    AbortReason reason = inquiry.difference(values);
+    reason.message +=
+        "; start all ranks from the same values (sync_at_start), and change them on all ranks alike";
+    throw_failure(reason);
 }
 
 }}} // namespace joinable::v0::detail
@@ -14826,6 +15004,10 @@ protected:
         }
         return meets;
     }
+    [[nodiscard]] bool steps_joined_ranks() const noexcept {
+        auto const* const session = detail::session_of(state_);
+        return session != nullptr && session->steps_joined_ranks();
+    }
     /// By which all ranks sum a few words: the guard's control communicator, which no gradients
     /// delay, and outside a guard the communicator of the gradients.
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
@@ -14845,6 +15027,15 @@ protected:
         }
         if (!module_->syncs_before_forward()) {
             module_->sync_buffers(round);
+        }
+        if (replica_check_) {
+            bool const all = steps_joined_ranks();
+            replica_check_->count_round(
+                words(),
+                {all ? 0 : round.buffer_source(),
+                 all ? comm_.size() : round.active_count(),
+                 all || !round.is_shadow()}
+            );
         }
     }
     void end_reduction() {
@@ -14969,6 +15160,15 @@ protected:
         }
     }
     void sync_at_end(JoinResult const& result) {
+        if (replica_check_) {
+            auto const& last = result.last_joiners;
+            replica_check_->compare(
+                words(),
+                {last.front(),
+                 static_cast<int>(last.size()),
+                 std::find(last.begin(), last.end(), comm_.rank()) != last.end()}
+            );
+        }
         if (module_->options().sync_at_end) {
             module_->sync(result.authoritative_rank);
         }
@@ -15003,8 +15203,9 @@ protected:
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ListedModel> listed_;
-    std::optional<detail::ReadyCheck> ready_check_; ///< with verify_ready
-    detail::HiddenRounds hidden_;                   ///< collectives of the model
+    std::optional<detail::ReadyCheck> ready_check_;     ///< with verify_ready
+    std::optional<detail::ReplicaCheck> replica_check_; ///< with verify_replicas
+    detail::HiddenRounds hidden_;                       ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
 
@@ -15293,6 +15494,9 @@ private:
                     list, detail::device_of(comm).id(), detail::CheckedMarks::after_pass
                 );
             }
+            if (options.verify_replicas != 0) {
+                replica_check_.emplace(list, detail::device_of(comm), options.verify_replicas);
+            }
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());
             }
@@ -15315,6 +15519,7 @@ private:
     using Base::module_;
     using Base::ready_check_;
     using Base::reducer_;
+    using Base::replica_check_;
 
     std::string model_; ///< in the form that guards compare
     JoinState state_;

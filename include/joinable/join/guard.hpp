@@ -362,8 +362,7 @@ private:
         occupation_.begin(all, session_);
         GuardView view{};
         view.carries_accumulated = options_.carry_accumulated;
-        view.steps =
-            detail::has_label<labels::step, Js...> || detail::has_label<labels::shards, Js...>;
+        view.steps = detail::steps_parameters<Js...>;
         view.reduces = detail::has_label<labels::gradients, Js...>;
         view.lists_all_averaged = true;
         std::apply(

@@ -303,6 +303,9 @@ private:
                     list, detail::device_of(comm).id(), detail::CheckedMarks::after_pass
                 );
             }
+            if (options.verify_replicas != 0) {
+                replica_check_.emplace(list, detail::device_of(comm), options.verify_replicas);
+            }
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());
             }
@@ -325,6 +328,7 @@ private:
     using Base::module_;
     using Base::ready_check_;
     using Base::reducer_;
+    using Base::replica_check_;
 
     std::string model_; ///< in the form that guards compare
     JoinState state_;

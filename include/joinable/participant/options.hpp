@@ -70,6 +70,12 @@ struct DataParallelOptions {
     /// ContractViolation when the model is made. Turn sync_at_start and sync_at_end off as well,
     /// because what is sent is written by all ranks.
     bool shares_values = false;
+    /// For debugging. In each round of this many that train and sync, ranks compare the bits of the values that
+    /// they train, after the forward pass, and throw Mismatch with the ranks and the first parameter that differ. In
+    /// a guard with a Step or a sharded optimizer joined ranks compare theirs, too; else only active ranks do. When
+    /// a guard ends the ranks that trained to its end compare theirs once more. Costs one sum of six words, and one
+    /// pass over all values, which a device first copies to the host. 0: never.
+    std::size_t verify_replicas = 0;
 };
 
 /// The options that the buckets of a model need.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +32,7 @@
 #include <joinable/participant/detail/listed_model.hpp>
 #include <joinable/participant/detail/module_state.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
+#include <joinable/participant/detail/replica_check.hpp>
 #include <joinable/tensor/any_view.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -520,6 +522,10 @@ protected:
         }
         return meets;
     }
+    [[nodiscard]] bool steps_joined_ranks() const noexcept {
+        auto const* const session = detail::session_of(state_);
+        return session != nullptr && session->steps_joined_ranks();
+    }
     /// By which all ranks sum a few words: the guard's control communicator, which no gradients
     /// delay, and outside a guard the communicator of the gradients.
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
@@ -539,6 +545,15 @@ protected:
         }
         if (!module_->syncs_before_forward()) {
             module_->sync_buffers(round);
+        }
+        if (replica_check_) {
+            bool const all = steps_joined_ranks();
+            replica_check_->count_round(
+                words(),
+                {all ? 0 : round.buffer_source(),
+                 all ? comm_.size() : round.active_count(),
+                 all || !round.is_shadow()}
+            );
         }
     }
     void end_reduction() {
@@ -663,6 +678,15 @@ protected:
         }
     }
     void sync_at_end(JoinResult const& result) {
+        if (replica_check_) {
+            auto const& last = result.last_joiners;
+            replica_check_->compare(
+                words(),
+                {last.front(),
+                 static_cast<int>(last.size()),
+                 std::find(last.begin(), last.end(), comm_.rank()) != last.end()}
+            );
+        }
         if (module_->options().sync_at_end) {
             module_->sync(result.authoritative_rank);
         }
@@ -697,8 +721,9 @@ protected:
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ListedModel> listed_;
-    std::optional<detail::ReadyCheck> ready_check_; ///< with verify_ready
-    detail::HiddenRounds hidden_;                   ///< collectives of the model
+    std::optional<detail::ReadyCheck> ready_check_;     ///< with verify_ready
+    std::optional<detail::ReplicaCheck> replica_check_; ///< with verify_replicas
+    detail::HiddenRounds hidden_;                       ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
 

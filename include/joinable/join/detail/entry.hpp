@@ -72,10 +72,6 @@ void agree_on_participant(
     }
 }
 
-template <class Label, class... Js>
-inline constexpr bool has_label =
-    (std::is_same_v<typename label_of<join_hook_t<Js>>::type, Label> || ...);
-
 template <class J>
 void list_averaged(J const& joinable, GuardView& view) {
     if constexpr (requires { joinable.list_averaged(view.averaged); }) {

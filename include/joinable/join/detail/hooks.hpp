@@ -3,11 +3,21 @@
 
 #include <cstddef>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
+#include <joinable/hook/ordering.hpp>
 #include <joinable/join/joinable.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+template <class Label, class... Js>
+inline constexpr bool has_label =
+    (std::is_same_v<typename label_of<join_hook_t<Js>>::type, Label> || ...);
+/// Whether one of them steps parameters on all ranks, joined ones too.
+template <class... Js>
+inline constexpr bool steps_parameters =
+    has_label<labels::step, Js...> || has_label<labels::shards, Js...>;
 
 template <std::size_t First, std::size_t... Rest>
 consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
@@ -66,6 +76,7 @@ public:
         if constexpr (has_join_verb<J>) {
             info.verb = J::join_verb;
         }
+        info.steps = steps_parameters<J>;
         return info;
     }
 

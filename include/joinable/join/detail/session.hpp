@@ -96,6 +96,9 @@ public:
         return !outcome_.is_over() && !stopped_ && !has_ended_;
     }
 
+    /// Whether joined ranks step as active ones do, because a participant steps.
+    [[nodiscard]] bool steps_joined_ranks() const noexcept { return turns_.any_steps(); }
+
     /// Called before an object outside this guard uses one of its communicators.
     /// @throws ContractViolation  joined ranks would not follow, because no part of a participant
     ///         is open and rounds have not ended.

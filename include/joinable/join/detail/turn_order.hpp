@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -23,6 +24,7 @@ struct ParticipantInfo {
     std::string_view name;
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
     std::string_view verb = {};                 ///< the member that notifies, if it is given
+    bool steps = false;                         ///< the model's parameters, on joined ranks too
 };
 
 /// The turns of participants inside a round. A part begins with the participant's notification. It
@@ -36,6 +38,11 @@ public:
     [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
     [[nodiscard]] std::string name(std::size_t position) const;
 
+    [[nodiscard]] bool any_steps() const noexcept {
+        return std::any_of(participants_.begin(), participants_.end(), [](auto const& info) {
+            return info.steps;
+        });
+    }
     [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
         auto* const asks = participants_[position].takes_part;
         return asks == nullptr || asks(round);

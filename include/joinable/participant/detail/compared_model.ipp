@@ -31,6 +31,7 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("unused_gradients", is_zero ? "zero" : "held");
     list.add("verify_ready", options.verify_ready);
     list.add("shares_values", options.shares_values);
+    list.add("verify_replicas", options.verify_replicas);
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <support/fake_cuda/device_model.hpp>
@@ -98,6 +99,56 @@ TEST_CASE("gradients are averaged over NCCL when the device gets its kernels aft
                 );
             }
         });
+    }
+}
+
+TEST_CASE(
+    "values on a device are compared after what the engine has requested, with gaps and by columns"
+) {
+    for (bool const is_equal : {false, true}) {
+        for (bool const has_kernels : {false, true}) {
+            run_models(
+                {2, 3, 4},
+                DType::f32,
+                has_kernels,
+                [&](auto& hosts, auto& comm, auto& model) {
+                    DistributedDataParallel ddp{comm, model.params, {.verify_replicas = 2}};
+                    std::size_t rounds = 0;
+                    auto const train = [&] {
+                        joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
+                        for (; rounds < 4; ++rounds) {
+                            launch(model.stream(), [&, rounds] { // the step
+                                std::this_thread::sleep_for(std::chrono::milliseconds{1});
+                                for (std::size_t p = 0; p < model.params.size(); ++p) {
+                                    auto numbers = read(model.params[p].value.view());
+                                    numbers.back() += 1;
+                                    bool const differs =
+                                        hosts.rank() == hosts.size() - 1 && p == 2 && !is_equal;
+                                    numbers.front() += differs && rounds == 2 ? 2 : 1;
+                                    model.params[p].value.assign(numbers);
+                                }
+                            });
+                            ddp.forward([] {});
+                            ddp.backward([&](auto ready) { model.backward(0, ready); });
+                        }
+                        guard.finish();
+                    };
+                    std::string text;
+                    try {
+                        train();
+                    } catch (joinable::Mismatch const& error) {
+                        text = error.what();
+                        CHECK(error.ranks() == std::vector{hosts.size() - 1});
+                    }
+                    CAPTURE(text);
+                    CHECK(rounds == (is_equal ? 4 : 3));
+                    CHECK(
+                        (text.find("replicas differ: parameter 2: rank 0 has") == 0) == !is_equal
+                    );
+                    (void)cudaStreamSynchronize(model.stream());
+                }
+            );
+        }
     }
 }
 

@@ -10,7 +10,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <support/fake_cuda/device_tensor.hpp>
@@ -18,6 +20,8 @@
 #include <support/fake_cuda/stream_communicator.hpp>
 #include <support/layouts.hpp>
 #include <support/wait_until.hpp>
+
+#include <joinable/device/elements_on_host.hpp>
 
 namespace {
 
@@ -405,6 +409,32 @@ TEST_CASE("a copy ends with the first of its calls that the runtime refuses") {
         CHECK(text.empty() != was_reached);
     }
     CHECK(refused >= 4); // what orders streams, and two blocks
+    f.finish();
+}
+
+TEST_CASE("the host reads elements as they are after what the engine has requested") {
+    Fixture f;
+    joinable::detail::ElementsOnHost elements{f.device};
+    for (Layout const& layout : layouts()) {
+        for (Shape const& strides : {layout.from, layout.to}) {
+            DeviceTensor const tensor{DType::f64, layout.extents, strides};
+            std::size_t const count = tensor.view().numel();
+            bool const repeats = // elements lie in one place
+                joinable::detail::checked_reach(layout.extents, strides, 8) < count;
+            Numbers const numbers = repeats ? Numbers(count, 7) : counted(count);
+            joinable_tests::launch(f.engine, [&] {
+                std::this_thread::sleep_for(std::chrono::milliseconds{1});
+                tensor.assign(numbers);
+            });
+            auto const bytes = elements.read(tensor.view());
+            std::vector<double> read(count);
+            std::memcpy(read.data(), bytes.data(), bytes.size());
+            CHECK(bytes.size() == 8 * count);
+            if (strides != Shape{2, 1}) { // rows that overlap
+                CHECK(read == std::vector<double>(numbers.begin(), numbers.end()));
+            }
+        }
+    }
     f.finish();
 }
 

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include <joinable/config.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/device/device.hpp>
+#include <joinable/tensor/any_view.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Shows the host the elements of tensors in row-major order. Copies what is on a device or has gaps. Local.
+class ElementsOnHost {
+public:
+    explicit ElementsOnHost(Device& device) noexcept : device_{device} {}
+
+    /// The bytes of a tensor's elements, as they are after all that the engine has requested so far. Valid until
+    /// the next call, and as long as the tensor's memory. Blocks until a device has come so far.
+    [[nodiscard]] std::span<std::byte const> read(AnyView const& tensor);
+
+private:
+    Device& device_;
+    Arena dense_;
+    Arena on_host_; ///< if dense_ is not
+};
+
+}}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/device/elements_on_host.ipp>
+#endif

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/participant/detail/replica_check.hpp>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/element_hash.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ranks const& ranks) {
+    AgreementList values;
+    values.begin_section("replicas differ: ");
+    for (std::size_t i = 0; ranks.has_say && i < parameters_.size(); ++i) {
+        AnyParameter const& parameter = parameters_[i];
+        AnyView const value = parameter.requires_grad() ? parameter.value() : AnyView{};
+        std::string text = "no trained value";
+        if (value && has_memory(value)) {
+            auto const bytes = elements_.read(value);
+            text = concat(
+                "values of hash ", hash_elements(bytes.data(), 0, value.numel(), value.dtype())
+            );
+        }
+        values.add(describe_parameter(parameters_, i), text);
+    }
+    std::array<std::uint64_t, HashAgreement::words> words{};
+    if (ranks.has_say) {
+        HashAgreement::write(words.data(), values.hash_from(0));
+    }
+    control.sum(words);
+    auto const count = static_cast<std::uint64_t>(ranks.count);
+    if (HashAgreement::is_common(words.data(), count)) {
+        return;
+    }
+    Inquiry inquiry{control, ranks.lowest, count, ranks.has_say};
+    AbortReason reason = inquiry.difference(values);
+    reason.message +=
+        "; start all ranks from the same values (sync_at_start), and change them on all ranks alike";
+    throw_failure(reason);
+}
+
+}}} // namespace joinable::v0::detail

@@ -532,7 +532,8 @@ public:
         }
         void post_hook(JoinResult const& result) {
             Base::Hook::post_hook(result);
-            if (shadowed_ != 0 && !ddp_.has_step_ && !std::exchange(ddp_.has_warned_, true)) {
+            if (shadowed_ != 0 && !ddp_.steps_joined_ranks() &&
+                !std::exchange(ddp_.has_warned_, true)) {
                 TORCH_WARN(
                     "joinable: rank ",
                     ddp_.join_communicator().rank(),
@@ -554,9 +555,23 @@ public:
     [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
         return Hook{*this, args.get(divide_by_initial_world_size, true)};
     }
+    /// @throws ContractViolation  also if the module has got a parameter since it was wrapped.
     void check_guard(GuardView const& guard) const {
         Base::check_guard(guard);
-        has_step_ = guard.steps;
+        std::unordered_set<void const*> listed;
+        for (NamedTensor const& parameter : listed_) {
+            listed.insert(parameter.tensor.unsafeGetTensorImpl());
+        }
+        for (auto const& [name, tensor, views] :
+             detail::distinct_tensors(module_.named_parameters())) {
+            if (tensor.requires_grad() && !listed.contains(tensor.unsafeGetTensorImpl())) {
+                throw ContractViolation{
+                    "parameter " + name +
+                    " came into the module after the DistributedDataParallel was made, so it would not be "
+                    "averaged; make the DistributedDataParallel after the module has all its layers"
+                };
+            }
+        }
     }
 
 private:
@@ -569,17 +584,15 @@ private:
         std::shared_ptr<detail::TorchViews> views
     )
         : Base{comm, joinable::parameters(detail::distinct_tensors(detail::torch_module_of(module).named_parameters(), views)), torch::buffers(module), options, std::move(reduction)},
-          module_{detail::torch_module_of(module)}, views_{std::move(views)},
+          module_{detail::torch_module_of(module)},
+          listed_{detail::distinct_tensors(module_.named_parameters())}, views_{std::move(views)},
           finds_unused_{options.find_unused} {
         if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
             keep_ = module.ptr();
         } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
             keep_ = module;
         }
-        gradients_.watch(
-            detail::distinct_tensors(module_.named_parameters()),
-            [this](std::size_t i) { on_gradient(i); }
-        );
+        gradients_.watch(listed_, [this](std::size_t i) { on_gradient(i); });
     }
 
     // The base's verbs, which take a pass that calls ready(i). Here autograd calls it.
@@ -649,13 +662,13 @@ private:
     }
 
     Module& module_;
+    std::vector<NamedTensor> listed_; ///< parameters
     std::shared_ptr<void> keep_;
     detail::TorchGradients gradients_;
     std::shared_ptr<detail::TorchViews> views_;
     bool finds_unused_;
-    bool is_reducing_ = false;     ///< in a backward pass
-    mutable bool has_step_ = true; ///< whether the guard steps, known on entry
-    bool has_warned_ = false;      ///< about an optimizer that is behind
+    bool is_reducing_ = false; ///< in a backward pass
+    bool has_warned_ = false;  ///< about an optimizer that is behind
     std::vector<std::size_t> unused_;
     std::shared_ptr<char> is_alive_ = std::make_shared<char>();
 };

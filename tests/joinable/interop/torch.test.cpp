@@ -429,6 +429,38 @@ TEST_CASE("a module that was converted or unfrozen after it was wrapped is refus
     });
 }
 
+TEST_CASE("a layer that a module got after it was wrapped is refused by name where a guard begins"
+) {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        auto const options = torch::nn::LinearOptions(2, 2).bias(false);
+        torch::nn::Sequential model{torch::nn::Linear{options}};
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        auto const epoch = [&] {
+            joinable::Join guard{joinable::participants(ddp)};
+            for (int i = 0; i <= comm.rank(); ++i) {
+                ddp.forward(torch::ones({1, 2})).sum().backward();
+            }
+            guard.finish();
+        };
+        epoch();
+        if (comm.rank() == comm.size() - 1) {
+            model->push_back(torch::nn::Linear{options});
+        }
+        std::string text;
+        try {
+            epoch();
+        } catch (std::exception const& error) {
+            text = error.what();
+        }
+        CAPTURE(text);
+        CHECK(text.find("parameter 1.weight came into the module after the") != std::string::npos);
+        CHECK(
+            text.find("make the DistributedDataParallel after the module has all") !=
+            std::string::npos
+        );
+    });
+}
+
 TEST_CASE("a forward pass without a graph is an evaluation") {
     run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         Net model;

@@ -531,11 +531,6 @@ MUTATIONS = [
     ),
     # -- transports ---------------------------------------------------------------------------------
     Mutation(
-        "only-processes-die", "communicator/shared_memory/process/named_segment.hpp",
-        '"its process died, or the thread that called attach() ended"', '"its process died"',
-        "communicator/shared_memory/named_processes.test.cpp", "a rank whose thread that attached*",
-    ),
-    Mutation(
         "roll-calls-have-no-name", "communicator/detail/reasons.hpp",
         "    if (agrees) {\n", "    if (false) {\n",
         "communicator/shared_memory/thread.test.cpp", "a collective beside a guard*",

@@ -22352,8 +22352,7 @@ struct AttachOptions {
 ///
 /// If a rank is killed, all others get PeerFailed at once, in every group. The error has the killed
 /// rank's number in that group, if it was a member. Attached ranks check each other while they
-/// wait. They detect the death of the thread that attached, so that thread must live as long as the
-/// communicator and those split from it.
+/// wait. Each has a thread that sleeps until its process dies or the communicator is destroyed.
 ///
 /// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
 /// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
@@ -22541,6 +22540,61 @@ template <class Comm>
 
 }}} // namespace joinable::v0::detail
 
+#endif
+
+// ---- joinable/communicator/detail/background_thread.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#if defined(__linux__)
+
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include <csignal>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A thread of the library. It handles no signals. The destructor waits until it ends; in a process that was
+/// forked meanwhile, which does not have the thread, it does nothing.
+class BackgroundThread {
+public:
+    BackgroundThread() = default;
+    /// `purpose` is for the error, as "the thread where ranks meet".
+    /// @throws CommunicationError  the system cannot start another thread.
+    template <class F>
+    BackgroundThread(std::string_view purpose, F&& run) {
+        sigset_t all;
+        sigset_t before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before); // the new thread inherits it
+        try {
+            thread_ = std::jthread{std::forward<F>(run)};
+        } catch (std::system_error const& error) {
+            pthread_sigmask(SIG_SETMASK, &before, nullptr);
+            throw CommunicationError{concat(purpose, " could not be started: ", error.what())};
+        }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+
+    BackgroundThread(BackgroundThread&&) = default;
+    BackgroundThread& operator=(BackgroundThread&&) = delete;
+    ~BackgroundThread() {
+        if (thread_.joinable() && !home_.is_here()) {
+            // A forked process does not have the thread, so it can neither join nor detach it.
+            static_cast<void>(new std::jthread{std::move(thread_)});
+        }
+    }
+
+private:
+    std::jthread thread_;
+    HomeProcess home_;
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
 #endif
 
 // ---- joinable/communicator/shared_memory/process/shared_object.hpp
@@ -22865,7 +22919,6 @@ public:
     Mapping& operator=(Mapping&&) = delete;
 
     [[nodiscard]] std::byte* begin() const noexcept { return begin_; }
-    void keep() noexcept { begin_ = nullptr; }
 
 private:
     std::byte* begin_;
@@ -22885,7 +22938,9 @@ private:
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -22900,8 +22955,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A rank's place in the group. The rank holds a robust mutex while it takes part. If the thread
-/// that locked it dies, in whatever way, the system marks the mutex for the next process that tries
+/// A rank's place in the group. A thread of the rank holds a robust mutex while the rank takes part.
+/// If its process dies, in whatever way, the system marks the mutex for the next process that tries
 /// it. That works between containers, too, where process numbers mean nothing.
 class alignas(64) Member {
 public:
@@ -22914,8 +22969,7 @@ public:
         pthread_mutexattr_destroy(&attributes);
     }
 
-    /// Call this from the thread of this rank that attaches. Returns false if another process has
-    /// this rank.
+    /// Returns false if another process has this rank. The thread that calls this also calls leave().
     [[nodiscard]] bool enter() noexcept {
         // Lock the mutex first: once others see that this rank is here, they can also detect its
         // death. Until then only another process of this rank tries the mutex.
@@ -22937,12 +22991,10 @@ public:
     /// Says that this rank is here but will not take part. The others treat it as dead.
     void fail() noexcept { has_failed_.store(true); }
     [[nodiscard]] bool has_failed() const noexcept { return has_failed_.load(); }
-    /// Says that this rank no longer takes part. `entered` is the thread that called enter().
-    /// Returns false in another thread: the memory must then stay mapped until that thread has
-    /// ended.
-    [[nodiscard]] bool leave(pthread_t entered) noexcept {
+    /// Says that this rank no longer takes part.
+    void leave() noexcept {
         has_left_.store(true);
-        return pthread_equal(entered, pthread_self()) != 0 && pthread_mutex_unlock(&alive_) == 0;
+        pthread_mutex_unlock(&alive_);
     }
 
     [[nodiscard]] bool has_come() const noexcept { return has_come_.load(); }
@@ -23053,33 +23105,64 @@ struct alignas(64) MemberTable {
     }
 };
 
-/// A rank's place in the table of an object. The destructor leaves. The table has its own mapping,
-/// because the thread that attached has a mutex in it.
+/// A rank's place in the table of an object. The destructor leaves. A thread that does nothing else
+/// holds the place, so the thread that attaches may end before.
 class Membership {
 public:
-    /// @pre this thread has entered as `rank`
-    Membership(Mapping table, int rank) noexcept : table_{std::move(table)}, rank_{rank} {}
-    Membership(Membership&& other) noexcept
-        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_},
-          home_{other.home_} {}
+    /// Takes the table unless another process has this rank: then it returns nothing.
+    /// @throws CommunicationError  the system cannot start another thread.
+    static std::optional<Membership> enter(Mapping&& table, int rank) {
+        auto place = std::make_unique<Place>(at(table).member(rank));
+        BackgroundThread thread{
+            "the thread by which a rank is known to live",
+            [held = place.get()] {
+                bool const has_entered = held->member.enter();
+                held->set(has_entered ? State::held : State::refused);
+                if (has_entered) {
+                    held->state.wait(State::held);
+                    held->member.leave();
+                }
+            }
+        };
+        place->state.wait(State::starting);
+        if (place->state.load() == State::refused) {
+            return std::nullopt;
+        }
+        return Membership{std::move(table), std::move(place), std::move(thread)};
+    }
+    Membership(Membership&&) = default;
     Membership& operator=(Membership&&) = delete;
     ~Membership() {
-        if (is_open() && home_.is_here() && !table().member(rank_).leave(thread_)) {
-            table_.keep(); // that thread still has its mutex
+        if (is_open()) {
+            place_->set(State::given_back);
         }
     }
 
-    [[nodiscard]] bool is_open() const noexcept { return table_.begin() != nullptr; }
+    [[nodiscard]] bool is_open() const noexcept { return place_ != nullptr; }
     [[nodiscard]] MemberTable& table() const noexcept { return at(table_); }
     [[nodiscard]] static MemberTable& at(Mapping const& memory) noexcept {
         return *std::launder(reinterpret_cast<MemberTable*>(memory.begin()));
     }
 
 private:
+    enum class State : int { starting, held, refused, given_back };
+    struct Place {
+        Member& member;
+        std::atomic<State> state{State::starting};
+
+        explicit Place(Member& of) noexcept : member{of} {}
+        void set(State next) noexcept {
+            state.store(next);
+            state.notify_all();
+        }
+    };
+
+    Membership(Mapping&& table, std::unique_ptr<Place> place, BackgroundThread&& thread) noexcept
+        : table_{std::move(table)}, place_{std::move(place)}, thread_{std::move(thread)} {}
+
     Mapping table_;
-    int rank_;
-    pthread_t thread_ = pthread_self();
-    HomeProcess home_;
+    std::unique_ptr<Place> place_;
+    BackgroundThread thread_; ///< ends before the others go
 };
 
 }}} // namespace joinable::v0::detail
@@ -23327,9 +23410,7 @@ public:
                 if (other != rank_ && member.has_died()) {
                     group().mark_dead(
                         other,
-                        member.has_failed()
-                            ? "it could not attach"
-                            : "its process died, or the thread that called attach() ended",
+                        member.has_failed() ? "it could not attach" : "its process died",
                         rank_
                     );
                 }
@@ -23463,13 +23544,12 @@ private:
         object.reserve(0, MemberTable::used_bytes_for(size));
         Mapping mapped{object, table_bytes};
         MemberTable& table = MemberTable::create(mapped.begin(), heading);
-        static_cast<void>(table.member(0).enter());
-        Membership membership{std::move(mapped), 0};
+        auto membership = Membership::enter(std::move(mapped), 0);
         auto named = object.publish_first_free(path);
         if (!named) {
             return std::nullopt;
         }
-        return Published{std::move(object), std::move(membership), std::move(*named)};
+        return Published{std::move(object), *std::move(membership), std::move(*named)};
     }
     static void remove_if_dead(std::string const& path, int size) {
         auto const other = SharedObject::find(path);
@@ -23529,7 +23609,8 @@ private:
         std::chrono::nanoseconds deadline
     ) {
         MemberTable& table = Membership::at(mapped);
-        if (!table.member(rank).enter()) {
+        auto membership = Membership::enter(std::move(mapped), rank);
+        if (!membership) {
             throw ContractViolation{concat(
                 "expected no other rank ",
                 rank,
@@ -23541,7 +23622,6 @@ private:
                 "another id"
             )};
         }
-        Membership membership{std::move(mapped), rank};
         try {
             while (table.state.load() == MemberTable::starting) {
                 if (table.member(0).has_died()) {
@@ -23561,7 +23641,7 @@ private:
             std::size_t const table_bytes = MemberTable::bytes_for(size);
             Mapping memory{object, bytes_for(size, table.heading.room), table_bytes};
             return std::shared_ptr<NamedSegment>{new NamedSegment{
-                std::move(object), std::move(membership), std::move(memory), path, rank
+                std::move(object), *std::move(membership), std::move(memory), path, rank
             }};
         } catch (...) {
             table.member(rank).fail();

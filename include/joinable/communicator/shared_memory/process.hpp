@@ -59,8 +59,7 @@ struct AttachOptions {
 ///
 /// If a rank is killed, all others get PeerFailed at once, in every group. The error has the killed
 /// rank's number in that group, if it was a member. Attached ranks check each other while they
-/// wait. They detect the death of the thread that attached, so that thread must live as long as the
-/// communicator and those split from it.
+/// wait. Each has a thread that sleeps until its process dies or the communicator is destroyed.
 ///
 /// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
 /// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise

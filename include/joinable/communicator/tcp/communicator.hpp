@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/background_thread.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
@@ -19,7 +20,7 @@
 
 #if defined(__linux__) // elsewhere there are no such sockets
 
-#include <joinable/communicator/tcp/detail/hub_thread.hpp>
+#include <joinable/communicator/tcp/detail/hub.hpp>
 #include <joinable/communicator/tcp/detail/rank.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -162,7 +163,10 @@ private:
     };
 
     TcpCommunicator(
-        detail::HubThread hub, detail::Socket socket, TcpOptions const& options, detail::Hear hear
+        detail::BackgroundThread hub,
+        detail::Socket socket,
+        TcpOptions const& options,
+        detail::Hear hear
     );
 
     static TcpCommunicator attach(
@@ -188,7 +192,7 @@ private:
     TcpWork post(detail::Request const& request) { return post(request, request.signature); }
     TcpWork post(detail::Request const& request, detail::Descriptor const& shown);
 
-    detail::HubThread hub_;        // on rank 0
+    detail::BackgroundThread hub_; // on rank 0, also while that computes
     mutable detail::TcpRank rank_; // asking reads incoming messages
     detail::Unwinding unwinding_;
 };

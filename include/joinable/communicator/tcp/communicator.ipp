@@ -56,7 +56,7 @@ JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(
 ) {
     check(options);
     if (options.rank != 0) {
-        return {detail::HubThread{}, connect(options, around), options, around.hear};
+        return {detail::BackgroundThread{}, connect(options, around), options, around.hear};
     }
     if (!listener) {
         listener.emplace(options.address, options.port);
@@ -65,7 +65,10 @@ JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(
     found.port = listener->port();
     Ends ends = connected();
     detail::Hub hub{std::move(listener->socket_), std::move(ends.hub), job_of(found)};
-    return {detail::HubThread{std::move(hub)}, std::move(ends.rank), found, around.hear};
+    detail::BackgroundThread thread{
+        "the thread where ranks meet", [moved = std::move(hub)]() mutable { moved.run(); }
+    };
+    return {std::move(thread), std::move(ends.rank), found, around.hear};
 }
 
 JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
@@ -78,7 +81,10 @@ JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
 }
 
 JOINABLE_DEFINITION TcpCommunicator::TcpCommunicator(
-    detail::HubThread hub, detail::Socket socket, TcpOptions const& options, detail::Hear hear
+    detail::BackgroundThread hub,
+    detail::Socket socket,
+    TcpOptions const& options,
+    detail::Hear hear
 )
     : hub_{std::move(hub)},
       rank_{

@@ -4,12 +4,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/detail/home_process.hpp>
+#include <joinable/communicator/detail/background_thread.hpp>
 #include <joinable/communicator/shared_memory/board/arrival_line.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/communicator/shared_memory/board/stored_reason.hpp>
@@ -28,8 +30,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A rank's place in the group. The rank holds a robust mutex while it takes part. If the thread
-/// that locked it dies, in whatever way, the system marks the mutex for the next process that tries
+/// A rank's place in the group. A thread of the rank holds a robust mutex while the rank takes part.
+/// If its process dies, in whatever way, the system marks the mutex for the next process that tries
 /// it. That works between containers, too, where process numbers mean nothing.
 class alignas(64) Member {
 public:
@@ -42,8 +44,7 @@ public:
         pthread_mutexattr_destroy(&attributes);
     }
 
-    /// Call this from the thread of this rank that attaches. Returns false if another process has
-    /// this rank.
+    /// Returns false if another process has this rank. The thread that calls this also calls leave().
     [[nodiscard]] bool enter() noexcept {
         // Lock the mutex first: once others see that this rank is here, they can also detect its
         // death. Until then only another process of this rank tries the mutex.
@@ -65,12 +66,10 @@ public:
     /// Says that this rank is here but will not take part. The others treat it as dead.
     void fail() noexcept { has_failed_.store(true); }
     [[nodiscard]] bool has_failed() const noexcept { return has_failed_.load(); }
-    /// Says that this rank no longer takes part. `entered` is the thread that called enter().
-    /// Returns false in another thread: the memory must then stay mapped until that thread has
-    /// ended.
-    [[nodiscard]] bool leave(pthread_t entered) noexcept {
+    /// Says that this rank no longer takes part.
+    void leave() noexcept {
         has_left_.store(true);
-        return pthread_equal(entered, pthread_self()) != 0 && pthread_mutex_unlock(&alive_) == 0;
+        pthread_mutex_unlock(&alive_);
     }
 
     [[nodiscard]] bool has_come() const noexcept { return has_come_.load(); }
@@ -181,33 +180,64 @@ struct alignas(64) MemberTable {
     }
 };
 
-/// A rank's place in the table of an object. The destructor leaves. The table has its own mapping,
-/// because the thread that attached has a mutex in it.
+/// A rank's place in the table of an object. The destructor leaves. A thread that does nothing else
+/// holds the place, so the thread that attaches may end before.
 class Membership {
 public:
-    /// @pre this thread has entered as `rank`
-    Membership(Mapping table, int rank) noexcept : table_{std::move(table)}, rank_{rank} {}
-    Membership(Membership&& other) noexcept
-        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_},
-          home_{other.home_} {}
+    /// Takes the table unless another process has this rank: then it returns nothing.
+    /// @throws CommunicationError  the system cannot start another thread.
+    static std::optional<Membership> enter(Mapping&& table, int rank) {
+        auto place = std::make_unique<Place>(at(table).member(rank));
+        BackgroundThread thread{
+            "the thread by which a rank is known to live",
+            [held = place.get()] {
+                bool const has_entered = held->member.enter();
+                held->set(has_entered ? State::held : State::refused);
+                if (has_entered) {
+                    held->state.wait(State::held);
+                    held->member.leave();
+                }
+            }
+        };
+        place->state.wait(State::starting);
+        if (place->state.load() == State::refused) {
+            return std::nullopt;
+        }
+        return Membership{std::move(table), std::move(place), std::move(thread)};
+    }
+    Membership(Membership&&) = default;
     Membership& operator=(Membership&&) = delete;
     ~Membership() {
-        if (is_open() && home_.is_here() && !table().member(rank_).leave(thread_)) {
-            table_.keep(); // that thread still has its mutex
+        if (is_open()) {
+            place_->set(State::given_back);
         }
     }
 
-    [[nodiscard]] bool is_open() const noexcept { return table_.begin() != nullptr; }
+    [[nodiscard]] bool is_open() const noexcept { return place_ != nullptr; }
     [[nodiscard]] MemberTable& table() const noexcept { return at(table_); }
     [[nodiscard]] static MemberTable& at(Mapping const& memory) noexcept {
         return *std::launder(reinterpret_cast<MemberTable*>(memory.begin()));
     }
 
 private:
+    enum class State : int { starting, held, refused, given_back };
+    struct Place {
+        Member& member;
+        std::atomic<State> state{State::starting};
+
+        explicit Place(Member& of) noexcept : member{of} {}
+        void set(State next) noexcept {
+            state.store(next);
+            state.notify_all();
+        }
+    };
+
+    Membership(Mapping&& table, std::unique_ptr<Place> place, BackgroundThread&& thread) noexcept
+        : table_{std::move(table)}, place_{std::move(place)}, thread_{std::move(thread)} {}
+
     Mapping table_;
-    int rank_;
-    pthread_t thread_ = pthread_self();
-    HomeProcess home_;
+    std::unique_ptr<Place> place_;
+    BackgroundThread thread_; ///< ends before the others go
 };
 
 }}} // namespace joinable::v0::detail

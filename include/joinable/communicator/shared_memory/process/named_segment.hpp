@@ -106,9 +106,7 @@ public:
                 if (other != rank_ && member.has_died()) {
                     group().mark_dead(
                         other,
-                        member.has_failed()
-                            ? "it could not attach"
-                            : "its process died, or the thread that called attach() ended",
+                        member.has_failed() ? "it could not attach" : "its process died",
                         rank_
                     );
                 }
@@ -242,13 +240,12 @@ private:
         object.reserve(0, MemberTable::used_bytes_for(size));
         Mapping mapped{object, table_bytes};
         MemberTable& table = MemberTable::create(mapped.begin(), heading);
-        static_cast<void>(table.member(0).enter());
-        Membership membership{std::move(mapped), 0};
+        auto membership = Membership::enter(std::move(mapped), 0);
         auto named = object.publish_first_free(path);
         if (!named) {
             return std::nullopt;
         }
-        return Published{std::move(object), std::move(membership), std::move(*named)};
+        return Published{std::move(object), *std::move(membership), std::move(*named)};
     }
     static void remove_if_dead(std::string const& path, int size) {
         auto const other = SharedObject::find(path);
@@ -308,7 +305,8 @@ private:
         std::chrono::nanoseconds deadline
     ) {
         MemberTable& table = Membership::at(mapped);
-        if (!table.member(rank).enter()) {
+        auto membership = Membership::enter(std::move(mapped), rank);
+        if (!membership) {
             throw ContractViolation{concat(
                 "expected no other rank ",
                 rank,
@@ -320,7 +318,6 @@ private:
                 "another id"
             )};
         }
-        Membership membership{std::move(mapped), rank};
         try {
             while (table.state.load() == MemberTable::starting) {
                 if (table.member(0).has_died()) {
@@ -340,7 +337,7 @@ private:
             std::size_t const table_bytes = MemberTable::bytes_for(size);
             Mapping memory{object, bytes_for(size, table.heading.room), table_bytes};
             return std::shared_ptr<NamedSegment>{new NamedSegment{
-                std::move(object), std::move(membership), std::move(memory), path, rank
+                std::move(object), *std::move(membership), std::move(memory), path, rank
             }};
         } catch (...) {
             table.member(rank).fail();

@@ -322,7 +322,6 @@ public:
     Mapping& operator=(Mapping&&) = delete;
 
     [[nodiscard]] std::byte* begin() const noexcept { return begin_; }
-    void keep() noexcept { begin_ = nullptr; }
 
 private:
     std::byte* begin_;

@@ -3,8 +3,7 @@
 """Checks the architecture: the rooms of include/joinable, and which room may include which.
 
   python3 tests/layers.py          checks
-  python3 tests/layers.py --write  draws the picture in include/joinable/README.md anew, and the
-                                   lists of headers in CMakeLists.txt
+  python3 tests/layers.py --write  draws the picture in include/joinable/README.md anew
 
 A room is a folder; X/detail/ belongs to X. The rules:
   R1  A room includes what its row of ROOMS names, and the table has no circle.
@@ -75,15 +74,13 @@ OWNED = {
     r"nvtx3/.*|range/v3/.*|Eigen/.*|armadillo|xtensor/.*|mdspan|(ATen|c10|torch)/.*": {"interop"},
     r"nlohmann/.*": {"checkpoint"},
 }
-# Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network; or would make
-# a file that does without them slower to compile.
-OPT_IN = re.compile(
-    r"interop/|device/cuda/|communicator/(algorithms|gloo|hierarchical|mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
-    r"communicator/detail/(engine_work|poll_pause|settle)\.hpp|device/scratch\.hpp|"
-    r"optimizer/(?!settings)|participant/(shadowed|zero_|sharded_|detail/(replayed|shard_|sharded_|bucket_(arenas|values)))|checkpoint/|"
-    r"trace/|agreement/(on_all_ranks|staged_collectives)\.hpp|"
-    r"(algorithms|checkpoint|cuda|gloo|hierarchical|mpi|nccl|nccl_graphs|nvtx|shadowed|src|tcp|trace|zero)\.hpp"
+# Nobody gets these unasked: CMakeLists.txt says why.
+IN_LISTS = LISTS.read_text()
+OPT_IN, NOT_OPT_IN = (
+    "|".join(re.findall(r'"([^"]*)"', IN_LISTS[IN_LISTS.index(f"set({name}"):].split('"\n)', 1)[0] + '"'))
+    for name in ("joinable_opt_in", "joinable_not_opt_in")
 )
+OPT_IN = re.compile(f"(?!{NOT_OPT_IN})(?:{OPT_IN})")
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand
 # What lies beside the folders: documents lie in the room that they describe.
 TOP = {
@@ -355,37 +352,18 @@ def with_picture(page):
     return f"{parts.group(1)}\n{picture()}\n\n{parts.group(2)}"
 
 
-def with_lists(text):
-    """The headers that users get, and those that they ask for, where the marks are."""
-    groups = {"headers": [], "opt-in headers": [], "definitions": []}
-    for name in sorted(headers):
-        is_opt_in = bool(OPT_IN.match(name))
-        mark = "definitions" if name.endswith(".ipp") else "opt-in headers" if is_opt_in else "headers"
-        groups[mark].append(name)
-    for mark, names in groups.items():
-        rows = "".join(f"            include/joinable/{name}\n" for name in names)
-        text, found = re.subn(
-            rf"( *# {mark}: [^\n]*\n)(?: *include/joinable/\S+\n)*",
-            lambda match: match.group(1) + rows, text, count=1
-        )
-        if not found:
-            sys.exit(f"{LISTS.relative_to(ROOT)}: has no line '# {mark}: ...' before their list")
-    return text
-
-
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--write", action="store_true", help="draw the picture and write the lists anew")
+parser.add_argument("--write", action="store_true", help="draw the picture anew")
 write = parser.parse_args().write
-for path, renewed in ((PAGE, with_picture), (LISTS, with_lists)):
-    before = path.read_text()
-    after = renewed(before)
-    if write:
-        path.write_text(after)
-    elif after != before:
-        errors.append(
-            f"{path.relative_to(ROOT)}: is not what the headers are now: "
-            "run python3 tests/layers.py --write and commit the result"
-        )
+before = PAGE.read_text()
+after = with_picture(before)
+if write:
+    PAGE.write_text(after)
+elif after != before:
+    errors.append(
+        f"{PAGE.relative_to(ROOT)}: is not what the headers are now: "
+        "run python3 tests/layers.py --write and commit the result"
+    )
 
 for error in dict.fromkeys(errors):
     print(error, file=sys.stderr)

@@ -67,7 +67,7 @@ else()
     build_project(${CONSUMER})
 endif()
 if(CONSUMER STREQUAL "find_package") # a component that is required but missing is named, with the reason
-    foreach(wanted "a_typo:it has no component a_typo, only compiled, gloo" "gloo:its component gloo needs Gloo")
+    foreach(wanted "a_typo:it has no component a_typo, only checkpoint, compiled, gloo" "gloo:its component gloo needs Gloo")
         string(REGEX MATCH "^([^:]*):(.*)" matched ${wanted})
         set(text "${CMAKE_MATCH_2}")
         file(WRITE ${build}/missing/CMakeLists.txt

@@ -1038,6 +1038,18 @@ MUTATIONS = [
         "participant/window.test.cpp", "clearing after*",
     ),
     Mutation(
+        "skipped-evaluations-end-the-look", "participant/passes.hpp",
+        "if (round_.phase() == Phase::train) {\n                window().stop_looking();", "if (true) {\n"
+        "                window().stop_looking();",
+        "participant/window.test.cpp", "evaluations that open an epoch*",
+    ),
+    Mutation(
+        "an-evaluation-counts-as-the-last-batch", "join/detail/session.ipp",
+        "bool const is_batch_open = !turns_.are_complete() && round_.phase() == Phase::train;",
+        "bool const is_batch_open = !turns_.are_complete();",
+        "participant/window.test.cpp", "evaluations that open an epoch*",
+    ),
+    Mutation(
         "participants-with-other-windows", "join/detail/attachments.ipp",
         "if (!window.holds_the_same(common)) {", "if (false) {",
         "participant/window.test.cpp", "participants of a guard that hold*",

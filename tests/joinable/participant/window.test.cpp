@@ -173,6 +173,37 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("evaluations that open an epoch do not hide that gradients are cleared") {
+    enum class Evaluation { clears, fails, is_skipped };
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        for (Evaluation const how :
+             {Evaluation::clears, Evaluation::fails, Evaluation::is_skipped}) {
+            CAPTURE(static_cast<int>(how));
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+            train(ddp, params, 4, {.will_sync = false, .weight = 4});
+            Join guard{participants(ddp)};
+            guard.next(true, {.phase = Phase::evaluate});
+            if (how == Evaluation::clears) {
+                params[0].g(0) = 0;
+                ddp.forward([] {});
+            } else if (how == Evaluation::fails) {
+                CHECK_THROWS(ddp.forward([] { throw std::runtime_error{"out of memory"}; }));
+                ddp.skip();
+            } else {
+                ddp.skip();
+            }
+            params[0].g(0) = 0;
+            guard.next(true, {.will_sync = false, .weight = 4});
+            train(ddp, params, 4);
+            guard.next(true, {.weight = 4});
+            train(ddp, params, 4);
+            CHECK(params[0].g(0) == 1);
+            guard.finish();
+        }
+    });
+}
+
 TEST_CASE("outside a guard a forward pass without its backward pass takes nothing of a window") {
     over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});

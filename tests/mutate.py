@@ -1085,6 +1085,11 @@ MUTATIONS = [
         "participant/window.test.cpp", "sharded gradients hold*",
     ),
     Mutation(
+        "sharded-windows-send-what-no-pass-used", "participant/detail/shard_reducer.hpp",
+        "            take_accumulated(i);\n            if (has_joined) {", "            take(i);\n            if (has_joined) {",
+        "participant/window.test.cpp", "a sharded batch that is skipped*",
+    ),
+    Mutation(
         "failed-batches-are-stepped", "bucket/without_pass.hpp",
         "return !is_untouched() && !is_like_pass();", "return has_joined && !is_untouched();",
         "participant/without_pass.test.cpp", "a batch that failed*",

@@ -426,4 +426,41 @@ TEST_CASE("sharded gradients hold what a window accumulated, though the last pas
     });
 }
 
+TEST_CASE("a sharded batch that is skipped sends nothing of gradients that its window did not use"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1, 1});
+        joinable::ShardedDataParallel sharded{
+            comm,
+            params,
+            joinable::Sgd{.learning_rate = 0.5},
+            {.sharding = joinable::Sharding::gradients}
+        };
+        Join guard{participants(sharded)};
+        auto const pass = [&](RoundNotice const& notice, std::size_t uses) {
+            sharded.forward([] {}, notice);
+            auto const is_unused = [&](std::size_t i) { return i >= uses; };
+            sharded.backward(
+                [&](auto ready) {
+                    for (std::size_t i = uses; i-- > 0;) {
+                        params[i].g(0) = 1; // an engine that overwrites gradients never zeroes them
+                        ready(i);
+                    }
+                },
+                is_unused
+            );
+        };
+        pass({}, 2);
+        sharded.step();
+        pass({.will_sync = false}, 1);
+        if (comm.rank() == 0) {
+            sharded.skip();
+            sharded.step();
+        } // the others have run out
+        guard.finish();
+        CHECK(params[0].value[0] == -1);
+        CHECK(params[1].value[0] == -0.5);
+    });
+}
+
 } // namespace

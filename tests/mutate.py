@@ -1033,6 +1033,18 @@ MUTATIONS = [
         "participant/window.test.cpp", "clearing after*",
     ),
     Mutation(
+        "skipped-evaluations-end-the-look", "participant/passes.hpp",
+        "if (round_.phase() == Phase::train) {\n                window().stop_looking();", "if (true) {\n"
+        "                window().stop_looking();",
+        "participant/window.test.cpp", "evaluations that open an epoch*",
+    ),
+    Mutation(
+        "an-evaluation-counts-as-the-last-batch", "join/detail/session.ipp",
+        "bool const is_batch_open = !turns_.are_complete() && round_.phase() == Phase::train;",
+        "bool const is_batch_open = !turns_.are_complete();",
+        "participant/window.test.cpp", "evaluations that open an epoch*",
+    ),
+    Mutation(
         "participants-with-other-windows", "join/detail/attachments.ipp",
         "if (!window.holds_the_same(common)) {", "if (false) {",
         "participant/window.test.cpp", "participants of a guard that hold*",
@@ -1066,6 +1078,11 @@ MUTATIONS = [
         "sharded-windows-lose-what-a-pass-does-not-use", "participant/detail/shard_reducer.hpp",
         "accumulated_[i] ? take(i) : settle(i, State::unused);", "settle(i, State::unused);",
         "participant/window.test.cpp", "sharded gradients hold*",
+    ),
+    Mutation(
+        "sharded-windows-send-what-no-pass-used", "participant/detail/shard_reducer.hpp",
+        "            take_accumulated(i);\n            if (has_joined) {", "            take(i);\n            if (has_joined) {",
+        "participant/window.test.cpp", "a sharded batch that is skipped*",
     ),
     Mutation(
         "failed-batches-are-stepped", "bucket/without_pass.hpp",

@@ -11090,7 +11090,8 @@ JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& win
 }
 
 JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
-    bool const is_round_open = in_round || !turns_.are_complete();
+    bool const is_batch_open = !turns_.are_complete() && round_.phase() == Phase::train;
+    bool const is_round_open = in_round || is_batch_open;
     if (rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync())) {
         throw_violation(concat(
             "gradients that hold ",
@@ -14794,7 +14795,9 @@ public:
                 reducer_->finalize_backward();
                 end_reduction();
             }
-            window().stop_looking();
+            if (round_.phase() == Phase::train) {
+                window().stop_looking();
+            }
             if (stage_ != Stage::reduced) {
                 end_unsynced(round_.phase() == Phase::train);
                 stage_ = Stage::idle;

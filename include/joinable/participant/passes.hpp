@@ -312,7 +312,9 @@ public:
                 reducer_->finalize_backward();
                 end_reduction();
             }
-            window().stop_looking();
+            if (round_.phase() == Phase::train) {
+                window().stop_looking();
+            }
             if (stage_ != Stage::reduced) {
                 end_unsynced(round_.phase() == Phase::train);
                 stage_ = Stage::idle;

@@ -173,6 +173,37 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("evaluations that open an epoch do not hide that gradients are cleared") {
+    enum class Evaluation { clears, fails, is_skipped };
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        for (Evaluation const how :
+             {Evaluation::clears, Evaluation::fails, Evaluation::is_skipped}) {
+            CAPTURE(static_cast<int>(how));
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+            train(ddp, params, 4, {.will_sync = false, .weight = 4});
+            Join guard{participants(ddp)};
+            guard.next(true, {.phase = Phase::evaluate});
+            if (how == Evaluation::clears) {
+                params[0].g(0) = 0;
+                ddp.forward([] {});
+            } else if (how == Evaluation::fails) {
+                CHECK_THROWS(ddp.forward([] { throw std::runtime_error{"out of memory"}; }));
+                ddp.skip();
+            } else {
+                ddp.skip();
+            }
+            params[0].g(0) = 0;
+            guard.next(true, {.will_sync = false, .weight = 4});
+            train(ddp, params, 4);
+            guard.next(true, {.weight = 4});
+            train(ddp, params, 4);
+            CHECK(params[0].g(0) == 1);
+            guard.finish();
+        }
+    });
+}
+
 TEST_CASE("outside a guard a forward pass without its backward pass takes nothing of a window") {
     over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
@@ -392,6 +423,43 @@ TEST_CASE("sharded gradients hold what a window accumulated, though the last pas
         double const average = (comm.size() + 1) / 2.0;
         CHECK(params[0].value[0] == doctest::Approx(-0.5 * 2 * average));
         CHECK(params[1].value[0] == doctest::Approx(-0.5 * average));
+    });
+}
+
+TEST_CASE("a sharded batch that is skipped sends nothing of gradients that its window did not use"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1, 1});
+        joinable::ShardedDataParallel sharded{
+            comm,
+            params,
+            joinable::Sgd{.learning_rate = 0.5},
+            {.sharding = joinable::Sharding::gradients}
+        };
+        Join guard{participants(sharded)};
+        auto const pass = [&](RoundNotice const& notice, std::size_t uses) {
+            sharded.forward([] {}, notice);
+            auto const is_unused = [&](std::size_t i) { return i >= uses; };
+            sharded.backward(
+                [&](auto ready) {
+                    for (std::size_t i = uses; i-- > 0;) {
+                        params[i].g(0) = 1; // an engine that overwrites gradients never zeroes them
+                        ready(i);
+                    }
+                },
+                is_unused
+            );
+        };
+        pass({}, 2);
+        sharded.step();
+        pass({.will_sync = false}, 1);
+        if (comm.rank() == 0) {
+            sharded.skip();
+            sharded.step();
+        } // the others have run out
+        guard.finish();
+        CHECK(params[0].value[0] == -1);
+        CHECK(params[1].value[0] == -0.5);
     });
 }
 

@@ -11,18 +11,24 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <support/drawn/serial_training.hpp>
 #include <support/drawn/training.hpp>
+#include <support/gathered_param.hpp>
 #include <support/numbers.hpp>
 #include <support/recording_communicator.hpp>
 #include <support/strided_param.hpp>
 
 #include <joinable/join/guard.hpp>
+#include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/action.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/step.hpp>
+#include <joinable/participant/zero_redundancy_optimizer.hpp>
 
 namespace joinable_tests::drawn {
 
@@ -38,8 +44,7 @@ struct RankDied : std::runtime_error {
 template <class Inner>
 class DrawnRank {
     using Comm = RecordingCommunicator<Inner>;
-    using Ddp = joinable::DistributedDataParallel<Comm>;
-    using NoSync = decltype(std::declval<Ddp&>().no_sync());
+    static constexpr joinable::Sgd rule{.learning_rate = 0.125, .momentum = 0.5};
 
 public:
     DrawnRank(Inner& inner, Training const& training, SerialTraining const& serial)
@@ -51,10 +56,18 @@ public:
                 {},
                 parameter.is_trained
             };
+            Numbers values(joinable::numel(parameter.extents));
+            momentum_.push_back(values);
+            for (std::size_t e = 0; e < values.size(); ++e) {
+                values[e] = first_value(inner_.rank(), momentum_.size() - 1, e);
+            }
+            write(made.value.view(), values);
             if (parameter.starts_with_gradient[me()]) {
                 made.grad = made.own.view();
             }
-            if (parameter.has_set_grad) {
+            if (parameter.has_release_grad) {
+                releasable_.push_back(StridedParam{std::move(made)});
+            } else if (parameter.has_set_grad) {
                 settable_.push_back(StridedParam{std::move(made)});
             } else {
                 fixed_.push_back(std::move(made));
@@ -63,19 +76,25 @@ public:
     }
 
     void run() {
-        Ddp ddp{
-            comm_,
-            joinable::parameters(settable_, fixed_),
-            joinable::buffers(buffers_),
-            training_.options
-        };
-        for (epoch_ = 0; epoch_ < training_.epochs.size(); ++epoch_) {
-            ddp.discard_window(); // epochs differ in whether they have weights
-            if (plan().is_guarded()) {
-                run_guarded(ddp);
-            } else {
-                run_alone(ddp);
+        switch (training_.model) {
+        case Model::averages:
+        case Model::step:
+        case Model::zero: run_data_parallel(); break;
+        case Model::zero_alone: {
+            joinable::ZeroRedundancyOptimizer zero{inner_, parameters(), rule, zero_options()};
+            train(inner_, zero, zero);
+            break;
+        }
+        case Model::sharded_parameters: {
+            for (StridedParam& param : settable_) {
+                gathered_.emplace_back(
+                    std::shared_ptr<StridedParam>{std::shared_ptr<void>{}, &param}
+                );
             }
+            run_sharded(gathered_);
+            break;
+        }
+        default: run_sharded(parameters());
         }
         for (std::size_t p = 0; p < training_.parameters.size(); ++p) {
             require(param(p).value.has_its_gaps() && param(p).own.has_its_gaps(), "gaps", 0, p);
@@ -87,26 +106,132 @@ private:
     [[nodiscard]] std::size_t me() const { return static_cast<std::size_t>(inner_.rank()); }
     [[nodiscard]] Epoch const& plan() const { return training_.epochs[epoch_]; }
     FixedParam& param(std::size_t p) {
+        if (p < releasable_.size()) {
+            return releasable_[p];
+        }
+        p -= releasable_.size();
         return p < settable_.size() ? settable_[p] : fixed_[p - settable_.size()];
     }
+    joinable::ParameterList parameters() {
+        return joinable::parameters(droppable(releasable_), settable_, fixed_);
+    }
 
-    void run_alone(Ddp& ddp) {
-        std::optional<joinable::Join<Ddp>> disabled;
+    void run_data_parallel() {
+        joinable::DistributedDataParallel ddp{
+            comm_, parameters(), joinable::buffers(buffers_), training_.options
+        };
+        if (training_.model == Model::averages) {
+            train(comm_, ddp, ddp);
+        } else if (training_.model == Model::step) {
+            if (training_.attaches_momentum) {
+                ddp.attach_state(momentum_);
+            }
+            joinable::Step step{comm_, [this] {
+                                    descend();
+                                    reset(training_.after_step);
+                                }};
+            train(comm_, ddp, step, step);
+        } else {
+            joinable::ZeroRedundancyOptimizer zero{comm_, parameters(), rule, zero_options()};
+            train(comm_, ddp, zero, zero);
+        }
+    }
+    template <class Parameters>
+    void run_sharded(Parameters&& listed) {
+        using joinable::Sharding;
+        joinable::DataParallelOptions const& options = training_.options;
+        joinable::ShardedOptions const sharded_options{
+            .sharding = training_.model == Model::not_sharded         ? Sharding::none
+                        : training_.model == Model::sharded_optimizer ? Sharding::optimizer
+                        : training_.model == Model::sharded_gradients ? Sharding::gradients
+                                                                      : Sharding::parameters,
+            .partition = training_.partition,
+            .bucket_cap_bytes = options.bucket_cap_bytes,
+            .gradient_kind = options.gradient_kind,
+            .broadcast_buffers = options.broadcast_buffers,
+            .buffer_sync = options.buffer_sync,
+            .sync_at_end = options.sync_at_end,
+            .gradient_as_bucket_view = options.gradient_as_bucket_view,
+            .verify_ready = options.verify_ready,
+        };
+        joinable::ShardedDataParallel sharded{
+            inner_, listed, joinable::buffers(buffers_), rule, sharded_options
+        };
+        train(inner_, sharded, sharded);
+    }
+    [[nodiscard]] joinable::ZeroOptions zero_options() const {
+        return {
+            .partition = training_.partition,
+            .bucket_cap_bytes = training_.options.bucket_cap_bytes,
+            .reduces_gradients = training_.model == Model::zero_alone,
+        };
+    }
+
+    /// All epochs. `optimizer` may be the model; `beside` are participants beside it.
+    template <class GuardComm, class Trained, class Optimizer, class... Beside>
+    void train(GuardComm& comm, Trained& model, Optimizer& optimizer, Beside&... beside) {
+        auto const run_round = [&](auto* guard, std::size_t k) {
+            bool const syncs = plan().rounds[k].will_sync && !plan().rounds[k].evaluates;
+            if constexpr (requires { model.skip(); }) {
+                run_batch(model, k);
+                may_die(k, Death::after_pass);
+                if constexpr (requires { optimizer.step(); }) {
+                    if (syncs) {
+                        optimizer.step();
+                    }
+                }
+            } else {
+                run_batch_alone(model, guard, k);
+            }
+            if (syncs && training_.has_owners()) {
+                reset(training_.after_step);
+            }
+        };
+        for (epoch_ = 0; epoch_ < training_.epochs.size(); ++epoch_) {
+            if (plan().leftover == Leftover::cleared) {
+                reset(plan().clearing);
+            } else if (plan().leftover == Leftover::discarded) {
+                model.discard_window();
+            }
+            if (plan().is_guarded()) {
+                run_guarded(run_round, comm, model, beside...);
+            } else {
+                run_unguarded(run_round, model, beside...);
+            }
+            [[maybe_unused]] auto const held = [&] {
+                if constexpr (requires { model.use_all(); }) {
+                    return model.use_all();
+                } else {
+                    return 0;
+                }
+            }();
+            are_gathered_ = true;
+            compare(plan().rounds.size());
+            are_gathered_ = false;
+        }
+    }
+
+    template <class RunRound, class Trained, class... Beside>
+    void run_unguarded(RunRound const& run_round, Trained& model, Beside&... beside) {
+        std::optional<joinable::Join<Trained, Beside...>> disabled;
         if (plan().guard == Guard::disabled) {
-            disabled.emplace(joinable::participants(ddp), joinable::JoinOptions{.enable = false});
+            disabled.emplace(
+                joinable::participants(model, beside...), joinable::JoinOptions{.enable = false}
+            );
         }
         for (std::size_t k = 0; k < plan().lengths[me()]; ++k) {
-            run_batch(ddp, k);
+            run_round(disabled ? &*disabled : nullptr, k);
             may_die(k, Death::after_round);
             compare(k);
         }
         may_die(plan().lengths[me()], Death::after_round);
     }
 
-    void run_guarded(Ddp& ddp) {
+    template <class RunRound, class GuardComm, class Trained, class... Beside>
+    void run_guarded(RunRound const& round_of, GuardComm& comm, Trained& model, Beside&... beside) {
         // Sees what joined ranks have after each round, too.
         joinable::Action observer{
-            comm_,
+            comm,
             [this](std::size_t k) { compare(k); },
             [this](joinable::Round const& round) { compare(round.number()); }
         };
@@ -121,13 +246,12 @@ private:
             }
         }
         joinable::Join guard{
-            joinable::participants(ddp, observer),
+            joinable::participants(model, beside..., observer),
             options,
             joinable::divide_by_initial_world_size = plan().average == Average::initial
         };
         auto const run_round = [&](std::size_t k) {
-            run_batch(ddp, k);
-            may_die(k, Death::after_pass);
+            round_of(&guard, k);
             observer(k);
             may_die(k, Death::after_round);
         };
@@ -178,10 +302,12 @@ private:
         return notice;
     }
 
-    void run_batch(Ddp& ddp, std::size_t k) {
+    template <class Trained>
+    void run_batch(Trained& ddp, std::size_t k) {
+        using NoSync = decltype(ddp.no_sync());
         RoundPlan const& round = plan().rounds[k];
         Batch const& batch = round.batches[me()];
-        reset(round.reset);
+        reset(round.resets_late ? Reset::keep : round.reset);
         may_die(k, Death::before);
         std::unique_ptr<NoSync> quiet;
         if (plan().uses_no_sync && !round.will_sync && !round.evaluates) {
@@ -202,10 +328,14 @@ private:
         }
         try {
             ddp.forward(
-                [&] {
+                [&](auto const&... use) {
                     may_die(k, Death::in_forward);
                     if (batch.fails == Fails::in_forward) {
                         throw BatchFailed{};
+                    }
+                    for (std::size_t p = 0; p < gathered_.size(); ++p) {
+                        [[maybe_unused]] auto const held = std::tuple{use(p)...};
+                        compare_value(p, values_before(k)[p], k);
                     }
                     buffers_[0][0] = statistic(inner_.rank(), epoch_, k);
                 },
@@ -214,7 +344,10 @@ private:
             if (round.evaluates) {
                 return;
             }
-            auto const pass = [&](auto const& ready) { run_backward(ddp, k, ready); };
+            reset(round.resets_late ? round.reset : Reset::keep);
+            auto const pass = [&](auto const& ready, auto const&... use) {
+                run_backward(ddp, k, ready, use...);
+            };
             if (training_.finds_unused() && k % 2 == 0) {
                 ddp.backward(pass, [&](std::size_t p) { return batch.is_unused[p]; });
             } else if (training_.finds_unused()) {
@@ -229,27 +362,71 @@ private:
                 ddp.backward(pass);
             }
         } catch (BatchFailed const&) {
-            if (!round.evaluates || plan().has_loop()) { // else it would skip the next batch
+            bool const is_open = plan().has_loop() || training_.model == Model::sharded_parameters;
+            if (!round.evaluates || is_open) { // else it would skip the next batch
                 ddp.skip();
             }
         }
     }
 
-    template <class Ready>
-    void run_backward(Ddp& ddp, std::size_t k, Ready const& ready) {
+    /// The optimizer of a Step.
+    void descend() {
+        for (std::size_t const p : training_.trained()) {
+            if (param(p).grad) {
+                joinable::AnyView const& view = param(p).value.view();
+                Numbers values = read(view);
+                Numbers const gradient = read(param(p).grad);
+                for (std::size_t e = 0; e < values.size(); ++e) {
+                    drawn::descend(view.dtype(), gradient[e], momentum_[p][e], values[e]);
+                }
+                write(view, values);
+            }
+        }
+    }
+
+    /// A round of a ZeroRedundancyOptimizer that averages gradients itself.
+    template <class Zero, class Opener>
+    void run_batch_alone(Zero& zero, Opener* guard, std::size_t k) {
+        RoundPlan const& round = plan().rounds[k];
+        Batch const& batch = round.batches[me()];
+        may_die(k, Death::before);
+        if (!plan().has_loop() && plan().is_periodic()) {
+            require(guard->next(true), "next", k, 0);
+        }
+        reset(round.reset);
+        if (round.evaluates) {
+            return;
+        }
+        for (std::size_t m = 0; m < batch.marks.size() && batch.fails == Fails::nowhere; ++m) {
+            add(k, batch.marks[m]);
+        }
+        may_die(k, Death::after_pass);
+        if (round.will_sync) {
+            bool const is_open = plan().has_loop() || plan().is_periodic();
+            zero.step(is_open ? joinable::RoundNotice{} : notice_of(k));
+        }
+    }
+
+    template <class Trained, class Ready, class... Use>
+    void run_backward(Trained& ddp, std::size_t k, Ready const& ready, Use const&... use) {
         RoundPlan const& round = plan().rounds[k];
         Batch const& batch = round.batches[me()];
         bool const fails = batch.fails == Fails::in_backward;
-        std::vector<std::size_t> const first = ddp.buckets().front().parameters;
+        std::vector<std::size_t> first;
+        if constexpr (requires { ddp.buckets(); }) {
+            first = ddp.buckets().front().parameters;
+        }
         for (std::size_t m = 0; m < batch.marks.size(); ++m) {
             std::size_t const p = batch.marks[m];
             // In a round that syncs, before the first bucket is full; else as drawn.
             bool const is_late = m >= batch.marks_before_failure;
             bool const would_fill =
-                round.will_sync && p == last_of(first, batch.marks) && !is_recording();
+                round.will_sync && !is_recording() &&
+                (training_.is_sharded_model() || p == last_of(first, batch.marks));
             if (fails && (would_fill || is_late)) {
                 throw BatchFailed{};
             }
+            [[maybe_unused]] auto const held = std::tuple{use(p)...};
             add(k, p);
             ready(p);
             if (m == batch.marks_before_failure) {
@@ -297,14 +474,31 @@ private:
         }
     }
 
+    /// Of all parameters, on this rank.
+    [[nodiscard]] std::vector<Numbers> const& values_before(std::size_t k) const {
+        if (k > 0) {
+            return serial_.values()[epoch_][k - 1][me()];
+        }
+        return epoch_ > 0 ? serial_.values()[epoch_ - 1].back()[me()] : serial_.first_values();
+    }
+    void compare_value(std::size_t p, Numbers const& expected, std::size_t k) {
+        bool const is_gathered = p < gathered_.size() && gathered_[p].value;
+        auto const& view = is_gathered ? gathered_[p].value : param(p).value.view();
+        require(are_same(read(view), expected), "value", k, p);
+    }
     void compare(std::size_t k) {
+        for (std::size_t p = 0; p < training_.parameters.size(); ++p) {
+            if (gathered_.empty() || are_gathered_) { // else there are no values between passes
+                compare_value(p, serial_.values()[epoch_][k][me()][p], k);
+            }
+        }
         require(buffers_[0][0] == serial_.buffers()[epoch_][k][me()], "buffer", k, 0);
         Gradients const& expected = serial_.gradients()[epoch_][k][me()];
         for (std::size_t p = 0; p < expected.size(); ++p) {
             FixedParam& parameter = param(p);
             require(bool(parameter.grad) == expected[p].has_value(), "existence", k, p);
             if (expected[p]) {
-                require(read(parameter.grad) == *expected[p], "gradient", k, p);
+                require(are_same(read(parameter.grad), *expected[p]), "gradient", k, p);
             }
         }
     }
@@ -339,8 +533,12 @@ private:
     Comm comm_;
     Training const& training_;
     SerialTraining const& serial_;
+    std::vector<StridedParam> releasable_;
     std::vector<StridedParam> settable_;
     std::vector<FixedParam> fixed_;
+    std::vector<GatheredParam> gathered_; ///< with sharded values, in place of the others
+    bool are_gathered_ = false;
+    std::vector<Numbers> momentum_; ///< of a Step
     std::vector<std::vector<double>> buffers_{{0.0}};
     std::size_t epoch_ = 0;
     bool has_graph_ = false; ///< the static one was recorded

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,14 +16,57 @@ namespace joinable_tests::drawn {
 
 using Gradients = std::vector<std::optional<Numbers>>; ///< per parameter; none = there is none
 
+/// What a value starts with on a rank. Rank 0's count.
+inline double first_value(int rank, std::size_t p, std::size_t e) {
+    return static_cast<double>((7 * p + 3 * e) % 5) - 2.0 + rank;
+}
+
+/// The optimizer of drawn trainings: a momentum of a half and a rate of an eighth, which multiply without rounding.
+/// `value` has a double's precision, or a float's if the dtype is of 32 bits or less.
+inline void descend(joinable::DType dtype, double gradient, double& momentum, double& value) {
+    auto const step = [&]<class T>(T) {
+        T const moved = T(0.5) * static_cast<T>(momentum) + static_cast<T>(gradient);
+        momentum = static_cast<double>(moved);
+        value = static_cast<double>(static_cast<T>(static_cast<T>(value) - T(0.125) * moved));
+    };
+    dtype == joinable::DType::f64 ? step(double{}) : step(float{});
+}
+/// What a value in memory holds of a number.
+inline double rounded(joinable::DType dtype, double number) {
+    return joinable::is_floating_point(dtype) ? plus(dtype, number, 0.0) : number;
+}
+
+/// Whether numbers are equal. Where they have overflowed, each is none.
+inline bool are_same(Numbers const& a, Numbers const& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](double x, double y) {
+        return x == y || (std::isnan(x) && std::isnan(y));
+    });
+}
+
 /// The same training on one rank, by what the documentation says of averages: no communicator, no
 /// bucket, no guard. Bitwise, since sums over ranks are in rank order and factors come before them.
 class SerialTraining {
 public:
-    /// May take failures out of `training` that come too late to be skipped.
-    explicit SerialTraining(Training& training) : training_{training} {
+    /// May take out of `training` failures that come too late to be skipped, and gradients that are cleared when
+    /// ranks have been told what they hold.
+    /// With `sums_scale` the communicator multiplies what it sums, which rounds numbers of 16 bits once.
+    SerialTraining(Training& training, bool sums_scale)
+        : training_{training}, sums_scale_{sums_scale} {
         for (int rank = 0; rank < training.world; ++rank) {
             ranks_.emplace_back();
+            for (std::size_t p = 0; p < training.parameters.size(); ++p) {
+                Parameter const& parameter = training.parameters[p];
+                Numbers numbers(joinable::numel(parameter.extents));
+                ranks_.back().momentum.push_back(numbers);
+                for (std::size_t i = 0; i < numbers.size(); ++i) {
+                    numbers[i] = first_value(0, p, i);
+                }
+                if (rank == 0) {
+                    first_values_.push_back(numbers);
+                }
+                ranks_.back().values.push_back(numbers);
+                ranks_.back().masters.push_back(numbers);
+            }
             ranks_.back().rank = rank;
             ranks_.back().accumulated.resize(training.parameters.size());
             for (Parameter const& parameter : training.parameters) {
@@ -40,10 +85,13 @@ public:
         }
     }
 
-    /// Whether the training is one that the library refuses: a changed static graph.
+    /// Whether the training is one that the library refuses, because of a changed static graph, or whose owners
+    /// step by gradients that differ from those of other ranks.
     [[nodiscard]] bool is_refused() const noexcept { return is_refused_; }
-    /// [epoch][round][rank]
+    /// [epoch][round][rank]. The last round is the end of the epoch.
     [[nodiscard]] auto const& gradients() const noexcept { return results_; }
+    [[nodiscard]] auto const& values() const noexcept { return values_; }
+    [[nodiscard]] auto const& first_values() const noexcept { return first_values_; }
     [[nodiscard]] auto const& buffers() const noexcept { return buffers_; }
 
 private:
@@ -56,11 +104,23 @@ private:
         int rank = 0;
         Gradients gradients;
         std::vector<Writer> writers;
+        std::vector<Numbers> values;
+        std::vector<Numbers> masters; ///< of values that an owner steps
+        std::vector<Numbers> momentum;
         double buffer = 0;
-        std::vector<bool> accumulated; ///< in rounds that did not sync, where there is a map
+        std::vector<bool> accumulated; ///< in rounds that did not sync
         bool has_accumulated = false;
-        bool is_recorded = false; ///< its static graph
-        Accumulated held;         ///< since the last round that synced, in this epoch
+        bool is_recorded = false;      ///< its static graph
+        bool looks = false;            ///< whether gradients were cleared
+        Accumulated held;              ///< since the last round that synced
+        std::size_t held_at_entry = 0; ///< batches, when the guard began
+
+        /// The gradients were cleared.
+        void forget_window() {
+            held = {};
+            accumulated.assign(accumulated.size(), false);
+            has_accumulated = false;
+        }
     };
     /// What a rank brings to a round that syncs.
     struct Part {
@@ -77,25 +137,99 @@ private:
     [[nodiscard]] bool has_map() const {
         return training_.options.find_unused || training_.options.static_graph;
     }
+    /// Data parallel models train over a communicator that has the members of the core only.
+    [[nodiscard]] bool saves_rounding(joinable::DType dtype) const {
+        bool const is_half = dtype == joinable::DType::f16 || dtype == joinable::DType::bf16;
+        bool const is_core = !training_.has_owners() || training_.model == Model::zero;
+        return sums_scale_ && is_half && !is_core;
+    }
+    [[nodiscard]] bool is_alone() const { return training_.model == Model::zero_alone; }
+
+    // -- windows that an epoch leaves open -----------------------------------------------------------------
+
+    /// Whether no gradient of a trained parameter holds anything but zeros.
+    [[nodiscard]] bool is_cleared(Rank const& rank) const {
+        for (std::size_t const p : training_.trained()) {
+            if (rank.gradients[p] &&
+                std::any_of(rank.gradients[p]->begin(), rank.gradients[p]->end(), [](double x) {
+                    return x != 0 || std::signbit(x);
+                })) {
+                return false;
+            }
+        }
+        return true;
+    }
+    void begin_epoch(Epoch const& epoch) {
+        for (Rank& rank : ranks_) {
+            if (epoch.leftover == Leftover::cleared) {
+                reset(rank, epoch.clearing);
+            } else if (epoch.leftover == Leftover::discarded) {
+                rank.forget_window();
+            }
+            rank.writers.assign(rank.gradients.size(), Writer::none);
+            if (epoch.guard == Guard::none) {
+                continue;
+            }
+            if ((rank.held.batches != 0 || rank.held.weight != 0) && is_cleared(rank)) {
+                rank.forget_window();
+            }
+            rank.looks = true;
+            rank.held_at_entry = rank.held.batches;
+        }
+    }
+    /// Whether a rank sees in this round that its gradients are cleared, until its first backward pass after a
+    /// guard has begun or ended.
+    [[nodiscard]] bool may_see(Rank const& rank, Epoch const& epoch, RoundPlan const& plan) const {
+        bool holds = false;
+        for (std::size_t const p : training_.trained()) {
+            holds = holds ||
+                    (rank.accumulated[p] && joinable::numel(training_.parameters[p].extents) != 0);
+        }
+        bool const announces = !plan.evaluates || epoch.has_loop();
+        return rank.looks && rank.held.batches != 0 && holds && announces && !is_alone();
+    }
+    void look(Rank& rank, Epoch const& epoch, RoundPlan const& plan) const {
+        if (may_see(rank, epoch, plan) && is_cleared(rank)) {
+            rank.forget_window();
+        }
+    }
+    /// Whether ranks have been told what gradients hold, before a batch clears them.
+    [[nodiscard]] static bool is_told(Epoch const& epoch, RoundPlan const& plan) {
+        bool const syncs = plan.will_sync && !plan.evaluates;
+        switch (epoch.guard) {
+        case Guard::none:
+        case Guard::disabled: return false;
+        case Guard::look_ahead:
+        case Guard::known_lengths: return true;
+        case Guard::next: return syncs;
+        default: return syncs && plan.resets_late;
+        }
+    }
+
+    // -- a round -------------------------------------------------------------------------------------------
 
     void run(std::size_t e) {
         Epoch& epoch = training_.epochs[e];
         results_.emplace_back();
+        values_.emplace_back();
         buffers_.emplace_back();
-        for (Rank& rank : ranks_) { // which have discarded their windows
-            rank.held = {};
-            rank.writers.assign(rank.gradients.size(), Writer::none);
-            rank.accumulated.assign(rank.accumulated.size(), false);
-            rank.has_accumulated = false;
-        }
+        begin_epoch(epoch);
         for (std::size_t k = 0; k < epoch.rounds.size() && !is_refused_; ++k) {
             RoundPlan& plan = epoch.rounds[k];
+            plan.resets_late = plan.resets_late && !plan.evaluates;
+            for (Rank const& rank : ranks_) {
+                bool const is_active = k < epoch.lengths[static_cast<std::size_t>(rank.rank)];
+                if (is_active && is_told(epoch, plan) && may_see(rank, epoch, plan)) {
+                    plan.reset = Reset::keep;
+                }
+            }
             std::vector<Part> parts;
             for (Rank& rank : ranks_) {
                 auto const r = static_cast<std::size_t>(rank.rank);
                 bool const is_active = k < epoch.lengths[r];
                 if (is_active) {
-                    reset(rank, plan.reset);
+                    reset(rank, plan.resets_late ? Reset::keep : plan.reset);
+                    look(rank, epoch, plan);
                 }
                 if (plan.evaluates) {
                     continue;
@@ -112,12 +246,10 @@ private:
                 reduce(epoch, k, parts);
             }
             pass_forward(e, k);
-            results_.back().emplace_back();
-            buffers_.back().emplace_back();
-            for (Rank const& rank : ranks_) {
-                results_.back().back().push_back(rank.gradients);
-                buffers_.back().back().push_back(rank.buffer);
+            if (!plan.evaluates && plan.will_sync && training_.model != Model::averages) {
+                step(epoch, k);
             }
+            record();
         }
         for (Rank& rank : ranks_) {
             for (std::size_t p = 0; p < rank.writers.size(); ++p) {
@@ -130,6 +262,91 @@ private:
                 authority = epoch.lengths[r] >= epoch.lengths[authority] ? r : authority;
             }
             send_buffer(authority);
+            for (Rank& rank : ranks_) {
+                rank.values = ranks_[authority].values;
+                if (training_.attaches_momentum) {
+                    rank.momentum = ranks_[authority].momentum;
+                }
+            }
+        }
+        for (Rank& rank : ranks_) {
+            rank.looks = rank.looks || epoch.guard != Guard::none;
+        }
+        record();
+    }
+
+    void record() {
+        results_.back().emplace_back();
+        values_.back().emplace_back();
+        buffers_.back().emplace_back();
+        for (Rank const& rank : ranks_) {
+            results_.back().back().push_back(rank.gradients);
+            values_.back().back().push_back(rank.values);
+            buffers_.back().back().push_back(rank.buffer);
+        }
+    }
+
+    // -- the step ------------------------------------------------------------------------------------------
+
+    void step(Epoch const& epoch, std::size_t k) {
+        if (training_.has_owners() && !training_.reduces_to_owners()) {
+            check_one_gradient(epoch, k);
+        }
+        for (Rank& rank : ranks_) {
+            for (std::size_t const p : training_.trained()) {
+                auto const& gradient = gradient_of_step(rank, p, epoch, k);
+                if (gradient) {
+                    descend(rank, p, *gradient);
+                }
+            }
+        }
+        for (Rank& rank : ranks_) {
+            bool const is_active = k < epoch.lengths[static_cast<std::size_t>(rank.rank)];
+            if (is_active || training_.model == Model::step) {
+                reset(rank, training_.after_step);
+            } else if (training_.reduces_to_owners()) {
+                reset(rank, Reset::zero); // what was sent or dropped does not count again
+            }
+        }
+    }
+    [[nodiscard]] std::optional<Numbers> const&
+    gradient_of_step(Rank const& rank, std::size_t p, Epoch const& epoch, std::size_t k) const {
+        if (training_.reduces_to_owners()) {
+            return averages_[p];
+        }
+        if (!training_.has_owners()) {
+            return rank.gradients[p];
+        }
+        std::size_t lowest = 0; // active ranks have the same
+        while (k >= epoch.lengths[lowest]) {
+            ++lowest;
+        }
+        return ranks_[lowest].gradients[p];
+    }
+    void descend(Rank& rank, std::size_t p, Numbers const& gradient) const {
+        joinable::DType const dtype = training_.parameters[p].dtype;
+        Numbers& masters = training_.has_owners() ? rank.masters[p] : rank.values[p];
+        for (std::size_t i = 0; i < gradient.size(); ++i) {
+            drawn::descend(dtype, gradient[i], rank.momentum[p][i], masters[i]);
+            masters[i] = training_.has_owners() ? masters[i] : rounded(dtype, masters[i]);
+            rank.values[p][i] = rounded(dtype, masters[i]);
+        }
+    }
+    /// A joined rank may have zeros where active ones have nothing to step by.
+    void check_one_gradient(Epoch const& epoch, std::size_t k) {
+        std::size_t lowest = 0;
+        while (k >= epoch.lengths[lowest]) {
+            ++lowest;
+        }
+        for (std::size_t const p : training_.trained()) {
+            auto const& meant = ranks_[lowest].gradients[p];
+            for (std::size_t r = 0; r < ranks_.size(); ++r) {
+                auto const& other = ranks_[r].gradients[p];
+                bool const is_active = k < epoch.lengths[r];
+                bool const is_same =
+                    bool(meant) == bool(other) && (!meant || are_same(*meant, *other));
+                is_refused_ = is_refused_ || !(is_same || (!is_active && !meant));
+            }
         }
     }
 
@@ -150,6 +367,9 @@ private:
     }
 
     void pass_forward(std::size_t e, std::size_t k) {
+        if (is_alone()) {
+            return;
+        }
         Epoch const& epoch = training_.epochs[e];
         RoundPlan const& plan = epoch.rounds[k];
         bool const syncs = plan.will_sync && !plan.evaluates;
@@ -215,15 +435,23 @@ private:
             marks = 0;
         } else if (batch.fails == Fails::in_backward && (!plan.will_sync || is_recording)) {
             marks = batch.marks_before_failure;
+        } else if (batch.fails == Fails::in_backward && training_.reduces_to_owners()) {
+            marks = 0; // any may fill the first bucket; no average replaces them
         }
         std::size_t const count = training_.parameters.size();
         std::vector<bool> marked(count);
+        bool const has_pass = batch.fails == Fails::nowhere || batch.fails == Fails::in_backward;
+        if (has_pass && plan.resets_late) {
+            reset(rank, plan.reset);
+            look(rank, epoch, plan);
+        }
+        rank.looks = false; // also where the batch is skipped
         for (std::size_t m = 0; m < marks; ++m) {
             add(rank, e, k, batch.marks[m]);
             marked[batch.marks[m]] = true;
         }
         if (!plan.will_sync) {
-            for (std::size_t p = 0; has_map() && p < count; ++p) {
+            for (std::size_t p = 0; p < count; ++p) {
                 rank.accumulated[p] = rank.accumulated[p] || marked[p];
             }
             rank.has_accumulated = rank.has_accumulated || batch.fails == Fails::nowhere ||
@@ -249,6 +477,9 @@ private:
                 part.takes[p] = part.uses[p] || is_held;
             }
             rank.is_recorded = true;
+            if (is_alone()) { // it has no marks
+                part.takes.assign(count, true);
+            }
         } else if (skips) {
             bring_accumulated(rank, part);
         } else if (batch.fails == Fails::in_backward && training_.finds_unused()) {
@@ -272,7 +503,9 @@ private:
     }
 
     void bring_accumulated(Rank const& rank, Part& part) const {
-        if (part.contributes && rank.has_accumulated) {
+        if (is_alone()) {
+            part.takes.assign(part.takes.size(), true);
+        } else if (part.contributes && rank.has_accumulated) {
             for (std::size_t const p : training_.trained()) {
                 part.takes[p] = !has_map() || rank.accumulated[p];
             }
@@ -292,7 +525,9 @@ private:
             bool const is_active = k < epoch.lengths[r];
             if (epoch.guard == Guard::known_lengths) {               // nobody hears of failures
                 std::size_t const before = k + 1 - epoch.sync_every; // the first round since
-                contributors += is_active || (epoch.carries && epoch.lengths[r] > before) ? 1 : 0;
+                bool const holds =
+                    epoch.lengths[r] > before || (before == 0 && ranks_[r].held_at_entry != 0);
+                contributors += is_active || (epoch.carries && holds) ? 1 : 0;
             } else {
                 contributors += parts[r].contributes ? 1 : 0;
             }
@@ -323,6 +558,14 @@ private:
             double const own = is_mean ? static_cast<double>(part.weight) : 1.0;
             factors.push_back(part.contributes ? own / divisor : 0.0);
         }
+        if (training_.reduces_to_owners()) {
+            averages_.assign(training_.parameters.size(), std::nullopt);
+            for (std::size_t const p : training_.trained()) {
+                averages_[p] = average_of(p, parts, factors);
+            }
+            end_windows(epoch, k);
+            return;
+        }
         std::vector<bool> const used = used_by_some(parts);
         for (std::size_t const p : training_.trained()) {
             Numbers const average = average_of(p, parts, factors);
@@ -337,10 +580,15 @@ private:
                 }
             }
         }
+        end_windows(epoch, k);
+    }
+    void end_windows(Epoch const& epoch, std::size_t k) {
         for (Rank& rank : ranks_) {
-            rank.accumulated.assign(rank.accumulated.size(), false);
-            rank.has_accumulated = false;
-            rank.held = {};
+            bool const is_active = k < epoch.lengths[static_cast<std::size_t>(rank.rank)];
+            if (is_active ||
+                training_.options.joined_gradients != joinable::JoinedGradients::untouched) {
+                rank.forget_window();
+            }
         }
     }
 
@@ -380,14 +628,16 @@ private:
         }
         return is_absent;
     }
-    /// A rank that brings nothing, where no rank uses the parameter. Drawn parameters cannot release
-    /// gradients.
+    /// A rank that brings nothing, where no rank uses the parameter.
     void follow(Rank& rank, std::size_t p, bool has_joined, bool is_absent) const {
         using joinable::JoinedGradients;
         Parameter const& parameter = training_.parameters[p];
         auto& gradient = rank.gradients[p];
         if (has_joined && training_.options.joined_gradients == JoinedGradients::untouched) {
             return;
+        }
+        if (training_.finds_unused() && is_absent && parameter.has_release_grad) {
+            gradient.reset();
         }
         bool const can_have = training_.finds_unused() && !is_absent && parameter.has_set_grad;
         if (gradient || can_have) {
@@ -413,9 +663,14 @@ private:
             for (std::size_t r = 0; r < ranks_.size(); ++r) {
                 auto const& gradient = ranks_[r].gradients[p];
                 bool const is_there = parts[r].takes[p] && gradient && factors[r] != 0.0;
-                terms.push_back(
-                    is_there ? times(parameter.dtype, (*gradient)[i], factors[r]) : 0.0
-                );
+                if (!is_there) {
+                    terms.push_back(0.0);
+                } else if (saves_rounding(parameter.dtype)) {
+                    auto const factor = static_cast<float>(factors[r]);
+                    terms.push_back(static_cast<float>((*gradient)[i]) * factor);
+                } else {
+                    terms.push_back(times(parameter.dtype, (*gradient)[i], factors[r]));
+                }
             }
             average.push_back(sum_of(parameter.dtype, terms));
         }
@@ -423,10 +678,14 @@ private:
     }
 
     Training& training_;
+    bool sums_scale_;
     std::vector<Rank> ranks_;
     std::optional<std::vector<bool>> graph_; ///< what some rank used in the first iteration
     bool is_refused_ = false;
+    std::vector<Numbers> first_values_;
+    std::vector<std::optional<Numbers>> averages_; ///< those that only owners have, per parameter
     std::vector<std::vector<std::vector<Gradients>>> results_;
+    std::vector<std::vector<std::vector<std::vector<Numbers>>>> values_;
     std::vector<std::vector<std::vector<double>>> buffers_;
 };
 

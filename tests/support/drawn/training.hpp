@@ -11,6 +11,7 @@
 #include <support/draw.hpp>
 
 #include <joinable/join/options.hpp>
+#include <joinable/optimizer/partition.hpp>
 #include <joinable/participant/options.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/shape.hpp>
@@ -27,6 +28,7 @@ struct Parameter {
     std::vector<bool> starts_with_gradient;        ///< per rank
     bool is_trained = true;
     bool has_set_grad = true;
+    bool has_release_grad = false; ///< only with has_set_grad
 };
 
 /// Where the batch of one rank fails, if it does.
@@ -42,13 +44,14 @@ struct Batch {
     bool says_weight = true; ///< where it is skipped before the round, in a guard
 };
 
-/// What an engine does with gradients before a batch.
+/// What an engine does with gradients before a batch, or after a step.
 enum class Reset { keep, zero, drop };
 
 struct RoundPlan {
     bool will_sync = true;
     bool evaluates = false;
     Reset reset = Reset::keep;
+    bool resets_late = false;   ///< between the forward and the backward pass
     std::vector<Batch> batches; ///< per rank
 };
 
@@ -64,7 +67,12 @@ enum class Guard {
 };
 enum class Average { initial, active, weighted };
 
+/// What becomes of a window that the epoch before left open.
+enum class Leftover { kept, cleared, discarded };
+
 struct Epoch {
+    Leftover leftover = Leftover::kept;
+    Reset clearing = Reset::zero; ///< how it is cleared
     Guard guard = Guard::notices;
     Average average = Average::initial;
     bool carries = true;
@@ -94,14 +102,43 @@ struct Death {
     Place place = before;
 };
 
+/// The participants that train. All that step do so by momentum, whose state remembers each wrong gradient.
+enum class Model {
+    averages, ///< DistributedDataParallel alone: no value changes
+    step,     ///< beside it a Step
+    zero,     ///< or a ZeroRedundancyOptimizer
+    not_sharded,
+    sharded_optimizer,
+    sharded_gradients,
+    sharded_parameters,
+    zero_alone ///< a ZeroRedundancyOptimizer that averages gradients itself
+};
+
 struct Training {
     int world = 1;
+    Model model = Model::averages;
+    Reset after_step =
+        Reset::keep; ///< what the engine does then; a Step does it on joined ranks, too
+    bool attaches_momentum = false; ///< of a Step to the model
+    joinable::Partition partition = joinable::Partition::by_parameters;
     std::optional<Death> death;
     joinable::DataParallelOptions options;
     std::vector<Parameter> parameters;
     std::vector<Epoch> epochs;
 
     [[nodiscard]] bool finds_unused() const { return options.find_unused && !options.static_graph; }
+    /// Averages go to the owners of parameters, and gradients stay as passes leave them.
+    [[nodiscard]] bool reduces_to_owners() const {
+        return model == Model::sharded_gradients || model == Model::sharded_parameters ||
+               model == Model::zero_alone;
+    }
+    /// Owners step a parameter once, for all ranks, so ranks have to have one gradient of it.
+    [[nodiscard]] bool has_owners() const {
+        return model != Model::averages && model != Model::step;
+    }
+    [[nodiscard]] bool is_sharded_model() const {
+        return has_owners() && model != Model::zero && model != Model::zero_alone;
+    }
     [[nodiscard]] std::vector<std::size_t> trained() const {
         std::vector<std::size_t> indices;
         for (std::size_t p = 0; p < parameters.size(); ++p) {
@@ -135,12 +172,19 @@ public:
     Training operator()() {
         training_.world = draw_.one_of({1, 2, 3, 4, 8});
         draw_options();
+        draw_model();
         std::size_t const count = draw_.between(1, 12);
-        std::size_t const settable = training_.options.gradient_as_bucket_view || draw_.one_in(2)
-                                         ? count
-                                         : draw_.below(count + 1);
+        bool const are_all_settable = training_.options.gradient_as_bucket_view ||
+                                      training_.after_step == Reset::drop ||
+                                      training_.model == Model::sharded_parameters;
+        std::size_t const settable =
+            are_all_settable || draw_.one_in(2) ? count : draw_.below(count + 1);
+        bool const has_one_gradient = training_.has_owners() && training_.after_step == Reset::drop;
+        std::size_t releasable = draw_.one_in(2) || has_one_gradient ? settable : 0;
+        releasable =
+            training_.reduces_to_owners() ? 0 : releasable; // they release what they copied
         for (std::size_t p = 0; p < count; ++p) {
-            draw_parameter(p < settable);
+            draw_parameter(p < settable, p < releasable);
         }
         training_.parameters[draw_.below(count)].is_trained = true;
         for (Parameter& parameter : training_.parameters) {
@@ -178,6 +222,50 @@ public:
 private:
     [[nodiscard]] std::size_t world() const { return static_cast<std::size_t>(training_.world); }
 
+    void draw_model() {
+        auto& options = training_.options;
+        training_.model = draw_.one_of(
+            {Model::averages,
+             Model::step,
+             Model::step,
+             Model::step,
+             Model::zero,
+             Model::not_sharded,
+             Model::sharded_optimizer,
+             Model::sharded_gradients,
+             Model::sharded_parameters,
+             Model::zero_alone}
+        );
+        if (training_.model == Model::averages) {
+            return;
+        }
+        if (options.joined_gradients == joinable::JoinedGradients::untouched) {
+            options.joined_gradients =
+                joinable::JoinedGradients::kept; // joined ranks step by averages
+        }
+        training_.attaches_momentum = draw_.one_in(2);
+        training_.after_step = draw_.one_of({Reset::keep, Reset::zero, Reset::drop});
+        if (training_.has_owners() && training_.after_step == Reset::keep) {
+            training_.after_step = Reset::zero;
+        }
+        training_.partition =
+            draw_.one_in(2) ? joinable::Partition::by_parameters : joinable::Partition::flat;
+        if (training_.is_sharded_model() || training_.model == Model::zero_alone) {
+            // ShardedOptions have none of these.
+            options.static_graph = false;
+            options.find_unused = training_.reduces_to_owners();
+            options.joined_gradients = joinable::JoinedGradients::zeroed_at_end;
+            options.unused_gradients = joinable::UnusedGradients::zero;
+        }
+        if (training_.reduces_to_owners()) {
+            options.gradient_as_bucket_view = false;
+        }
+        if (training_.model == Model::zero_alone) {
+            options.gradient_kind = joinable::GradientKind::mean;
+            options.sync_at_end = false;
+        }
+    }
+
     void draw_options() {
         auto& options = training_.options;
         options.bucket_cap_bytes = draw_.one_of<std::size_t>({1, 40, 200, 1U << 20U});
@@ -198,6 +286,7 @@ private:
         );
         options.unused_gradients =
             draw_.one_in(2) ? joinable::UnusedGradients::held : joinable::UnusedGradients::zero;
+        options.verify_ready = draw_.one_in(4);
         if (draw_.one_in(3)) {
             for (std::size_t n = draw_.between(1, 3); n > 0; --n) {
                 options.bucket_caps_bytes.push_back(draw_.below(120));
@@ -221,7 +310,7 @@ private:
         return strides;
     }
 
-    void draw_parameter(bool has_set_grad) {
+    void draw_parameter(bool has_set_grad, bool has_release_grad) {
         using joinable::DType;
         Parameter parameter;
         parameter.is_trained = !draw_.one_in(6);
@@ -234,9 +323,12 @@ private:
         }
         parameter.value_strides = draw_strides(parameter.extents);
         parameter.has_set_grad = has_set_grad;
+        parameter.has_release_grad = has_release_grad;
+        bool const starts = !draw_.one_in(3);
         for (std::size_t rank = 0; rank < world(); ++rank) {
             parameter.gradient_strides.push_back(draw_strides(parameter.extents));
-            parameter.starts_with_gradient.push_back(!has_set_grad || !draw_.one_in(3));
+            bool const own = training_.has_owners() ? starts : !draw_.one_in(3);
+            parameter.starts_with_gradient.push_back(!has_set_grad || own);
         }
         training_.parameters.push_back(parameter);
     }
@@ -266,11 +358,12 @@ private:
              Guard::known_lengths}
         );
         epoch.average = draw_.one_of({Average::initial, Average::active, Average::weighted});
+        draw_leftover(epoch);
         bool const is_untouched =
             training_.options.joined_gradients == joinable::JoinedGradients::untouched;
         epoch.carries = !draw_.one_in(3) && !is_untouched;
-        epoch.uses_no_sync =
-            (!epoch.is_guarded() || epoch.guard == Guard::notices) && draw_.one_in(2);
+        epoch.uses_no_sync = (!epoch.is_guarded() || epoch.guard == Guard::notices) &&
+                             draw_.one_in(2) && training_.model != Model::zero_alone;
         epoch.sync_every = draw_.between(1, 3);
         std::size_t const longest = draw_.between(1, 7);
         std::size_t const every = draw_.below(longest + 1);
@@ -289,12 +382,37 @@ private:
         training_.epochs.push_back(epoch);
     }
 
+    /// Weights may not begin or end within a window.
+    void draw_leftover(Epoch& epoch) {
+        epoch.leftover =
+            draw_.one_of({Leftover::kept, Leftover::kept, Leftover::cleared, Leftover::discarded});
+        epoch.clearing = training_.has_owners() ? training_.after_step
+                                                : draw_.one_of({Reset::zero, Reset::drop});
+        bool const was_weighted =
+            !training_.epochs.empty() && training_.epochs.back().average == Average::weighted;
+        bool const looks = epoch.guard != Guard::none; // where it begins
+        if (was_weighted != (epoch.average == Average::weighted) &&
+            !(epoch.leftover == Leftover::cleared && looks)) {
+            epoch.leftover = Leftover::discarded;
+        }
+    }
+
     void draw_round(Epoch& epoch, std::size_t round, std::size_t failing) {
         RoundPlan plan;
         plan.reset = draw_.one_of({Reset::keep, Reset::zero, Reset::drop});
+        if (training_.has_owners()) {
+            plan.reset = draw_.one_in(4) ? training_.after_step : Reset::keep;
+        }
+        plan.resets_late = draw_.one_in(4);
         plan.will_sync =
             epoch.is_periodic() ? (round + 1) % epoch.sync_every == 0 : !draw_.one_in(3);
-        plan.evaluates = !epoch.is_periodic() && draw_.one_in(8);
+        plan.evaluates = !epoch.is_periodic() && draw_.one_in(round == 0 ? 3 : 8);
+        bool const is_alone = training_.model == Model::zero_alone;
+        plan.resets_late = plan.resets_late && !is_alone; // it has no passes
+        if (is_alone && !epoch.has_loop() && !epoch.is_periodic()) {
+            plan.will_sync = true; // it is step() that opens rounds
+            plan.evaluates = false;
+        }
         for (std::size_t rank = 0; rank < world(); ++rank) {
             Batch batch = draw_batch(epoch, rank);
             if (failing != 0 && draw_.one_in(failing)) {
@@ -303,10 +421,13 @@ private:
                 if (plan.evaluates && batch.fails == Fails::in_backward) {
                     batch.fails = Fails::in_forward;
                 }
+                if (is_alone) {
+                    batch.fails = epoch.has_loop() ? Fails::before_the_round : Fails::nowhere;
+                }
                 // Until the first bucket is full: where the graph is all of the model it is not.
                 if (training_.finds_unused() && batch.fails == Fails::in_backward) {
                     batch.is_unused.assign(batch.is_unused.size(), false);
-                    batch.marks = draw_.shuffled(training_.trained());
+                    batch.marks = ordered(training_.trained());
                 }
             }
             batch.marks_before_failure = draw_.below(batch.marks.size() + 1);
@@ -330,11 +451,19 @@ private:
                 }
             }
         }
-        batch.marks = draw_.shuffled(batch.marks);
+        batch.marks = ordered(batch.marks);
         bool const is_fixed = epoch.is_periodic();
         batch.weight = is_fixed ? 1 + rank % 3 : draw_.below(5);
         batch.says_weight = !epoch.is_guarded() || draw_.one_in(2);
         return batch;
+    }
+
+    std::vector<std::size_t> ordered(std::vector<std::size_t> marks) {
+        marks = draw_.shuffled(marks);
+        if (training_.model == Model::sharded_parameters) {
+            std::sort(marks.rbegin(), marks.rend()); // as values are gathered
+        }
+        return marks;
     }
 
     Draw draw_;

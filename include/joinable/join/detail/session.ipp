@@ -77,7 +77,8 @@ JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& win
 }
 
 JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
-    bool const is_round_open = in_round || !turns_.are_complete();
+    bool const is_batch_open = !turns_.are_complete() && round_.phase() == Phase::train;
+    bool const is_round_open = in_round || is_batch_open;
     if (rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync())) {
         throw_violation(concat(
             "gradients that hold ",

@@ -143,7 +143,7 @@ public:
         begin(factor);
         for_each_unused(unused, order_, [&](std::size_t i) {
             require(i, " was said to be unused twice");
-            accumulated_[i] ? take(i) : settle(i, State::unused);
+            take_accumulated(i);
         });
         while (values_ && values_->prefetch()) { // no bucket is sent before a gradient is ready
         }
@@ -241,7 +241,7 @@ public:
         begin(factor);
         is_unattended_ = true;
         for (std::size_t const i : order_) {
-            take(i);
+            take_accumulated(i);
             if (has_joined) {
                 device_.submit(); // it is copied first
                 clear_gradient(parameters_[i], device_);
@@ -356,6 +356,8 @@ private:
         }
         settle(i, State::ready);
     }
+    /// Of a parameter that this iteration does not use.
+    void take_accumulated(std::size_t i) { accumulated_[i] ? take(i) : settle(i, State::unused); }
     /// On a device the gradients of a bucket are copied together, and then released.
     void release_gradients(std::vector<std::size_t> const& parameters) {
         if (is_on_host(device_)) {

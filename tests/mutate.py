@@ -263,12 +263,13 @@ MUTATIONS = [
     ),
     Mutation(
         "other-ranks-hear-of-a-changed-model-in-guards-only", "participant/passes.hpp",
-        "session != nullptr ? compare() : detail::abort_if_throws(comm_, compare);", "compare();",
+        "detail::abort_if_throws(comm_, compare);", "compare();",
         "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
     ),
     Mutation(
         "an-evaluation-compares-what-was-listed", "participant/passes.hpp",
-        "(is_open ? session->round().phase() : notice.phase) != Phase::train", "notice.phase != Phase::train",
+        "return (announced != nullptr ? announced->phase : notice.phase) == Phase::train;",
+        "return notice.phase == Phase::train;",
         "participant/listed_model.test.cpp", "an evaluation and*",
     ),
     Mutation(
@@ -1028,13 +1029,12 @@ MUTATIONS = [
     ),
     Mutation(
         "windows-are-cleared-after-their-weight-was-told", "join/detail/session.ipp",
-        "if (rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync())) {",
-        "if (rounds_.is_scheduled()) {",
+        "if (told.is_open()) {", "if (rounds_.is_scheduled() && told.is_open()) {",
         "participant/window.test.cpp", "clearing after*",
     ),
     Mutation(
         "skipped-evaluations-end-the-look", "participant/passes.hpp",
-        "if (round_.phase() == Phase::train) {\n                window().stop_looking();", "if (true) {\n"
+        "if (has_begun && round_.phase() == Phase::train) {\n                window().stop_looking();", "if (true) {\n"
         "                window().stop_looking();",
         "participant/window.test.cpp", "evaluations that open an epoch*",
     ),
@@ -1123,6 +1123,47 @@ MUTATIONS = [
         "skip-ends-an-evaluation-that-is-over", "participant/passes.hpp",
         "if (stage_ == Stage::failed && !is_last_evaluation_open(session)) {", "if (false) {",
         "participant/without_pass.test.cpp", "skip() after an evaluation*",
+    ),
+    Mutation(
+        "loops-that-announced-a-window-hide-it", "join/detail/rounds.ipp",
+        "announced_ = own && code.syncs ? window_ : Window{};", "",
+        "participant/window.test.cpp", "gradients that are cleared after a loop*",
+    ),
+    Mutation(
+        "ranks-without-inputs-do-not-look", "join/detail/session.ipp",
+        "    hooks.forget_cleared();\n", "",
+        "participant/window.test.cpp", "a rank without inputs that clears*",
+    ),
+    Mutation(
+        "skips-before-a-pass-end-the-look", "participant/passes.hpp",
+        "if (has_begun && round_.phase()", "if (round_.phase()",
+        "participant/window.test.cpp", "a rank without inputs that clears*",
+    ),
+    Mutation(
+        "the-second-model-keeps-its-marks", "join/joinable.hpp",
+        "bool may_be_cleared() const noexcept { return state_.may_be_cleared_; }",
+        "bool may_be_cleared() const noexcept { return state_.may_be_cleared_ && window().is_open(); }",
+        "participant/window.test.cpp", "both models of a guard*",
+    ),
+    Mutation(
+        "skipped-evaluations-have-weights", "join/detail/rounds.ipp",
+        "said.notice.skips && said.notice.phase == Phase::train &&", "said.notice.skips &&",
+        "participant/window.test.cpp", "with an open window of weights*",
+    ),
+    Mutation(
+        "skips-in-disabled-guards-open-a-round", "join/joinable.hpp",
+        ": state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch()", ": false ? nullptr",
+        "participant/window.test.cpp", "a batch that a loop announced*",
+    ),
+    Mutation(
+        "later-models-cannot-skip", "join/detail/session.hpp",
+        "(loop_opens_rounds() || (is_answered() && turns_.next() == position));", "loop_opens_rounds();",
+        "participant/window.test.cpp", "a second model skips*",
+    ),
+    Mutation(
+        "settings-stay-those-of-the-last-step", "participant/sharded_optimizer.hpp",
+        "if (static_cast<int>(result.last_joiners.size()) != comm_.size()) {", "if (false) {",
+        "participant/zero_redundancy_optimizer.test.cpp", "*for the next step*",
     ),
     Mutation(
         "joined-ranks-without-a-step-differ", "participant/passes.hpp",

@@ -8725,6 +8725,15 @@ completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noe
     return notice;
 }
 
+/// Whether a participant's notice says nothing else than the one that opened the round.
+[[nodiscard]] constexpr bool
+repeats(RoundNotice const& notice, RoundNotice const& opened) noexcept {
+    constexpr RoundNotice silent{};
+    return (notice.will_sync == silent.will_sync || notice.will_sync == opened.will_sync) &&
+           (notice.phase == silent.phase || notice.phase == opened.phase) &&
+           (!notice.weight || notice.weight == opened.weight) && (!notice.skips || opened.skips);
+}
+
 } // namespace detail
 
 /// The enumerator's name for error texts.
@@ -10104,9 +10113,7 @@ public:
     /// Later participants use their own notice or the options', not the first one's.
     [[nodiscard]] RoundNotice announce(bool is_first, RoundNotice const& notice) noexcept {
         if (opened_) {
-            bool const says_nothing_new =
-                notice == RoundNotice{} || notice == RoundNotice{.skips = opened_->skips};
-            return says_nothing_new ? *opened_ : notice;
+            return repeats(notice, *opened_) ? *opened_ : notice;
         }
         bool const opens = is_first || rounds_ == 0;
         std::size_t const last_trains = last_phase_ == Phase::train ? 1 : 0;
@@ -10116,6 +10123,11 @@ public:
             count(said);
         }
         return said;
+    }
+
+    /// The notice of a batch that next() announced; null if it is skipped, or there is none.
+    [[nodiscard]] RoundNotice const* announced_batch() const noexcept {
+        return opened_ && !opened_->skips ? &*opened_ : nullptr;
     }
 
     [[nodiscard]] std::size_t count() const noexcept { return rounds_; }
@@ -10279,6 +10291,8 @@ public:
     [[nodiscard]] Window const& untouched_window() const noexcept {
         return dropped_.is_open() ? dropped_ : window_;
     }
+    /// What this rank announced for the round that was adopted last, if that reduces it.
+    [[nodiscard]] Window const& announced_window() const noexcept { return announced_; }
     /// See Window::clear. The weight of the window has not been announced.
     void clear_window(bool in_round) noexcept { window_.clear(in_round); }
 
@@ -10357,8 +10371,9 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
-    Window window_;  ///< of this rank; if it has joined, before it joined
-    Window dropped_; ///< what it held when it joined, if that was dropped
+    Window window_;    ///< of this rank; if it has joined, before it joined
+    Window dropped_;   ///< what it held when it joined, if that was dropped
+    Window announced_; ///< what the last round reduces of it
     std::size_t training_rounds_ = 0;
     Carry carry_;               ///< of all ranks that joined since the last round that synced
     bool was_weighted_ = false; ///< in the last training round that told
@@ -10416,7 +10431,8 @@ JOINABLE_DEFINITION void Rounds::announce(Announcement const& said) {
     RollCallLanes lanes;
     lanes.active = 1;
     lanes.stop = take_vote();
-    bool const holds_weights = said.notice.skips && window_.is_open() && window_.is_weighted;
+    bool const holds_weights = said.notice.skips && said.notice.phase == Phase::train &&
+                               window_.is_open() && window_.is_weighted;
     lanes.weighted = said.notice.weight || holds_weights ? 1 : 0;
     lanes.silent = said.notice.skips && lanes.weighted == 0 ? 1 : 0;
     lanes.contributors = contributes(said) ? 1 : 0;
@@ -10481,6 +10497,7 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     if (code.syncs) {
         carry_ = {};
     }
+    announced_ = own && code.syncs ? window_ : Window{};
     if (own) {
         window_.pass(code.syncs, own->notice, own_weight(own->notice));
     } else {
@@ -10530,7 +10547,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// The facts about a participant that a session needs.
 struct ParticipantInfo {
-    std::string_view name;
+    std::string
+        name; ///< a copy: the end of a guard may come when the participant's own is destroyed
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
     std::string_view verb = {};                 ///< the member that notifies, if it is given
     bool steps = false;                         ///< the model's parameters, on joined ranks too
@@ -10755,6 +10773,8 @@ public:
     HookRunner() = default;
     HookRunner(HookRunner const&) = delete;
     HookRunner& operator=(HookRunner const&) = delete;
+    /// Before this rank says that it has no further input: what has been cleared counts no more.
+    virtual void forget_cleared() = 0;
     virtual void run_main_hook(std::size_t position, Round const& round) = 0;
     virtual void run_post_hooks(JoinResult const& result, bool is_last_joiner) = 0;
 
@@ -10855,9 +10875,12 @@ public:
     [[nodiscard]] bool loop_opens_rounds() const noexcept {
         return opened_ && opened_->opening != Opening::notification;
     }
-    /// Whether they announced a batch that is not skipped. Local.
-    [[nodiscard]] bool has_announced_batch() const noexcept {
-        return loop_opens_rounds() && !opened_->notice.skips;
+    /// The notice by which a loop, or an earlier participant of the open round, announced a batch that the
+    /// participant at `position` has yet to run. Null if it is skipped, or there is none. Local.
+    [[nodiscard]] RoundNotice const* announced_batch(std::size_t position) const {
+        bool const waits = opened_ && !opened_->notice.skips &&
+                           (loop_opens_rounds() || (is_answered() && turns_.next() == position));
+        return waits ? &opened_->notice : nullptr;
     }
 
     // -- what the guard calls --------------------------------------------------------------------
@@ -11092,15 +11115,22 @@ JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& win
 JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
     bool const is_batch_open = !turns_.are_complete() && round_.phase() == Phase::train;
     bool const is_round_open = in_round || is_batch_open;
-    if (rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync())) {
+    bool const is_announced =
+        rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync());
+    Window const& told = rounds_.announced_window().is_open() ? rounds_.announced_window()
+                         : is_announced                       ? window()
+                                                              : Window{};
+    if (told.is_open()) {
         throw_violation(concat(
             "gradients that hold ",
-            window().batches,
+            told.batches,
             " batches which no round has reduced were cleared after their weight was announced; clear gradients "
             "before the guard, or call discard_window()"
         ));
     }
-    rounds_.clear_window(is_round_open);
+    if (window().is_open()) {
+        rounds_.clear_window(is_round_open);
+    }
 }
 
 JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice const& notice) {
@@ -11312,10 +11342,7 @@ JOINABLE_DEFINITION Verdict Session::act_on(Verdict verdict) {
 
 JOINABLE_DEFINITION void
 Session::check_later_notice(std::size_t position, RoundNotice const& notice) const {
-    if (!opened_ || notice == RoundNotice{} || notice == opened_->notice) {
-        return;
-    }
-    if (notice != RoundNotice{.skips = opened_->notice.skips}) {
+    if (opened_ && !repeats(notice, opened_->notice)) {
         throw_violation(concat(
             turns_.name(position),
             " gave a notice that differs from the one that opened round ",
@@ -11360,6 +11387,7 @@ JOINABLE_DEFINITION bool Session::is_between_rounds() const {
 
 JOINABLE_DEFINITION void Session::shadow_until_end(HookRunner& hooks) {
     turns_.close();
+    hooks.forget_cleared();
     if (!std::exchange(is_ahead_, false)) {
         rounds_.announce_arrival();
     }
@@ -11689,6 +11717,7 @@ struct AttachedState {
 };
 
 Session* session_of(JoinState const& state) noexcept;
+RoundNotice const* announced_batch(JoinState const& state);
 
 /// Where the window of a participant ends outside a guard.
 enum class WindowEnd : std::uint8_t {
@@ -11719,6 +11748,7 @@ private:
     friend class detail::WindowOf;
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
+    friend RoundNotice const* detail::announced_batch(JoinState const& state);
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
     /// @throws ContractViolation  see Window::require_continued.
@@ -11755,10 +11785,8 @@ public:
     [[nodiscard]] Window const& window() const noexcept {
         return state_.session_ != nullptr ? state_.session_->window() : state_.window_;
     }
-    /// Whether the gradients hold something, and may have been cleared.
-    [[nodiscard]] bool may_be_cleared() const noexcept {
-        return state_.may_be_cleared_ && window().is_open();
-    }
+    /// Whether gradients that hold something may have been cleared.
+    [[nodiscard]] bool may_be_cleared() const noexcept { return state_.may_be_cleared_; }
     /// The first backward pass after a guard has begun or ended begins now, or its batch is skipped.
     void stop_looking() noexcept { state_.may_be_cleared_ = false; }
     /// The gradients were cleared, before or after the pass of the last round.
@@ -11796,6 +11824,14 @@ namespace detail {
 
 inline Session* session_of(JoinState const& state) noexcept {
     return state.session_;
+}
+
+/// The notice by which next(), iterate() or an earlier participant of the open round announced a batch that the
+/// owner of `state` has yet to run; null if there is none. Local.
+inline RoundNotice const* announced_batch(JoinState const& state) {
+    return state.session_ != nullptr        ? state.session_->announced_batch(state.position_)
+           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch()
+                                            : nullptr;
 }
 
 /// Called before the owner of `state` communicates; error texts call it `name`.
@@ -12502,6 +12538,7 @@ public:
     explicit GuardHooks(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
         : slots_{joinables, keywords...} {}
 
+    void forget_cleared() override { forget(std::index_sequence_for<Js...>{}); }
     void run_main_hook(std::size_t position, Round const& round) override {
         run_main(position, round, hook_sequence<Js...>{});
     }
@@ -12513,7 +12550,7 @@ public:
     template <class J>
     static ParticipantInfo describe(J const& joinable) {
         using Hook = join_hook_t<J>;
-        ParticipantInfo info{join_name_of(joinable)};
+        ParticipantInfo info{std::string{join_name_of(joinable)}};
         if constexpr (has_takes_part<Hook>) {
             info.takes_part = [](Round const& round) -> bool { return Hook::takes_part(round); };
         }
@@ -12529,6 +12566,16 @@ private:
     auto& hook() {
         using J = std::tuple_element_t<Index, std::tuple<Js...>>;
         return static_cast<HookSlot<Index, J>&>(slots_).hook;
+    }
+
+    template <std::size_t... Is>
+    void forget(std::index_sequence<Is...>) {
+        [[maybe_unused]] auto const run = [](auto& hook) {
+            if constexpr (requires { hook.forget_cleared(); }) {
+                hook.forget_cleared();
+            }
+        };
+        (run(hook<Is>()), ...);
     }
 
     template <std::size_t... Is>
@@ -13490,8 +13537,8 @@ struct DataParallelOptions {
     bool shares_values = false;
     /// For debugging. In each round of this many that train and sync, ranks compare the bits of the values that
     /// they train, after the forward pass, and throw Mismatch with the ranks and the first parameter that differ. In
-    /// a guard with a Step or a sharded optimizer joined ranks compare theirs, too; else only active ranks do. When
-    /// a guard ends the ranks that trained to its end compare theirs once more. Costs one sum of six words, and one
+    /// a guard with a Step or a sharded optimizer, which then has to step this model on joined ranks, these compare
+    /// theirs, too; else only active ranks do. When a guard ends the ranks that trained to its end compare theirs once more. Costs one sum of six words, and one
     /// pass over all values, which a device first copies to the host. 0: never.
     std::size_t verify_replicas = 0;
 };
@@ -14740,7 +14787,7 @@ public:
     /// @throws ContractViolation  inside an enabled guard, or a round is open. Nothing was changed.
     void discard_window() {
         require_outside("discard_window()");
-        forget_window();
+        forget_window(false);
     }
 
     /// Runs a round without this rank's batch, because the batch failed (out of memory, a bad
@@ -14774,8 +14821,10 @@ public:
             if (stage_ == Stage::failed && !is_last_evaluation_open(session)) {
                 stage_ = Stage::idle; // as for forward()
             }
-            if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
-                open_round({}); // the batch failed after next() announced it
+            bool const is_announced = detail::announced_batch(state_) != nullptr;
+            bool const has_begun = stage_ != Stage::idle || is_announced;
+            if (stage_ == Stage::idle && is_announced) {
+                open_round({}); // the batch failed after it was announced
             } else if (stage_ == Stage::idle) {
                 notice.skips = true;
                 open_round(notice);
@@ -14795,7 +14844,7 @@ public:
                 reducer_->finalize_backward();
                 end_reduction();
             }
-            if (round_.phase() == Phase::train) {
+            if (has_begun && round_.phase() == Phase::train) {
                 window().stop_looking();
             }
             if (stage_ != Stage::reduced) {
@@ -14824,7 +14873,7 @@ public:
     void forget_cleared() {
         if (detail::session_of(state_) == nullptr && !window().window().is_empty() &&
             are_cleared()) {
-            forget_window();
+            forget_window(false);
         }
     }
     /// For guards: joined ranks then keep what they accumulated.
@@ -14936,13 +14985,16 @@ protected:
     /// Before the round is announced, so that the failure of a rank is one between rounds. Ranks
     /// outside an enabled guard have no roll call that tells the others.
     void check_listed(RoundNotice const& notice) {
-        auto const* const session = detail::session_of(state_);
-        bool const is_open = session != nullptr && session->has_announced_batch();
-        if ((is_open ? session->round().phase() : notice.phase) != Phase::train) {
+        if (!trains(notice)) {
             return;
         }
         auto const compare = [&] { listed_->require_same(name_in_texts()); };
-        session != nullptr ? compare() : detail::abort_if_throws(comm_, compare);
+        detail::session_of(state_) != nullptr ? compare() : detail::abort_if_throws(comm_, compare);
+    }
+    /// Whether the round of a notice trains: another participant, or a loop, may have announced it.
+    [[nodiscard]] bool trains(RoundNotice const& notice) const {
+        auto const* const announced = detail::announced_batch(state_);
+        return (announced != nullptr ? announced->phase : notice.phase) == Phase::train;
     }
     [[nodiscard]] std::string_view name_in_texts() const noexcept {
         return steps_ ? "ShardedDataParallel" : "DistributedDataParallel";
@@ -14953,8 +15005,8 @@ protected:
             detail::require_listed(state_, comm_, name_in_texts());
         }
         ranges_.end_all();
-        if (notice.phase == Phase::train) {
-            forget_if_cleared();
+        forget_if_cleared();
+        if (trains(notice)) {
             round_range_.reset();
             static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
         }
@@ -15001,7 +15053,7 @@ protected:
     }
     /// Whether ranks wait for each other between the passes.
     [[nodiscard]] bool meets_between_passes() const noexcept {
-        bool meets = module_->syncs_after_forward();
+        bool meets = module_->syncs_after_forward() || replica_check_.has_value();
         if constexpr (gathers) {
             meets = meets || reducer_->meets_between_passes();
         }
@@ -15123,10 +15175,10 @@ protected:
     [[nodiscard]] bool are_cleared() const {
         return detail::are_cleared(reducer_->parameters(), detail::device_of(comm_));
     }
-    /// Both halves: how much was accumulated, and in which gradients.
-    void forget_window() {
-        bool const is_counted = stage_ == Stage::unsynced; // this round
-        window().clear(is_counted);
+    /// Both halves: how much was accumulated, and in which gradients. With `in_round` they were cleared
+    /// within a round that does not sync.
+    void forget_window(bool in_round) {
+        window().clear(in_round);
         has_accumulated_ = false;
         reducer_->discard_window();
     }
@@ -15138,7 +15190,7 @@ protected:
             return;
         }
         detail::Window const before = window().window();
-        forget_window();
+        forget_window(stage_ == Stage::unsynced);
         if (stage_ == Stage::forward) {
             pending_.forget(before); // outside a guard
         }
@@ -15410,6 +15462,7 @@ public:
                 throw;
             }
         }
+        void forget_cleared() { ddp_.forget_if_cleared(); }
         void post_hook(JoinResult const& result) { ddp_.sync_at_end(result); }
 
     private:

@@ -43,7 +43,7 @@ namespace joinable { inline namespace v0 {
 /// Construction, finish() and the destructor are collective. When an exception leaves the guard on
 /// one rank, the others see PeerFailed. Between rounds they learn of it in their next roll call,
 /// and the communicators stay usable; anywhere else the communicators are aborted. After the guard
-/// itself has thrown it is over, and its participants can enter another one.
+/// itself has thrown it is over; once it is destroyed its participants can enter another one.
 /// Cost: one sum of seven words per round, and one more message when a rank arrives or fails.
 /// Nothing with known lengths (JoinOptions::inputs).
 template <class... Js>

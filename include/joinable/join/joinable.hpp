@@ -49,6 +49,7 @@ struct AttachedState {
 };
 
 Session* session_of(JoinState const& state) noexcept;
+RoundNotice const* announced_batch(JoinState const& state);
 
 /// Where the window of a participant ends outside a guard.
 enum class WindowEnd : std::uint8_t {
@@ -79,6 +80,7 @@ private:
     friend class detail::WindowOf;
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
+    friend RoundNotice const* detail::announced_batch(JoinState const& state);
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
     /// @throws ContractViolation  see Window::require_continued.
@@ -115,10 +117,8 @@ public:
     [[nodiscard]] Window const& window() const noexcept {
         return state_.session_ != nullptr ? state_.session_->window() : state_.window_;
     }
-    /// Whether the gradients hold something, and may have been cleared.
-    [[nodiscard]] bool may_be_cleared() const noexcept {
-        return state_.may_be_cleared_ && window().is_open();
-    }
+    /// Whether gradients that hold something may have been cleared.
+    [[nodiscard]] bool may_be_cleared() const noexcept { return state_.may_be_cleared_; }
     /// The first backward pass after a guard has begun or ended begins now, or its batch is skipped.
     void stop_looking() noexcept { state_.may_be_cleared_ = false; }
     /// The gradients were cleared, before or after the pass of the last round.
@@ -156,6 +156,14 @@ namespace detail {
 
 inline Session* session_of(JoinState const& state) noexcept {
     return state.session_;
+}
+
+/// The notice by which next(), iterate() or an earlier participant of the open round announced a batch that the
+/// owner of `state` has yet to run; null if there is none. Local.
+inline RoundNotice const* announced_batch(JoinState const& state) {
+    return state.session_ != nullptr        ? state.session_->announced_batch(state.position_)
+           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch()
+                                            : nullptr;
 }
 
 /// Called before the owner of `state` communicates; error texts call it `name`.

@@ -109,6 +109,15 @@ completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noe
     return notice;
 }
 
+/// Whether a participant's notice says nothing else than the one that opened the round.
+[[nodiscard]] constexpr bool
+repeats(RoundNotice const& notice, RoundNotice const& opened) noexcept {
+    constexpr RoundNotice silent{};
+    return (notice.will_sync == silent.will_sync || notice.will_sync == opened.will_sync) &&
+           (notice.phase == silent.phase || notice.phase == opened.phase) &&
+           (!notice.weight || notice.weight == opened.weight) && (!notice.skips || opened.skips);
+}
+
 } // namespace detail
 
 /// The enumerator's name for error texts.

@@ -21,7 +21,7 @@ struct JoinResult {
     int authoritative_rank = 0;    ///< the highest last joiner
     bool stopped_early = false;    ///< by a vote or EndPolicy::stop_at_first
     /// Training rounds after the last one that synced, those before this guard included: what they accumulated is
-    /// still in the gradients.
+    /// still in the gradients. Ranks that discarded windows, or began with other ones, count others.
     std::size_t unsynced_rounds = 0;
     std::chrono::nanoseconds waited{}; ///< blocked in roll calls
 };

@@ -216,6 +216,7 @@ public:
                 throw;
             }
         }
+        void forget_cleared() { ddp_.forget_if_cleared(); }
         void post_hook(JoinResult const& result) { ddp_.sync_at_end(result); }
 
     private:

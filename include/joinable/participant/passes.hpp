@@ -257,7 +257,7 @@ public:
     /// @throws ContractViolation  inside an enabled guard, or a round is open. Nothing was changed.
     void discard_window() {
         require_outside("discard_window()");
-        forget_window();
+        forget_window(false);
     }
 
     /// Runs a round without this rank's batch, because the batch failed (out of memory, a bad
@@ -291,8 +291,10 @@ public:
             if (stage_ == Stage::failed && !is_last_evaluation_open(session)) {
                 stage_ = Stage::idle; // as for forward()
             }
-            if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
-                open_round({}); // the batch failed after next() announced it
+            bool const is_announced = detail::announced_batch(state_) != nullptr;
+            bool const has_begun = stage_ != Stage::idle || is_announced;
+            if (stage_ == Stage::idle && is_announced) {
+                open_round({}); // the batch failed after it was announced
             } else if (stage_ == Stage::idle) {
                 notice.skips = true;
                 open_round(notice);
@@ -312,7 +314,7 @@ public:
                 reducer_->finalize_backward();
                 end_reduction();
             }
-            if (round_.phase() == Phase::train) {
+            if (has_begun && round_.phase() == Phase::train) {
                 window().stop_looking();
             }
             if (stage_ != Stage::reduced) {
@@ -341,7 +343,7 @@ public:
     void forget_cleared() {
         if (detail::session_of(state_) == nullptr && !window().window().is_empty() &&
             are_cleared()) {
-            forget_window();
+            forget_window(false);
         }
     }
     /// For guards: joined ranks then keep what they accumulated.
@@ -453,13 +455,16 @@ protected:
     /// Before the round is announced, so that the failure of a rank is one between rounds. Ranks
     /// outside an enabled guard have no roll call that tells the others.
     void check_listed(RoundNotice const& notice) {
-        auto const* const session = detail::session_of(state_);
-        bool const is_open = session != nullptr && session->has_announced_batch();
-        if ((is_open ? session->round().phase() : notice.phase) != Phase::train) {
+        if (!trains(notice)) {
             return;
         }
         auto const compare = [&] { listed_->require_same(name_in_texts()); };
-        session != nullptr ? compare() : detail::abort_if_throws(comm_, compare);
+        detail::session_of(state_) != nullptr ? compare() : detail::abort_if_throws(comm_, compare);
+    }
+    /// Whether the round of a notice trains: another participant, or a loop, may have announced it.
+    [[nodiscard]] bool trains(RoundNotice const& notice) const {
+        auto const* const announced = detail::announced_batch(state_);
+        return (announced != nullptr ? announced->phase : notice.phase) == Phase::train;
     }
     [[nodiscard]] std::string_view name_in_texts() const noexcept {
         return steps_ ? "ShardedDataParallel" : "DistributedDataParallel";
@@ -470,8 +475,8 @@ protected:
             detail::require_listed(state_, comm_, name_in_texts());
         }
         ranges_.end_all();
-        if (notice.phase == Phase::train) {
-            forget_if_cleared();
+        forget_if_cleared();
+        if (trains(notice)) {
             round_range_.reset();
             static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
         }
@@ -518,7 +523,7 @@ protected:
     }
     /// Whether ranks wait for each other between the passes.
     [[nodiscard]] bool meets_between_passes() const noexcept {
-        bool meets = module_->syncs_after_forward();
+        bool meets = module_->syncs_after_forward() || replica_check_.has_value();
         if constexpr (gathers) {
             meets = meets || reducer_->meets_between_passes();
         }
@@ -640,10 +645,10 @@ protected:
     [[nodiscard]] bool are_cleared() const {
         return detail::are_cleared(reducer_->parameters(), detail::device_of(comm_));
     }
-    /// Both halves: how much was accumulated, and in which gradients.
-    void forget_window() {
-        bool const is_counted = stage_ == Stage::unsynced; // this round
-        window().clear(is_counted);
+    /// Both halves: how much was accumulated, and in which gradients. With `in_round` they were cleared
+    /// within a round that does not sync.
+    void forget_window(bool in_round) {
+        window().clear(in_round);
         has_accumulated_ = false;
         reducer_->discard_window();
     }
@@ -655,7 +660,7 @@ protected:
             return;
         }
         detail::Window const before = window().window();
-        forget_window();
+        forget_window(stage_ == Stage::unsynced);
         if (stage_ == Stage::forward) {
             pending_.forget(before); // outside a guard
         }

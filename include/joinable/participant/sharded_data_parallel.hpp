@@ -237,7 +237,11 @@ public:
                 sharded_.run(round);
             }
         }
-        void post_hook(JoinResult const& result) { sharded_.sync_at_end(result); }
+        void forget_cleared() { sharded_.forget_if_cleared(); }
+        void post_hook(JoinResult const& result) {
+            sharded_.sync_at_end(result);
+            sharded_.take_settings(result);
+        }
 
     private:
         void shadow(Round const& round) {
@@ -323,6 +327,12 @@ private:
         std::optional<detail::ReadyCheck> check;
         std::optional<detail::ListedModel> listed;
         auto const also = [&](detail::ShardGroup const& group) {
+            if (this->reducer_ && this->window().window().is_open()) {
+                throw ContractViolation{
+                    "add_parameter_group() was called while gradients hold batches that no round has reduced; add "
+                    "groups after a round that syncs, or call discard_window() before"
+                };
+            }
             ParameterList const all = parameters_with(group);
             reduction.emplace(reduction_with(group, all));
             prepare();

@@ -31,6 +31,7 @@
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>
+#include <joinable/join/result.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/partition.hpp>
@@ -73,7 +74,8 @@ public:
     /// each element is stepped by its owner's settings, and the next roll call compares those that
     /// ranks have used, if the rule has agree_on(): a difference is a Mismatch on all ranks, one
     /// round after the step, two with look-ahead, and at the end of the guard with known lengths.
-    /// The values of the step are mixed then. They are compared when a guard begins, too. The
+    /// The values of the step are mixed then. They are compared when a guard begins, too; where one ends, ranks that
+    /// joined early take them from the highest that did not. The
     /// reference stays valid while the optimizer lives. Local.
     [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
 
@@ -372,6 +374,12 @@ protected:
         state_.reset(); // it is of an earlier step
         settings_.share(comm_, words(), round, rules_, options_.shared, groups_);
         has_all_ranks_ = round.active_count() == comm_.size();
+    }
+    /// Where a guard ends: a rank that joined early knows the settings of the last step, not those for the next.
+    void take_settings(JoinResult const& result) {
+        if (static_cast<int>(result.last_joiners.size()) != comm_.size()) {
+            settings_.send(words(), result.authoritative_rank, rules_, options_.shared, {});
+        }
     }
     void finish_step() {
         if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {

@@ -16,6 +16,7 @@
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>
+#include <joinable/join/result.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/participant/averaging.hpp>
@@ -121,7 +122,7 @@ public:
                 zero_.clear_gradients();
             }
         }
-        void post_hook(bool) noexcept {}
+        void post_hook(JoinResult const& result) { zero_.take_settings(result); }
 
     private:
         ZeroRedundancyOptimizer& zero_;

@@ -6,10 +6,12 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -677,6 +679,41 @@ TEST_CASE("a guard that a hook has failed refuses what active ranks call, and ru
         } else {
             CHECK_THROWS_AS(train(), joinable::PeerFailed);
         }
+    });
+}
+
+/// Its name is destroyed before its state, which ends the guard.
+struct NamedLast {
+    RankCommunicator& comm;
+    joinable::JoinState state = {};
+    std::string name = "a participant whose name lies on the heap";
+
+    struct Hook {
+        void main_hook() {}
+        void post_hook(bool) {}
+    };
+    Hook join_hook(joinable::arguments<joinable::keywords<>> const&) { return {}; }
+    RankCommunicator& join_communicator() { return comm; }
+    joinable::JoinState& join_state() { return state; }
+    [[nodiscard]] std::string_view join_name() const { return name; }
+};
+
+TEST_CASE("a participant's name is told though it was destroyed before") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        std::string text;
+        try {
+            std::unique_ptr<NamedLast> participant{new NamedLast{comm}};
+            Join guard{participants(*participant)};
+            participant.reset();
+            guard.finish();
+        } catch (std::exception const& error) {
+            text = error.what();
+        }
+        CAPTURE(text);
+        CHECK(
+            text.find("participant 0 (a participant whose name lies on the heap) on rank ") !=
+            std::string::npos
+        );
     });
 }
 

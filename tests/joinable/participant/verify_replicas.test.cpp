@@ -2,7 +2,9 @@
 // verify_replicas: ranks whose values differ hear of it in the next round that compares, and where a guard ends.
 #include <joinable/participant/detail/replica_check.hpp>
 
+#include <algorithm>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,10 +12,11 @@
 #include <over_ranks.hpp>
 #include <support/linear_model.hpp>
 
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/collectives.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/shadowed.hpp>
 #include <joinable/participant/step.hpp>
 #include <joinable/participant/zero_redundancy_optimizer.hpp>
 #include <joinable/tensor/strided_view.hpp>
@@ -320,6 +323,25 @@ TEST_CASE("known lengths and look-ahead compare like roll calls") {
             CHECK_THROWS_AS(run(), Mismatch);
         });
     }
+}
+
+TEST_CASE("ranks compare where joined ranks have followed the collectives of a forward pass") {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
+        auto own = joinable::shadowed(comm);
+        Params params = make_params<double>({4});
+        DistributedDataParallel ddp{comm, params, {.verify_replicas = 1}};
+        ddp.attach_collectives(own);
+        Join guard{participants(ddp)};
+        for (int k = 0; k <= comm.rank(); ++k) {
+            ddp.forward([&] {
+                double sum = 1;
+                joinable::all_reduce(own, std::span{&sum, 1}).wait();
+                CHECK(sum == comm.size() - k);
+            });
+            backward(ddp, params, comm.rank());
+        }
+        CHECK(guard.finish().rounds == static_cast<std::size_t>(comm.size()));
+    });
 }
 
 } // namespace

@@ -463,4 +463,264 @@ TEST_CASE("a sharded batch that is skipped sends nothing of gradients that its w
     });
 }
 
+/// Opens a window of one batch of weight 4 in a guard of its own.
+template <class Ddp>
+void accumulate(Ddp& ddp, Params& params) {
+    Join guard{participants(ddp)};
+    train(ddp, params, 4, {.will_sync = false, .weight = 4});
+    guard.finish();
+}
+
+TEST_CASE(
+    "gradients that are cleared after a loop announced their weight are an error, however it opens rounds"
+) {
+    enum class Opens { next, ahead, early, in_round };
+    for (Opens const opens : {Opens::next, Opens::ahead, Opens::early, Opens::in_round}) {
+        over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{
+                comm,
+                params,
+                {.gradient_kind = GradientKind::sum,
+                 .buffer_sync = opens == Opens::in_round ? joinable::BufferSync::before_forward
+                                                         : joinable::BufferSync::after_forward}
+            };
+            accumulate(ddp, params);
+            std::string text;
+            try {
+                Join guard{
+                    participants(ddp),
+                    {.end_policy = opens == Opens::early ? joinable::EndPolicy::throw_early
+                                                         : joinable::EndPolicy::drain}
+                };
+                auto const round = [&](RoundNotice const& notice) {
+                    if (opens == Opens::next || opens == Opens::ahead) {
+                        params[0].g(0) = 0;
+                    }
+                    ddp.forward([] {}, notice);
+                    params[0].g(0) = 0;
+                    ddp.backward([&](auto ready) {
+                        params[0].g(0) += 4;
+                        ready(0);
+                    });
+                };
+                if (opens == Opens::ahead) {
+                    std::vector<int> const batches(2);
+                    for ([[maybe_unused]] int const batch :
+                         guard.iterate(joinable::look_ahead, batches, [](int) {
+                             return RoundNotice{.weight = 4};
+                         })) {
+                        round({});
+                    }
+                } else if (opens == Opens::next) {
+                    static_cast<void>(guard.next(true, {.weight = 4}));
+                    round({});
+                } else {
+                    round({.weight = 4});
+                }
+                guard.finish();
+            } catch (std::exception const& error) {
+                text = error.what();
+            }
+            CAPTURE(text);
+            CHECK(
+                text.find(
+                    "hold 1 batches which no round has reduced were cleared after their weight was announced"
+                ) != std::string::npos
+            );
+        });
+    }
+}
+
+TEST_CASE("a rank without inputs that clears in the guard, or skips first, brings nothing") {
+    for (bool const skips : {false, true}) {
+        over_ranks({2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+            accumulate(ddp, params);
+            Join guard{participants(ddp)};
+            if (skips) {
+                ddp.skip({.will_sync = false});
+            }
+            params[0].g(0) = 0;
+            if (skips || comm.rank() != 1) {
+                train(ddp, params, 4, {.weight = 4});
+                CHECK(params[0].g(0) == doctest::Approx(1));
+            }
+            guard.finish();
+        });
+    }
+}
+
+TEST_CASE("a forward pass that was given up before a guard does not keep what was cleared") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+        CHECK_THROWS_AS(
+            ddp.forward(
+                [] { throw std::runtime_error{"a bad sample"}; }, {.will_sync = false, .weight = 4}
+            ),
+            std::runtime_error
+        );
+        Join guard{participants(ddp)};
+        train(ddp, params, 4, {.weight = 4});
+        CHECK(params[0].g(0) == 1);
+        guard.finish();
+    });
+}
+
+TEST_CASE("both models of a guard forget what was cleared, and which parameters they had used") {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        Params one = make_params<double>({1});
+        Params two = make_params<double>({1, 1});
+        DistributedDataParallel first{comm, one};
+        DistributedDataParallel second{comm, two, {.find_unused = true}};
+        {
+            Join guard{participants(first, second)};
+            train(first, one, 1, {.will_sync = false});
+            second.forward([] {});
+            second.backward(
+                [&](auto ready) {
+                    two[1].g(0) += 1;
+                    ready(1);
+                },
+                {std::size_t{0}}
+            );
+            guard.finish();
+        }
+        Join guard{participants(first, second)};
+        drop_gradients(one);
+        drop_gradients(two);
+        first.forward([] {});
+        first.backward([&](auto ready) {
+            add_gradient(one[0], 1);
+            ready(0);
+        });
+        second.forward([] {});
+        second.backward(
+            [&](auto ready) {
+                add_gradient(two[0], 1);
+                ready(0);
+            },
+            {std::size_t{1}}
+        );
+        CHECK_FALSE(two[1].grad);
+        guard.finish();
+    });
+}
+
+TEST_CASE("with an open window of weights an evaluation can be skipped") {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+        Join guard{participants(ddp)};
+        train(ddp, params, 4, {.will_sync = false, .weight = 4});
+        if (comm.rank() == 0) {
+            ddp.skip({.phase = Phase::evaluate});
+        } else {
+            ddp.forward([] {}, {.phase = Phase::evaluate});
+        }
+        train(ddp, params, 4, {.weight = 4});
+        CHECK(params[0].g(0) == 1);
+        guard.finish();
+    });
+}
+
+TEST_CASE("a batch that a loop announced is skipped alike in a guard that is not enabled") {
+    for (bool const is_enabled : {false, true}) {
+        over_ranks({2, 3, 4}, [&](RankCommunicator& comm) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{comm, params};
+            Join guard{participants(ddp), {.enable = is_enabled, .sync_every = 2}};
+            for (int batch = 0; batch < 4; ++batch) { // each rank skips another one
+                static_cast<void>(guard.next(true));
+                if (batch == comm.rank()) {
+                    ddp.skip();
+                } else {
+                    train(ddp, params, batch + 1);
+                }
+                if (batch % 2 == 1) {
+                    double sum = 0; // one that skips the round that syncs sends zeros
+                    for (int rank = 0; rank < comm.size(); ++rank) {
+                        sum += rank == batch ? 0 : rank == batch - 1 ? batch + 1 : 2 * batch + 1;
+                    }
+                    CHECK(params[0].g(0) == doctest::Approx(sum / comm.size()));
+                    params[0].g(0) = 0;
+                }
+            }
+            guard.finish();
+        });
+    }
+}
+
+TEST_CASE("a second model skips the batch that failed in the first one") {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        Params one = make_params<double>({1});
+        Params two = make_params<double>({1});
+        DistributedDataParallel first{comm, one};
+        DistributedDataParallel second{comm, two};
+        Join guard{participants(first, second)};
+        for (int batch = 0; batch < 2; ++batch) {
+            if (batch == 1 && comm.rank() == 0) {
+                CHECK_THROWS_AS(
+                    first.forward([] { throw std::runtime_error{"a bad sample"}; }, {.weight = 2}),
+                    std::runtime_error
+                );
+                first.skip();
+                second.skip();
+            } else {
+                train(first, one, 8, {.weight = 2});
+                train(second, two, 8);
+            }
+            double const average = batch == 0 ? 8 : 8.0 * (comm.size() - 1) / comm.size();
+            CHECK(one[0].g(0) == doctest::Approx(average));
+            CHECK(two[0].g(0) == doctest::Approx(average));
+            one[0].g(0) = two[0].g(0) = 0;
+        }
+        guard.finish();
+    });
+}
+
+TEST_CASE("no_sync() may say what a loop has said") {
+    for (bool const is_enabled : {false, true}) {
+        over_ranks({1, 2, 4}, [&](RankCommunicator& comm) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+            Join guard{participants(ddp), {.enable = is_enabled}};
+            static_cast<void>(guard.next(true, {.will_sync = false, .weight = 4}));
+            {
+                auto const accumulates = ddp.no_sync();
+                train(ddp, params, 4);
+            }
+            static_cast<void>(guard.next(true, {.weight = 4}));
+            train(ddp, params, 4);
+            CHECK(params[0].g(0) == 1);
+            guard.finish();
+        });
+    }
+}
+
+TEST_CASE("a group of parameters is not added while gradients hold what no round has reduced") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        Params more = make_params<double>({1});
+        joinable::ShardedDataParallel sharded{
+            comm,
+            params,
+            joinable::Sgd{.learning_rate = 1},
+            {.sharding = joinable::Sharding::gradients}
+        };
+        sharded.forward([] {}, {.will_sync = false});
+        sharded.backward([&](auto ready) {
+            params[0].g(0) += 1;
+            ready(0);
+        });
+        CHECK_THROWS_AS(
+            sharded.add_parameter_group(more, joinable::Sgd{.learning_rate = 1}), ContractViolation
+        );
+        sharded.discard_window();
+        sharded.add_parameter_group(more, joinable::Sgd{.learning_rate = 1});
+    });
+}
+
 } // namespace

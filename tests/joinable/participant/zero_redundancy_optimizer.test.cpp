@@ -33,6 +33,7 @@
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded_data_parallel.hpp>
 #include <joinable/participant/step.hpp>
 
 namespace {
@@ -418,6 +419,58 @@ TEST_CASE("learning rates that change between steps reach joined owners") {
         }
         guard.finish();
         CHECK(values_of(params) == values_of(expected));
+    });
+}
+
+TEST_CASE(
+    "settings that change after a step are those for the next step, on ranks that had joined, too"
+) {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
+        auto const train = [&](auto& optimizer, auto&& round, auto&... participants_of) {
+            Join guard{participants(participants_of...)};
+            for (int k = 0; k < 1 + comm.rank(); ++k) {
+                round();
+                optimizer.rule().learning_rate *= 0.5; // a schedule goes on after the step
+            }
+            guard.finish();
+            double expected = 1;
+            for (int k = 0; k < comm.size(); ++k) {
+                expected *= 0.5;
+            }
+            CHECK(optimizer.rule().learning_rate == expected);
+        };
+        {
+            std::vector<StridedParam> params = make({});
+            DistributedDataParallel ddp{comm, params};
+            ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 1}};
+            train(
+                zero,
+                [&] {
+                    ddp.forward([] {});
+                    ddp.backward([&](auto ready) { backward(params, {}, comm.rank(), 0, ready); });
+                    zero.step();
+                },
+                ddp,
+                zero
+            );
+        }
+        for (auto const sharding : {joinable::Sharding::optimizer, joinable::Sharding::gradients}) {
+            std::vector<StridedParam> params = make({});
+            joinable::ShardedDataParallel sharded{
+                comm, params, Sgd{.learning_rate = 1}, {.sharding = sharding}
+            };
+            train(
+                sharded,
+                [&] {
+                    sharded.forward([] {});
+                    sharded.backward([&](auto ready) {
+                        backward(params, {}, comm.rank(), 0, ready);
+                    });
+                    sharded.step();
+                },
+                sharded
+            );
+        }
     });
 }
 

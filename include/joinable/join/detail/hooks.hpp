@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -58,6 +59,7 @@ public:
     explicit GuardHooks(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
         : slots_{joinables, keywords...} {}
 
+    void forget_cleared() override { forget(std::index_sequence_for<Js...>{}); }
     void run_main_hook(std::size_t position, Round const& round) override {
         run_main(position, round, hook_sequence<Js...>{});
     }
@@ -69,7 +71,7 @@ public:
     template <class J>
     static ParticipantInfo describe(J const& joinable) {
         using Hook = join_hook_t<J>;
-        ParticipantInfo info{join_name_of(joinable)};
+        ParticipantInfo info{std::string{join_name_of(joinable)}};
         if constexpr (has_takes_part<Hook>) {
             info.takes_part = [](Round const& round) -> bool { return Hook::takes_part(round); };
         }
@@ -85,6 +87,16 @@ private:
     auto& hook() {
         using J = std::tuple_element_t<Index, std::tuple<Js...>>;
         return static_cast<HookSlot<Index, J>&>(slots_).hook;
+    }
+
+    template <std::size_t... Is>
+    void forget(std::index_sequence<Is...>) {
+        [[maybe_unused]] auto const run = [](auto& hook) {
+            if constexpr (requires { hook.forget_cleared(); }) {
+                hook.forget_cleared();
+            }
+        };
+        (run(hook<Is>()), ...);
     }
 
     template <std::size_t... Is>

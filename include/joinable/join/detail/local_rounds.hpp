@@ -27,9 +27,7 @@ public:
     /// Later participants use their own notice or the options', not the first one's.
     [[nodiscard]] RoundNotice announce(bool is_first, RoundNotice const& notice) noexcept {
         if (opened_) {
-            bool const says_nothing_new =
-                notice == RoundNotice{} || notice == RoundNotice{.skips = opened_->skips};
-            return says_nothing_new ? *opened_ : notice;
+            return repeats(notice, *opened_) ? *opened_ : notice;
         }
         bool const opens = is_first || rounds_ == 0;
         std::size_t const last_trains = last_phase_ == Phase::train ? 1 : 0;
@@ -39,6 +37,11 @@ public:
             count(said);
         }
         return said;
+    }
+
+    /// The notice of a batch that next() announced; null if it is skipped, or there is none.
+    [[nodiscard]] RoundNotice const* announced_batch() const noexcept {
+        return opened_ && !opened_->skips ? &*opened_ : nullptr;
     }
 
     [[nodiscard]] std::size_t count() const noexcept { return rounds_; }

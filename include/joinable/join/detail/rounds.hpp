@@ -51,6 +51,8 @@ public:
     [[nodiscard]] Window const& untouched_window() const noexcept {
         return dropped_.is_open() ? dropped_ : window_;
     }
+    /// What this rank announced for the round that was adopted last, if that reduces it.
+    [[nodiscard]] Window const& announced_window() const noexcept { return announced_; }
     /// See Window::clear. The weight of the window has not been announced.
     void clear_window(bool in_round) noexcept { window_.clear(in_round); }
 
@@ -129,8 +131,9 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
-    Window window_;  ///< of this rank; if it has joined, before it joined
-    Window dropped_; ///< what it held when it joined, if that was dropped
+    Window window_;    ///< of this rank; if it has joined, before it joined
+    Window dropped_;   ///< what it held when it joined, if that was dropped
+    Window announced_; ///< what the last round reduces of it
     std::size_t training_rounds_ = 0;
     Carry carry_;               ///< of all ranks that joined since the last round that synced
     bool was_weighted_ = false; ///< in the last training round that told

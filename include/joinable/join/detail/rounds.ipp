@@ -45,7 +45,8 @@ JOINABLE_DEFINITION void Rounds::announce(Announcement const& said) {
     RollCallLanes lanes;
     lanes.active = 1;
     lanes.stop = take_vote();
-    bool const holds_weights = said.notice.skips && window_.is_open() && window_.is_weighted;
+    bool const holds_weights = said.notice.skips && said.notice.phase == Phase::train &&
+                               window_.is_open() && window_.is_weighted;
     lanes.weighted = said.notice.weight || holds_weights ? 1 : 0;
     lanes.silent = said.notice.skips && lanes.weighted == 0 ? 1 : 0;
     lanes.contributors = contributes(said) ? 1 : 0;
@@ -110,6 +111,7 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     if (code.syncs) {
         carry_ = {};
     }
+    announced_ = own && code.syncs ? window_ : Window{};
     if (own) {
         window_.pass(code.syncs, own->notice, own_weight(own->notice));
     } else {

@@ -27,6 +27,8 @@ public:
     HookRunner() = default;
     HookRunner(HookRunner const&) = delete;
     HookRunner& operator=(HookRunner const&) = delete;
+    /// Before this rank says that it has no further input: what has been cleared counts no more.
+    virtual void forget_cleared() = 0;
     virtual void run_main_hook(std::size_t position, Round const& round) = 0;
     virtual void run_post_hooks(JoinResult const& result, bool is_last_joiner) = 0;
 
@@ -127,9 +129,12 @@ public:
     [[nodiscard]] bool loop_opens_rounds() const noexcept {
         return opened_ && opened_->opening != Opening::notification;
     }
-    /// Whether they announced a batch that is not skipped. Local.
-    [[nodiscard]] bool has_announced_batch() const noexcept {
-        return loop_opens_rounds() && !opened_->notice.skips;
+    /// The notice by which a loop, or an earlier participant of the open round, announced a batch that the
+    /// participant at `position` has yet to run. Null if it is skipped, or there is none. Local.
+    [[nodiscard]] RoundNotice const* announced_batch(std::size_t position) const {
+        bool const waits = opened_ && !opened_->notice.skips &&
+                           (loop_opens_rounds() || (is_answered() && turns_.next() == position));
+        return waits ? &opened_->notice : nullptr;
     }
 
     // -- what the guard calls --------------------------------------------------------------------

@@ -79,15 +79,22 @@ JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& win
 JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
     bool const is_batch_open = !turns_.are_complete() && round_.phase() == Phase::train;
     bool const is_round_open = in_round || is_batch_open;
-    if (rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync())) {
+    bool const is_announced =
+        rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync());
+    Window const& told = rounds_.announced_window().is_open() ? rounds_.announced_window()
+                         : is_announced                       ? window()
+                                                              : Window{};
+    if (told.is_open()) {
         throw_violation(concat(
             "gradients that hold ",
-            window().batches,
+            told.batches,
             " batches which no round has reduced were cleared after their weight was announced; clear gradients "
             "before the guard, or call discard_window()"
         ));
     }
-    rounds_.clear_window(is_round_open);
+    if (window().is_open()) {
+        rounds_.clear_window(is_round_open);
+    }
 }
 
 JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice const& notice) {
@@ -299,10 +306,7 @@ JOINABLE_DEFINITION Verdict Session::act_on(Verdict verdict) {
 
 JOINABLE_DEFINITION void
 Session::check_later_notice(std::size_t position, RoundNotice const& notice) const {
-    if (!opened_ || notice == RoundNotice{} || notice == opened_->notice) {
-        return;
-    }
-    if (notice != RoundNotice{.skips = opened_->notice.skips}) {
+    if (opened_ && !repeats(notice, opened_->notice)) {
         throw_violation(concat(
             turns_.name(position),
             " gave a notice that differs from the one that opened round ",
@@ -347,6 +351,7 @@ JOINABLE_DEFINITION bool Session::is_between_rounds() const {
 
 JOINABLE_DEFINITION void Session::shadow_until_end(HookRunner& hooks) {
     turns_.close();
+    hooks.forget_cleared();
     if (!std::exchange(is_ahead_, false)) {
         rounds_.announce_arrival();
     }

@@ -21,7 +21,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// The facts about a participant that a session needs.
 struct ParticipantInfo {
-    std::string_view name;
+    std::string
+        name; ///< a copy: the end of a guard may come when the participant's own is destroyed
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
     std::string_view verb = {};                 ///< the member that notifies, if it is given
     bool steps = false;                         ///< the model's parameters, on joined ranks too

@@ -60,9 +60,20 @@ public:
                 group.gradients.list(group.parameters);
             }
         }
-        if (round.active_count() == comm.size()) {
-            return;
+        if (round.active_count() != comm.size()) {
+            send(words, round.buffer_source(), rules, shared, groups);
         }
+    }
+
+    /// Sends rules, shared objects and the parameters that these groups step from one rank to all. Collective.
+    void send(
+        ControlCommunicator& words,
+        int source,
+        std::deque<Rule>& rules,
+        std::span<joinable::SharedObject const> shared,
+        std::span<ShardGroup> groups
+    ) {
+        bool const is_source = words.rank() == source;
         auto const pass = [&](auto const& copy) {
             auto* const begin = reinterpret_cast<std::byte*>(message_.data());
             std::byte* at = begin;
@@ -86,7 +97,7 @@ public:
         });
         // Not the whole buffer: it is longer on a rank that made room for a group which another
         // rank refused.
-        words.broadcast(std::span{message_}.first(words_of(bytes)), round.buffer_source());
+        words.broadcast(std::span{message_}.first(words_of(bytes)), source);
         pass([&](std::byte* object, std::byte* at, std::size_t n) {
             copy_bytes(object, at, is_source ? 0 : n);
         });

@@ -578,6 +578,21 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "a rank 0 that breaks*",
     ),
     Mutation(
+        "frames-lose-who-has-left", "communicator/tcp/detail/frame.ipp",
+        "reason.has_left = has_left == 1;", "",
+        "communicator/tcp/faults.test.cpp", "a packed reason*",
+    ),
+    Mutation(
+        "stored-reasons-lose-their-origin", "communicator/shared_memory/board/stored_reason.ipp",
+        "origin_ = reason.origin;", "",
+        "communicator/shared_memory/board/board.test.cpp", "a stored reason*",
+    ),
+    Mutation(
+        "exceptions-name-ranks-of-others", "error.hpp",
+        "return reason.origin < 0 ? reason.ranks : std::vector<int>{};", "return reason.ranks;",
+        "communicator/shared_memory/board/board.test.cpp", "an exception names no*",
+    ),
+    Mutation(
         "a-header-takes-its-memory", "communicator/tcp/detail/frame.ipp",
         "body.resize((std::min)(bytes, (std::max)(least, 2 * done)));",
         "body.resize((std::max)(bytes, least));",

@@ -317,6 +317,11 @@ struct AbortReason {
     FailureKind kind = FailureKind::communication;
     std::vector<int> ranks; ///< ascending: the ranks that failed, did not arrive or differ
     std::string message;
+    /// -1: `ranks` are ranks of the aborted communicator. Otherwise they are ranks of a larger
+    /// communicator that runs on it, and this is the rank there that passed the reason on. See
+    /// HierarchicalCommunicator.
+    int origin = -1;
+    bool has_left = false; ///< `ranks` have destroyed their communicator, and did not fail
 };
 
 /// The base of all failures that a correct program can meet.
@@ -386,12 +391,19 @@ private:
     std::vector<int> ranks_;
 };
 
+namespace detail {
+/// The culprits as ranks of the aborted communicator. Empty if the reason has ranks of a larger one.
+[[nodiscard]] inline std::vector<int> own_ranks(AbortReason const& reason) {
+    return reason.origin < 0 ? reason.ranks : std::vector<int>{};
+}
+} // namespace detail
+
 /// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
     switch (reason.kind) {
-    case FailureKind::peer_failed: throw PeerFailed{reason.ranks, reason.message};
-    case FailureKind::timed_out: throw TimedOut{reason.ranks, reason.message};
-    case FailureKind::mismatch: throw Mismatch{reason.ranks, reason.message};
+    case FailureKind::peer_failed: throw PeerFailed{detail::own_ranks(reason), reason.message};
+    case FailureKind::timed_out: throw TimedOut{detail::own_ranks(reason), reason.message};
+    case FailureKind::mismatch: throw Mismatch{detail::own_ranks(reason), reason.message};
     case FailureKind::contract: throw ContractViolation{reason.message};
     case FailureKind::communication: break;
     }
@@ -17501,7 +17513,11 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
 /// `rank` has finished with its communicator.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
     return {
-        FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
+        FailureKind::peer_failed,
+        {rank},
+        concat("rank ", rank, " left while others wait for it"),
+        -1,
+        true
     };
 }
 
@@ -17637,6 +17653,8 @@ public:
 
 private:
     FailureKind kind_ = FailureKind::communication;
+    bool has_left_ = false;
+    int origin_ = -1;
     std::array<std::uint64_t, max_ranks / 64> ranks_{}; ///< a bit for each
     std::size_t length_ = 0;
     std::array<char, max_text> text_{};
@@ -17655,6 +17673,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void StoredReason::store(AbortReason const& reason) noexcept {
     kind_ = reason.kind;
+    has_left_ = reason.has_left;
+    origin_ = reason.origin;
     ranks_.fill(0);
     for (int const rank : reason.ranks) {
         if (rank >= 0 && rank < max_ranks) {
@@ -17673,7 +17693,7 @@ JOINABLE_DEFINITION void StoredReason::store(AbortReason const& reason) noexcept
 }
 
 JOINABLE_DEFINITION AbortReason StoredReason::load() const {
-    AbortReason reason{kind_, {}, std::string{text_.data(), length_}};
+    AbortReason reason{kind_, {}, std::string{text_.data(), length_}, origin_, has_left_};
     for (int rank = 0; rank < max_ranks; ++rank) {
         auto const at = static_cast<std::size_t>(rank);
         if ((ranks_[at / 64] >> at % 64 & 1U) != 0) {
@@ -19657,7 +19677,7 @@ JOINABLE_DEFINITION bool Pipeline::is_in_use(Board& board) const {
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_overdue(AbortReason const& reason, int rank) noexcept {
-    return reason.kind == FailureKind::timed_out &&
+    return reason.kind == FailureKind::timed_out && reason.origin < 0 &&
            std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
 }
 
@@ -24189,7 +24209,7 @@ throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
         }
     };
     if (segment.board().is_aborted()) {
-        for (int const rank : segment.board().reason().ranks) {
+        for (int const rank : own_ranks(segment.board().reason())) {
             if (rank < size) {
                 look_at(rank);
             }
@@ -24519,7 +24539,8 @@ run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& b
         }
         run(0);
     }
-    if (auto const error = original(errors, group.board().reason().ranks, first_to_throw.load())) {
+    if (auto const error =
+            original(errors, own_ranks(group.board().reason()), first_to_throw.load())) {
         std::rethrow_exception(error);
     }
 }

@@ -38,7 +38,11 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
 /// `rank` has finished with its communicator.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
     return {
-        FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
+        FailureKind::peer_failed,
+        {rank},
+        concat("rank ", rank, " left while others wait for it"),
+        -1,
+        true
     };
 }
 

@@ -593,6 +593,16 @@ MUTATIONS = [
         "communicator/shared_memory/board/board.test.cpp", "an exception names no*",
     ),
     Mutation(
+        "a-later-reason-wins", "communicator/self.hpp",
+        "        if (!reason_) {\n            reason_ = std::move(reason);", "        {\n            reason_ = std::move(reason);",
+        "communicator/abort_reason.test.cpp", "a single rank*",
+    ),
+    Mutation(
+        "a-rank-by-tcp-tells-only-what-it-read-before", "communicator/tcp/detail/rank.hpp",
+        "        look();\n        return over_;", "        return own_reason_;",
+        "communicator/tcp/faults.test.cpp", "each rank over TCP tells*",
+    ),
+    Mutation(
         "a-header-takes-its-memory", "communicator/tcp/detail/frame.ipp",
         "body.resize((std::min)(bytes, (std::max)(least, 2 * done)));",
         "body.resize((std::max)(bytes, least));",

@@ -4061,6 +4061,10 @@ concept has_abort = requires(C& comm, AbortReason reason) {
     { comm.is_aborted() } -> std::convertible_to<bool>;
 };
 template <class C>
+concept has_abort_reason = requires(C const& comm) {
+    { comm.abort_reason() } -> std::same_as<std::optional<AbortReason>>;
+};
+template <class C>
 concept has_set_deadline = requires(C& comm, std::chrono::nanoseconds deadline) {
     { comm.set_deadline(deadline) } -> std::convertible_to<std::chrono::nanoseconds>;
 };
@@ -4125,6 +4129,16 @@ concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has
 /// | `comm.is_aborted()`  | convertible to bool | whether any rank has aborted                    |
 template <class C>
 concept Aborts = Communicator<C> && detail::has_abort<C>;
+
+/// A communicator that tells why it was aborted, without a collective that throws it.
+///
+/// | expression            | result                     | meaning                               |
+/// |-----------------------|----------------------------|---------------------------------------|
+/// | `comm.abort_reason()` | std::optional<AbortReason> | local; the first reason that this     |
+/// |                       |                            | rank has heard; empty unless          |
+/// |                       |                            | is_aborted(). Tests of a work hear it |
+template <class C>
+concept TellsReason = Aborts<C> && detail::has_abort_reason<C>;
 
 /// A communicator whose waits end in `TimedOut` (default: `default_deadline`).
 ///
@@ -4324,6 +4338,9 @@ JOINABLE_DEFINITION Arena& Arena::operator=(Arena&& other) noexcept {
 /// are collective unless stated otherwise. `comm` is an lvalue of `C`, `in` is a ConstBuffer, and
 /// `out` and `buffer` are Buffers. `counts` is a std::span<std::size_t const> with each rank's
 /// number of elements; it need not outlive the call. Parts lie one after another in rank order.
+///
+/// communicator.hpp has those that end waits: Aborts, TellsReason, HasDeadline, RenewsDeadline and
+/// ReportsMissing.
 ///
 /// ProcessCommunicator models all but RegistersArenas. ThreadCommunicator also lacks
 /// AllocatesArena, because its ranks share the heap. SelfCommunicator also lacks SendsAndReceives
@@ -19961,6 +19978,10 @@ public:
     /// another rank has begun. It is therefore true on a rank that has failed because of that end,
     /// and nothing can start after it was true.
     [[nodiscard]] bool is_aborted(int rank) const;
+    /// The reason that its collectives throw, if it is_aborted() for `rank`.
+    [[nodiscard]] std::optional<AbortReason> abort_reason(int rank) const {
+        return is_aborted(rank) ? std::optional{board_->reason()} : std::nullopt;
+    }
 
     /// Whether a waiting message to or from `peer` will never be delivered.
     [[nodiscard]] bool is_lost(int peer) const noexcept {
@@ -20302,6 +20323,9 @@ public:
     /// Local. The first reason wins; every wait that can no longer complete throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
+        return rank_.group().abort_reason(rank());
+    }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
@@ -24568,19 +24592,19 @@ public:
     }
 
     void abort(AbortReason reason) {
-        if (!is_aborted_) {
+        if (!reason_) {
             reason_ = std::move(reason);
-            is_aborted_ = true;
         }
     }
-    [[nodiscard]] bool is_aborted() const noexcept { return is_aborted_; }
+    [[nodiscard]] bool is_aborted() const noexcept { return reason_.has_value(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return reason_; }
 
 private:
     friend class detail::BasicCollectives<SelfCommunicator, CompletedWork>;
 
     void throw_if_aborted() const {
-        if (is_aborted_) {
-            throw_failure(reason_);
+        if (reason_) {
+            throw_failure(*reason_);
         }
     }
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
@@ -24597,8 +24621,7 @@ private:
         return {};
     }
 
-    AbortReason reason_;
-    bool is_aborted_ = false;
+    std::optional<AbortReason> reason_;
 };
 
 }} // namespace joinable::v0

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -150,6 +151,11 @@ public:
         requires detail::has_abort<Local> && detail::has_abort<Across>
     {
         return engine_.is_aborted() || (own_levels_.parent && own_levels_.parent());
+    }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const
+        requires detail::has_abort_reason<Local> && detail::has_abort_reason<Across>
+    {
+        return engine_.abort_reason();
     }
     /// Local; of both levels, for waits that start later. Returns the deadline that was in force,
     /// the shorter one if they had two.

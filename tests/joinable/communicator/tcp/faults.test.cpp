@@ -36,6 +36,7 @@
 #include <support/polling.hpp>
 #include <support/shared.hpp>
 #include <support/tcp_ranks.hpp>
+#include <support/tells_reason.hpp>
 #include <support/time_of_death.hpp>
 #include <support/wait_for_process.hpp>
 #include <support/wait_until.hpp>
@@ -269,10 +270,15 @@ TEST_CASE("a rank that returns while others wait for it is named, as thread rank
                         error.what() ==
                         "rank " + std::to_string(leaver) + " left while others wait for it"
                     );
+                    check_tells_who_has_left(comm, leaver);
                 }
             });
         }
     }
+}
+
+TEST_CASE("each rank over TCP tells why it was aborted") {
+    run_tcp_ranks({1, 2, 3, 4, 8}, [](TcpCommunicator& comm) { check_tells_reason(comm); });
 }
 
 TEST_CASE("what was complete when rank 0 left can still be waited for") {

@@ -164,13 +164,15 @@ public:
     void abort_for_exception(std::string const& what) {
         abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
     }
-    [[nodiscard]] bool is_aborted() {
-        try {
-            take_over_from_parent();
-        } catch (std::exception const&) {
-            return true;
+    [[nodiscard]] bool is_aborted() { return abort_reason().has_value(); }
+    /// The first reason that reached rank 0.
+    [[nodiscard]] std::optional<AbortReason> abort_reason() {
+        if (parent_ != nullptr) {
+            if (auto const reason = parent_->reason_for_groups()) {
+                control_.abort(*reason);
+            }
         }
-        return control_.is_aborted();
+        return control_.abort_reason();
     }
 
     /// Where the ranks of one color meet. Collective; blocks.

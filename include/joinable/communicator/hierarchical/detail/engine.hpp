@@ -164,6 +164,18 @@ public:
         return failure_ || local_.is_aborted() || (across_ != nullptr && across_->is_aborted());
     }
 
+    /// The first reason that this rank has heard, by the ranks of all machines.
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
+        auto reason = failure_;
+        if (!reason) {
+            reason = reason_of_level(local_, Level::local);
+        }
+        if (!reason && across_ != nullptr) {
+            reason = reason_of_level(*across_, Level::across);
+        }
+        return reason || !parent_ ? reason : parent_();
+    }
+
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
         local_.set_deadline(deadline);
         if (across_ != nullptr) {
@@ -499,6 +511,11 @@ private:
                 fail(*reason);
             }
         }
+    }
+    template <class Comm>
+    [[nodiscard]] std::optional<AbortReason> reason_of_level(Comm const& comm, Level level) const {
+        auto reason = comm.abort_reason();
+        return reason ? globalised(*std::move(reason), level, machines_) : reason;
     }
     template <class Comm>
     [[nodiscard]] std::optional<AbortReason> reason_on(Comm& comm, Level level) const {

@@ -110,6 +110,10 @@ public:
     /// another rank has begun. It is therefore true on a rank that has failed because of that end,
     /// and nothing can start after it was true.
     [[nodiscard]] bool is_aborted(int rank) const;
+    /// The reason that its collectives throw, if it is_aborted() for `rank`.
+    [[nodiscard]] std::optional<AbortReason> abort_reason(int rank) const {
+        return is_aborted(rank) ? std::optional{board_->reason()} : std::nullopt;
+    }
 
     /// Whether a waiting message to or from `peer` will never be delivered.
     [[nodiscard]] bool is_lost(int peer) const noexcept {

@@ -593,6 +593,11 @@ MUTATIONS = [
         "communicator/shared_memory/board/board.test.cpp", "an exception names no*",
     ),
     Mutation(
+        "failures-of-groups-are-not-found", "communicator/shared_memory/group/group.ipp",
+        "return reason.origin < 0 && is_same_failure(reason, said);", "return false;",
+        "communicator/shared_memory/split.test.cpp", "a rank that leaves a group*",
+    ),
+    Mutation(
         "a-later-reason-wins", "communicator/self.hpp",
         "        if (!reason_) {\n            reason_ = std::move(reason);", "        {\n            reason_ = std::move(reason);",
         "communicator/abort_reason.test.cpp", "a single rank*",
@@ -946,8 +951,23 @@ MUTATIONS = [
         "communicator/hierarchical/communicator.test.cpp", "ranks that run different*",
     ),
     Mutation(
+        "ranks-around-machines-become-their-own", "communicator/hierarchical/detail/machines.hpp",
+        "reason.origin - machines.ranks() : -1;", "-1 : -1;",
+        "communicator/hierarchical/communicator.test.cpp", "machines of machines*",
+    ),
+    Mutation(
+        "a-rank-that-left-ends-groups-of-others", "communicator/hierarchical/detail/engine.hpp",
+        "if (!reason || reason->has_left) {", "if (!reason) {",
+        "communicator/hierarchical/split.test.cpp", "groups over machines go on*",
+    ),
+    Mutation(
+        "levels-forget-who-has-left", "communicator/hierarchical/detail/engine.hpp",
+        "reason = *std::move(told);", "",
+        "communicator/hierarchical/communicator.test.cpp", "a rank that leaves*",
+    ),
+    Mutation(
         "leaders-hear-nothing-of-their-machines", "communicator/hierarchical/detail/engine.hpp",
-        "listen_to(local_, Level::local);", "",
+        "end_by(reason_on(local_, Level::local));", "",
         "communicator/hierarchical/communicator.test.cpp", "a leader that waits*",
     ),
     Mutation(

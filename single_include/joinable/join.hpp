@@ -17538,10 +17538,11 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
     };
 }
 
-/// Whether a reason says that, whatever precedes it.
-[[nodiscard]] inline bool is_leaving(AbortReason const& reason) {
-    return reason.kind == FailureKind::peer_failed &&
-           reason.message.ends_with(" left while others wait for it");
+/// Whether an exception that was thrown for `told` has the kind and the ranks of `thrown`.
+[[nodiscard]] inline bool is_same_failure(AbortReason const& told, AbortReason const& thrown) {
+    bool const has_ranks =
+        told.kind != FailureKind::communication && told.kind != FailureKind::contract;
+    return told.kind == thrown.kind && (!has_ranks || own_ranks(told) == thrown.ranks);
 }
 
 /// The ranks `overdue` "did not <do>" in time, while `rank` does what `meanwhile` says.
@@ -19993,8 +19994,8 @@ public:
         return ended_by().value_or(reason_of_leaving(peer));
     }
 
-    /// The ranks that `said` names, as numbered in this group. Requires that `said` ended this
-    /// group, its collectives, or those of a subgroup of which the rank with this number was a
+    /// The ranks that `said`, the reason of an exception, names, as numbered in this group. Requires
+    /// that a reason of this kind and with these ranks ended this group, its collectives, or those of a subgroup of which the rank with this number was a
     /// member. Otherwise nothing.
     [[nodiscard]] std::optional<std::vector<int>>
     ranks_here(AbortReason const& said, int number) const;
@@ -20153,7 +20154,10 @@ JOINABLE_DEFINITION bool Group::is_aborted(int rank) const {
 
 JOINABLE_DEFINITION std::optional<std::vector<int>>
 Group::ranks_here(AbortReason const& said, int number) const {
-    auto const is_of = [&](auto const& end) { return end.reason().message == said.message; };
+    auto const is_of = [&](auto const& end) {
+        AbortReason const reason = end.reason();
+        return reason.origin < 0 && is_same_failure(reason, said);
+    };
     if ((shared().end.is_given() && is_of(shared().end)) ||
         (board_->is_aborted() && is_of(*board_))) {
         return said.ranks;
@@ -20242,7 +20246,7 @@ JOINABLE_DEFINITION bool Group::mark_dead(
         return false; // another rank is doing it, or has died meanwhile
     }
     AbortReason const first = shared().end.reason();
-    is_of_death = is_of_death && first.message == reason.message;
+    is_of_death = is_of_death && first.origin < 0 && is_same_failure(first, reason);
     board_->mark_dead(rank, number, first, burier);
     int holder = number + 1;
     shared().locked_by.compare_exchange_strong(holder, 0);

@@ -125,8 +125,8 @@ public:
         return ended_by().value_or(reason_of_leaving(peer));
     }
 
-    /// The ranks that `said` names, as numbered in this group. Requires that `said` ended this
-    /// group, its collectives, or those of a subgroup of which the rank with this number was a
+    /// The ranks that `said`, the reason of an exception, names, as numbered in this group. Requires
+    /// that a reason of this kind and with these ranks ended this group, its collectives, or those of a subgroup of which the rank with this number was a
     /// member. Otherwise nothing.
     [[nodiscard]] std::optional<std::vector<int>>
     ranks_here(AbortReason const& said, int number) const;

@@ -574,6 +574,36 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "a rank 0 that breaks*",
     ),
     Mutation(
+        "frames-lose-who-has-left", "communicator/tcp/detail/frame.ipp",
+        "reason.has_left = has_left == 1;", "",
+        "communicator/tcp/faults.test.cpp", "a packed reason*",
+    ),
+    Mutation(
+        "stored-reasons-lose-their-origin", "communicator/shared_memory/board/stored_reason.ipp",
+        "origin_ = reason.origin;", "",
+        "communicator/shared_memory/board/board.test.cpp", "a stored reason*",
+    ),
+    Mutation(
+        "exceptions-name-ranks-of-others", "error.hpp",
+        "return reason.origin < 0 ? reason.ranks : std::vector<int>{};", "return reason.ranks;",
+        "communicator/shared_memory/board/board.test.cpp", "an exception names no*",
+    ),
+    Mutation(
+        "failures-of-groups-are-not-found", "communicator/shared_memory/group/group.ipp",
+        "return reason.origin < 0 && is_same_failure(reason, said);", "return false;",
+        "communicator/shared_memory/split.test.cpp", "a rank that leaves a group*",
+    ),
+    Mutation(
+        "a-later-reason-wins", "communicator/self.hpp",
+        "        if (!reason_) {\n            reason_ = std::move(reason);", "        {\n            reason_ = std::move(reason);",
+        "communicator/abort_reason.test.cpp", "a single rank*",
+    ),
+    Mutation(
+        "a-rank-by-tcp-tells-only-what-it-read-before", "communicator/tcp/detail/rank.hpp",
+        "        look();\n        return over_;", "        return own_reason_;",
+        "communicator/tcp/faults.test.cpp", "each rank over TCP tells*",
+    ),
+    Mutation(
         "a-header-takes-its-memory", "communicator/tcp/detail/frame.ipp",
         "body.resize((std::min)(bytes, (std::max)(least, 2 * done)));",
         "body.resize((std::max)(bytes, least));",
@@ -917,8 +947,23 @@ MUTATIONS = [
         "communicator/hierarchical/communicator.test.cpp", "ranks that run different*",
     ),
     Mutation(
+        "ranks-around-machines-become-their-own", "communicator/hierarchical/detail/machines.hpp",
+        "reason.origin - machines.ranks() : -1;", "-1 : -1;",
+        "communicator/hierarchical/communicator.test.cpp", "machines of machines*",
+    ),
+    Mutation(
+        "a-rank-that-left-ends-groups-of-others", "communicator/hierarchical/detail/engine.hpp",
+        "if (!reason || reason->has_left) {", "if (!reason) {",
+        "communicator/hierarchical/split.test.cpp", "groups over machines go on*",
+    ),
+    Mutation(
+        "levels-forget-who-has-left", "communicator/hierarchical/detail/engine.hpp",
+        "reason = *std::move(told);", "",
+        "communicator/hierarchical/communicator.test.cpp", "a rank that leaves*",
+    ),
+    Mutation(
         "leaders-hear-nothing-of-their-machines", "communicator/hierarchical/detail/engine.hpp",
-        "listen_to(local_, Level::local);", "",
+        "end_by(reason_on(local_, Level::local));", "",
         "communicator/hierarchical/communicator.test.cpp", "a leader that waits*",
     ),
     Mutation(

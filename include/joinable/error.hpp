@@ -18,6 +18,11 @@ struct AbortReason {
     FailureKind kind = FailureKind::communication;
     std::vector<int> ranks; ///< ascending: the ranks that failed, did not arrive or differ
     std::string message;
+    /// -1: `ranks` are ranks of the aborted communicator. Otherwise they are ranks of a larger
+    /// communicator that runs on it, and this is the rank there that passed the reason on. See
+    /// HierarchicalCommunicator.
+    int origin = -1;
+    bool has_left = false; ///< `ranks` have destroyed their communicator, and did not fail
 };
 
 /// The base of all failures that a correct program can meet.
@@ -87,12 +92,19 @@ private:
     std::vector<int> ranks_;
 };
 
+namespace detail {
+/// The culprits as ranks of the aborted communicator. Empty if the reason has ranks of a larger one.
+[[nodiscard]] inline std::vector<int> own_ranks(AbortReason const& reason) {
+    return reason.origin < 0 ? reason.ranks : std::vector<int>{};
+}
+} // namespace detail
+
 /// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
     switch (reason.kind) {
-    case FailureKind::peer_failed: throw PeerFailed{reason.ranks, reason.message};
-    case FailureKind::timed_out: throw TimedOut{reason.ranks, reason.message};
-    case FailureKind::mismatch: throw Mismatch{reason.ranks, reason.message};
+    case FailureKind::peer_failed: throw PeerFailed{detail::own_ranks(reason), reason.message};
+    case FailureKind::timed_out: throw TimedOut{detail::own_ranks(reason), reason.message};
+    case FailureKind::mismatch: throw Mismatch{detail::own_ranks(reason), reason.message};
     case FailureKind::contract: throw ContractViolation{reason.message};
     case FailureKind::communication: break;
     }

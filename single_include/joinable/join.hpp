@@ -317,6 +317,11 @@ struct AbortReason {
     FailureKind kind = FailureKind::communication;
     std::vector<int> ranks; ///< ascending: the ranks that failed, did not arrive or differ
     std::string message;
+    /// -1: `ranks` are ranks of the aborted communicator. Otherwise they are ranks of a larger
+    /// communicator that runs on it, and this is the rank there that passed the reason on. See
+    /// HierarchicalCommunicator.
+    int origin = -1;
+    bool has_left = false; ///< `ranks` have destroyed their communicator, and did not fail
 };
 
 /// The base of all failures that a correct program can meet.
@@ -386,12 +391,19 @@ private:
     std::vector<int> ranks_;
 };
 
+namespace detail {
+/// The culprits as ranks of the aborted communicator. Empty if the reason has ranks of a larger one.
+[[nodiscard]] inline std::vector<int> own_ranks(AbortReason const& reason) {
+    return reason.origin < 0 ? reason.ranks : std::vector<int>{};
+}
+} // namespace detail
+
 /// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
     switch (reason.kind) {
-    case FailureKind::peer_failed: throw PeerFailed{reason.ranks, reason.message};
-    case FailureKind::timed_out: throw TimedOut{reason.ranks, reason.message};
-    case FailureKind::mismatch: throw Mismatch{reason.ranks, reason.message};
+    case FailureKind::peer_failed: throw PeerFailed{detail::own_ranks(reason), reason.message};
+    case FailureKind::timed_out: throw TimedOut{detail::own_ranks(reason), reason.message};
+    case FailureKind::mismatch: throw Mismatch{detail::own_ranks(reason), reason.message};
     case FailureKind::contract: throw ContractViolation{reason.message};
     case FailureKind::communication: break;
     }
@@ -4049,6 +4061,10 @@ concept has_abort = requires(C& comm, AbortReason reason) {
     { comm.is_aborted() } -> std::convertible_to<bool>;
 };
 template <class C>
+concept has_abort_reason = requires(C const& comm) {
+    { comm.abort_reason() } -> std::same_as<std::optional<AbortReason>>;
+};
+template <class C>
 concept has_set_deadline = requires(C& comm, std::chrono::nanoseconds deadline) {
     { comm.set_deadline(deadline) } -> std::convertible_to<std::chrono::nanoseconds>;
 };
@@ -4113,6 +4129,16 @@ concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has
 /// | `comm.is_aborted()`  | convertible to bool | whether any rank has aborted                    |
 template <class C>
 concept Aborts = Communicator<C> && detail::has_abort<C>;
+
+/// A communicator that tells why it was aborted, without a collective that throws it.
+///
+/// | expression            | result                     | meaning                               |
+/// |-----------------------|----------------------------|---------------------------------------|
+/// | `comm.abort_reason()` | std::optional<AbortReason> | local; the first reason that this     |
+/// |                       |                            | rank has heard; empty unless          |
+/// |                       |                            | is_aborted(). Tests of a work hear it |
+template <class C>
+concept TellsReason = Aborts<C> && detail::has_abort_reason<C>;
 
 /// A communicator whose waits end in `TimedOut` (default: `default_deadline`).
 ///
@@ -4312,6 +4338,9 @@ JOINABLE_DEFINITION Arena& Arena::operator=(Arena&& other) noexcept {
 /// are collective unless stated otherwise. `comm` is an lvalue of `C`, `in` is a ConstBuffer, and
 /// `out` and `buffer` are Buffers. `counts` is a std::span<std::size_t const> with each rank's
 /// number of elements; it need not outlive the call. Parts lie one after another in rank order.
+///
+/// communicator.hpp has those that end waits: Aborts, TellsReason, HasDeadline, RenewsDeadline and
+/// ReportsMissing.
 ///
 /// ProcessCommunicator models all but RegistersArenas. ThreadCommunicator also lacks
 /// AllocatesArena, because its ranks share the heap. SelfCommunicator also lacks SendsAndReceives
@@ -9560,7 +9589,7 @@ struct JoinResult {
     int authoritative_rank = 0;    ///< the highest last joiner
     bool stopped_early = false;    ///< by a vote or EndPolicy::stop_at_first
     /// Training rounds after the last one that synced, those before this guard included: what they accumulated is
-    /// still in the gradients.
+    /// still in the gradients. Ranks that discarded windows, or began with other ones, count others.
     std::size_t unsynced_rounds = 0;
     std::chrono::nanoseconds waited{}; ///< blocked in roll calls
 };
@@ -12927,7 +12956,7 @@ namespace joinable { inline namespace v0 {
 /// Construction, finish() and the destructor are collective. When an exception leaves the guard on
 /// one rank, the others see PeerFailed. Between rounds they learn of it in their next roll call,
 /// and the communicators stay usable; anywhere else the communicators are aborted. After the guard
-/// itself has thrown it is over, and its participants can enter another one.
+/// itself has thrown it is over; once it is destroyed its participants can enter another one.
 /// Cost: one sum of seven words per round, and one more message when a rank arrives or fails.
 /// Nothing with known lengths (JoinOptions::inputs).
 template <class... Js>
@@ -17762,14 +17791,19 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
 /// `rank` has finished with its communicator.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
     return {
-        FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
+        FailureKind::peer_failed,
+        {rank},
+        concat("rank ", rank, " left while others wait for it"),
+        -1,
+        true
     };
 }
 
-/// Whether a reason says that, whatever precedes it.
-[[nodiscard]] inline bool is_leaving(AbortReason const& reason) {
-    return reason.kind == FailureKind::peer_failed &&
-           reason.message.ends_with(" left while others wait for it");
+/// Whether an exception that was thrown for `told` has the kind and the ranks of `thrown`.
+[[nodiscard]] inline bool is_same_failure(AbortReason const& told, AbortReason const& thrown) {
+    bool const has_ranks =
+        told.kind != FailureKind::communication && told.kind != FailureKind::contract;
+    return told.kind == thrown.kind && (!has_ranks || own_ranks(told) == thrown.ranks);
 }
 
 /// The ranks `overdue` "did not <do>" in time, while `rank` does what `meanwhile` says.
@@ -17898,6 +17932,8 @@ public:
 
 private:
     FailureKind kind_ = FailureKind::communication;
+    bool has_left_ = false;
+    int origin_ = -1;
     std::array<std::uint64_t, max_ranks / 64> ranks_{}; ///< a bit for each
     std::size_t length_ = 0;
     std::array<char, max_text> text_{};
@@ -17916,6 +17952,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void StoredReason::store(AbortReason const& reason) noexcept {
     kind_ = reason.kind;
+    has_left_ = reason.has_left;
+    origin_ = reason.origin;
     ranks_.fill(0);
     for (int const rank : reason.ranks) {
         if (rank >= 0 && rank < max_ranks) {
@@ -17934,7 +17972,7 @@ JOINABLE_DEFINITION void StoredReason::store(AbortReason const& reason) noexcept
 }
 
 JOINABLE_DEFINITION AbortReason StoredReason::load() const {
-    AbortReason reason{kind_, {}, std::string{text_.data(), length_}};
+    AbortReason reason{kind_, {}, std::string{text_.data(), length_}, origin_, has_left_};
     for (int rank = 0; rank < max_ranks; ++rank) {
         auto const at = static_cast<std::size_t>(rank);
         if ((ranks_[at / 64] >> at % 64 & 1U) != 0) {
@@ -19918,7 +19956,7 @@ JOINABLE_DEFINITION bool Pipeline::is_in_use(Board& board) const {
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_overdue(AbortReason const& reason, int rank) noexcept {
-    return reason.kind == FailureKind::timed_out &&
+    return reason.kind == FailureKind::timed_out && reason.origin < 0 &&
            std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
 }
 
@@ -20202,6 +20240,10 @@ public:
     /// another rank has begun. It is therefore true on a rank that has failed because of that end,
     /// and nothing can start after it was true.
     [[nodiscard]] bool is_aborted(int rank) const;
+    /// The reason that its collectives throw, if it is_aborted() for `rank`.
+    [[nodiscard]] std::optional<AbortReason> abort_reason(int rank) const {
+        return is_aborted(rank) ? std::optional{board_->reason()} : std::nullopt;
+    }
 
     /// Whether a waiting message to or from `peer` will never be delivered.
     [[nodiscard]] bool is_lost(int peer) const noexcept {
@@ -20213,8 +20255,8 @@ public:
         return ended_by().value_or(reason_of_leaving(peer));
     }
 
-    /// The ranks that `said` names, as numbered in this group. Requires that `said` ended this
-    /// group, its collectives, or those of a subgroup of which the rank with this number was a
+    /// The ranks that `said`, the reason of an exception, names, as numbered in this group. Requires
+    /// that a reason of this kind and with these ranks ended this group, its collectives, or those of a subgroup of which the rank with this number was a
     /// member. Otherwise nothing.
     [[nodiscard]] std::optional<std::vector<int>>
     ranks_here(AbortReason const& said, int number) const;
@@ -20373,7 +20415,10 @@ JOINABLE_DEFINITION bool Group::is_aborted(int rank) const {
 
 JOINABLE_DEFINITION std::optional<std::vector<int>>
 Group::ranks_here(AbortReason const& said, int number) const {
-    auto const is_of = [&](auto const& end) { return end.reason().message == said.message; };
+    auto const is_of = [&](auto const& end) {
+        AbortReason const reason = end.reason();
+        return reason.origin < 0 && is_same_failure(reason, said);
+    };
     if ((shared().end.is_given() && is_of(shared().end)) ||
         (board_->is_aborted() && is_of(*board_))) {
         return said.ranks;
@@ -20462,7 +20507,7 @@ JOINABLE_DEFINITION bool Group::mark_dead(
         return false; // another rank is doing it, or has died meanwhile
     }
     AbortReason const first = shared().end.reason();
-    is_of_death = is_of_death && first.message == reason.message;
+    is_of_death = is_of_death && first.origin < 0 && is_same_failure(first, reason);
     board_->mark_dead(rank, number, first, burier);
     int holder = number + 1;
     shared().locked_by.compare_exchange_strong(holder, 0);
@@ -20543,6 +20588,9 @@ public:
     /// Local. The first reason wins; every wait that can no longer complete throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
+        return rank_.group().abort_reason(rank());
+    }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
@@ -24530,7 +24578,7 @@ throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
         }
     };
     if (segment.board().is_aborted()) {
-        for (int const rank : segment.board().reason().ranks) {
+        for (int const rank : own_ranks(segment.board().reason())) {
             if (rank < size) {
                 look_at(rank);
             }
@@ -24860,7 +24908,8 @@ run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& b
         }
         run(0);
     }
-    if (auto const error = original(errors, group.board().reason().ranks, first_to_throw.load())) {
+    if (auto const error =
+            original(errors, own_ranks(group.board().reason()), first_to_throw.load())) {
         std::rethrow_exception(error);
     }
 }
@@ -24888,19 +24937,19 @@ public:
     }
 
     void abort(AbortReason reason) {
-        if (!is_aborted_) {
+        if (!reason_) {
             reason_ = std::move(reason);
-            is_aborted_ = true;
         }
     }
-    [[nodiscard]] bool is_aborted() const noexcept { return is_aborted_; }
+    [[nodiscard]] bool is_aborted() const noexcept { return reason_.has_value(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return reason_; }
 
 private:
     friend class detail::BasicCollectives<SelfCommunicator, CompletedWork>;
 
     void throw_if_aborted() const {
-        if (is_aborted_) {
-            throw_failure(reason_);
+        if (reason_) {
+            throw_failure(*reason_);
         }
     }
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
@@ -24917,8 +24966,7 @@ private:
         return {};
     }
 
-    AbortReason reason_;
-    bool is_aborted_ = false;
+    std::optional<AbortReason> reason_;
 };
 
 }} // namespace joinable::v0

@@ -7,7 +7,9 @@
 #include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <optional>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -132,6 +134,15 @@ struct Aborting : Core {
 struct HalfAborting : Core {
     void abort(AbortReason);
 };
+struct Telling : Aborting {
+    std::optional<AbortReason> abort_reason() const;
+};
+struct TellingWithoutAbort : Core {
+    std::optional<AbortReason> abort_reason() const;
+};
+struct TellingText : Aborting {
+    std::string abort_reason() const;
+};
 struct Timed : Core {
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds);
 };
@@ -150,6 +161,8 @@ struct AliveWithoutDeadline : Core {
 static_assert(RenewsDeadline<Renewing> && !RenewsDeadline<AliveWithoutDeadline>);
 static_assert(Aborts<Aborting>);
 static_assert(!Aborts<HalfAborting>);
+static_assert(TellsReason<Telling> && !TellsReason<Aborting>);
+static_assert(!TellsReason<TellingWithoutAbort> && !TellsReason<TellingText>);
 static_assert(HasDeadline<Timed> && !HasDeadline<TimedWithoutReturn> && ReportsMissing<Reporting>);
 template <class C>
 constexpr bool collects_everything =
@@ -157,6 +170,7 @@ constexpr bool collects_everything =
 static_assert(collects_everything<SelfCommunicator> && collects_everything<ThreadCommunicator>);
 static_assert(SendsAndReceives<ThreadCommunicator> && Splits<ThreadCommunicator>);
 static_assert(RenewsDeadline<ThreadCommunicator> && ReportsMissing<ThreadCommunicator>);
+static_assert(TellsReason<SelfCommunicator> && TellsReason<ThreadCommunicator>);
 static_assert(!AllGathers<joinable_tests::CoreOnly<ThreadCommunicator>>);
 static_assert(ScalesSums<ThreadCommunicator> && ScalesSums<SelfCommunicator>);
 struct Scaling : Core {

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -63,6 +64,9 @@ public:
     [[nodiscard]] int size() const { return comm_->size(); }
     void abort(joinable::AbortReason const& reason) { comm_->abort(reason); }
     [[nodiscard]] bool is_aborted() const { return comm_->is_aborted(); }
+    [[nodiscard]] std::optional<joinable::AbortReason> abort_reason() const {
+        return comm_->abort_reason();
+    }
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
         return comm_->set_deadline(deadline);
     }
@@ -91,6 +95,7 @@ private:
         virtual AnyWork post(joinable::detail::Request const& request) = 0;
         virtual void abort(joinable::AbortReason const& reason) = 0;
         virtual bool is_aborted() const = 0;
+        virtual std::optional<joinable::AbortReason> abort_reason() const = 0;
         virtual std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) = 0;
         virtual void keep_alive() = 0;
         virtual std::vector<int> missing_ranks() const = 0;
@@ -111,6 +116,9 @@ private:
         }
         void abort(joinable::AbortReason const& reason) override { comm.abort(reason); }
         bool is_aborted() const override { return comm.is_aborted(); }
+        std::optional<joinable::AbortReason> abort_reason() const override {
+            return comm.abort_reason();
+        }
         std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) override {
             return comm.set_deadline(deadline);
         }

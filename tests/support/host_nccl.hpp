@@ -106,6 +106,9 @@ public:
         comm_.abort(reason);
     }
     [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
+    [[nodiscard]] std::optional<joinable::AbortReason> abort_reason() const {
+        return comm_.abort_reason();
+    }
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
         control_.set_deadline(deadline);
         return comm_.set_deadline(deadline);

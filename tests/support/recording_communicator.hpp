@@ -54,6 +54,7 @@ public:
     }
     void abort(joinable::AbortReason const& reason) { this->inner_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return this->inner_.is_aborted(); }
+    [[nodiscard]] auto abort_reason() const { return this->inner_.abort_reason(); }
     auto set_deadline(std::chrono::nanoseconds deadline) {
         return this->inner_.set_deadline(deadline);
     }

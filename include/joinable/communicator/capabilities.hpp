@@ -16,6 +16,9 @@
 /// `out` and `buffer` are Buffers. `counts` is a std::span<std::size_t const> with each rank's
 /// number of elements; it need not outlive the call. Parts lie one after another in rank order.
 ///
+/// communicator.hpp has those that end waits: Aborts, TellsReason, HasDeadline, RenewsDeadline and
+/// ReportsMissing.
+///
 /// ProcessCommunicator models all but RegistersArenas. ThreadCommunicator also lacks
 /// AllocatesArena, because its ranks share the heap. SelfCommunicator also lacks SendsAndReceives
 /// and Splits.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -47,6 +48,10 @@ template <class C>
 concept has_abort = requires(C& comm, AbortReason reason) {
     comm.abort(reason);
     { comm.is_aborted() } -> std::convertible_to<bool>;
+};
+template <class C>
+concept has_abort_reason = requires(C const& comm) {
+    { comm.abort_reason() } -> std::same_as<std::optional<AbortReason>>;
 };
 template <class C>
 concept has_set_deadline = requires(C& comm, std::chrono::nanoseconds deadline) {
@@ -113,6 +118,16 @@ concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has
 /// | `comm.is_aborted()`  | convertible to bool | whether any rank has aborted                    |
 template <class C>
 concept Aborts = Communicator<C> && detail::has_abort<C>;
+
+/// A communicator that tells why it was aborted, without a collective that throws it.
+///
+/// | expression            | result                     | meaning                               |
+/// |-----------------------|----------------------------|---------------------------------------|
+/// | `comm.abort_reason()` | std::optional<AbortReason> | local; the first reason that this     |
+/// |                       |                            | rank has heard; empty unless          |
+/// |                       |                            | is_aborted(). Tests of a work hear it |
+template <class C>
+concept TellsReason = Aborts<C> && detail::has_abort_reason<C>;
 
 /// A communicator whose waits end in `TimedOut` (default: `default_deadline`).
 ///

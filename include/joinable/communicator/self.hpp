@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include <joinable/communicator/capabilities.hpp>
@@ -31,19 +32,19 @@ public:
     }
 
     void abort(AbortReason reason) {
-        if (!is_aborted_) {
+        if (!reason_) {
             reason_ = std::move(reason);
-            is_aborted_ = true;
         }
     }
-    [[nodiscard]] bool is_aborted() const noexcept { return is_aborted_; }
+    [[nodiscard]] bool is_aborted() const noexcept { return reason_.has_value(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return reason_; }
 
 private:
     friend class detail::BasicCollectives<SelfCommunicator, CompletedWork>;
 
     void throw_if_aborted() const {
-        if (is_aborted_) {
-            throw_failure(reason_);
+        if (reason_) {
+            throw_failure(*reason_);
         }
     }
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
@@ -60,8 +61,7 @@ private:
         return {};
     }
 
-    AbortReason reason_;
-    bool is_aborted_ = false;
+    std::optional<AbortReason> reason_;
 };
 
 }} // namespace joinable::v0

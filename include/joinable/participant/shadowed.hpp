@@ -210,6 +210,11 @@ public:
     {
         return own_.is_aborted();
     }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const
+        requires detail::has_abort_reason<Own>
+    {
+        return own_.abort_reason();
+    }
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)
         requires detail::has_set_deadline<Own>

@@ -24,6 +24,7 @@
 #include <support/linear_model.hpp>
 #include <support/normalized_net.hpp>
 #include <support/ranks.hpp>
+#include <support/tells_reason.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/self.hpp>
@@ -500,6 +501,15 @@ TEST_CASE("with known lengths, and in a guard that is not enabled, collectives w
             CHECK(count == comm.size());
         }
         guard.finish();
+    });
+}
+
+TEST_CASE("a model's communicator tells why it was aborted") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto own = joinable::shadowed(comm);
+        check_tells_reason(own);
+        CHECK_FALSE(comm.abort_reason());
+        comm.barrier();
     });
 }
 

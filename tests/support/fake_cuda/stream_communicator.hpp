@@ -67,6 +67,7 @@ public:
     }
     void abort(joinable::AbortReason const& reason) { ranks_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return ranks_.is_aborted(); }
+    [[nodiscard]] auto abort_reason() const { return ranks_.abort_reason(); }
     [[nodiscard]] joinable::CudaDevice& device_memory() noexcept { return device_; }
 
 protected:

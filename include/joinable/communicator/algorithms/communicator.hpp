@@ -4,6 +4,7 @@
 #include <chrono>
 #include <climits>
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include <joinable/communicator/algorithms/detail/message_engine.hpp>
@@ -143,6 +144,11 @@ public:
         requires detail::has_abort<Comm>
     {
         return engine_.communicator().is_aborted();
+    }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const
+        requires detail::has_abort_reason<Comm>
+    {
+        return engine_.communicator().abort_reason();
     }
     /// Local; for messages that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)

@@ -38,14 +38,19 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
 /// `rank` has finished with its communicator.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
     return {
-        FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
+        FailureKind::peer_failed,
+        {rank},
+        concat("rank ", rank, " left while others wait for it"),
+        -1,
+        true
     };
 }
 
-/// Whether a reason says that, whatever precedes it.
-[[nodiscard]] inline bool is_leaving(AbortReason const& reason) {
-    return reason.kind == FailureKind::peer_failed &&
-           reason.message.ends_with(" left while others wait for it");
+/// Whether an exception that was thrown for `told` has the kind and the ranks of `thrown`.
+[[nodiscard]] inline bool is_same_failure(AbortReason const& told, AbortReason const& thrown) {
+    bool const has_ranks =
+        told.kind != FailureKind::communication && told.kind != FailureKind::contract;
+    return told.kind == thrown.kind && (!has_ranks || own_ranks(told) == thrown.ranks);
 }
 
 /// The ranks `overdue` "did not <do>" in time, while `rank` does what `meanwhile` says.

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -123,6 +124,7 @@ public:
     /// Local. The first reason that reaches rank 0 wins; every wait that is not complete throws it.
     void abort(AbortReason const& reason) { rank_->abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_->is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return rank_->abort_reason(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {

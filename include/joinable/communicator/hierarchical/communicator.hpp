@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -78,8 +79,8 @@ concept points_to_communicator = requires(P& pointer) {
 ///
 /// An error on one rank becomes the same error on all, which names ranks by their number here. If
 /// the text comes from `local` or `across`, it says how that one numbers them. It travels by aborts
-/// of `local` and `across`, so both should model Aborts; a busy leader carries it on at its next
-/// wait or test. While a leader waits, it calls keep_alive() on both levels. A rank that is late is
+/// of `local` and `across`, which model TellsReason; a busy leader carries it on at its next wait or
+/// test. Exceptions of `local` and `across` themselves then name no ranks. While a leader waits, it calls keep_alive() on both levels. A rank that is late is
 /// therefore missed by the ranks of its machine only, if both model RenewsDeadline. If they do not,
 /// ranks of other machines may miss their leaders at the same time, with other errors. A rank that
 /// is told of an abort throws it from collectives that it has not seen complete.
@@ -105,6 +106,12 @@ class HierarchicalCommunicator : public detail::Collectives<
     static_assert(
         detail::reduces_host_memory<Local> && detail::reduces_host_memory<Across>,
         "HierarchicalCommunicator: expected communicators of host memory for both levels"
+    );
+    static_assert(
+        TellsReason<Local> && TellsReason<Across>,
+        "HierarchicalCommunicator: expected members 'abort(AbortReason)', 'bool is_aborted()' and "
+        "'std::optional<AbortReason> abort_reason() const' of both levels, by which a leader learns "
+        "why ranks failed; use communicators that model TellsReason"
     );
 
 public:
@@ -141,16 +148,11 @@ public:
     [[nodiscard]] int machine_of(int rank) const { return engine_.machines().machine_of(rank); }
 
     /// Local. Aborts both levels. The first reason that reaches a rank wins.
-    void abort(AbortReason const& reason)
-        requires detail::has_abort<Local> && detail::has_abort<Across>
-    {
-        engine_.abort(reason);
-    }
-    [[nodiscard]] bool is_aborted() const
-        requires detail::has_abort<Local> && detail::has_abort<Across>
-    {
+    void abort(AbortReason const& reason) { engine_.abort(reason); }
+    [[nodiscard]] bool is_aborted() const {
         return engine_.is_aborted() || (own_levels_.parent && own_levels_.parent());
     }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return engine_.abort_reason(); }
     /// Local; of both levels, for waits that start later. Returns the deadline that was in force,
     /// the shorter one if they had two.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)

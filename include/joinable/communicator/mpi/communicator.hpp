@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -136,6 +137,10 @@ public:
     [[nodiscard]] bool is_aborted() const {
         auto const held = rank_->lock().take();
         return rank_->is_aborted();
+    }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
+        auto const held = rank_->lock().take();
+        return rank_->abort_reason();
     }
 
     /// Local; for waits that start later. Returns the deadline that was in force.

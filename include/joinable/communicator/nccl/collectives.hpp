@@ -158,6 +158,8 @@ public:
     /// first reason wins. NCCL's handle is freed. An engine that owns it must not destroy it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
+    /// Local. If the control communicator does not model TellsReason, empty until a call has thrown.
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return rank_.abort_reason(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {

@@ -83,7 +83,7 @@ throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
         }
     };
     if (segment.board().is_aborted()) {
-        for (int const rank : segment.board().reason().ranks) {
+        for (int const rank : own_ranks(segment.board().reason())) {
             if (rank < size) {
                 look_at(rank);
             }

@@ -81,7 +81,8 @@ run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& b
         }
         run(0);
     }
-    if (auto const error = original(errors, group.board().reason().ranks, first_to_throw.load())) {
+    if (auto const error =
+            original(errors, own_ranks(group.board().reason()), first_to_throw.load())) {
         std::rethrow_exception(error);
     }
 }

@@ -143,6 +143,7 @@ public:
     /// rank 0 has reported the winning reason, or after 5 s if rank 0 does not answer.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return rank_.abort_reason(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {

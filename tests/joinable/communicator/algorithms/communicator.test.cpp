@@ -704,4 +704,23 @@ TEST_CASE("a guard runs over messages alone") {
     });
 }
 
+TEST_CASE("the ranks of messages tell why they were aborted") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& ranks) {
+        MessageCommunicator comm{ranks};
+        static_assert(joinable::TellsReason<MessageCommunicator<ThreadCommunicator>>);
+        CHECK_FALSE(comm.abort_reason());
+        ranks.barrier();
+        int const last = comm.size() - 1;
+        if (comm.rank() == last) {
+            comm.abort({joinable::FailureKind::timed_out, {last}, "enough"});
+        }
+        wait_until([&] { return comm.is_aborted(); });
+        auto const reason = comm.abort_reason();
+        REQUIRE(reason);
+        CHECK(reason->kind == joinable::FailureKind::timed_out);
+        CHECK(reason->ranks == std::vector{last});
+        CHECK(reason->message == "enough");
+    });
+}
+
 } // namespace

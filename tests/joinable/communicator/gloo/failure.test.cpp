@@ -29,6 +29,7 @@
 #include <support/keep_alive.hpp>
 #include <support/polling.hpp>
 #include <support/shared.hpp>
+#include <support/tells_reason.hpp>
 #include <support/time_of_death.hpp>
 #include <support/volume.hpp>
 #include <support/wait_until.hpp>
@@ -238,9 +239,20 @@ TEST_CASE("a rank over Gloo that returns while others wait for it is named") {
                     ("rank " + std::to_string(leaver) + " left while others wait for it").c_str(),
                     joinable::PeerFailed
                 );
+                check_tells_who_has_left(comm, leaver);
             });
         }
     }
+}
+
+TEST_CASE("each rank over Gloo tells why it was aborted, and in a group, too") {
+    run_gloo_ranks({1, 2, 3, 4, 8}, [](GlooCommunicator& comm) {
+        auto group = comm.split(0, 0);
+        check_tells_reason(comm);
+        auto const reason = group.abort_reason();
+        REQUIRE(reason);
+        CHECK(reason->kind == FailureKind::timed_out);
+    });
 }
 
 TEST_CASE("a rank over Gloo that leaves ends no collective in which all ranks have arrived") {

@@ -29,6 +29,7 @@
 #include <support/linear_model.hpp>
 #include <support/machines.hpp>
 #include <support/tcp_ranks.hpp>
+#include <support/tells_reason.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/capabilities.hpp>
@@ -289,6 +290,66 @@ TEST_CASE("a rank that aborts is the same error with the same text on all ranks 
                 CHECK(failure->what() == std::string{"out of memory"});
             }
         }
+    }
+}
+
+TEST_CASE("a rank that leaves is named by its number on all other machines, and has left there") {
+    for (auto const& sizes : machine_layouts) {
+        int const ranks = ranks_of(sizes);
+        for (int leaver = 0; leaver < ranks; ++leaver) {
+            std::atomic<int> named{0};
+            run_machines(sizes, [&](ThreadMachines& comm) {
+                comm.barrier();
+                if (comm.rank() == leaver) {
+                    return;
+                }
+                std::uint64_t one = 1;
+                try {
+                    comm.all_reduce({&one, 1, DType::u64}, ReduceOp::sum).wait();
+                } catch (joinable::PeerFailed const& failure) {
+                    named += failure.ranks() == std::vector{leaver} ? 1 : 0;
+                }
+                check_tells_who_has_left(comm, leaver);
+            });
+            CHECK_MESSAGE(named == ranks - 1, text_of(sizes), ": rank ", leaver);
+        }
+    }
+}
+
+TEST_CASE("machines of machines throw one failure, by the ranks of all of them") {
+    using Racks = HierarchicalCommunicator<ThreadMachines, ThreadCommunicator>;
+    for (int culprit = 0; culprit < 6; ++culprit) {
+        std::atomic<int> ended{0};
+        std::atomic<int> right{0};
+        joinable::run_threads(2, [&](ThreadCommunicator& top) {
+            on_machines({2, 1}, [&](OnMachine place) {
+                ThreadMachines rack{place.local, place.across};
+                Racks comm{rack, rack.rank() == 0 ? &top : nullptr};
+                comm.barrier();
+                if (comm.rank() == culprit) {
+                    comm.abort({joinable::FailureKind::peer_failed, {culprit}, "out of memory"});
+                }
+                try {
+                    comm.barrier();
+                } catch (joinable::PeerFailed const& failure) {
+                    bool const is_right = failure.ranks() == std::vector{culprit} &&
+                                          failure.what() == std::string{"out of memory"};
+                    right += is_right ? 1 : 0;
+                }
+                auto const reason = rack.abort_reason();
+                REQUIRE(reason);
+                CHECK(reason->ranks == std::vector{culprit});
+                CHECK(reason->origin >= 0); // these are no ranks of the rack, which names none
+                try {
+                    rack.barrier();
+                } catch (joinable::PeerFailed const& failure) {
+                    CHECK(failure.ranks().empty());
+                }
+                ++ended;
+                wait_until(ended, 6);
+            });
+        });
+        CHECK_MESSAGE(right == 6, "culprit ", culprit);
     }
 }
 

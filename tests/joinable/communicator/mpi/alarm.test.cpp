@@ -114,6 +114,26 @@ TEST_CASE("and where a rank leaves a group because the communicator around that 
     });
 }
 
+TEST_CASE("the message of an abort keeps the origin of its reason, and whether its ranks have left"
+) {
+    for (bool const has_left : {false, true}) {
+        for (int const origin : {-1, 0, 9}) {
+            AbortReason const sent = joinable::detail::sendable(
+                {FailureKind::peer_failed, {1, 9, 8191}, std::string(5000, 'x'), origin, has_left},
+                4
+            );
+            auto const body = joinable::detail::body_of_abort(sent);
+            CHECK(body.size() <= joinable::detail::MpiAlarm::most_bytes);
+            AbortReason const got = joinable::detail::reason_of_abort(body);
+            CHECK(got.kind == FailureKind::peer_failed);
+            CHECK(got.ranks == (origin < 0 ? std::vector{1} : std::vector{1, 9, 8191}));
+            CHECK(got.message == sent.message);
+            CHECK(got.origin == origin);
+            CHECK(got.has_left == has_left);
+        }
+    }
+}
+
 TEST_CASE("an error of MPI beside the data ends all ranks") {
     run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
         Wires const wires{group};

@@ -23,6 +23,7 @@
 #include <doctest/doctest.h>
 #include <support/mpi_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/tells_reason.hpp>
 #include <support/thrown_by.hpp>
 
 #include <joinable/communicator/collectives.hpp>
@@ -489,6 +490,17 @@ TEST_CASE("communicators that were each constructed are used, and end, in thread
     });
 }
 
+TEST_CASE("each rank over MPI tells why it was aborted, and in a group, too") {
+    run_mpi_groups({1, 2, 3, 4, 8}, [](MPI_Comm group) {
+        MpiCommunicator comm{group};
+        auto halves = comm.split(comm.rank() / 2, 0);
+        check_tells_reason(comm);
+        auto const reason = halves.abort_reason();
+        REQUIRE(reason);
+        CHECK(reason->kind == FailureKind::timed_out);
+    });
+}
+
 TEST_CASE("a rank that leaves while others wait for it is PeerFailed at once") {
     run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
         MpiCommunicator comm{group};
@@ -498,6 +510,7 @@ TEST_CASE("a rank that leaves while others wait for it is PeerFailed at once") {
             return;
         }
         CHECK(thrown_by<joinable::PeerFailed>([&] { comm.barrier(); }).rank() == 1);
+        check_tells_who_has_left(comm, 1);
     });
     run_mpi_groups({2, 3, 4}, [](MPI_Comm group) { // the same in a message
         MpiCommunicator comm{group};

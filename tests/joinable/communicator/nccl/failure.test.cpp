@@ -68,6 +68,11 @@ public:
     std::function<void()> after_sum = [] {};
     std::function<void()> before_answer = [] {}; ///< of is_aborted()
 
+protected:
+    [[nodiscard]] std::optional<joinable::AbortReason> reason() const {
+        return comm_.abort_reason();
+    }
+
 private:
     struct Work {
         joinable::ThreadWork inner;
@@ -80,6 +85,12 @@ private:
     };
 
     joinable::ThreadCommunicator& comm_;
+};
+
+/// It also tells why it was aborted.
+struct Telling : Aborting {
+    using Aborting::Aborting;
+    [[nodiscard]] std::optional<joinable::AbortReason> abort_reason() const { return reason(); }
 };
 
 TEST_CASE("a rank that never comes is named on all ranks, and nothing of NCCL is left") {
@@ -197,7 +208,7 @@ TEST_CASE("a rank that the network has lost is named as soon as the control comm
 ) {
     run_ranks({2, 3, 4}, [](joinable::ThreadCommunicator& hosts) {
         cuda(cudaSetDevice(hosts.rank()));
-        Aborting control{hosts};
+        Telling control{hosts};
         NcclCommunicator comm{control};
         hosts.barrier();
         int asked = 0;
@@ -216,6 +227,27 @@ TEST_CASE("a rank that the network has lost is named as soon as the control comm
         CHECK((hosts.rank() != 0 || asked >= 5));
     });
     CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("ranks whose control communicator does not tell why it was aborted say that") {
+    run_ranks({2, 3, 4}, [](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        Aborting control{hosts};
+        NcclCommunicator comm{control};
+        if (hosts.rank() == 0) {
+            comm.abort({joinable::FailureKind::peer_failed, {0}, "rank 0 has had enough"});
+            CHECK_THROWS_WITH_AS(comm.barrier(), "rank 0 has had enough", joinable::PeerFailed);
+        } else {
+            wait_until([&] { return hosts.is_aborted(); });
+            CHECK_THROWS_WITH_AS(
+                comm.barrier(),
+                "another rank aborted, and the control communicator does not tell why: use one that "
+                "models TellsReason",
+                joinable::CommunicationError
+            );
+        }
+        CHECK(comm.abort_reason().has_value());
+    });
 }
 
 TEST_CASE("an asynchronous error ends all ranks with NCCL's text") {

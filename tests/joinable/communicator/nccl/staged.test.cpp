@@ -17,6 +17,7 @@
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
+#include <support/tells_reason.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/capabilities.hpp>
@@ -312,6 +313,13 @@ TEST_CASE("nothing is left of staged words") {
     fake_cuda::drain();
     CHECK(fake_cuda::live_allocations() == memory);
     CHECK(fake_cuda::live_streams() == streams);
+}
+
+TEST_CASE("ranks that stage words tell why they were aborted") {
+    run_nccl_ranks({1, 2, 3, 4, 8}, [](NcclCommunicator& nccl, auto&, cudaStream_t) {
+        StagedNcclCommunicator comm{nccl};
+        check_tells_reason(comm);
+    });
 }
 
 } // namespace

@@ -36,6 +36,7 @@
 #include <support/named_ranks.hpp>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/tells_reason.hpp>
 #include <support/time_of_death.hpp>
 #include <support/volume.hpp>
 #include <support/wait_until.hpp>
@@ -438,6 +439,7 @@ TEST_CASE("a rank that leaves is named by those who wait for it") {
                 CHECK_THROWS_WITH_AS(
                     comm.barrier(), "rank 2 left while others wait for it", PeerFailed
                 );
+                joinable_tests::check_tells_who_has_left(comm, 2);
             }
         });
     }

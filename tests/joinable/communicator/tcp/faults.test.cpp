@@ -36,6 +36,7 @@
 #include <support/polling.hpp>
 #include <support/shared.hpp>
 #include <support/tcp_ranks.hpp>
+#include <support/tells_reason.hpp>
 #include <support/time_of_death.hpp>
 #include <support/wait_for_process.hpp>
 #include <support/wait_until.hpp>
@@ -269,10 +270,15 @@ TEST_CASE("a rank that returns while others wait for it is named, as thread rank
                         error.what() ==
                         "rank " + std::to_string(leaver) + " left while others wait for it"
                     );
+                    check_tells_who_has_left(comm, leaver);
                 }
             });
         }
     }
+}
+
+TEST_CASE("each rank over TCP tells why it was aborted") {
+    run_tcp_ranks({1, 2, 3, 4, 8}, [](TcpCommunicator& comm) { check_tells_reason(comm); });
 }
 
 TEST_CASE("what was complete when rank 0 left can still be waited for") {
@@ -820,7 +826,7 @@ TEST_CASE("a rank 0 that breaks the protocol is a CommunicationError that says h
              {FrameKind::result, 0, huge, "1099511627776 bytes where 12 were expected"},
              {FrameKind::result, 1, 12, "a result for which it did not ask"},
              {FrameKind::start, 0, 0, "a second start"},
-             {FrameKind::end, 0, huge, "1099511627776 bytes where 36773 are the most"},
+             {FrameKind::end, 0, huge, "1099511627776 bytes where 36778 are the most"},
              {FrameKind::end, 0, 3, "an end without a reason"},
              {FrameKind::wait, 0, 0, "more time, for which it did not ask", 1},
              {FrameKind::wait, 7, 0, "more time, for which it did not ask", 1},
@@ -871,6 +877,21 @@ TEST_CASE("a rank 0 that breaks the protocol is a CommunicationError that says h
     );
 }
 
+TEST_CASE("a packed reason keeps its origin, and whether its ranks have left") {
+    for (bool const has_left : {false, true}) {
+        for (int const origin : {-1, 0, 9, 1 << 20}) {
+            auto const got = joinable::detail::unpacked_reason(joinable::detail::packed(
+                {FailureKind::peer_failed, {1, 9}, "text", origin, has_left}
+            ));
+            REQUIRE(got);
+            CHECK(got->ranks == std::vector{1, 9});
+            CHECK(got->message == "text");
+            CHECK(got->origin == origin);
+            CHECK(got->has_left == has_left);
+        }
+    }
+}
+
 TEST_CASE("a reason that is none ends the connection on either side, and a long one is cut") {
     using joinable::detail::packed;
     using joinable::detail::unpacked_reason;
@@ -882,15 +903,23 @@ TEST_CASE("a reason that is none ends the connection on either side, and a long 
     CHECK(got->kind == reason.kind);
     CHECK(got->ranks == reason.ranks);
     CHECK(got->message == std::string(3997, 'x') + "...");
-    CHECK(unpacked_reason(std::span{sent}.first(5 + 8))->message.empty());
-    for (std::size_t const bytes : {0U, 4U, 5U, 12U}) {
+    CHECK(got->origin == -1);
+    CHECK_FALSE(got->has_left);
+    CHECK(unpacked_reason(std::span{sent}.first(10 + 8))->message.empty());
+    for (std::size_t const bytes : {0U, 9U, 10U, 17U}) {
         CHECK_FALSE(unpacked_reason(std::span{sent}.first(bytes)));
     }
     auto bad = sent;
     bad[0] = std::byte{5}; // the kind
     CHECK_FALSE(unpacked_reason(bad));
     bad = sent;
-    bad[8] = std::byte{0x80}; // the first rank
+    bad[13] = std::byte{0x80}; // the first rank
+    CHECK_FALSE(unpacked_reason(bad));
+    bad = sent;
+    bad[1] = std::byte{2}; // has_left
+    CHECK_FALSE(unpacked_reason(bad));
+    bad = sent;
+    bad[2] = std::byte{0xfe}; // the origin
     CHECK_FALSE(unpacked_reason(bad));
 }
 

@@ -164,13 +164,15 @@ public:
     void abort_for_exception(std::string const& what) {
         abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
     }
-    [[nodiscard]] bool is_aborted() {
-        try {
-            take_over_from_parent();
-        } catch (std::exception const&) {
-            return true;
+    [[nodiscard]] bool is_aborted() { return abort_reason().has_value(); }
+    /// The first reason that reached rank 0.
+    [[nodiscard]] std::optional<AbortReason> abort_reason() {
+        if (parent_ != nullptr) {
+            if (auto const reason = parent_->reason_for_groups()) {
+                control_.abort(*reason);
+            }
         }
-        return control_.is_aborted();
+        return control_.abort_reason();
     }
 
     /// Where the ranks of one color meet. Collective; blocks.
@@ -419,14 +421,8 @@ private:
     }
     /// Why this rank's groups end, if they do. A rank that has left does not end those of others.
     [[nodiscard]] std::optional<AbortReason> reason_for_groups() {
-        if (!is_aborted() || has_any_left()) {
-            return own_reason_;
-        }
-        try {
-            throw_reason();
-        } catch (...) {
-            return reason_of(std::current_exception());
-        }
+        auto reason = abort_reason();
+        return !reason || has_any_left() ? own_reason_ : reason;
     }
     /// An abort of the parent reaches every wait.
     static TcpCommunicator attached(GlooMeeting& door, std::shared_ptr<GlooRank> const& parent) {
@@ -439,21 +435,13 @@ private:
         control_.abort(reason);
         throw_reason();
     }
-    /// Whether the ranks have ended because one of them left. @pre control_.is_aborted()
+    /// Whether the ranks have ended because one of them left.
     [[nodiscard]] bool has_any_left() {
-        try {
-            throw_reason();
-        } catch (PeerFailed const& error) {
-            return error.what() == reason_of_leaving(error.rank()).message;
-        } catch (std::exception const&) {
-            return false;
-        }
+        auto const reason = control_.abort_reason();
+        return reason && reason->has_left && reason->origin < 0; // by itself, without an abort
     }
     /// The first reason that reached rank 0. @pre control_.is_aborted()
-    [[noreturn]] void throw_reason() {
-        control_.barrier();
-        throw CommunicationError{"all ranks have ended"}; // not reached: the barrier throws
-    }
+    [[noreturn]] void throw_reason() { throw_failure(*control_.abort_reason()); }
     /// After any failure no collective can complete, and nothing may write to the caller's memory.
     template <class F>
     std::invoke_result_t<F const&> ended_by_failure(F const& f) {

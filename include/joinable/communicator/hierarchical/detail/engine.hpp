@@ -134,7 +134,7 @@ public:
         if (!reason && across_ != nullptr) {
             reason = reason_on(*across_, Level::across);
         }
-        if (!reason || is_leaving(*reason)) {
+        if (!reason || reason->has_left) {
             return std::nullopt;
         }
         abort(*reason);
@@ -146,13 +146,9 @@ public:
         if (!failure_) {
             failure_ = cut(reason);
         }
-        if constexpr (has_abort<Local>) {
-            local_.abort(sealed(*failure_, Level::local, machines_));
-        }
-        if constexpr (has_abort<Across>) {
-            if (across_ != nullptr) {
-                across_->abort(sealed(*failure_, Level::across, machines_));
-            }
+        local_.abort(to_level(*failure_, rank(), machines_));
+        if (across_ != nullptr) {
+            across_->abort(to_level(*failure_, rank(), machines_));
         }
     }
     /// Tells the others that an exception is leaving `what` on this rank.
@@ -162,6 +158,18 @@ public:
     }
     [[nodiscard]] bool is_aborted() const {
         return failure_ || local_.is_aborted() || (across_ != nullptr && across_->is_aborted());
+    }
+
+    /// The first reason that this rank has heard, by the ranks of all machines.
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
+        auto reason = failure_;
+        if (!reason) {
+            reason = reason_on(local_, Level::local);
+        }
+        if (!reason && across_ != nullptr) {
+            reason = reason_on(*across_, Level::across);
+        }
+        return reason || !parent_ ? reason : parent_();
     }
 
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
@@ -465,12 +473,17 @@ private:
         try {
             return f();
         } catch (...) {
-            fail(globalised(reason_of(std::current_exception()), level, machines_));
+            AbortReason reason = reason_of(std::current_exception());
+            auto told = level == Level::local ? local_.abort_reason() : across_->abort_reason();
+            if (told && is_same_failure(*told, reason)) {
+                reason = *std::move(told);
+            }
+            fail(to_global(std::move(reason), level, machines_));
         }
     }
-    /// Carries failures from level to level, and tells both that this rank waits. What is in flight
-    /// throws by itself, and a level that the collective has left may have ended, because ranks that
-    /// have finished may leave. So this listens to those to which it has yet to go.
+    /// Carries failures from level to level, and tells both that this rank waits. Steps in flight
+    /// report failures themselves. Checks only the levels that the collective still needs: ranks may
+    /// leave a level once their part is done.
     void listen() {
         Operation const& first = operations_.front();
         auto const is_ahead = [&](Level level) {
@@ -482,10 +495,10 @@ private:
                    );
         };
         if (is_ahead(Level::local)) {
-            listen_to(local_, Level::local);
+            end_by(reason_on(local_, Level::local));
         }
         if (is_ahead(Level::across)) {
-            listen_to(*across_, Level::across);
+            end_by(reason_on(*across_, Level::across));
         }
         auto const now = std::chrono::steady_clock::now();
         if (now - last_sign_ >= deadline_ / 8) {
@@ -501,30 +514,9 @@ private:
         }
     }
     template <class Comm>
-    [[nodiscard]] std::optional<AbortReason> reason_on(Comm& comm, Level level) const {
-        if constexpr (has_abort<Comm>) {
-            if (comm.is_aborted()) {
-                try {
-                    std::uint8_t byte = 0;
-                    comm.broadcast({&byte, 1, DType::u8}, 0).wait();
-                } catch (...) {
-                    return globalised(reason_of(std::current_exception()), level, machines_);
-                }
-            }
-        }
-        return std::nullopt;
-    }
-    template <class Comm>
-    void listen_to(Comm& comm, Level level) {
-        if constexpr (has_abort<Comm>) {
-            if (comm.is_aborted()) { // a collective that begins now throws the reason
-                (void)on_level(level, [&]() -> bool {
-                    std::uint8_t byte = 0;
-                    comm.broadcast({&byte, 1, DType::u8}, 0).wait();
-                    throw CommunicationError{"a communicator was aborted, and does not say why"};
-                });
-            }
-        }
+    [[nodiscard]] std::optional<AbortReason> reason_on(Comm const& comm, Level level) const {
+        auto reason = comm.abort_reason();
+        return reason ? to_global(*std::move(reason), level, machines_) : reason;
     }
     void end_by(std::optional<AbortReason> const& reason) {
         if (reason) {

@@ -2,14 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -51,16 +47,12 @@ private:
 /// The levels on which ranks meet.
 enum class Level : std::uint8_t { local, across };
 
-/// A failure travels from level to level as the reason of an abort, whose ranks must be ranks of
-/// that level. So the ranks of all machines stand before its text.
-inline constexpr std::string_view sealed_mark = "of all machines' ranks ";
-inline constexpr std::size_t most_sealed_ranks = 300; ///< more are left out, on every rank
-
 /// Cuts a reason, so that it is the same on ranks which get it by abort().
 [[nodiscard]] inline AbortReason cut(AbortReason reason) {
-    constexpr std::size_t most_text = most_reason_text / 2; // the rest is for the ranks
-    if (reason.ranks.size() > most_sealed_ranks) {
-        reason.ranks.resize(most_sealed_ranks);
+    constexpr std::size_t most_text = most_reason_text / 2; // MPI sends ranks in the same message
+    constexpr std::size_t most_ranks = 300;                 // more are left out, on every rank
+    if (reason.ranks.size() > most_ranks) {
+        reason.ranks.resize(most_ranks);
     }
     if (reason.message.size() > most_text) {
         reason.message.resize(length_before_cut(reason.message, most_text));
@@ -69,57 +61,24 @@ inline constexpr std::size_t most_sealed_ranks = 300; ///< more are left out, on
     return reason;
 }
 
-/// The reason to abort a level with. Without culprits on that level it names none there.
-[[nodiscard]] inline AbortReason
-sealed(AbortReason const& reason, Level level, Machines const& machines) {
-    AbortReason result{reason.kind, {}, std::string{sealed_mark}};
-    for (int const rank : reason.ranks) {
-        result.message += concat(rank == reason.ranks.front() ? "" : ",", rank);
-        if (!machines.are_known() ||
-            rank >= machines.ranks()) { // a rank of a group around this one
-            continue;
-        }
-        int const machine = machines.machine_of(rank);
-        if (level == Level::across && (result.ranks.empty() || result.ranks.back() != machine)) {
-            result.ranks.push_back(machine);
-        } else if (level == Level::local && machine == machines.own()) {
-            result.ranks.push_back(rank - machines.first_of(machine));
-        }
-    }
-    result.message += concat(": ", reason.message);
-    return result;
-}
-
-/// The reason that another rank has sealed, if it is one.
-[[nodiscard]] inline std::optional<AbortReason> unsealed(AbortReason const& reason) {
-    if (!reason.message.starts_with(sealed_mark)) {
-        return std::nullopt;
-    }
-    AbortReason result{reason.kind, {}, {}};
-    char const* const end = reason.message.data() + reason.message.size();
-    char const* at = reason.message.data() + sealed_mark.size();
-    while (at != end && *at != ':') {
-        int rank = 0;
-        auto const [after, error] = std::from_chars(at, end, rank);
-        if (error != std::errc{}) {
-            return std::nullopt;
-        }
-        result.ranks.push_back(rank);
-        at = after != end && *after == ',' ? after + 1 : after;
-    }
-    if (end - at < 2) {
-        return std::nullopt;
-    }
-    result.message.assign(at + 2, end);
-    return result;
+/// The reason to abort a level with, on `rank` of all machines. It keeps the ranks of all machines.
+/// Ranks of a communicator around this one have origins from the number of ranks on.
+[[nodiscard]] inline AbortReason to_level(AbortReason reason, int rank, Machines const& machines) {
+    reason.origin = reason.origin < 0 ? rank : machines.ranks() + reason.origin;
+    return reason;
 }
 
 /// The same reason, by the ranks of all machines. If they have other numbers on the level where it
 /// arose, the text says so.
 [[nodiscard]] inline AbortReason
-globalised(AbortReason reason, Level level, Machines const& machines) {
-    if (auto sent = unsealed(reason)) {
-        return *std::move(sent);
+to_global(AbortReason reason, Level level, Machines const& machines) {
+    if (reason.origin >= 0) { // from to_level()
+        bool const is_around = machines.are_known() && reason.origin >= machines.ranks();
+        reason.origin = is_around ? reason.origin - machines.ranks() : -1;
+        return reason;
+    }
+    if (reason.kind == FailureKind::communication || reason.kind == FailureKind::contract) {
+        reason.ranks.clear(); // as on ranks that learn of it by its exception
     }
     int const own = machines.own();
     int const first = machines.first_of(own);

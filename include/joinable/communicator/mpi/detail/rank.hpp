@@ -208,10 +208,11 @@ public:
         abort(reason);
         throw_failure(*failure_);
     }
-    [[nodiscard]] bool is_aborted() {
+    [[nodiscard]] std::optional<AbortReason> const& abort_reason() {
         poll();
-        return failure_.has_value();
+        return failure_;
     }
+    [[nodiscard]] bool is_aborted() { return abort_reason().has_value(); }
     void throw_if_aborted() {
         take_over_from_parents();
         if (failure_) {

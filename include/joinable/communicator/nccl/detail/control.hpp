@@ -5,12 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <type_traits>
 
 #include <joinable/agreement/control.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -19,6 +21,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 class NcclControl : public ControlCommunicator {
 public:
     [[nodiscard]] virtual bool is_aborted() const = 0;
+    /// Empty also if that is not supported.
+    [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
 
     /// Memory that all ranks share; empty if that is not supported.
     [[nodiscard]] virtual Arena share(std::size_t bytes) = 0;
@@ -41,6 +45,13 @@ public:
     using ControlOver<Held, NcclControl>::ControlOver;
 
     [[nodiscard]] bool is_aborted() const override { return this->communicator().is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
+        if constexpr (TellsReason<Comm>) {
+            return this->communicator().abort_reason();
+        } else {
+            return std::nullopt;
+        }
+    }
 
     [[nodiscard]] Arena share(std::size_t bytes) override {
         if constexpr (SharesMemory<Comm>) {

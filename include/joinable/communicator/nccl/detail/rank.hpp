@@ -104,7 +104,10 @@ public:
 
     // -- failures -------------------------------------------------------------------------------------
 
-    [[nodiscard]] bool is_aborted() const { return failure_ != nullptr || control_->is_aborted(); }
+    [[nodiscard]] bool is_aborted() const { return failure_ || control_->is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
+        return failure_ ? failure_ : control_->abort_reason();
+    }
     /// Ends this rank's part, if that has not happened yet. Outstanding work is lost. The control
     /// communicator tells the others; there the first reason wins.
     void abort(AbortReason const& reason) noexcept {
@@ -113,10 +116,9 @@ public:
         }
         try {
             control_->abort(reason);
-            control_->barrier(); // throws the first reason of all ranks
-            failure_ = std::make_exception_ptr(CommunicationError{reason.message});
+            failure_ = control_->abort_reason().value_or(reason);
         } catch (...) {
-            failure_ = std::current_exception();
+            failure_ = reason_of(std::current_exception());
         }
         CurrentCudaDevice const current{device(), std::nothrow};
         release_kernels();
@@ -130,12 +132,12 @@ public:
     }
     [[noreturn]] void fail(AbortReason const& reason) {
         abort(reason);
-        std::rethrow_exception(failure_);
+        throw_failure(*failure_);
     }
     void throw_if_aborted(std::string_view error = asynchronous_error) {
         poll(error);
         if (failure_) {
-            std::rethrow_exception(failure_);
+            throw_failure(*failure_);
         }
     }
 
@@ -172,7 +174,7 @@ public:
     /// or memory ends, which an error of the engine must not keep from waiting.
     /// @throws ContractViolation  see require_no_cuda_error().
     void require_no_error() const {
-        if (failure_ == nullptr) {
+        if (!failure_) {
             require_no_cuda_error();
         }
     }
@@ -203,7 +205,7 @@ public:
             control_->exchange_deadline(*before);
         }
         if (failure_) {
-            std::rethrow_exception(failure_);
+            throw_failure(*failure_);
         }
     }
 
@@ -375,13 +377,10 @@ private:
     /// Adds an error during the rank's end to the failure that caused it.
     void add_to_failure(std::string_view call, ncclResult_t result) noexcept {
         try {
-            AbortReason reason = reason_of(failure_);
-            reason.message += concat(
+            failure_->message += concat(
                 "; besides, ", call, " failed on rank ", rank_, ": ", ncclGetErrorString(result)
             );
-            throw_failure(reason);
-        } catch (...) {
-            failure_ = std::current_exception();
+        } catch (...) { // NOLINT(bugprone-empty-catch): no memory, and the reason is known
         }
     }
     /// The network may notice that a process has died before the control communicator does, which
@@ -400,7 +399,12 @@ private:
         }
         try {
             if (control_->is_aborted()) {
-                abort({FailureKind::communication, {}, "another rank aborted"});
+                abort(
+                    {FailureKind::communication,
+                     {},
+                     "another rank aborted, and the control communicator does not tell why: use one "
+                     "that models TellsReason"}
+                );
             } else {
                 check(handle_.state(), error);
             }
@@ -486,7 +490,7 @@ private:
             poll();
         }
         if (launch.state == NcclLaunch::State::lost) {
-            std::rethrow_exception(failure_);
+            throw_failure(*failure_);
         }
         return launch.state == NcclLaunch::State::complete;
     }
@@ -494,7 +498,7 @@ private:
     std::unique_ptr<NcclControl> control_;
     int rank_;
     int size_;
-    std::exception_ptr failure_; ///< all members throw it from now on
+    std::optional<AbortReason> failure_; ///< all members throw it from now on
     NcclDeadline deadline_;
     NcclStreams streams_;
     NcclLaunches launches_;

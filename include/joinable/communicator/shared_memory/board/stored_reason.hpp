@@ -24,6 +24,8 @@ public:
 
 private:
     FailureKind kind_ = FailureKind::communication;
+    bool has_left_ = false;
+    int origin_ = -1;
     std::array<std::uint64_t, max_ranks / 64> ranks_{}; ///< a bit for each
     std::size_t length_ = 0;
     std::array<char, max_text> text_{};

@@ -10,6 +10,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void StoredReason::store(AbortReason const& reason) noexcept {
     kind_ = reason.kind;
+    has_left_ = reason.has_left;
+    origin_ = reason.origin;
     ranks_.fill(0);
     for (int const rank : reason.ranks) {
         if (rank >= 0 && rank < max_ranks) {
@@ -28,7 +30,7 @@ JOINABLE_DEFINITION void StoredReason::store(AbortReason const& reason) noexcept
 }
 
 JOINABLE_DEFINITION AbortReason StoredReason::load() const {
-    AbortReason reason{kind_, {}, std::string{text_.data(), length_}};
+    AbortReason reason{kind_, {}, std::string{text_.data(), length_}, origin_, has_left_};
     for (int rank = 0; rank < max_ranks; ++rank) {
         auto const at = static_cast<std::size_t>(rank);
         if ((ranks_[at / 64] >> at % 64 & 1U) != 0) {

@@ -86,7 +86,7 @@ JOINABLE_DEFINITION bool Pipeline::is_in_use(Board& board) const {
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_overdue(AbortReason const& reason, int rank) noexcept {
-    return reason.kind == FailureKind::timed_out &&
+    return reason.kind == FailureKind::timed_out && reason.origin < 0 &&
            std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
 }
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <concepts>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,9 @@ public:
     /// Local. The first reason wins; every wait that can no longer complete throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
+        return rank_.group().abort_reason(rank());
+    }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {

@@ -110,6 +110,10 @@ public:
     /// another rank has begun. It is therefore true on a rank that has failed because of that end,
     /// and nothing can start after it was true.
     [[nodiscard]] bool is_aborted(int rank) const;
+    /// The reason that its collectives throw, if it is_aborted() for `rank`.
+    [[nodiscard]] std::optional<AbortReason> abort_reason(int rank) const {
+        return is_aborted(rank) ? std::optional{board_->reason()} : std::nullopt;
+    }
 
     /// Whether a waiting message to or from `peer` will never be delivered.
     [[nodiscard]] bool is_lost(int peer) const noexcept {
@@ -121,8 +125,8 @@ public:
         return ended_by().value_or(reason_of_leaving(peer));
     }
 
-    /// The ranks that `said` names, as numbered in this group. Requires that `said` ended this
-    /// group, its collectives, or those of a subgroup of which the rank with this number was a
+    /// The ranks that `said`, the reason of an exception, names, as numbered in this group. Requires
+    /// that a reason of this kind and with these ranks ended this group, its collectives, or those of a subgroup of which the rank with this number was a
     /// member. Otherwise nothing.
     [[nodiscard]] std::optional<std::vector<int>>
     ranks_here(AbortReason const& said, int number) const;

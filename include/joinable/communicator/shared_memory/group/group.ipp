@@ -68,7 +68,10 @@ JOINABLE_DEFINITION bool Group::is_aborted(int rank) const {
 
 JOINABLE_DEFINITION std::optional<std::vector<int>>
 Group::ranks_here(AbortReason const& said, int number) const {
-    auto const is_of = [&](auto const& end) { return end.reason().message == said.message; };
+    auto const is_of = [&](auto const& end) {
+        AbortReason const reason = end.reason();
+        return reason.origin < 0 && is_same_failure(reason, said);
+    };
     if ((shared().end.is_given() && is_of(shared().end)) ||
         (board_->is_aborted() && is_of(*board_))) {
         return said.ranks;
@@ -157,7 +160,7 @@ JOINABLE_DEFINITION bool Group::mark_dead(
         return false; // another rank is doing it, or has died meanwhile
     }
     AbortReason const first = shared().end.reason();
-    is_of_death = is_of_death && first.message == reason.message;
+    is_of_death = is_of_death && first.origin < 0 && is_same_failure(first, reason);
     board_->mark_dead(rank, number, first, burier);
     int holder = number + 1;
     shared().locked_by.compare_exchange_strong(holder, 0);

@@ -25,14 +25,15 @@ JOINABLE_DEFINITION std::vector<std::byte> packed(AbortReason reason) {
     reason.ranks.resize((std::min)(reason.ranks.size(), std::size_t{max_ranks}));
     reason.message = sendable(reason.message);
     std::vector<std::byte> bytes(
-        sizeof reason.kind + (1 + reason.ranks.size()) * sizeof(std::uint32_t) +
-        reason.message.size()
+        bytes_before_ranks + reason.ranks.size() * sizeof(std::int32_t) + reason.message.size()
     );
     auto end = bytes.begin();
     auto const append = [&](std::span<std::byte const> part) {
         end = std::copy(part.begin(), part.end(), end);
     };
     append(bytes_of(reason.kind));
+    append(bytes_of(static_cast<std::uint8_t>(reason.has_left ? 1 : 0)));
+    append(bytes_of(static_cast<std::int32_t>((std::max)(reason.origin, -1))));
     append(bytes_of(static_cast<std::uint32_t>(reason.ranks.size())));
     for (int const rank : reason.ranks) {
         append(bytes_of(static_cast<std::int32_t>(rank)));
@@ -51,14 +52,17 @@ JOINABLE_DEFINITION std::vector<int> unpacked_ranks(std::span<std::byte const> b
 
 JOINABLE_DEFINITION std::optional<AbortReason> unpacked_reason(std::span<std::byte const> bytes) {
     AbortReason reason;
-    constexpr std::size_t fixed = sizeof reason.kind + sizeof(std::uint32_t);
-    if (bytes.size() < fixed) {
+    if (bytes.size() < bytes_before_ranks) {
         return std::nullopt;
     }
     reason.kind = object_at<FailureKind>(bytes);
-    std::size_t const ranks = object_at<std::uint32_t>(bytes.subspan(sizeof reason.kind));
-    bytes = bytes.subspan(fixed);
-    if (reason.kind > FailureKind::contract || ranks > bytes.size() / sizeof(std::int32_t)) {
+    auto const has_left = object_at<std::uint8_t>(bytes.subspan(1));
+    reason.has_left = has_left == 1;
+    reason.origin = object_at<std::int32_t>(bytes.subspan(2));
+    std::size_t const ranks = object_at<std::uint32_t>(bytes.subspan(6));
+    bytes = bytes.subspan(bytes_before_ranks);
+    if (reason.kind > FailureKind::contract || has_left > 1 || reason.origin < -1 ||
+        ranks > bytes.size() / sizeof(std::int32_t)) {
         return std::nullopt;
     }
     reason.ranks = unpacked_ranks(bytes.first(ranks * sizeof(std::int32_t)));

@@ -87,6 +87,10 @@ public:
         look();
         return over_.has_value();
     }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() {
+        look();
+        return over_;
+    }
 
     void keep_alive();
     /// A wait for `peer` beside the collectives has lasted for the deadline. Returns how much longer

@@ -81,4 +81,36 @@ TEST_CASE("a reason with a long text is kept as far as there is room, in whole c
     CHECK(stored.load().ranks.empty());
 }
 
+TEST_CASE("a stored reason keeps its origin, and whether its ranks have left") {
+    joinable::detail::StoredReason stored;
+    for (bool const has_left : {true, false}) {
+        for (int const origin : {9, 0, -1}) {
+            stored.store({FailureKind::peer_failed, {1, 9}, "text", origin, has_left});
+            AbortReason const reason = stored.load();
+            CHECK(reason.ranks == std::vector{1, 9});
+            CHECK(reason.origin == origin);
+            CHECK(reason.has_left == has_left);
+        }
+    }
+}
+
+TEST_CASE("an exception names no ranks of a larger communicator") {
+    for (FailureKind const kind :
+         {FailureKind::peer_failed, FailureKind::timed_out, FailureKind::mismatch}) {
+        for (int const origin : {-1, 0, 9}) {
+            std::vector<int> ranks;
+            try {
+                joinable::throw_failure({kind, {1, 9}, "text", origin});
+            } catch (joinable::PeerFailed const& error) {
+                ranks = error.ranks();
+            } catch (joinable::TimedOut const& error) {
+                ranks = error.ranks();
+            } catch (joinable::Mismatch const& error) {
+                ranks = error.ranks();
+            }
+            CHECK(ranks == (origin < 0 ? std::vector{1, 9} : std::vector<int>{}));
+        }
+    }
+}
+
 } // namespace

@@ -85,6 +85,7 @@ struct Training {
     bool finds_unused = false;
     bool has_guard = true;    ///< and rank r has r + 1 inputs; else all have 3
     bool has_threads = false; ///< each round is another thread's
+    bool compares = false;    ///< the values of ranks, in each round
 };
 
 [[nodiscard]] inline std::string describe(Training const& training, int ranks) {
@@ -94,7 +95,8 @@ struct Training {
            (training.views ? ", bucket views" : ", copies") +
            (training.has_weights ? ", weights" : "") +
            (training.finds_unused ? ", unused parameters" : "") +
-           (training.has_threads ? ", from worker threads" : "");
+           (training.has_threads ? ", from worker threads" : "") +
+           (training.compares ? ", values compared" : "");
 }
 
 /// What gradients of a training are: the numbers of number_of() times a factor. All factors are exact
@@ -198,8 +200,11 @@ public:
             }
         }
     }
-    /// The step: values become the gradients.
+    /// The step: values become the gradients. Before, each rank has others.
     void step(int round, cudaStream_t stream) {
+        for (std::size_t p = 0; p < params.size(); ++p) {
+            cuda(cudaMemsetAsync(params[p].value.data(), 1 + rank_, bytes(p), stream));
+        }
         spin(stream);
         for (std::size_t p = 0; p < params.size(); ++p) {
             void const* const grad = params[p].grad.data();
@@ -313,7 +318,8 @@ void check_training(ThreadHosts& hosts, Machine const& machine, Training const& 
          .gradient_as_bucket_view = training.views,
          .find_unused = training.finds_unused,
          .joined_gradients = keeps_gradients ? joinable::JoinedGradients::kept
-                                             : joinable::JoinedGradients::zeroed_at_end}
+                                             : joinable::JoinedGradients::zeroed_at_end,
+         .verify_replicas = training.compares ? std::size_t{1} : 0}
     };
     std::optional<joinable::Join<decltype(ddp)>> guard;
     if (training.has_guard) {
@@ -472,6 +478,11 @@ inline void check_order(ThreadHosts& hosts, Machine const& machine) {
     check_training<joinable::BFloat16>(hosts, machine, {});
     done(describe({}, hosts.size()) + ", bf16");
     train({.has_threads = true});
+    for (Caller const caller : {Caller::null, Caller::blocking, Caller::non_blocking}) {
+        for (bool const packs_apart : {false, true}) {
+            train({.caller = caller, .packs_apart = packs_apart, .compares = true});
+        }
+    }
     for (Caller const caller : {Caller::null, Caller::non_blocking}) {
         for (bool const has_guard : {true, false}) {
             train({.caller = caller, .has_weights = true, .has_guard = has_guard});

@@ -594,6 +594,11 @@ MUTATIONS = [
         "communicator/shared_memory/split.test.cpp", "a rank that leaves a group*",
     ),
     Mutation(
+        "ranks-that-wait-do-not-say-where", "communicator/detail/reasons.hpp",
+        "if (reason.has_left && !what.empty()", "if (false && !what.empty()",
+        "communicator/shared_memory/thread.test.cpp", "a rank that leaves is named with*",
+    ),
+    Mutation(
         "a-later-reason-wins", "communicator/self.hpp",
         "        if (!reason_) {\n            reason_ = std::move(reason);", "        {\n            reason_ = std::move(reason);",
         "communicator/abort_reason.test.cpp", "a single rank*",

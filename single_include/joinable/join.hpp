@@ -17788,7 +17788,7 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
     return length;
 }
 
-/// `rank` has finished with its communicator.
+/// `rank` has finished with its communicator. Ranks that wait throw it as in_words_of() says.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
     return {
         FailureKind::peer_failed,
@@ -17797,6 +17797,23 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
         -1,
         true
     };
+}
+
+/// The reason in the words of `rank`, if ranks have left while it waits in `what`; empty: in nothing.
+[[nodiscard]] inline AbortReason
+in_words_of(int rank, std::string const& what, AbortReason reason) {
+    if (reason.has_left && !what.empty() && !own_ranks(reason).empty()) {
+        reason.message = concat(
+            ranks_text(reason.ranks),
+            " left while rank ",
+            rank,
+            " waits for ",
+            reason.ranks.size() == 1 ? "it" : "them",
+            " in ",
+            what
+        );
+    }
+    return reason;
 }
 
 /// Whether an exception that was thrown for `told` has the kind and the ranks of `thrown`.
@@ -21054,9 +21071,9 @@ private:
     }
     void give_up(std::uint64_t sequence) noexcept;
 
-    /// The slot of the next collective is free when every rank has finished the collective that
+    /// The slot of the next collective, which is `said`, is free when every rank has finished the collective that
     /// used it before.
-    void make_room();
+    void make_room(Descriptor const& said);
 
     /// The first collective of this rank in which it can compute. If there is none, the next
     /// number.
@@ -21078,6 +21095,10 @@ private:
 
     void retire() noexcept;
 
+    /// @pre board_.reason() is known
+    [[noreturn]] void throw_reason(Descriptor const& said) const {
+        throw_failure(in_words_of(rank_, said.text(), board_.reason()));
+    }
     void
     abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
         group_.abort(reason_of_delay(overdue, to_do, deadline_, rank_, meanwhile), rank_);
@@ -21115,7 +21136,7 @@ Endpoint<Group, Memory>::Endpoint(Group group, int rank, Memory memory) noexcept
 template <class Group, class Memory>
 std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
     auto const& [said, in, out, sends, expects] = request;
-    make_room();
+    make_room(said);
     std::uint64_t const sequence = next_;
     std::size_t const bytes = said.count * size_of(said.dtype);
     bool const is_small = detail::is_small(said);
@@ -21124,7 +21145,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
     ArrivalLine& line = board_.line(rank_, sequence);
     std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
     if ((old & ArrivalLine::frozen) != 0) {
-        throw_failure(board_.reason());
+        throw_reason(said);
     }
     if (!is_on_line) {
         line.payload[ArrivalLine::count] = said.count;
@@ -21161,7 +21182,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
     }
     std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
     if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile: aborted
-        throw_failure(board_.reason());
+        throw_reason(said);
     }
     ++next_;
     board_.room.wake();
@@ -21214,7 +21235,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
     if (!pending.has_agreed) {
         switch (arrival_of(sequence)) {
         case Arrival::waiting: return false;
-        case Arrival::never: throw_failure(board_.reason());
+        case Arrival::never: throw_reason(pending.said);
         case Arrival::complete: break;
         }
         if (auto const reason = disagreement(board_, sequence, pending.said)) {
@@ -21240,7 +21261,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
             if (pending.pipeline.is_lost(board_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {
-                    throw_failure(board_.reason());
+                    throw_reason(pending.said);
                 }
             }
             return false;
@@ -21249,7 +21270,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
     } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
         memory_.give_back(sequence);
     } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
-        throw_failure(board_.reason());
+        throw_reason(pending.said);
     } else {
         return false;
     }
@@ -21388,7 +21409,7 @@ void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
     );
     if (!is_over()) { // the deadline of a group that had failed before
         give_up(sequence);
-        throw_failure(board_.reason());
+        throw_reason(pending_of(sequence).said);
     }
 }
 
@@ -21401,7 +21422,7 @@ void Endpoint<Group, Memory>::give_up(std::uint64_t sequence) noexcept {
 }
 
 template <class Group, class Memory>
-void Endpoint<Group, Memory>::make_room() {
+void Endpoint<Group, Memory>::make_room(Descriptor const& said) {
     constexpr std::uint64_t max_in_flight = Board::max_in_flight;
     if (next_ < max_in_flight + all_retired_) {
         return;
@@ -21423,7 +21444,7 @@ void Endpoint<Group, Memory>::make_room() {
         [] { return "posts another one"; }
     );
     if (board_.is_aborted()) {
-        throw_failure(board_.reason());
+        throw_reason(said);
     }
 }
 
@@ -21706,8 +21727,13 @@ public:
     [[nodiscard]] bool is_settled(Message const& message) const noexcept;
 
     /// Blocks until the message is settled. After that no rank accesses its buffer. Returns whether
-    /// it was delivered; if not, group().loss(peer) is the reason.
+    /// it was delivered; if not, throw_loss() says why.
     [[nodiscard]] bool finish_message(Message& message);
+
+    /// @pre the message was not delivered
+    [[noreturn]] void throw_loss(Message const& message) const {
+        throw_failure(in_words_of(this->rank(), message.text(), group_.loss(message.peer)));
+    }
 
     /// Call this when the message is not settled. Returns whether polling has reached the deadline;
     /// if so, the group is aborted.
@@ -21906,7 +21932,7 @@ PendingMessage* GroupRank<Memory>::meet(Message& message) {
     Mailbox& mailbox = mailbox_of(message);
     if (!lock(mailbox, message.peer)) {
         throw_away(message);
-        throw_failure(group_.loss(message.peer));
+        throw_loss(message);
     }
     PendingMessage* const other = mailbox.find(board, message.is_send, message.tag);
     if (other != nullptr) {
@@ -22110,7 +22136,7 @@ void GroupWork<Memory>::wait() {
         is_lost_ = !rank_->finish_message(message_);
     }
     if (is_lost_) {
-        throw_failure(rank_->group().loss(message_.peer));
+        rank_->throw_loss(message_);
     }
 }
 

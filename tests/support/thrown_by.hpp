@@ -24,7 +24,7 @@ template <class Error, class Ranks, class Call>
 void check_thrown(Ranks const& ranks, std::string const& text, Call const& call) {
     auto const error = thrown_by<Error>(call);
     CHECK(error.ranks() == ranks);
-    CHECK(error.what() == text);
+    CHECK(std::string{error.what()} == text);
 }
 
 } // namespace joinable_tests

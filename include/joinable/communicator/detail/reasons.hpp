@@ -35,7 +35,7 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
     return length;
 }
 
-/// `rank` has finished with its communicator.
+/// `rank` has finished with its communicator. Ranks that wait throw it as in_words_of() says.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
     return {
         FailureKind::peer_failed,
@@ -44,6 +44,23 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
         -1,
         true
     };
+}
+
+/// The reason in the words of `rank`, if ranks have left while it waits in `what`; empty: in nothing.
+[[nodiscard]] inline AbortReason
+in_words_of(int rank, std::string const& what, AbortReason reason) {
+    if (reason.has_left && !what.empty() && !own_ranks(reason).empty()) {
+        reason.message = concat(
+            ranks_text(reason.ranks),
+            " left while rank ",
+            rank,
+            " waits for ",
+            reason.ranks.size() == 1 ? "it" : "them",
+            " in ",
+            what
+        );
+    }
+    return reason;
 }
 
 /// Whether an exception that was thrown for `told` has the kind and the ranks of `thrown`.

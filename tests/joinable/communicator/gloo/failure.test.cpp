@@ -236,7 +236,9 @@ TEST_CASE("a rank over Gloo that returns while others wait for it is named") {
                 std::vector<float> values(3, 1);
                 CHECK_THROWS_WITH_AS(
                     joinable::all_reduce(comm, values).wait(),
-                    ("rank " + std::to_string(leaver) + " left while others wait for it").c_str(),
+                    ("rank " + std::to_string(leaver) + " left while rank " +
+                     std::to_string(comm.rank()) + " waits for it in all_reduce of 3 f32 with sum")
+                        .c_str(),
                     joinable::PeerFailed
                 );
                 check_tells_who_has_left(comm, leaver);

@@ -213,7 +213,9 @@ TEST_CASE("an abort, an exception, and a rank that leaves end messages over Gloo
             float value = 0;
             CHECK_THROWS_WITH_AS(
                 comm.receive({&value, 1, DType::f32}, comm.size() - 1).wait(),
-                ("rank " + std::to_string(comm.size() - 1) + " left while others wait for it")
+                ("rank " + std::to_string(comm.size() - 1) +
+                 " left while rank 0 waits for it in a receive of 1 f32 with tag 0 from rank " +
+                 std::to_string(comm.size() - 1))
                     .c_str(),
                 joinable::PeerFailed
             );

@@ -308,6 +308,10 @@ TEST_CASE("a rank that leaves is named by its number on all other machines, and 
                     comm.all_reduce({&one, 1, DType::u64}, ReduceOp::sum).wait();
                 } catch (joinable::PeerFailed const& failure) {
                     named += failure.ranks() == std::vector{leaver} ? 1 : 0;
+                    std::string const text = "rank " + std::to_string(leaver) +
+                                             " left while rank " + std::to_string(comm.rank()) +
+                                             " waits for it in all_reduce of 1 u64 with sum";
+                    CHECK(failure.what() == text);
                 }
                 check_tells_who_has_left(comm, leaver);
             });

@@ -436,9 +436,9 @@ TEST_CASE("a rank that leaves is named by those who wait for it") {
             auto comm = attach(rank, 3, job);
             comm.barrier();
             if (rank != 2) {
-                CHECK_THROWS_WITH_AS(
-                    comm.barrier(), "rank 2 left while others wait for it", PeerFailed
-                );
+                std::string const text =
+                    "rank 2 left while rank " + std::to_string(rank) + " waits for it in barrier";
+                CHECK_THROWS_WITH_AS(comm.barrier(), text.c_str(), PeerFailed);
                 joinable_tests::check_tells_who_has_left(comm, 2);
             }
         });

@@ -340,7 +340,7 @@ TEST_CASE("a rank that leaves a group while another one waits in it is named on 
             bool const is_named =
                 error.ranks() == std::vector{2} &&
                 std::string{error.what()} ==
-                    "rank 2, in a group split off: rank 1 left while others wait for it";
+                    "rank 2, in a group split off: rank 1 left while rank 0 waits for it in barrier";
             *heard += is_named ? 1 : 0;
             throw;
         }

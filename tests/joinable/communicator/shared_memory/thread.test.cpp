@@ -643,4 +643,39 @@ TEST_CASE("no rank, no group") {
     CHECK_THROWS_AS(joinable::run_threads(-3, [](auto&) {}), joinable::ContractViolation);
 }
 
+TEST_CASE("a rank that leaves is named with what each of the others waits for it in") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        comm.barrier();
+        if (comm.rank() == 0) {
+            return;
+        }
+        auto const text_of = [&](std::string const& what) {
+            std::string const rank = std::to_string(comm.rank());
+            return "rank 0 left while rank " + rank + " waits for it in " + what;
+        };
+        std::vector<float> values(3, 1);
+        Buffer const buffer{values.data(), values.size(), DType::f32};
+        CHECK_THROWS_WITH_AS(
+            comm.all_reduce(buffer, ReduceOp::sum).wait(),
+            text_of("all_reduce of 3 f32 with sum").c_str(),
+            joinable::PeerFailed
+        );
+        CHECK_THROWS_WITH_AS( // it does not begin
+            comm.broadcast(buffer, 1).wait(),
+            text_of("broadcast of 3 f32 from rank 1").c_str(),
+            joinable::PeerFailed
+        );
+    });
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        float value = 0;
+        if (comm.rank() == 1) {
+            CHECK_THROWS_WITH_AS(
+                comm.receive({&value, 1, DType::f32}, 0, 5).wait(),
+                "rank 0 left while rank 1 waits for it in a receive of 1 f32 with tag 5",
+                joinable::PeerFailed
+            );
+        }
+    });
+}
+
 } // namespace

@@ -267,8 +267,8 @@ TEST_CASE("a rank that returns while others wait for it is named, as thread rank
                 } catch (joinable::PeerFailed const& error) {
                     CHECK(error.ranks() == std::vector{leaver});
                     CHECK(
-                        error.what() ==
-                        "rank " + std::to_string(leaver) + " left while others wait for it"
+                        error.what() == "rank " + std::to_string(leaver) + " left while rank " +
+                                            std::to_string(comm.rank()) + " waits for it in barrier"
                     );
                     check_tells_who_has_left(comm, leaver);
                 }
@@ -315,7 +315,7 @@ TEST_CASE("what was complete when rank 0 left can still be waited for") {
     CHECK(values[0] == std::vector<std::int64_t>(2000, 3));
     CHECK(values[1].back() == 2 + 3);
     CHECK_THROWS_WITH_AS(
-        comm.barrier(), "rank 0 left while others wait for it", joinable::PeerFailed
+        comm.barrier(), "rank 0 left while rank 1 waits for it in barrier", joinable::PeerFailed
     );
 }
 

@@ -228,6 +228,10 @@ private:
         return concat("rank ", rank(), " cannot go on by Gloo: ", error);
     }
 
+    [[nodiscard]] static std::string waiting_in(GlooMessage const& message) {
+        char const* const whose = message.is_send ? " to rank " : " from rank ";
+        return concat(message.text(), whose, message.peer);
+    }
     [[nodiscard]] std::string text_of_stall(Operation const& operation) const {
         double const seconds = std::chrono::duration<double>(options_.deadline).count();
         int const other = lane_->awaited();
@@ -310,22 +314,13 @@ private:
         if (is_broken || is_over) {
             bool const is_late = message.ending.reaches(gloo_patience, gap);
             if (is_over && (is_broken || is_late || !has_any_left())) {
-                throw_reason();
+                throw_reason(waiting_in(message));
             }
             if (is_late) {
                 fail({FailureKind::communication, {}, blame(message.error)});
             }
         } else if (longest_gap && message.waited.reaches(options_.deadline, gap)) {
-            auto const left = ask_about(
-                control_,
-                message.peer,
-                concat(
-                    "waits in ",
-                    message.text(),
-                    message.is_send ? " to rank " : " from rank ",
-                    message.peer
-                )
-            );
+            auto const left = ask_about(control_, message.peer, "waits in " + waiting_in(message));
             message.waited.set(options_.deadline - left);
         }
     }
@@ -356,7 +351,7 @@ private:
             return operation.stalled.reaches(time, longest_gap.value_or(PolledTime::gap_of_tests));
         };
         if (is_over && is_broken) {
-            throw_reason();
+            throw_reason(operation.request.signature.text());
         }
         if (is_broken) { // because another rank has closed its connections, which says why, or died
             if (has_stalled_for(gloo_patience)) {
@@ -364,7 +359,7 @@ private:
             }
         } else if (is_over) {
             if (has_stalled_for(gloo_patience)) {
-                throw_reason();
+                throw_reason(operation.request.signature.text());
             }
         } else if (longest_gap && operation.is_compared && has_stalled_for(options_.deadline)) {
             fail({FailureKind::communication, {}, text_of_stall(operation)});
@@ -442,6 +437,9 @@ private:
     }
     /// The first reason that reached rank 0. @pre control_.is_aborted()
     [[noreturn]] void throw_reason() { throw_failure(*control_.abort_reason()); }
+    [[noreturn]] void throw_reason(std::string const& what) {
+        throw_failure(in_words_of(rank(), what, *control_.abort_reason()));
+    }
     /// After any failure no collective can complete, and nothing may write to the caller's memory.
     template <class F>
     std::invoke_result_t<F const&> ended_by_failure(F const& f) {

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -73,7 +74,7 @@ public:
     /// @throws the error that ended the engine.
     [[nodiscard]] std::uint64_t post(Request const& request) {
         if (failure_) {
-            throw_failure(*failure_);
+            throw_failure(in_words_of(rank(), request.signature.text(), *failure_));
         }
         hear_parent();
         std::uint64_t const number = done_ + operations_.size();
@@ -529,8 +530,11 @@ private:
     }
     /// No rank uses the buffers after that.
     [[noreturn]] void end() {
-        operations_.clear();
-        throw_failure(*failure_);
+        if (!operations_.empty()) {
+            waits_in_ = operations_.front().request.signature.text();
+            operations_.clear();
+        }
+        throw_failure(in_words_of(rank(), waits_in_, *failure_));
     }
 
     Local& local_;
@@ -545,6 +549,7 @@ private:
     std::uint64_t done_ = 0;                            ///< number of finished collectives
     std::uint8_t met_ = 0;                              ///< of barriers
     std::optional<AbortReason> failure_;
+    std::string waits_in_; ///< the collective that the failure ended
 };
 
 }}} // namespace joinable::v0::detail

@@ -79,12 +79,12 @@ public:
     // -- collectives and messages -----------------------------------------------------------------
 
     [[nodiscard]] MpiOperation& post(Request const& request) {
-        throw_if_aborted();
+        throw_if_aborted(request.signature.text());
         lock_->notify();
         return in_flight_.post(request, options_);
     }
     [[nodiscard]] MpiOperation& post_message(bool is_send, int peer, int tag, Buffer buffer) {
-        throw_if_aborted();
+        throw_if_aborted(is_send ? "a send" : "a receive");
         lock_->notify();
         std::uint64_t const number = peers_.count_message(peer, is_send);
         return in_flight_.post_message(is_send, peer, tag, buffer, number);
@@ -141,10 +141,13 @@ public:
                 return true;
             }
             if (auto const rank = peers_.deserter(operation); rank && !failure_) {
-                fail(reason_of_leaving(*rank));
+                abort(reason_of_leaving(*rank));
             }
         }
-        throw_if_aborted();
+        take_over_from_parents();
+        if (failure_) {
+            throw_failure(in_words_of(rank_, operation.text(), *failure_));
+        }
         return false;
     }
     /// What is in flight.
@@ -213,10 +216,11 @@ public:
         return failure_;
     }
     [[nodiscard]] bool is_aborted() { return abort_reason().has_value(); }
-    void throw_if_aborted() {
+    /// `what` would begin now.
+    void throw_if_aborted(std::string const& what) {
         take_over_from_parents();
         if (failure_) {
-            throw_failure(*failure_);
+            throw_failure(in_words_of(rank_, what, *failure_));
         }
     }
     void keep_alive() {
@@ -337,7 +341,9 @@ private:
             if (one->unwinding_ && !can_complete(*one->unwinding_)) {
                 take_over_unwinding(*one->unwinding_);
             } else if (one->failure_ && !one->unwinding_) {
-                take_over(*one->failure_);
+                AbortReason reason = *one->failure_;
+                reason.has_left = false; // not this group, in which its ranks have other numbers
+                take_over(reason);
             }
         }
     }

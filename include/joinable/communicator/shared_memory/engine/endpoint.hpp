@@ -142,9 +142,9 @@ private:
     }
     void give_up(std::uint64_t sequence) noexcept;
 
-    /// The slot of the next collective is free when every rank has finished the collective that
+    /// The slot of the next collective, which is `said`, is free when every rank has finished the collective that
     /// used it before.
-    void make_room();
+    void make_room(Descriptor const& said);
 
     /// The first collective of this rank in which it can compute. If there is none, the next
     /// number.
@@ -166,6 +166,10 @@ private:
 
     void retire() noexcept;
 
+    /// @pre board_.reason() is known
+    [[noreturn]] void throw_reason(Descriptor const& said) const {
+        throw_failure(in_words_of(rank_, said.text(), board_.reason()));
+    }
     void
     abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
         group_.abort(reason_of_delay(overdue, to_do, deadline_, rank_, meanwhile), rank_);

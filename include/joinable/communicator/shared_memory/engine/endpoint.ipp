@@ -17,7 +17,7 @@ Endpoint<Group, Memory>::Endpoint(Group group, int rank, Memory memory) noexcept
 template <class Group, class Memory>
 std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
     auto const& [said, in, out, sends, expects] = request;
-    make_room();
+    make_room(said);
     std::uint64_t const sequence = next_;
     std::size_t const bytes = said.count * size_of(said.dtype);
     bool const is_small = detail::is_small(said);
@@ -26,7 +26,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
     ArrivalLine& line = board_.line(rank_, sequence);
     std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
     if ((old & ArrivalLine::frozen) != 0) {
-        throw_failure(board_.reason());
+        throw_reason(said);
     }
     if (!is_on_line) {
         line.payload[ArrivalLine::count] = said.count;
@@ -63,7 +63,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
     }
     std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
     if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile: aborted
-        throw_failure(board_.reason());
+        throw_reason(said);
     }
     ++next_;
     board_.room.wake();
@@ -116,7 +116,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
     if (!pending.has_agreed) {
         switch (arrival_of(sequence)) {
         case Arrival::waiting: return false;
-        case Arrival::never: throw_failure(board_.reason());
+        case Arrival::never: throw_reason(pending.said);
         case Arrival::complete: break;
         }
         if (auto const reason = disagreement(board_, sequence, pending.said)) {
@@ -142,7 +142,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
             if (pending.pipeline.is_lost(board_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {
-                    throw_failure(board_.reason());
+                    throw_reason(pending.said);
                 }
             }
             return false;
@@ -151,7 +151,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
     } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
         memory_.give_back(sequence);
     } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
-        throw_failure(board_.reason());
+        throw_reason(pending.said);
     } else {
         return false;
     }
@@ -290,7 +290,7 @@ void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
     );
     if (!is_over()) { // the deadline of a group that had failed before
         give_up(sequence);
-        throw_failure(board_.reason());
+        throw_reason(pending_of(sequence).said);
     }
 }
 
@@ -303,7 +303,7 @@ void Endpoint<Group, Memory>::give_up(std::uint64_t sequence) noexcept {
 }
 
 template <class Group, class Memory>
-void Endpoint<Group, Memory>::make_room() {
+void Endpoint<Group, Memory>::make_room(Descriptor const& said) {
     constexpr std::uint64_t max_in_flight = Board::max_in_flight;
     if (next_ < max_in_flight + all_retired_) {
         return;
@@ -325,7 +325,7 @@ void Endpoint<Group, Memory>::make_room() {
         [] { return "posts another one"; }
     );
     if (board_.is_aborted()) {
-        throw_failure(board_.reason());
+        throw_reason(said);
     }
 }
 

@@ -71,8 +71,13 @@ public:
     [[nodiscard]] bool is_settled(Message const& message) const noexcept;
 
     /// Blocks until the message is settled. After that no rank accesses its buffer. Returns whether
-    /// it was delivered; if not, group().loss(peer) is the reason.
+    /// it was delivered; if not, throw_loss() says why.
     [[nodiscard]] bool finish_message(Message& message);
+
+    /// @pre the message was not delivered
+    [[noreturn]] void throw_loss(Message const& message) const {
+        throw_failure(in_words_of(this->rank(), message.text(), group_.loss(message.peer)));
+    }
 
     /// Call this when the message is not settled. Returns whether polling has reached the deadline;
     /// if so, the group is aborted.

@@ -134,7 +134,7 @@ PendingMessage* GroupRank<Memory>::meet(Message& message) {
     Mailbox& mailbox = mailbox_of(message);
     if (!lock(mailbox, message.peer)) {
         throw_away(message);
-        throw_failure(group_.loss(message.peer));
+        throw_loss(message);
     }
     PendingMessage* const other = mailbox.find(board, message.is_send, message.tag);
     if (other != nullptr) {

@@ -37,7 +37,7 @@ void GroupWork<Memory>::wait() {
         is_lost_ = !rank_->finish_message(message_);
     }
     if (is_lost_) {
-        throw_failure(rank_->group().loss(message_.peer));
+        rank_->throw_loss(message_);
     }
 }
 

@@ -15,6 +15,7 @@
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/home_process.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/communicator/tcp/detail/socket.hpp>
@@ -126,6 +127,18 @@ private:
     /// Null if no wait for it is possible.
     [[nodiscard]] Overdue* overdue_of(std::uint64_t sequence) noexcept;
     void throw_if_over(bool is_done) const;
+    /// The same for a collective that is about to begin, which the error shows.
+    void throw_if_over(Descriptor const& shown) const {
+        if (over_) {
+            throw_failure(in_words_of(rank_, shown.text(), *over_));
+        }
+    }
+    /// The same for one that is posted.
+    void throw_if_lost(std::uint64_t sequence) const {
+        if (!is_done(sequence)) {
+            throw_if_over(pending_[sequence - finished_].shown);
+        }
+    }
 
     /// Waits until `ready()`, until the group has ended, or until the hub ends it. The hub does
     /// that when it is asked at the deadline. `meanwhile()` describes this rank's wait to the

@@ -22,7 +22,7 @@ JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descript
     while (pending_.size() == most_in_flight) {
         finish(finished_);
     }
-    throw_if_over(false);
+    throw_if_over(shown);
     FrameHeader header;
     header.kind = FrameKind::arrival;
     header.collective = said.collective;
@@ -41,14 +41,14 @@ JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descript
 JOINABLE_DEFINITION bool TcpRank::progress(std::uint64_t sequence) {
     if (!is_done(sequence)) {
         look();
-        throw_if_over(is_done(sequence));
+        throw_if_lost(sequence);
     }
     return is_done(sequence);
 }
 
 JOINABLE_DEFINITION void TcpRank::finish(std::uint64_t sequence) {
     wait_until([&] { return is_done(sequence); }, sequence, [&] { return waiting_text(sequence); });
-    throw_if_over(is_done(sequence));
+    throw_if_lost(sequence);
 }
 
 JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
@@ -163,7 +163,7 @@ TcpRank::count_poll(std::uint64_t sequence, std::chrono::nanoseconds longest_gap
     }
     if (overdue.polled.reaches(tcp_patience, longest_gap)) {
         give_up(waiting_text(sequence));
-        throw_if_over(false);
+        throw_if_lost(sequence);
     }
 }
 

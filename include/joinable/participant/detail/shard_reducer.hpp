@@ -356,7 +356,7 @@ private:
         }
         settle(i, State::ready);
     }
-    /// Of a parameter that this iteration does not use.
+    /// Takes or leaves a parameter that this iteration does not use.
     void take_accumulated(std::size_t i) { accumulated_[i] ? take(i) : settle(i, State::unused); }
     /// On a device the gradients of a bucket are copied together, and then released.
     void release_gradients(std::vector<std::size_t> const& parameters) {

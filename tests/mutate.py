@@ -1135,6 +1135,32 @@ MUTATIONS = [
         "participant/window.test.cpp", "a sharded batch that is skipped*",
     ),
     Mutation(
+        "a-reduction-leaves-the-weight-of-its-window", "join/detail/window.hpp",
+        "            *this = {};\n", "            *this = Window{0, 0, weight, is_weighted, 0, 0};\n",
+        "participant/property.test.cpp", "any training*",
+    ),
+    Mutation(
+        "clearing-in-a-round-forgets-its-batch", "join/detail/window.hpp",
+        "*this = in_round\n", "*this = in_round && false\n",
+        "participant/window.test.cpp", "a window over the end*",
+    ),
+    Mutation(
+        "a-window-has-the-weight-of-its-last-batch", "join/detail/window.hpp",
+        "weight += own;", "weight = own;",
+        "participant/property.test.cpp", "any training*",
+    ),
+    Mutation(
+        "engines-that-drop-gradients-get-zeros", "bucket/without_pass.hpp",
+        "if (gradient && other == OtherGradient::none && parameter.can_release_grad() &&",
+        "if (false && gradient && other == OtherGradient::none && parameter.can_release_grad() &&",
+        "participant/property.test.cpp", "any training*",
+    ),
+    Mutation(
+        "joined-ranks-leave-what-no-rank-used", "bucket/without_pass.hpp",
+        "return !is_untouched() && !is_like_pass();", "return !has_joined && !is_like_pass();",
+        "participant/property.test.cpp", "any training*",
+    ),
+    Mutation(
         "failed-batches-are-stepped", "bucket/without_pass.hpp",
         "return !is_untouched() && !is_like_pass();", "return has_joined && !is_untouched();",
         "participant/without_pass.test.cpp", "a batch that failed*",

@@ -58,5 +58,5 @@
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
 #include <joinable/optimizer/settings.hpp>
-#include <joinable/participant/needs_zero.hpp>
+#include <joinable/participant/needs_header.hpp>
 // clang-format on

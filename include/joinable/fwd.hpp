@@ -43,6 +43,9 @@ enum class ReduceOp : std::uint8_t;
 
 class NcclCollectives;
 
+class TraceTimeline; // trace.hpp
+class NvtxTimeline;  // nvtx.hpp
+
 class AgreementList;
 
 class JoinState;

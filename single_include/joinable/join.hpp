@@ -294,6 +294,9 @@ enum class ReduceOp : std::uint8_t;
 
 class NcclCollectives;
 
+class TraceTimeline; // trace.hpp
+class NvtxTimeline;  // nvtx.hpp
+
 class AgreementList;
 
 class JoinState;
@@ -6707,6 +6710,20 @@ concept notes_waits = requires(T& timeline, std::chrono::steady_clock::time_poin
     timeline.waited(time, time);
 };
 
+template <class T>
+concept is_defined = requires { sizeof(T); };
+
+/// Explains a timeline that is only declared. The standard library would explain it in its own words.
+template <class T>
+consteval bool has_header() {
+    static_assert(
+        is_defined<T>,
+        "Timeline: this class is only declared; include <joinable/trace.hpp> for TraceTimeline, "
+        "<joinable/nvtx.hpp> for NvtxTimeline"
+    );
+    return is_defined<T>;
+}
+
 } // namespace detail
 
 /// A class that is told when a rank's rounds and buckets begin and end, to show them in a profiler. Each
@@ -6734,8 +6751,8 @@ concept notes_waits = requires(T& timeline, std::chrono::steady_clock::time_poin
 /// Local; called by the thread that runs the round. Models: NoTimeline, NvtxTimeline (nvtx.hpp),
 /// TraceTimeline (trace.hpp).
 template <class T>
-concept Timeline =
-    std::default_initializable<T> && detail::times_rounds<T> && detail::times_buckets<T>;
+concept Timeline = detail::has_header<T>() && std::default_initializable<T> &&
+                   detail::times_rounds<T> && detail::times_buckets<T>;
 
 /// Records nothing and costs nothing.
 struct NoTimeline {
@@ -15847,11 +15864,12 @@ struct AdamW {
 
 }} // namespace joinable::v0
 
-// ---- joinable/participant/needs_zero.hpp
+// ---- joinable/participant/needs_header.hpp
 
 /// @file
-/// Declares the classes of <joinable/zero.hpp> for a program that has not included it: the compiler then says so.
-/// The deduction guides lose to all others.
+/// Declares the class templates of headers that a program may not have included: the compiler then says so.
+/// The deduction guides lose to all others. A class that is no template cannot explain: TraceTimeline and
+/// NvtxTimeline, which are named in the type of a model, are declared in fwd.hpp, and Timeline explains.
 
 namespace joinable { inline namespace v0 {
 
@@ -15859,6 +15877,10 @@ template <class Comm, class Rule>
 class ZeroRedundancyOptimizer;
 template <class Comm, class Rule, Timeline Times = NoTimeline>
 class ShardedDataParallel;
+template <class Comm, class Rule>
+class Checkpoint;
+template <class Comm, class Passes>
+class CapturedStep;
 
 namespace detail {
 
@@ -15894,6 +15916,34 @@ public:
     explicit ShardedDataParallel(...);
 };
 ShardedDataParallel(...) -> ShardedDataParallel<detail::NoHeader, int>;
+
+/// The same.
+template <class Rule>
+class Checkpoint<detail::NoHeader, Rule> {
+    static_assert(
+        std::is_void_v<Rule>,
+        "Checkpoint: include <joinable/checkpoint.hpp>, and give a sharded optimizer, a file and options, as in "
+        "Checkpoint save{zero, file, {.every = 100}}"
+    );
+
+public:
+    explicit Checkpoint(...);
+};
+Checkpoint(...) -> Checkpoint<detail::NoHeader, int>;
+
+/// The same.
+template <class Passes>
+class CapturedStep<detail::NoHeader, Passes> {
+    static_assert(
+        std::is_void_v<Passes>,
+        "CapturedStep: include <joinable/nccl_graphs.hpp>, and give an NcclCommunicator, gradients and passes, as "
+        "in CapturedStep captured{comm, gradients, [&](auto ready) { model.passes(ready); }}"
+    );
+
+public:
+    explicit CapturedStep(...);
+};
+CapturedStep(...) -> CapturedStep<detail::NoHeader, int>;
 
 }} // namespace joinable::v0
 

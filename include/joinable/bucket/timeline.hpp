@@ -36,6 +36,20 @@ concept notes_waits = requires(T& timeline, std::chrono::steady_clock::time_poin
     timeline.waited(time, time);
 };
 
+template <class T>
+concept is_defined = requires { sizeof(T); };
+
+/// Explains a timeline that is only declared. The standard library would explain it in its own words.
+template <class T>
+consteval bool has_header() {
+    static_assert(
+        is_defined<T>,
+        "Timeline: this class is only declared; include <joinable/trace.hpp> for TraceTimeline, "
+        "<joinable/nvtx.hpp> for NvtxTimeline"
+    );
+    return is_defined<T>;
+}
+
 } // namespace detail
 
 /// A class that is told when a rank's rounds and buckets begin and end, to show them in a profiler. Each
@@ -63,8 +77,8 @@ concept notes_waits = requires(T& timeline, std::chrono::steady_clock::time_poin
 /// Local; called by the thread that runs the round. Models: NoTimeline, NvtxTimeline (nvtx.hpp),
 /// TraceTimeline (trace.hpp).
 template <class T>
-concept Timeline =
-    std::default_initializable<T> && detail::times_rounds<T> && detail::times_buckets<T>;
+concept Timeline = detail::has_header<T>() && std::default_initializable<T> &&
+                   detail::times_rounds<T> && detail::times_buckets<T>;
 
 /// Records nothing and costs nothing.
 struct NoTimeline {

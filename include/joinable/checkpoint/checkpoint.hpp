@@ -427,4 +427,10 @@ private:
     JoinState state_;
 };
 
+template <class Comm, class Rule>
+Checkpoint(ShardedOptimizer<Comm, Rule>&, std::filesystem::path const&) -> Checkpoint<Comm, Rule>;
+template <class Comm, class Rule>
+Checkpoint(ShardedOptimizer<Comm, Rule>&, std::filesystem::path const&, CheckpointOptions)
+    -> Checkpoint<Comm, Rule>;
+
 }} // namespace joinable::v0

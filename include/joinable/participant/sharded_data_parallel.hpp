@@ -25,7 +25,7 @@
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/participant/detail/sharded_reduction.hpp>
-#include <joinable/participant/needs_zero.hpp>
+#include <joinable/participant/needs_header.hpp>
 #include <joinable/participant/passes.hpp>
 #include <joinable/participant/sharded_optimizer.hpp>
 #include <joinable/participant/sharded_options.hpp>

@@ -22,7 +22,7 @@
 #include <joinable/participant/averaging.hpp>
 #include <joinable/participant/detail/shard_exchange.hpp>
 #include <joinable/participant/detail/shard_plan.hpp>
-#include <joinable/participant/needs_zero.hpp>
+#include <joinable/participant/needs_header.hpp>
 #include <joinable/participant/sharded_optimizer.hpp>
 #include <joinable/participant/zero_options.hpp>
 

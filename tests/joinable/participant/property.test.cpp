@@ -43,11 +43,11 @@ std::string with_training(std::uint64_t seed, Run const& run) {
     return "refused";
 }
 
-/// Calls check(seed) for 100 seeds, 40 under a sanitizer, or those of the environment.
+/// Calls check(seed) for 300 seeds, 40 under a sanitizer, or those of the environment.
 template <class Check>
 void for_seeds(Check const& check) {
     std::uint64_t first = 0;
-    std::uint64_t count = under_sanitizer ? 40 : 100;
+    std::uint64_t count = under_sanitizer ? 40 : 300;
     if (char const* const seeds = std::getenv("JOINABLE_TEST_SEEDS")) {
         std::istringstream{seeds} >> first >> count;
     }

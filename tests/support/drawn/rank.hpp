@@ -474,7 +474,7 @@ private:
         }
     }
 
-    /// The values of all parameters on this rank.
+    /// The values of all parameters on this rank when round `k` begins.
     [[nodiscard]] std::vector<Numbers> const& values_before(std::size_t k) const {
         if (k > 0) {
             return serial_.values()[epoch_][k - 1][me()];

@@ -195,7 +195,7 @@ public:
         if (training_.options.static_graph) {
             draw_graphs();
         }
-        for (std::size_t epochs = draw_.between(1, 3); epochs > 0; --epochs) {
+        for (std::size_t epochs = draw_.between(1, 4); epochs > 0; --epochs) {
             draw_epoch();
         }
         return training_;
@@ -384,10 +384,14 @@ private:
 
     /// Weights may not begin or end within a window.
     void draw_leftover(Epoch& epoch) {
-        epoch.leftover =
-            draw_.one_of({Leftover::kept, Leftover::kept, Leftover::cleared, Leftover::discarded});
+        epoch.leftover = draw_.one_of(
+            {Leftover::kept, Leftover::kept, Leftover::kept, Leftover::cleared, Leftover::discarded}
+        );
         epoch.clearing = training_.has_owners() ? training_.after_step
                                                 : draw_.one_of({Reset::zero, Reset::drop});
+        if (!training_.epochs.empty() && draw_.one_in(2)) { // or most windows would be discarded
+            epoch.average = training_.epochs.back().average;
+        }
         bool const was_weighted =
             !training_.epochs.empty() && training_.epochs.back().average == Average::weighted;
         bool const looks = epoch.guard != Guard::none; // where it begins
@@ -404,8 +408,9 @@ private:
             plan.reset = draw_.one_in(4) ? training_.after_step : Reset::keep;
         }
         plan.resets_late = draw_.one_in(4);
-        plan.will_sync =
-            epoch.is_periodic() ? (round + 1) % epoch.sync_every == 0 : !draw_.one_in(3);
+        std::size_t const rounds = *std::max_element(epoch.lengths.begin(), epoch.lengths.end());
+        bool const leaves_window = draw_.one_in(round + 1 == rounds ? 2 : 3);
+        plan.will_sync = epoch.is_periodic() ? (round + 1) % epoch.sync_every == 0 : !leaves_window;
         plan.evaluates = !epoch.is_periodic() && draw_.one_in(round == 0 ? 3 : 8);
         bool const is_alone = training_.model == Model::zero_alone;
         plan.resets_late = plan.resets_late && !is_alone; // it has no passes

@@ -6,8 +6,9 @@
 #include <joinable/bucket/timeline.hpp>
 
 /// @file
-/// Declares the classes of <joinable/zero.hpp> for a program that has not included it: the compiler then says so.
-/// The deduction guides lose to all others.
+/// Declares the class templates of headers that a program may not have included: the compiler then says so.
+/// The deduction guides lose to all others. A class that is no template cannot explain: TraceTimeline and
+/// NvtxTimeline, which are named in the type of a model, are declared in fwd.hpp, and Timeline explains.
 
 namespace joinable { inline namespace v0 {
 
@@ -15,6 +16,10 @@ template <class Comm, class Rule>
 class ZeroRedundancyOptimizer;
 template <class Comm, class Rule, Timeline Times = NoTimeline>
 class ShardedDataParallel;
+template <class Comm, class Rule>
+class Checkpoint;
+template <class Comm, class Passes>
+class CapturedStep;
 
 namespace detail {
 
@@ -50,5 +55,33 @@ public:
     explicit ShardedDataParallel(...);
 };
 ShardedDataParallel(...) -> ShardedDataParallel<detail::NoHeader, int>;
+
+/// The same.
+template <class Rule>
+class Checkpoint<detail::NoHeader, Rule> {
+    static_assert(
+        std::is_void_v<Rule>,
+        "Checkpoint: include <joinable/checkpoint.hpp>, and give a sharded optimizer, a file and options, as in "
+        "Checkpoint save{zero, file, {.every = 100}}"
+    );
+
+public:
+    explicit Checkpoint(...);
+};
+Checkpoint(...) -> Checkpoint<detail::NoHeader, int>;
+
+/// The same.
+template <class Passes>
+class CapturedStep<detail::NoHeader, Passes> {
+    static_assert(
+        std::is_void_v<Passes>,
+        "CapturedStep: include <joinable/nccl_graphs.hpp>, and give an NcclCommunicator, gradients and passes, as "
+        "in CapturedStep captured{comm, gradients, [&](auto ready) { model.passes(ready); }}"
+    );
+
+public:
+    explicit CapturedStep(...);
+};
+CapturedStep(...) -> CapturedStep<detail::NoHeader, int>;
 
 }} // namespace joinable::v0

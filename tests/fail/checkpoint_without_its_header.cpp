@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: Checkpoint: include <joinable/checkpoint.hpp>, and give a sharded optimizer, a file and options, as in Checkpoint save{zero, file, {.every = 100}}
+#include <joinable/zero.hpp>
+
+#include <vector>
+
+#include <joinable/communicator/self.hpp>
+
+struct Weights {
+    std::vector<float> value, grad;
+};
+int main() {
+    joinable::SelfCommunicator comm;
+    std::vector<Weights> model(2);
+    joinable::ZeroRedundancyOptimizer zero{comm, model, joinable::AdamW{}};
+    joinable::Checkpoint save{zero, "model.safetensors", {.every = 100}};
+}

@@ -121,7 +121,7 @@ std::vector<std::size_t> uneven(int ranks) {
 TEST_CASE(
     "ranks with equal replicas train as without verify_replicas, whatever steps, and however often they compare"
 ) {
-    for (std::size_t const every : {1, 2, 3}) {
+    for (std::size_t const every : {1U, 2U, 3U}) {
         for (Stepper const stepper : {Stepper::none, Stepper::step, Stepper::shards}) {
             over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
                 auto const lengths = uneven(comm.size());
@@ -138,7 +138,7 @@ TEST_CASE(
 TEST_CASE(
     "all ranks hear which one changed a value, and of which parameter, in the next round that compares"
 ) {
-    for (std::size_t const every : {1, 2, 3}) {
+    for (std::size_t const every : {1U, 2U, 3U}) {
         for (bool const is_listed_first : {false, true}) { // the culprit
             over_ranks({2, 3, 4, 8}, [&](RankCommunicator& comm) {
                 int const culprit = is_listed_first ? 0 : comm.size() - 1;

@@ -239,7 +239,7 @@ private:
         object.resize(table_bytes);
         object.reserve(0, MemberTable::used_bytes_for(size));
         Mapping mapped{object, table_bytes};
-        MemberTable& table = MemberTable::create(mapped.begin(), heading);
+        static_cast<void>(MemberTable::create(mapped.begin(), heading));
         auto membership = Membership::enter(std::move(mapped), 0);
         auto named = object.publish_first_free(path);
         if (!named) {

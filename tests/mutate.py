@@ -579,6 +579,21 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "headers that announce*",
     ),
     Mutation(
+        "copies-are-used-while-a-late-rank-may-write", "communicator/shared_memory/engine/lent_memory.ipp",
+        "loan.is_kept = true;", "",
+        "communicator/shared_memory/engine/slices.test.cpp", "a rank that goes on after*",
+    ),
+    Mutation(
+        "arenas-are-used-while-a-late-rank-may-write", "communicator/shared_memory/engine/lent_memory.ipp",
+        "room_->keep_arena(loan.at.out);", "",
+        "communicator/shared_memory/engine/slices.test.cpp", "a rank that goes on after*",
+    ),
+    Mutation(
+        "arenas-are-used-while-a-late-message-comes", "communicator/shared_memory/group/group_rank.ipp",
+        "if (!message.is_send) {\n                    storage_", "if (false) {\n                    storage_",
+        "communicator/shared_memory/engine/slices.test.cpp", "a rank that goes on after*",
+    ),
+    Mutation(
         "arenas-at-one-place-of-a-page", "device/arena.hpp",
         "return static_cast<std::size_t>(rank * apart % lines) * 64;",
         "return static_cast<std::size_t>(rank * apart % lines) * 0;",

@@ -70,8 +70,8 @@ public:
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_settled(Message const& message) const noexcept;
 
-    /// Blocks until the message is settled. After that no rank accesses its buffer. Returns whether
-    /// it was delivered; if not, group().loss(peer) is the reason.
+    /// Blocks until the message is settled. After that no rank accesses its buffer, except as
+    /// GroupWork says. Returns whether it was delivered; if not, group().loss(peer) is the reason.
     [[nodiscard]] bool finish_message(Message& message);
 
     /// Call this when the message is not settled. Returns whether polling has reached the deadline;

@@ -1100,6 +1100,17 @@ MUTATIONS = [
         "participant/window.test.cpp", "a sharded batch that is skipped*",
     ),
     Mutation(
+        "gradients-stay-in-memory-that-ends", "bucket/detail/gradients.ipp",
+        "if (parameters_[i].can_release_grad() && is_resident(i)) {", "if (false) {",
+        "participant/without_pass.test.cpp", "gradients that lie in buckets*",
+    ),
+    Mutation(
+        "gradients-of-the-engine-end-with-the-model", "bucket/detail/gradients.ipp",
+        "if (parameters_[i].can_release_grad() && is_resident(i)) {",
+        "if (parameters_[i].can_release_grad()) {",
+        "participant/without_pass.test.cpp", "gradients that lie in buckets*",
+    ),
+    Mutation(
         "failed-batches-are-stepped", "bucket/without_pass.hpp",
         "return !is_untouched() && !is_like_pass();", "return has_joined && !is_untouched();",
         "participant/without_pass.test.cpp", "a batch that failed*",

@@ -848,6 +848,16 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "buckets are stepped while*",
     ),
     Mutation(
+        "a-large-file-is-synced-at-once", "checkpoint/detail/tensor_part.hpp",
+        "if (unsynced_ >= bytes_per_sync) {", "if (false) {",
+        "checkpoint/detail/file.test.cpp", "a rank that writes much*",
+    ),
+    Mutation(
+        "folders-must-sync", "checkpoint/detail/file.hpp",
+        "if (!try_sync(::fsync) && errno != EINVAL) {", "if (!try_sync(::fsync)) {",
+        "checkpoint/detail/file.test.cpp", "a folder that cannot be synced*",
+    ),
+    Mutation(
         "early-steps-wait-for-the-end-of-the-pass", "participant/detail/shard_reducer.hpp",
         "++finished_;\n        step_reduced();", "++finished_;",
         "participant/sharded_data_parallel.test.cpp", "buckets are stepped while*",

@@ -615,6 +615,21 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "headers that announce*",
     ),
     Mutation(
+        "copies-are-used-while-a-late-rank-may-write", "communicator/shared_memory/engine/lent_memory.ipp",
+        "loan.is_kept = true;", "",
+        "communicator/shared_memory/engine/slices.test.cpp", "a rank that goes on after*",
+    ),
+    Mutation(
+        "arenas-are-used-while-a-late-rank-may-write", "communicator/shared_memory/engine/lent_memory.ipp",
+        "room_->keep_arena(loan.at.out);", "",
+        "communicator/shared_memory/engine/slices.test.cpp", "a rank that goes on after*",
+    ),
+    Mutation(
+        "arenas-are-used-while-a-late-message-comes", "communicator/shared_memory/group/group_rank.ipp",
+        "if (!message.is_send) {\n                    storage_", "if (false) {\n                    storage_",
+        "communicator/shared_memory/engine/slices.test.cpp", "a rank that goes on after*",
+    ),
+    Mutation(
         "arenas-at-one-place-of-a-page", "device/arena.hpp",
         "return static_cast<std::size_t>(rank * apart % lines) * 64;",
         "return static_cast<std::size_t>(rank * apart % lines) * 0;",
@@ -867,6 +882,16 @@ MUTATIONS = [
         "early-steps-take-no-settings", "participant/sharded_data_parallel.hpp",
         "begin = [this](Round const& round) { this->begin_step(round); };", "",
         "participant/sharded_data_parallel.test.cpp", "buckets are stepped while*",
+    ),
+    Mutation(
+        "a-large-file-is-synced-at-once", "checkpoint/detail/tensor_part.hpp",
+        "if (unsynced_ >= bytes_per_sync) {", "if (false) {",
+        "checkpoint/detail/file.test.cpp", "a rank that writes much*",
+    ),
+    Mutation(
+        "folders-must-sync", "checkpoint/detail/file.hpp",
+        "if (!try_sync(::fsync) && errno != EINVAL) {", "if (!try_sync(::fsync)) {",
+        "checkpoint/detail/file.test.cpp", "a folder that cannot be synced*",
     ),
     Mutation(
         "early-steps-wait-for-the-end-of-the-pass", "participant/detail/shard_reducer.hpp",
@@ -1159,6 +1184,17 @@ MUTATIONS = [
         "joined-ranks-leave-what-no-rank-used", "bucket/without_pass.hpp",
         "return !is_untouched() && !is_like_pass();", "return !has_joined && !is_like_pass();",
         "participant/property.test.cpp", "any training*",
+    ),
+    Mutation(
+        "gradients-stay-in-memory-that-ends", "bucket/detail/gradients.ipp",
+        "if (parameters_[i].can_release_grad() && is_resident(i)) {", "if (false) {",
+        "participant/without_pass.test.cpp", "gradients that lie in buckets*",
+    ),
+    Mutation(
+        "gradients-of-the-engine-end-with-the-model", "bucket/detail/gradients.ipp",
+        "if (parameters_[i].can_release_grad() && is_resident(i)) {",
+        "if (parameters_[i].can_release_grad()) {",
+        "participant/without_pass.test.cpp", "gradients that lie in buckets*",
     ),
     Mutation(
         "failed-batches-are-stepped", "bucket/without_pass.hpp",

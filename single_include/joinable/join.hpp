@@ -3197,10 +3197,14 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static bool requires_grad(P const& p)`       | optional; else all parameters are trained        |
 /// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
 /// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
-/// |                                               | gradients as bucket views                        |
+/// |                                               | gradients as bucket views. The memory of `view`  |
+/// |                                               | ends with the reducer or participant that sets   |
+/// |                                               | it, which first calls release_grad               |
 /// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged  |
 /// |                                               | or of no use: grad(p) is empty until the next    |
-/// |                                               | backward pass, or set_grad(p)                    |
+/// |                                               | backward pass, or set_grad(p). Write it beside   |
+/// |                                               | set_grad, else nobody may read a gradient that   |
+/// |                                               | was set after the reducer has ended              |
 /// | `static void set_value(P& p, AnyView view)`   | optional, with the next: makes `view` the value  |
 /// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
 /// |                                               | ranks keep parts of values; must not throw,      |
@@ -6243,7 +6247,9 @@ struct BucketOptions {
     /// that communication starts early.
     std::size_t first_bucket_bytes = std::size_t{1} << 20U;
     /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
-    /// every parameter. The gradients are valid as long as the reducer.
+    /// every parameter. The gradients are valid as long as the reducer, which releases them at its
+    /// end (parameter_traits::release_grad). That is so without this option, too, for a parameter
+    /// that had no gradient when its average came.
     bool gradient_as_bucket_view = false;
     /// Parameters may have no gradient in an iteration. The engine names them before backward, and
     /// ranks exchange one small map per iteration. A parameter that no rank uses is neither sent
@@ -7279,6 +7285,8 @@ public:
 
     Gradients(Gradients const&) = delete; // places refer to the layout
     Gradients& operator=(Gradients const&) = delete;
+    /// Releases gradients that lie in the buckets, where the parameter's traits can.
+    ~Gradients();
 
     /// Moves gradients into the buckets, if they are to be views. If parameters may be unused, one
     /// without a gradient stays without until it gets one.
@@ -7430,6 +7438,17 @@ JOINABLE_DEFINITION Gradients::Gradients(
     }
     if (take_them == TakeGradients::now) {
         take();
+    }
+}
+
+JOINABLE_DEFINITION Gradients::~Gradients() {
+    for (std::size_t const i : trained_) {
+        try {
+            if (parameters_[i].can_release_grad() && is_resident(i)) {
+                parameters_[i].release_grad();
+            }
+        } catch (...) { // NOLINT(bugprone-empty-catch): nobody may read what ends
+        }
     }
 }
 
@@ -13541,7 +13560,9 @@ struct DataParallelOptions {
     /// that communication starts early.
     std::size_t first_bucket_bytes = std::size_t{1} << 20U;
     /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
-    /// every parameter. The gradients are valid as long as the reducer.
+    /// every parameter. The gradients are valid as long as the reducer, which releases them at its
+    /// end (parameter_traits::release_grad). That is so without this option, too, for a parameter
+    /// that had no gradient when its average came.
     bool gradient_as_bucket_view = false;
     /// Parameters may have no gradient in an iteration. The engine names them before backward, those
     /// that were frozen since they were listed count without being named, and ranks exchange one small
@@ -16593,10 +16614,15 @@ public:
     /// Whether all of `bytes` bytes from `data` on lie in this memory.
     [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept;
 
+    /// The arena in which `data` lies, if any, is never given out again: a stopped process may still
+    /// write there when it goes on.
+    void keep(void const* data) noexcept;
+
 private:
     struct Range { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
+        bool is_kept = false; ///< even after the arena is destroyed
     };
 
     ArenaSpace(std::span<std::byte> memory, Reserve reserve) noexcept
@@ -16611,7 +16637,7 @@ private:
         {
             std::lock_guard const lock{mutex_};
             f();
-            is_unused = is_closed_ && taken_.empty();
+            is_unused = is_closed_ && arenas_ == 0;
         }
         if (is_unused) { // so no other thread can come
             delete this;
@@ -16622,6 +16648,7 @@ private:
     Reserve reserve_;
     std::mutex mutex_;         ///< for what follows
     std::vector<Range> taken_; ///< sorted by offset
+    std::size_t arenas_ = 0;   ///< that are not destroyed
     bool is_closed_ = false;
 };
 
@@ -16652,6 +16679,7 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
             std::byte* const data = memory_.data() + begin;
             reserve_(data, bytes);
             taken_.insert(next, {begin, begin + bytes});
+            ++arenas_;
             std::memset(data, 0, bytes); // another arena may have used it
             return Arena{data, bytes, &release, this};
         }
@@ -16668,11 +16696,25 @@ JOINABLE_DEFINITION bool ArenaSpace::holds(void const* data, std::size_t bytes) 
     return offset <= memory_.size() && bytes <= memory_.size() - offset;
 }
 
+JOINABLE_DEFINITION void ArenaSpace::keep(void const* data) noexcept {
+    std::lock_guard const lock{mutex_};
+    if (holds(data, 0)) {
+        auto const offset =
+            static_cast<std::size_t>(static_cast<std::byte const*>(data) - memory_.data());
+        for (Range& range : taken_) {
+            range.is_kept = range.is_kept || (range.begin <= offset && offset < range.end);
+        }
+    }
+}
+
 JOINABLE_DEFINITION void ArenaSpace::release(void* context, std::byte* data, std::size_t) noexcept {
     auto* const space = static_cast<ArenaSpace*>(context);
     auto const begin = static_cast<std::size_t>(data - space->memory_.data());
     space->finish([&] {
-        std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
+        std::erase_if(space->taken_, [&](Range const& range) {
+            return range.begin == begin && !range.is_kept;
+        });
+        --space->arenas_;
     });
 }
 
@@ -16709,6 +16751,7 @@ public:
     static constexpr bool is_all_in_reach = true;
     /// Whether the other ranks can reach the buffer.
     [[nodiscard]] static bool reaches(ConstBuffer) noexcept { return true; }
+    static void keep_arena(void const*) noexcept {}
 
     /// @throws std::bad_alloc
     [[nodiscard]] static std::byte* allocate(std::size_t bytes) {
@@ -16760,6 +16803,13 @@ public:
         // Without the lock: each collective asks, and another thread may make the first arena.
         ArenaSpace const* const arenas = arenas_.load(std::memory_order_acquire);
         return arenas != nullptr && arenas->holds(buffer.data, buffer.bytes());
+    }
+
+    /// The arena in which `data` lies, if any, is never given out again.
+    void keep_arena(void const* data) noexcept {
+        if (ArenaSpace* const arenas = arenas_.load(std::memory_order_acquire)) {
+            arenas->keep(data);
+        }
     }
 
     /// The lowest free block, because memory that was used before is in the caches. Null if there
@@ -20843,6 +20893,7 @@ public:
     static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void copy_out(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void give_back(std::uint64_t) noexcept {}
+    static void keep(std::uint64_t) noexcept {}
 };
 
 /// For processes. They access buffers in arenas in place, and other buffers through copies in
@@ -20890,6 +20941,10 @@ public:
     /// Copies the output to the rank's own buffer, unless it was written there directly.
     void give_back(std::uint64_t sequence) noexcept;
 
+    /// Memory to which other ranks write for a collective is never used again: a rank that was
+    /// stopped in its share of the work may still write there when it goes on.
+    void keep(std::uint64_t sequence) noexcept;
+
 private:
     struct Loan {
         std::byte* copies = nullptr; ///< null: nothing was copied
@@ -20897,6 +20952,7 @@ private:
         LentAddresses at = {};
         ConstBuffer in = {}; ///< copied to `copies`
         Buffer out = {};     ///< copied back from there
+        bool is_kept = false;
     };
     static void copy(void* to, void const* from, std::size_t bytes) noexcept {
         if (bytes != 0) {
@@ -20904,7 +20960,7 @@ private:
         }
     }
     void free(Loan const& loan) noexcept {
-        if (loan.copies != nullptr) {
+        if (loan.copies != nullptr && !loan.is_kept) {
             room_->free(loan.copies, loan.bytes);
         }
     }
@@ -20992,6 +21048,12 @@ JOINABLE_DEFINITION void StagedMemory::give_back(std::uint64_t sequence) noexcep
     }
     free(loan);
     loan = {};
+}
+
+JOINABLE_DEFINITION void StagedMemory::keep(std::uint64_t sequence) noexcept {
+    Loan& loan = loans_[sequence % loans_.size()];
+    loan.is_kept = true;
+    room_->keep_arena(loan.at.out);
 }
 
 }}} // namespace joinable::v0::detail
@@ -21114,6 +21176,8 @@ private:
     /// Gives up on ranks that have not finished a chunk at the deadline: their processes have been
     /// stopped.
     void give_up_on_computing(std::uint64_t sequence);
+    /// Throws the group's reason, because the collective will never be complete.
+    [[noreturn]] void throw_lost(std::uint64_t sequence);
     /// Waits until the pipeline can advance, or never will.
     void wait_for_slices(std::uint64_t sequence);
     [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
@@ -21311,7 +21375,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
             if (pending.pipeline.is_lost(board_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {
-                    throw_reason(pending.said);
+                    throw_lost(sequence);
                 }
             }
             return false;
@@ -21320,7 +21384,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
     } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
         memory_.give_back(sequence);
     } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
-        throw_reason(pending.said);
+        throw_lost(sequence);
     } else {
         return false;
     }
@@ -21444,6 +21508,17 @@ void Endpoint<Group, Memory>::give_up_on_computing(std::uint64_t sequence) {
 }
 
 template <class Group, class Memory>
+void Endpoint<Group, Memory>::throw_lost(std::uint64_t sequence) {
+    std::vector<int> const computing = board_.computing(sequence); // no other rank will begin to
+    if (!std::all_of(computing.begin(), computing.end(), [&](int rank) {
+            return board_.is_dead(rank);
+        })) {
+        memory_.keep(sequence);
+    }
+    throw_reason(pending_of(sequence).said);
+}
+
+template <class Group, class Memory>
 void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
     Pipeline const& pipeline = pending_of(sequence).pipeline;
     auto const is_over = [&] {
@@ -21459,7 +21534,7 @@ void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
     );
     if (!is_over()) { // the deadline of a group that had failed before
         give_up(sequence);
-        throw_reason(pending_of(sequence).said);
+        throw_lost(sequence);
     }
 }
 
@@ -21776,8 +21851,8 @@ public:
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_settled(Message const& message) const noexcept;
 
-    /// Blocks until the message is settled. After that no rank accesses its buffer. Returns whether
-    /// it was delivered; if not, throw_loss() says why.
+    /// Blocks until the message is settled. After that no rank accesses its buffer, except as
+    /// GroupWork says. Returns whether it was delivered; if not, throw_loss() says why.
     [[nodiscard]] bool finish_message(Message& message);
 
     /// @pre the message was not delivered
@@ -22029,6 +22104,9 @@ bool GroupRank<Memory>::is_delivered(Message& message) {
         while (!this->wait(is_over, this->deadline())) {
             if (!Memory::is_all_in_reach) {
                 abort_for_copy(message);
+                if (!message.is_send) {
+                    storage_->memory().keep_arena(message.buffer.data);
+                }
                 message.pending = nullptr;
                 return false;
             }
@@ -22112,7 +22190,9 @@ template <class Rank, class Work>
 class BoardCommunicator;
 
 /// A collective or a message of one rank. Its destructor waits up to the deadline; during unwinding
-/// it aborts. After that no other rank accesses this rank's buffers.
+/// it aborts. After that no other rank accesses this rank's buffers, with one exception: a process
+/// that was stopped past the deadline while it wrote to a buffer in an arena may finish that when it
+/// goes on. Such an arena, and other memory to which it may write, is never used again.
 template <class Memory>
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
 public:
@@ -23723,7 +23803,7 @@ private:
         object.resize(table_bytes);
         object.reserve(0, MemberTable::used_bytes_for(size));
         Mapping mapped{object, table_bytes};
-        MemberTable& table = MemberTable::create(mapped.begin(), heading);
+        static_cast<void>(MemberTable::create(mapped.begin(), heading));
         auto membership = Membership::enter(std::move(mapped), 0);
         auto named = object.publish_first_free(path);
         if (!named) {

@@ -39,7 +39,9 @@ struct BucketOptions {
     /// that communication starts early.
     std::size_t first_bucket_bytes = std::size_t{1} << 20U;
     /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
-    /// every parameter. The gradients are valid as long as the reducer.
+    /// every parameter. The gradients are valid as long as the reducer, which releases them at its
+    /// end (parameter_traits::release_grad). That is so without this option, too, for a parameter
+    /// that had no gradient when its average came.
     bool gradient_as_bucket_view = false;
     /// Parameters may have no gradient in an iteration. The engine names them before backward, and
     /// ranks exchange one small map per iteration. A parameter that no rank uses is neither sent

@@ -99,8 +99,11 @@ public:
         }
     }
 
-    /// Collective, outside a guard. Writes the file now. On the first two errors all ranks throw
-    /// the same type, the old file stays, and the communicator is usable.
+    /// Collective, outside a guard. Writes the file now. Each rank brings 64 MiB at a time to the
+    /// disk, and the deadline must cover that, for all ranks that write to one disk together. On the
+    /// first two errors all ranks throw the same type, and the communicator is usable. The old file
+    /// stays, with one exception: "cannot sync" the folder means that the new file, which is
+    /// complete, has replaced it, but a power loss may bring the old one back.
     /// @throws CommunicationError  a rank cannot write.
     /// @throws ContractViolation  in a guard, two parameters have one name, or a rule keeps another
     ///         number of states than when its group was added.

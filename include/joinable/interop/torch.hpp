@@ -449,6 +449,8 @@ BufferList buffers(Module&& module) {
 /// | parameters that the outputs do not use | with DataParallelOptions::find_unused, read off their graph      |
 /// | gradient penalties, autograd::grad()   | nothing is averaged until a backward pass adds to gradients      |
 /// | buffers of any type                    | take rank 0's; those without a DType (complex, kShort) as bytes  |
+/// | activation checkpointing               | passes within the backward pass add to gradients; without        |
+/// |                                        | find_unused, whose graph does not have what is computed again    |
 /// | two forward passes, one backward pass  | refused, like a backward pass without a forward() of this class  |
 /// |                                        | before it: put both into one forward(pass)                       |
 template <class Comm, class Module, class Reduction = AllReduce, Timeline Times = NoTimeline>
@@ -500,17 +502,17 @@ public:
     template <std::invocable Pass>
     auto forward(Pass&& pass, RoundNotice notice = {}) -> std::invoke_result_t<Pass> {
         gradients_.begin_pass();
-        is_reducing_ = false; // of a pass that failed before
+        is_reducing_ = expects_end_ = false; // of a pass that failed before
         unused_.clear();
         if (!at::GradMode::is_enabled()) {
             notice.phase = Phase::evaluate;
         }
         if constexpr (std::is_void_v<std::invoke_result_t<Pass>>) {
             Base::forward(std::forward<Pass>(pass), notice);
-            find_unused(0);
+            follow_outputs(0);
         } else {
             auto outputs = Base::forward(std::forward<Pass>(pass), notice);
-            find_unused(outputs);
+            follow_outputs(outputs);
             return outputs;
         }
     }
@@ -623,30 +625,44 @@ private:
         });
         Base::prepare_for_backward(unused_);
         is_reducing_ = true;
-        ::torch::autograd::Engine::get_default_engine().queue_callback([this] {
-            is_reducing_ = false;
-            Base::finalize_backward();
-        });
+        if (!expects_end_) { // it did not come through what forward() returned
+            expect_end();
+        }
     }
     [[nodiscard]] bool has_forward_pass() const noexcept {
         return this->stage_ == Stage::forward || this->stage_ == Stage::unsynced;
     }
 
+    /// The reduction ends with the backward pass that runs now. A pass within it, as activation
+    /// checkpointing runs, has an end of its own.
+    void expect_end() {
+        expects_end_ = true;
+        ::torch::autograd::Engine::get_default_engine().queue_callback([this] {
+            expects_end_ = false;
+            if (std::exchange(is_reducing_, false)) {
+                Base::finalize_backward();
+            }
+        });
+    }
+
+    /// A backward pass tells where it reaches what forward() returned.
     template <class Outputs>
-    void find_unused(Outputs const& outputs) {
-        if (!finds_unused_ || !has_forward_pass()) {
+    void follow_outputs(Outputs const& outputs) {
+        if (!has_forward_pass()) {
             return;
         }
         this->guarded([&] {
             std::vector<at::Tensor> tensors;
-            if (!detail::append_outputs(outputs, tensors)) {
-                throw ContractViolation{
-                    "find_unused reads the graph of what forward() returns; return tensors, or optionals, tuples "
-                    "or ranges of them"
-                };
+            bool const has_all = detail::append_outputs(outputs, tensors);
+            if (finds_unused_) {
+                if (!has_all) {
+                    throw ContractViolation{
+                        "find_unused reads the graph of what forward() returns; return tensors, or optionals, tuples "
+                        "or ranges of them"
+                    };
+                }
+                unused_ = gradients_.unused_in(tensors);
             }
-            unused_ = gradients_.unused_in(tensors);
-            // The graph may reach no parameter, so that no gradient becomes ready.
             for (at::Tensor const& tensor : tensors) {
                 if (gradients_.watches(tensor)) {
                     continue; // a hook on a parameter would stay there
@@ -654,7 +670,10 @@ private:
                 tensor.register_hook([this,
                                       alive = std::weak_ptr<char>{is_alive_}](at::Tensor const&) {
                     if (!alive.expired() && gradients_.are_accumulated()) {
-                        begin_reduction();
+                        expect_end();
+                        if (finds_unused_) { // the graph may reach no parameter
+                            begin_reduction();
+                        }
                     }
                 });
             }
@@ -668,7 +687,8 @@ private:
     std::shared_ptr<detail::TorchViews> views_;
     bool finds_unused_;
     bool is_reducing_ = false; ///< in a backward pass
-    bool has_warned_ = false;  ///< about an optimizer that is behind
+    bool expects_end_ = false;
+    bool has_warned_ = false; ///< about an optimizer that is behind
     std::vector<std::size_t> unused_;
     std::shared_ptr<char> is_alive_ = std::make_shared<char>();
 };

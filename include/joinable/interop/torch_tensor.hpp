@@ -25,6 +25,11 @@
 /// Copies of a torch::Tensor share its elements, so ranges of them may be temporary. Elements are
 /// read and written without autograd: a graph that needs a value does not notice such a change.
 ///
+/// A parameter without a gradient gets one in memory of the participant that averages it, as all do
+/// with gradient_as_bucket_view. That memory ends with the participant, and such a gradient is then
+/// undefined: copy what you keep, and keep no handle of it. joinable::torch::DistributedDataParallel
+/// leaves gradients in their own memory instead.
+///
 /// | torch               | joinable  | torch                          | joinable                                |
 /// |---------------------|-----------|--------------------------------|-----------------------------------------|
 /// | kFloat, kDouble     | f32, f64  | kInt, kLong                    | i32, i64                                |

@@ -51,10 +51,14 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static bool requires_grad(P const& p)`       | optional; else all parameters are trained        |
 /// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
 /// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
-/// |                                               | gradients as bucket views                        |
+/// |                                               | gradients as bucket views. The memory of `view`  |
+/// |                                               | ends with the reducer or participant that sets   |
+/// |                                               | it, which first calls release_grad               |
 /// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged  |
 /// |                                               | or of no use: grad(p) is empty until the next    |
-/// |                                               | backward pass, or set_grad(p)                    |
+/// |                                               | backward pass, or set_grad(p). Write it beside   |
+/// |                                               | set_grad, else nobody may read a gradient that   |
+/// |                                               | was set after the reducer has ended              |
 /// | `static void set_value(P& p, AnyView view)`   | optional, with the next: makes `view` the value  |
 /// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
 /// |                                               | ranks keep parts of values; must not throw,      |

@@ -588,6 +588,72 @@ TEST_CASE("a gradient penalty is no backward pass, with and without find_unused"
     }
 }
 
+/// Runs a layer again in the backward pass, in a backward pass of its own, as to save memory.
+struct RunsAgain : torch::autograd::Function<RunsAgain> {
+    static Tensor forward(
+        torch::autograd::AutogradContext* context, Tensor const& inputs, torch::nn::Linear* layer
+    ) {
+        context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
+        context->save_for_backward({inputs});
+        at::AutoGradMode const off{false};
+        return (*layer)->forward(inputs);
+    }
+    static torch::autograd::variable_list backward(
+        torch::autograd::AutogradContext* context, torch::autograd::variable_list const& gradients
+    ) {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): as forward() saved it
+        auto* const layer =
+            reinterpret_cast<torch::nn::Linear*>(context->saved_data["layer"].toInt());
+        Tensor const inputs = context->get_saved_variables()[0].detach().requires_grad_(true);
+        at::AutoGradMode const on{true};
+        (*layer)->forward(inputs).backward(gradients[0]);
+        return {inputs.grad(), Tensor{}};
+    }
+};
+
+TEST_CASE("a layer that runs again within the backward pass is averaged like the others") {
+    for (bool const is_static : {false, true}) {
+        run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
+            Net model;
+            joinable::torch::DistributedDataParallel ddp{comm, model, {.static_graph = is_static}};
+            Batch const batch{{comm.rank()}};
+            std::vector<Tensor> gradients;
+            for (bool const runs_again : {false, false, true, true}) {
+                model->zero_grad();
+                Tensor const outputs = ddp.forward([&] {
+                    Tensor const hidden = torch::tanh(model->first->forward(batch.inputs));
+                    Tensor const seen = runs_again ? RunsAgain::apply(hidden, &model->second)
+                                                   : model->second->forward(hidden);
+                    return seen + model->branch->forward(batch.inputs);
+                });
+                loss_of(outputs, batch).backward();
+                gradients.push_back(torch::cat(
+                    {model->first->weight.grad().flatten(),
+                     model->second->weight.grad().flatten(),
+                     model->branch->weight.grad().flatten()}
+                ));
+                CHECK(torch::allclose(gradients.back(), gradients.front()));
+            }
+        });
+    }
+}
+
+TEST_CASE("a torch tensor has no gradient in memory of a model that has ended") {
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        torch::nn::Linear layer{3, 1};
+        {
+            joinable::DistributedDataParallel ddp{comm, layer->parameters()};
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) { // without gradients of its own
+                ready(0);
+                ready(1);
+            });
+            CHECK(layer->weight.grad().defined());
+        }
+        CHECK(!layer->weight.grad().defined());
+    });
+}
+
 /// Returns its parameter beside an output, as a model with tied weights does.
 struct ReturnsParameterImpl : torch::nn::Module {
     ReturnsParameterImpl() {

@@ -407,4 +407,35 @@ TEST_CASE(
     CHECK(params[1].g(0) == 8);
 }
 
+TEST_CASE(
+    "gradients that lie in buckets are released when the model ends, and those of the engine stay"
+) {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        for (bool const as_views : {false, true}) {
+            std::vector<Dropping> params(2);
+            params[0].param.grad = {};
+            std::vector<double> own{7.0};
+            params[1].param.grad = joinable::AnyView{own};
+            {
+                DistributedDataParallel ddp{comm, params, {.gradient_as_bucket_view = as_views}};
+                Join guard{participants(ddp)};
+                if (comm.rank() == 0) {
+                    ddp.forward([] {});
+                    ddp.backward([&](auto ready) {
+                        ready(0); // it has no gradient, as on ranks that have joined
+                        ready(1);
+                    });
+                    params[1].param.grad = joinable::AnyView{own};
+                }
+                guard.finish();
+                CHECK(params[0].param.grad);
+            }
+            CHECK(!params[0].param.grad);
+            if (comm.rank() == 0 || !as_views) {
+                CHECK(params[1].param.grad.data() == own.data());
+            }
+        }
+    });
+}
+
 } // namespace

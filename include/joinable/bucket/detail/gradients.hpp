@@ -35,6 +35,8 @@ public:
 
     Gradients(Gradients const&) = delete; // places refer to the layout
     Gradients& operator=(Gradients const&) = delete;
+    /// Releases gradients that lie in the buckets, where the parameter's traits can.
+    ~Gradients();
 
     /// Moves gradients into the buckets, if they are to be views. If parameters may be unused, one
     /// without a gradient stays without until it gets one.

@@ -59,6 +59,17 @@ JOINABLE_DEFINITION Gradients::Gradients(
     }
 }
 
+JOINABLE_DEFINITION Gradients::~Gradients() {
+    for (std::size_t const i : trained_) {
+        try {
+            if (parameters_[i].can_release_grad() && is_resident(i)) {
+                parameters_[i].release_grad();
+            }
+        } catch (...) { // NOLINT(bugprone-empty-catch): nobody may read what ends
+        }
+    }
+}
+
 JOINABLE_DEFINITION void Gradients::pack(std::size_t i, double factor) const {
     AnyView const gradient = parameters_[i].grad();
     if (gradient) {

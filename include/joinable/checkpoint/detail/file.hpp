@@ -76,14 +76,32 @@ public:
 
     /// Returns when everything that this rank wrote would survive a power loss.
     void sync() const {
-        while (::fsync(handle_) != 0) {
-            if (errno != EINTR) {
-                fail_at("sync", path_);
-            }
+        if (!try_sync(::fsync)) {
+            fail_at("sync", path_);
+        }
+    }
+    /// The same for what was written, without the file's times.
+    void sync_data() const {
+        if (!try_sync(::fdatasync)) {
+            fail_at("sync", path_);
+        }
+    }
+    /// The same for the names in a folder. Some file systems cannot sync a folder, and say EINVAL.
+    void sync_names() const {
+        if (!try_sync(::fsync) && errno != EINVAL) {
+            fail_at("sync", path_);
         }
     }
 
 private:
+    [[nodiscard]] bool try_sync(int (*call)(int)) const {
+        int result = call(handle_);
+        while (result != 0 && errno == EINTR) {
+            result = call(handle_);
+        }
+        return result == 0;
+    }
+
     /// The system may transfer less than requested.
     template <class Call>
     void
@@ -127,14 +145,15 @@ public:
 
     [[nodiscard]] File const& file() const noexcept { return file_; }
 
-    /// Renames the file to `target`, so that it also survives a power loss.
+    /// Renames the file to `target`, so that it also survives a power loss. If the folder cannot be
+    /// synced, this throws although the file has its new name.
     void replace(std::string const& target, std::string const& folder) {
         File const place{folder, File::Access::folder}; // may fail, while the old file is there
         if (std::rename(path_.c_str(), target.c_str()) != 0) {
             fail_at("rename to", target);
         }
         is_renamed_ = true;
-        place.sync();
+        place.sync_names();
     }
 
 private:

@@ -163,6 +163,7 @@ private:
 };
 
 /// The data of an open file. Between pieces it renews the deadline of ranks that wait for this one.
+/// It syncs some pieces at a time, because nothing can renew the deadline within a sync.
 class FileData {
 public:
     /// The data begins at byte `first` of the file.
@@ -175,6 +176,11 @@ public:
             part,
             [&](std::byte* data, std::size_t bytes, std::uint64_t at) {
                 file_.write(data, bytes, at);
+                unsynced_ += bytes;
+                if (unsynced_ >= bytes_per_sync) {
+                    file_.sync_data();
+                    unsynced_ = 0;
+                }
             },
             true
         );
@@ -207,6 +213,7 @@ public:
 
 private:
     static constexpr std::size_t piece_bytes = std::size_t{8} << 20U;
+    static constexpr std::size_t bytes_per_sync = std::size_t{64} << 20U;
 
     [[nodiscard]] std::uint64_t place_of(StoredTensor const& tensor, std::size_t i) const noexcept {
         return first_ + tensor.begin + std::uint64_t{i} * size_of(tensor.dtype);
@@ -244,6 +251,7 @@ private:
     std::uint64_t first_;
     ControlCommunicator& control_;
     std::vector<std::byte> buffer_;
+    std::size_t unsynced_ = 0; ///< bytes that were written since the last sync
 };
 
 }}} // namespace joinable::v0::detail

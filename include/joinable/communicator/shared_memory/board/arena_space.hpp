@@ -43,10 +43,15 @@ public:
     /// Whether all of `bytes` bytes from `data` on lie in this memory.
     [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept;
 
+    /// The arena in which `data` lies, if any, is never given out again: a stopped process may still
+    /// write there when it goes on.
+    void keep(void const* data) noexcept;
+
 private:
     struct Range { ///< as offsets in the memory
         std::size_t begin;
         std::size_t end;
+        bool is_kept = false; ///< even after the arena is destroyed
     };
 
     ArenaSpace(std::span<std::byte> memory, Reserve reserve) noexcept
@@ -61,7 +66,7 @@ private:
         {
             std::lock_guard const lock{mutex_};
             f();
-            is_unused = is_closed_ && taken_.empty();
+            is_unused = is_closed_ && arenas_ == 0;
         }
         if (is_unused) { // so no other thread can come
             delete this;
@@ -72,6 +77,7 @@ private:
     Reserve reserve_;
     std::mutex mutex_;         ///< for what follows
     std::vector<Range> taken_; ///< sorted by offset
+    std::size_t arenas_ = 0;   ///< that are not destroyed
     bool is_closed_ = false;
 };
 

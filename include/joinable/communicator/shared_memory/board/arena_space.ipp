@@ -24,6 +24,7 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
             std::byte* const data = memory_.data() + begin;
             reserve_(data, bytes);
             taken_.insert(next, {begin, begin + bytes});
+            ++arenas_;
             std::memset(data, 0, bytes); // another arena may have used it
             return Arena{data, bytes, &release, this};
         }
@@ -40,11 +41,25 @@ JOINABLE_DEFINITION bool ArenaSpace::holds(void const* data, std::size_t bytes) 
     return offset <= memory_.size() && bytes <= memory_.size() - offset;
 }
 
+JOINABLE_DEFINITION void ArenaSpace::keep(void const* data) noexcept {
+    std::lock_guard const lock{mutex_};
+    if (holds(data, 0)) {
+        auto const offset =
+            static_cast<std::size_t>(static_cast<std::byte const*>(data) - memory_.data());
+        for (Range& range : taken_) {
+            range.is_kept = range.is_kept || (range.begin <= offset && offset < range.end);
+        }
+    }
+}
+
 JOINABLE_DEFINITION void ArenaSpace::release(void* context, std::byte* data, std::size_t) noexcept {
     auto* const space = static_cast<ArenaSpace*>(context);
     auto const begin = static_cast<std::size_t>(data - space->memory_.data());
     space->finish([&] {
-        std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
+        std::erase_if(space->taken_, [&](Range const& range) {
+            return range.begin == begin && !range.is_kept;
+        });
+        --space->arenas_;
     });
 }
 

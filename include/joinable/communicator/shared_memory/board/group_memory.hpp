@@ -42,6 +42,7 @@ public:
     static constexpr bool is_all_in_reach = true;
     /// Whether the other ranks can reach the buffer.
     [[nodiscard]] static bool reaches(ConstBuffer) noexcept { return true; }
+    static void keep_arena(void const*) noexcept {}
 
     /// @throws std::bad_alloc
     [[nodiscard]] static std::byte* allocate(std::size_t bytes) {
@@ -93,6 +94,13 @@ public:
         // Without the lock: each collective asks, and another thread may make the first arena.
         ArenaSpace const* const arenas = arenas_.load(std::memory_order_acquire);
         return arenas != nullptr && arenas->holds(buffer.data, buffer.bytes());
+    }
+
+    /// The arena in which `data` lies, if any, is never given out again.
+    void keep_arena(void const* data) noexcept {
+        if (ArenaSpace* const arenas = arenas_.load(std::memory_order_acquire)) {
+            arenas->keep(data);
+        }
     }
 
     /// The lowest free block, because memory that was used before is in the caches. Null if there

@@ -135,6 +135,8 @@ private:
     /// Gives up on ranks that have not finished a chunk at the deadline: their processes have been
     /// stopped.
     void give_up_on_computing(std::uint64_t sequence);
+    /// Throws the group's reason, because the collective will never be complete.
+    [[noreturn]] void throw_lost(std::uint64_t sequence);
     /// Waits until the pipeline can advance, or never will.
     void wait_for_slices(std::uint64_t sequence);
     [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {

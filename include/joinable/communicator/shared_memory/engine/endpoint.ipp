@@ -142,7 +142,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
             if (pending.pipeline.is_lost(board_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {
-                    throw_reason(pending.said);
+                    throw_lost(sequence);
                 }
             }
             return false;
@@ -151,7 +151,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
     } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
         memory_.give_back(sequence);
     } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
-        throw_reason(pending.said);
+        throw_lost(sequence);
     } else {
         return false;
     }
@@ -275,6 +275,17 @@ void Endpoint<Group, Memory>::give_up_on_computing(std::uint64_t sequence) {
 }
 
 template <class Group, class Memory>
+void Endpoint<Group, Memory>::throw_lost(std::uint64_t sequence) {
+    std::vector<int> const computing = board_.computing(sequence); // no other rank will begin to
+    if (!std::all_of(computing.begin(), computing.end(), [&](int rank) {
+            return board_.is_dead(rank);
+        })) {
+        memory_.keep(sequence);
+    }
+    throw_reason(pending_of(sequence).said);
+}
+
+template <class Group, class Memory>
 void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
     Pipeline const& pipeline = pending_of(sequence).pipeline;
     auto const is_over = [&] {
@@ -290,7 +301,7 @@ void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
     );
     if (!is_over()) { // the deadline of a group that had failed before
         give_up(sequence);
-        throw_reason(pending_of(sequence).said);
+        throw_lost(sequence);
     }
 }
 

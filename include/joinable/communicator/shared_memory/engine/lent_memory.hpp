@@ -45,6 +45,7 @@ public:
     static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void copy_out(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void give_back(std::uint64_t) noexcept {}
+    static void keep(std::uint64_t) noexcept {}
 };
 
 /// For processes. They access buffers in arenas in place, and other buffers through copies in
@@ -92,6 +93,10 @@ public:
     /// Copies the output to the rank's own buffer, unless it was written there directly.
     void give_back(std::uint64_t sequence) noexcept;
 
+    /// Memory to which other ranks write for a collective is never used again: a rank that was
+    /// stopped in its share of the work may still write there when it goes on.
+    void keep(std::uint64_t sequence) noexcept;
+
 private:
     struct Loan {
         std::byte* copies = nullptr; ///< null: nothing was copied
@@ -99,6 +104,7 @@ private:
         LentAddresses at = {};
         ConstBuffer in = {}; ///< copied to `copies`
         Buffer out = {};     ///< copied back from there
+        bool is_kept = false;
     };
     static void copy(void* to, void const* from, std::size_t bytes) noexcept {
         if (bytes != 0) {
@@ -106,7 +112,7 @@ private:
         }
     }
     void free(Loan const& loan) noexcept {
-        if (loan.copies != nullptr) {
+        if (loan.copies != nullptr && !loan.is_kept) {
             room_->free(loan.copies, loan.bytes);
         }
     }

@@ -77,4 +77,10 @@ JOINABLE_DEFINITION void StagedMemory::give_back(std::uint64_t sequence) noexcep
     loan = {};
 }
 
+JOINABLE_DEFINITION void StagedMemory::keep(std::uint64_t sequence) noexcept {
+    Loan& loan = loans_[sequence % loans_.size()];
+    loan.is_kept = true;
+    room_->keep_arena(loan.at.out);
+}
+
 }}} // namespace joinable::v0::detail

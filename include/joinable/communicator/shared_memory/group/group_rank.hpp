@@ -70,8 +70,8 @@ public:
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_settled(Message const& message) const noexcept;
 
-    /// Blocks until the message is settled. After that no rank accesses its buffer. Returns whether
-    /// it was delivered; if not, throw_loss() says why.
+    /// Blocks until the message is settled. After that no rank accesses its buffer, except as
+    /// GroupWork says. Returns whether it was delivered; if not, throw_loss() says why.
     [[nodiscard]] bool finish_message(Message& message);
 
     /// @pre the message was not delivered

@@ -181,6 +181,9 @@ bool GroupRank<Memory>::is_delivered(Message& message) {
         while (!this->wait(is_over, this->deadline())) {
             if (!Memory::is_all_in_reach) {
                 abort_for_copy(message);
+                if (!message.is_send) {
+                    storage_->memory().keep_arena(message.buffer.data);
+                }
                 message.pending = nullptr;
                 return false;
             }

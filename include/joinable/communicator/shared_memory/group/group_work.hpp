@@ -13,7 +13,9 @@ template <class Rank, class Work>
 class BoardCommunicator;
 
 /// A collective or a message of one rank. Its destructor waits up to the deadline; during unwinding
-/// it aborts. After that no other rank accesses this rank's buffers.
+/// it aborts. After that no other rank accesses this rank's buffers, with one exception: a process
+/// that was stopped past the deadline while it wrote to a buffer in an arena may finish that when it
+/// goes on. Such an arena, and other memory to which it may write, is never used again.
 template <class Memory>
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
 public:

@@ -8,14 +8,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include <sys/mman.h>
-
 #include <doctest/doctest.h>
 
+#include <support/gate.hpp>
 #include <support/named_ranks.hpp>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
@@ -36,6 +37,7 @@ using joinable::DType;
 using joinable::PeerFailed;
 using joinable::ProcessCommunicator;
 using joinable::ReduceOp;
+using joinable_tests::Gate;
 using joinable_tests::run_named_ranks;
 using joinable_tests::run_process_ranks;
 using joinable_tests::Shared;
@@ -289,51 +291,17 @@ TEST_CASE("a collective in which all have arrived ends well, though a rank fails
     });
 }
 
-/// Elements in memory that only this rank reaches. Where it touches those of its own share of the
-/// first slice, it is held until the gate is open.
-class Gate {
-public:
-    struct State {
-        std::atomic<bool> is_reached{false};
-        std::atomic<bool> is_open{false};
-    };
-    Gate(State& shared, int rank, int world) {
-        bool const is_crowded = static_cast<unsigned>(world) > std::thread::hardware_concurrency();
-        namespace tuning = joinable::detail::tuning;
-        std::size_t const slice = is_crowded ? tuning::crowded_slice_bytes : tuning::slice_bytes;
-        std::size_t const middle =
-            slice * static_cast<std::size_t>(2 * rank + 1) / static_cast<std::size_t>(2 * world);
-        data_ = static_cast<std::byte*>(mmap(
-            nullptr,
-            many * sizeof(float),
-            PROT_READ | PROT_WRITE,
-            MAP_PRIVATE | MAP_ANONYMOUS,
-            -1,
-            0
-        ));
-        closed = data_ + middle / page * page;
-        state = &shared;
-        mprotect(closed, page, PROT_NONE);
-        struct sigaction action{};
-        action.sa_handler = [](int) {
-            state->is_reached = true;
-            while (!state->is_open) {
-            }
-            mprotect(closed, page, PROT_READ | PROT_WRITE);
-        };
-        sigaction(SIGSEGV, &action, nullptr);
-    }
-    [[nodiscard]] Buffer buffer() const { return {data_, many, DType::f32}; }
-
-private:
-    static constexpr std::size_t page = 4096;
-    static inline std::byte* closed = nullptr; // for the signal handler
-    static inline State* state = nullptr;
-    std::byte* data_; // gone with the process
-};
+/// The rank's own share of the first slice.
+std::span<std::byte> own_share(Elements<float> const& values, int rank, int world) {
+    bool const is_crowded = static_cast<unsigned>(world) > std::thread::hardware_concurrency();
+    namespace tuning = joinable::detail::tuning;
+    std::size_t const share = (is_crowded ? tuning::crowded_slice_bytes : tuning::slice_bytes) /
+                              static_cast<std::size_t>(world);
+    return {values.memory.data() + static_cast<std::size_t>(rank) * share, share};
+}
 
 TEST_CASE("nobody touches an arena any more after a rank has heard that its slices are lost") {
-    Shared<Gate::State> gate;
+    Shared<Gate> gate;
     Shared<std::atomic<bool>> is_over;
     Shared<std::atomic<int>> named;
     auto const run = [&](ProcessCommunicator& comm) {
@@ -341,8 +309,8 @@ TEST_CASE("nobody touches an arena any more after a rank has heard that its slic
         Elements<float> const elsewhere{comm, false, many, [](std::size_t) { return 1.0F; }};
         comm.barrier();
         if (comm.rank() == 1) {
-            Gate const held{*gate, 1, 3};
-            CHECK_THROWS_AS(comm.all_reduce(held.buffer(), ReduceOp::sum).wait(), PeerFailed);
+            gate->close(own_share(elsewhere, 1, 3));
+            CHECK_THROWS_AS(comm.all_reduce(elsewhere.buffer(), ReduceOp::sum).wait(), PeerFailed);
             *is_over = true;
             return;
         }
@@ -379,6 +347,85 @@ TEST_CASE("nobody touches an arena any more after a rank has heard that its slic
         run_process_ranks({3}, run), "rank 2 failed: its process was killed by signal 9", PeerFailed
     );
     CHECK(*named == 2);
+}
+
+/// What rank 1 does with rank 0 when it is held.
+enum class Held { slice, chunk_in_arena, chunk_in_copy, message };
+
+/// Rank 0 and rank 1 begin it; rank 1 is held in it.
+joinable::ProcessWork post_held(
+    ProcessCommunicator& pair, Held held, Elements<float> const& in, Elements<float> const& out
+) {
+    switch (held) {
+    case Held::slice:
+    case Held::chunk_in_arena: return pair.all_reduce(out.buffer(), ReduceOp::sum);
+    case Held::chunk_in_copy: return pair.all_gather(in.buffer(), out.buffer());
+    case Held::message: break;
+    }
+    return pair.rank() == 0 ? pair.receive(out.buffer(), 1) : pair.send(in.buffer(), 0);
+}
+
+TEST_CASE("a rank that goes on after the deadline of others writes to no memory that they use again"
+) {
+    for (Held const held :
+         {Held::slice, Held::chunk_in_arena, Held::chunk_in_copy, Held::message}) {
+        CAPTURE(static_cast<int>(held));
+        Shared<Gate> gate;
+        Shared<std::atomic<bool>> has_begun;
+        Shared<std::atomic<bool>> is_over;
+        bool const takes_arena = held == Held::chunk_in_arena || held == Held::message;
+        run_process_ranks({3}, [&](ProcessCommunicator& comm) {
+            int const rank = comm.rank();
+            auto rest = comm.split(rank == 1 ? 1 : 0, 0);
+            std::unique_ptr<ProcessCommunicator> pair{
+                new ProcessCommunicator(comm.split(rank == 2 ? 1 : 0, 0))
+            };
+            auto const five = [](std::size_t) { return 5.0F; };
+            if (rank == 2) {
+                Elements<float> const own{rest, false, 3 * many, five};
+                Elements<float> const all{rest, false, 6 * many, five};
+                wait_until(*is_over, true);
+                rest.gather(own.buffer(), all.buffer(), 1).wait();
+                CHECK(all.are(five));
+                return;
+            }
+            { // what rank 1 has in arenas, only it finds closed
+                bool const in_arena = rank == 0 ? takes_arena : held != Held::slice;
+                Elements<float> const in{*pair, in_arena, many, [](std::size_t) { return 1.0F; }};
+                std::size_t const size = held == Held::chunk_in_copy ? 2 * many : many;
+                Elements<float> const out{*pair, in_arena, size, [](std::size_t) { return 1.0F; }};
+                if (rank == 1) {
+                    bool const reads_in = held == Held::chunk_in_copy || held == Held::message;
+                    std::byte* const read = (reads_in ? in : out).memory.data();
+                    gate->close(
+                        held == Held::slice ? own_share(out, 1, 2)
+                                            : std::span{read, many * sizeof(float)}
+                    );
+                    wait_until(*has_begun, true);
+                    try {
+                        post_held(*pair, held, in, out).wait();
+                    } catch (joinable::TimedOut const&) { // it is told, unless it was a message
+                    }
+                    *is_over = true;
+                    return;
+                }
+                auto work = post_held(*pair, held, in, out);
+                *has_begun = true;
+                while (!gate->is_reached) {
+                    if (held == Held::slice) { // else rank 1 computes or copies alone
+                        CHECK(!work.test());
+                    }
+                }
+                pair->set_deadline(std::chrono::milliseconds{100});
+                CHECK_THROWS_AS(work.wait(), joinable::TimedOut);
+            }
+            pair.reset();
+            Elements<float> const again{rest, takes_arena, 3 * many, five};
+            auto work = rest.gather(again.buffer(), {}, 1);
+            gate->is_open = true;
+            work.wait();
+        });
+    }
 }
 
 TEST_CASE("who has failed and does not come for its slices is given up, and gives up itself") {

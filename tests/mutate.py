@@ -59,6 +59,17 @@ MUTATIONS = [
         "concept is_column_major = false && requires { requires traits_of<T>::is_column_major; };",
         "tensor/tensor.test.cpp", "*column-major*",
     ),
+    # -- the bits of a reduction --------------------------------------------------------------------
+    Mutation(
+        "a-nan-is-lost-in-a-min-or-max", "reduction/lanes.hpp",
+        "result = x == y ? result : Bits{} | quiet;", "static_cast<void>(quiet);",
+        "reduction/reduce.test.cpp", "a min or max of floats*",
+    ),
+    Mutation(
+        "the-min-of-zeros-is-positive", "reduction/lanes.hpp",
+        "resolve_floats(a, other, BitOr{});", "resolve_floats(a, other, BitAnd{});",
+        "reduction/reduce.test.cpp", "a min or max of floats*",
+    ),
     # -- what a model refuses, and what ranks compare of it -----------------------------------------
     Mutation(
         "parameters-may-share-memory", "participant/detail/check_parameters.ipp",

@@ -70,6 +70,12 @@ MUTATIONS = [
         "resolve_floats(a, other, BitOr{});", "resolve_floats(a, other, BitAnd{});",
         "reduction/reduce.test.cpp", "a min or max of floats*",
     ),
+    # -- what a rank throws if the exchange of errors fails, too ------------------------------------
+    Mutation(
+        "a-failed-exchange-hides-the-own-error", "agreement/agree.hpp",
+        "        if (local_error) {\n            std::rethrow_exception(local_error);\n        }\n        throw;", "        throw;",
+        "agreement/agree.test.cpp", "a rank that has no memory*",
+    ),
     # -- what a model refuses, and what ranks compare of it -----------------------------------------
     Mutation(
         "parameters-may-share-memory", "participant/detail/check_parameters.ipp",

@@ -76,6 +76,12 @@ MUTATIONS = [
         "        if (local_error) {\n            std::rethrow_exception(local_error);\n        }\n        throw;", "        throw;",
         "agreement/agree.test.cpp", "a rank that has no memory*",
     ),
+    # -- what a job leaves behind -------------------------------------------------------------------
+    Mutation(
+        "a-forked-process-listens-on", "communicator/tcp/detail/handshake_server.hpp",
+        "~HandshakeServer() { listener_.end_listening(); }", "~HandshakeServer() = default;",
+        "communicator/tcp/meeting.test.cpp", "the port is free*",
+    ),
     # -- what a model refuses, and what ranks compare of it -----------------------------------------
     Mutation(
         "parameters-may-share-memory", "participant/detail/check_parameters.ipp",

@@ -78,6 +78,12 @@ MUTATIONS = [
     ),
     # -- what a job leaves behind -------------------------------------------------------------------
     Mutation(
+        "a-leftover-of-another-size-blocks-a-job", "communicator/shared_memory/process/named_segment.hpp",
+        "        if (!creator.has_died() && !creator.has_left()) {\n            require_size(its_size, size, path);",
+        "        require_size(its_size, size, path);\n        if (!creator.has_died() && !creator.has_left()) {",
+        "communicator/shared_memory/named_processes.test.cpp", "what a job left*",
+    ),
+    Mutation(
         "a-forked-process-listens-on", "communicator/tcp/detail/handshake_server.hpp",
         "~HandshakeServer() { listener_.end_listening(); }", "~HandshakeServer() = default;",
         "communicator/tcp/meeting.test.cpp", "the port is free*",

@@ -59,6 +59,35 @@ MUTATIONS = [
         "concept is_column_major = false && requires { requires traits_of<T>::is_column_major; };",
         "tensor/tensor.test.cpp", "*column-major*",
     ),
+    # -- the bits of a reduction --------------------------------------------------------------------
+    Mutation(
+        "a-nan-is-lost-in-a-min-or-max", "reduction/lanes.hpp",
+        "result = x == y ? result : Bits{} | quiet;", "static_cast<void>(quiet);",
+        "reduction/reduce.test.cpp", "a min or max of floats*",
+    ),
+    Mutation(
+        "the-min-of-zeros-is-positive", "reduction/lanes.hpp",
+        "resolve_floats(a, other, BitOr{});", "resolve_floats(a, other, BitAnd{});",
+        "reduction/reduce.test.cpp", "a min or max of floats*",
+    ),
+    # -- what a rank throws if the exchange of errors fails, too ------------------------------------
+    Mutation(
+        "a-failed-exchange-hides-the-own-error", "agreement/agree.hpp",
+        "        if (local_error) {\n            std::rethrow_exception(local_error);\n        }\n        throw;", "        throw;",
+        "agreement/agree.test.cpp", "a rank that has no memory*",
+    ),
+    # -- what a job leaves behind -------------------------------------------------------------------
+    Mutation(
+        "a-leftover-of-another-size-blocks-a-job", "communicator/shared_memory/process/named_segment.hpp",
+        "        if (!creator.has_died() && !creator.has_left()) {\n            require_size(its_size, size, path);",
+        "        require_size(its_size, size, path);\n        if (!creator.has_died() && !creator.has_left()) {",
+        "communicator/shared_memory/named_processes.test.cpp", "what a job left*",
+    ),
+    Mutation(
+        "a-forked-process-listens-on", "communicator/tcp/detail/handshake_server.hpp",
+        "~HandshakeServer() { listener_.end_listening(); }", "~HandshakeServer() = default;",
+        "communicator/tcp/meeting.test.cpp", "the port is free*",
+    ),
     # -- what a model refuses, and what ranks compare of it -----------------------------------------
     Mutation(
         "parameters-may-share-memory", "participant/detail/check_parameters.ipp",

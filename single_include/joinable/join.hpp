@@ -651,7 +651,9 @@ struct ConstBuffer {
 namespace joinable { inline namespace v0 {
 
 /// How a reduction combines two elements. Sums and products of integers wrap around. Bitwise
-/// operations are for integers only.
+/// operations are for integers only. The min and max of floating-point numbers are NaN if a number is
+/// NaN, and -0 is less than 0, so the bits do not depend on the order of ranks. NCCL differs: it
+/// ignores a NaN unless all numbers are NaN, and either zero may result.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
 
 namespace detail {
@@ -8983,6 +8985,31 @@ private:
     std::uint64_t* tally = nullptr
 );
 
+/// Runs `exchange`, which returns what find_disagreement() does, and throws what this rank then throws.
+/// If the exchange fails, `abort` gets the reason to tell the others. A rank's own error says more than
+/// that others did not come to hear it.
+template <class Exchange, class Abort>
+void throw_if_any_failed(
+    std::exception_ptr const& local_error, Exchange const& exchange, Abort const& abort
+) {
+    std::optional<AbortReason> failure;
+    try {
+        failure = exchange();
+    } catch (...) {
+        abort(local_error ? failure_of(local_error) : reason_of(std::current_exception()));
+        if (local_error) {
+            std::rethrow_exception(local_error);
+        }
+        throw;
+    }
+    if (local_error) {
+        std::rethrow_exception(local_error);
+    }
+    if (failure) {
+        throw_failure(*failure);
+    }
+}
+
 /// Collective. Returns if no rank has an error and all lists are equal. Otherwise all ranks throw:
 /// a rank with a `local_error` that one, the others PeerFailed with its text. If lists differ, all
 /// throw Mismatch, which names the first item that differs, two values of it and the ranks that
@@ -9211,23 +9238,11 @@ JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
 JOINABLE_DEFINITION void agree(
     ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
 ) {
-    std::optional<AbortReason> failure;
-    try {
-        failure = find_disagreement(control, list, local_error);
-    } catch (...) { // a rank's own error says more than that others did not come to hear it
-        if (local_error) {
-            control.abort(blamed_on(control.rank(), failure_of(local_error)));
-            std::rethrow_exception(local_error);
-        }
-        control.abort(blamed_on(control.rank(), reason_of(std::current_exception())));
-        throw;
-    }
-    if (local_error) {
-        std::rethrow_exception(local_error);
-    }
-    if (failure) {
-        throw_failure(*failure);
-    }
+    throw_if_any_failed(
+        local_error,
+        [&] { return find_disagreement(control, list, local_error); },
+        [&](AbortReason const& reason) { control.abort(blamed_on(control.rank(), reason)); }
+    );
 }
 
 }}} // namespace joinable::v0::detail
@@ -19109,11 +19124,14 @@ auto* conversion_function(InstructionSet set) noexcept {
 
 #if JOINABLE_HAS_DEFINITIONS
 
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
+#include <utility>
 
 /// @file
 /// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
@@ -19224,23 +19242,6 @@ struct Times {
         a = a * b;
     }
 };
-/// Keeps a NaN of the lowest rank and ignores a NaN of another rank, as `std::min` does.
-struct Lesser {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = b < a ? b : a;
-    }
-};
-struct Greater {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a < b ? b : a;
-    }
-};
 struct BitAnd {
     template <class>
     using Number = std::uint8_t;
@@ -19255,6 +19256,66 @@ struct BitOr {
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a | b;
+    }
+};
+
+/// A register for the bits of another one. Comparisons of that one have this type.
+template <class Register>
+using bits_of_register =
+    decltype(std::declval<Register const&>() < std::declval<Register const&>());
+
+/// Whether a register has floating-point numbers.
+template <class Register>
+inline constexpr bool has_floats =
+    std::floating_point<std::remove_cvref_t<decltype(std::declval<Register const&>()[0])>>;
+
+/// `x` becomes the result of two numbers. `x` and `y` are what a comparison of them chooses, in one
+/// order and in the other. They are the same, unless the numbers are 0 and -0, which an operation on
+/// bits decides, or a number is a NaN. A result that is NaN has the same bits whatever the NaNs have.
+template <class Register, class Operation>
+[[gnu::always_inline]] inline void
+resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept {
+    using Bits = bits_of_register<Register>;
+    using Number = std::remove_cvref_t<decltype(x[0])>;
+    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
+    constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Number>::quiet_NaN());
+    Bits result;
+    Bits other;
+    std::memcpy(&result, &x, sizeof(x));
+    std::memcpy(&other, &y, sizeof(y));
+    decide(result, other);
+    result = x == y ? result : Bits{} | quiet;
+    std::memcpy(&x, &result, sizeof(x));
+}
+
+/// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
+/// the order of ranks.
+struct Lesser {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        if constexpr (has_floats<Register>) {
+            Register const other = a < b ? a : b;
+            a = b < a ? b : a;
+            resolve_floats(a, other, BitOr{}); // of 0 and -0 it is -0
+        } else {
+            a = b < a ? b : a;
+        }
+    }
+};
+struct Greater {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        if constexpr (has_floats<Register>) {
+            Register const other = b < a ? a : b;
+            a = a < b ? b : a;
+            resolve_floats(a, other, BitAnd{}); // of 0 and -0 it is 0
+        } else {
+            a = a < b ? b : a;
+        }
     }
 };
 
@@ -23803,7 +23864,7 @@ private:
         object.resize(table_bytes);
         object.reserve(0, MemberTable::used_bytes_for(size));
         Mapping mapped{object, table_bytes};
-        static_cast<void>(MemberTable::create(mapped.begin(), heading));
+        MemberTable::create(mapped.begin(), heading);
         auto membership = Membership::enter(std::move(mapped), 0);
         auto named = object.publish_first_free(path);
         if (!named) {
@@ -23816,10 +23877,11 @@ private:
         if (!other) {
             return;
         }
-        require_usable(*other, path, size);
-        Mapping const found{*other, MemberTable::bytes_for(size)};
+        int const its_size = usable_size(*other, path);
+        Mapping const found{*other, MemberTable::bytes_for(its_size)};
         Member& creator = Membership::at(found).member(0);
         if (!creator.has_died() && !creator.has_left()) {
+            require_size(its_size, size, path);
             throw ContractViolation{concat(
                 "expected no other rank 0 of this job, but ",
                 path,
@@ -23843,8 +23905,8 @@ private:
     ) {
         for (std::string const& path : SharedObject::own_of(base)) {
             if (auto object = SharedObject::find(path)) {
-                require_usable(*object, path, size);
-                Mapping mapped{*object, MemberTable::bytes_for(size)};
+                int const its_size = usable_size(*object, path);
+                Mapping mapped{*object, MemberTable::bytes_for(its_size)};
                 Member& creator = Membership::at(mapped).member(0);
                 bool const is_dead = creator.has_died();
                 if (is_dead && !is_first) {
@@ -23854,6 +23916,7 @@ private:
                     object->remove_name(path);
                     continue;
                 }
+                require_size(its_size, size, path);
                 return join(std::move(*object), std::move(mapped), path, rank, end, deadline);
             }
         }
@@ -23952,8 +24015,9 @@ private:
         );
     }
 
-    /// Checks that this process may use the object.
-    static void require_usable(SharedObject const& object, std::string const& path, int size) {
+    /// Checks that this process may use the object, and returns for how many ranks it was made. What a
+    /// dead job has left may be for another number than this job has.
+    static int usable_size(SharedObject const& object, std::string const& path) {
         auto const refuse = [&](std::string const& expected, std::string const& given) {
             throw CommunicationError{concat(
                 "expected ",
@@ -23994,23 +24058,31 @@ private:
                 )
             );
         }
-        if (heading.size != static_cast<std::uint64_t>(size)) {
+        if (heading.size < 1 || heading.size > static_cast<std::uint64_t>(max_ranks)) {
+            refuse(concat("between 1 and ", max_ranks, " ranks"), concat(heading.size));
+        }
+        auto const size = static_cast<int>(heading.size);
+        // Map the table only, before rank 0 makes the rest.
+        std::size_t const bytes = object_bytes(size, (std::min)(heading.room, most_room));
+        auto const has = static_cast<std::size_t>(status.st_size);
+        if ((has != bytes && has != MemberTable::bytes_for(size)) || heading.room > most_room) {
+            refuse(concat(bytes, " bytes"), concat(has, " bytes"));
+        }
+        return size;
+    }
+    /// Checks that a living job has as many ranks as this one.
+    static void require_size(int its_size, int size, std::string const& path) {
+        if (its_size != size) {
             throw ContractViolation{concat(
                 "expected a group of ",
                 size,
                 " ranks, but ",
                 path,
                 " was made for ",
-                heading.size,
+                its_size,
                 "; start all ranks of a job with the same world size, and give each job that runs "
                 "at the same time another id"
             )};
-        }
-        // Map the table only, before rank 0 makes the rest.
-        std::size_t const bytes = object_bytes(size, (std::min)(heading.room, most_room));
-        auto const has = static_cast<std::size_t>(status.st_size);
-        if ((has != bytes && has != MemberTable::bytes_for(size)) || heading.room > most_room) {
-            refuse(concat(bytes, " bytes"), concat(has, " bytes"));
         }
     }
 
@@ -24617,6 +24689,10 @@ template <class T>
 /// OpenMP and libraries of linear algebra keep threads after their first use, so call this before.
 /// A process with other threads is refused unless `options` say `{.other_threads = true}`. The
 /// thread sanitizer has a thread of its own, so under it nothing is counted.
+///
+/// What C's streams hold is written before the ranks start, and when a body ends. After
+/// `std::ios::sync_with_stdio(false)` std::cout has a buffer of its own, so flush it before the call
+/// and at the end of the body; else each rank prints again what it held, and its own text is lost.
 ///
 /// If a body throws or a process dies, the waits of the other ranks throw PeerFailed. Ranks that
 /// have not ended after one more deadline, the longest that any of them has set, are killed.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -16,6 +17,7 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/device/arena.hpp>
+#include <joinable/reduction/arithmetic.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 /// @file
@@ -348,8 +350,44 @@ void check_order(Comm& comm) {
     }
 }
 
+/// The only NaN, then the only -0, is of each rank in turn. One element goes another way than many.
+template <class T, class Comm>
+void check_floats_without_order(Comm& comm) {
+    using Bits = joinable::detail::bits_of_size<sizeof(T)>;
+    using Number = std::conditional_t<std::is_class_v<T>, float, T>;
+    auto const given = [&](int rank, auto value, auto others) {
+        return static_cast<T>(static_cast<Number>(comm.rank() == rank ? value : others));
+    };
+    constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+    for (int rank = 0; rank < comm.size(); ++rank) {
+        for (joinable::ReduceOp const op : {joinable::ReduceOp::min, joinable::ReduceOp::max}) {
+            bool const has_positive_zero = comm.size() > 1 && op == joinable::ReduceOp::max;
+            for (std::size_t const count : {1U, 4096U}) {
+                CAPTURE(joinable::name_of(joinable::dtype_of<T>));
+                CAPTURE(name_of(op));
+                CAPTURE(rank);
+                CAPTURE(count);
+                auto const finds = [&](T value, Number expected) {
+                    std::vector<T> all(count, value);
+                    joinable::all_reduce(comm, all, op).wait();
+                    auto const bits = std::bit_cast<Bits>(static_cast<T>(expected));
+                    return std::all_of(all.begin(), all.end(), [&](T result) {
+                        return std::bit_cast<Bits>(result) == bits;
+                    });
+                };
+                CHECK(finds(given(rank, nan, 1.0F + static_cast<float>(comm.rank())), nan));
+                CHECK(finds(given(rank, -0.0F, 0.0F), has_positive_zero ? 0.0F : -0.0F));
+            }
+        }
+    }
+}
+
 template <class Comm>
 void check_order_of_all_dtypes(Comm& comm) {
+    check_floats_without_order<joinable::Half>(comm);
+    check_floats_without_order<joinable::BFloat16>(comm);
+    check_floats_without_order<float>(comm);
+    check_floats_without_order<double>(comm);
     [&]<class... T>(std::type_identity<T>...) {
         (check_order<T>(comm), ...);
     }(std::type_identity<joinable::Half>{},

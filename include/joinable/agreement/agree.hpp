@@ -114,6 +114,31 @@ private:
     std::uint64_t* tally = nullptr
 );
 
+/// Runs `exchange`, which returns what find_disagreement() does, and throws what this rank then throws.
+/// If the exchange fails, `abort` gets the reason to tell the others. A rank's own error says more than
+/// that others did not come to hear it.
+template <class Exchange, class Abort>
+void throw_if_any_failed(
+    std::exception_ptr const& local_error, Exchange const& exchange, Abort const& abort
+) {
+    std::optional<AbortReason> failure;
+    try {
+        failure = exchange();
+    } catch (...) {
+        abort(local_error ? failure_of(local_error) : reason_of(std::current_exception()));
+        if (local_error) {
+            std::rethrow_exception(local_error);
+        }
+        throw;
+    }
+    if (local_error) {
+        std::rethrow_exception(local_error);
+    }
+    if (failure) {
+        throw_failure(*failure);
+    }
+}
+
 /// Collective. Returns if no rank has an error and all lists are equal. Otherwise all ranks throw:
 /// a rank with a `local_error` that one, the others PeerFailed with its text. If lists differ, all
 /// throw Mismatch, which names the first item that differs, two values of it and the ranks that

@@ -205,23 +205,11 @@ JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
 JOINABLE_DEFINITION void agree(
     ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
 ) {
-    std::optional<AbortReason> failure;
-    try {
-        failure = find_disagreement(control, list, local_error);
-    } catch (...) { // a rank's own error says more than that others did not come to hear it
-        if (local_error) {
-            control.abort(blamed_on(control.rank(), failure_of(local_error)));
-            std::rethrow_exception(local_error);
-        }
-        control.abort(blamed_on(control.rank(), reason_of(std::current_exception())));
-        throw;
-    }
-    if (local_error) {
-        std::rethrow_exception(local_error);
-    }
-    if (failure) {
-        throw_failure(*failure);
-    }
+    throw_if_any_failed(
+        local_error,
+        [&] { return find_disagreement(control, list, local_error); },
+        [&](AbortReason const& reason) { control.abort(blamed_on(control.rank(), reason)); }
+    );
 }
 
 }}} // namespace joinable::v0::detail

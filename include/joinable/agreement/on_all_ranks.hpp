@@ -9,6 +9,7 @@
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/agreement/control.hpp>
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/error.hpp>
 
@@ -19,25 +20,20 @@ namespace joinable { inline namespace v0 { namespace detail {
 inline void agree_alike(
     ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& error
 ) {
-    std::optional<AbortReason> failure;
-    try {
-        failure = find_disagreement(control, list, error);
-        if (failure && failure->kind == FailureKind::peer_failed) {
-            FailureKind const own = error ? reason_of(error).kind : FailureKind::peer_failed;
-            std::array<std::uint64_t, 1> kind{static_cast<std::uint64_t>(own)};
-            control.broadcast(kind, failure->ranks.front());
-            failure->kind = static_cast<FailureKind>(kind[0]);
-        }
-    } catch (...) {
-        control.abort(blamed_on(control.rank(), reason_of(std::current_exception())));
-        throw;
-    }
-    if (error) {
-        std::rethrow_exception(error);
-    }
-    if (failure) {
-        throw_failure(*failure);
-    }
+    throw_if_any_failed(
+        error,
+        [&] {
+            std::optional<AbortReason> failure = find_disagreement(control, list, error);
+            if (failure && failure->kind == FailureKind::peer_failed) {
+                FailureKind const own = error ? reason_of(error).kind : FailureKind::peer_failed;
+                std::array<std::uint64_t, 1> kind{static_cast<std::uint64_t>(own)};
+                control.broadcast(kind, failure->ranks.front());
+                failure->kind = static_cast<FailureKind>(kind[0]);
+            }
+            return failure;
+        },
+        [&](AbortReason const& reason) { control.abort(blamed_on(control.rank(), reason)); }
+    );
 }
 
 /// Collective. Runs `work(list)` on every rank, then agrees on its exception and its entries in the

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
+#include <utility>
 
 #include <joinable/config.hpp>
 #include <joinable/reduction/arithmetic.hpp>
@@ -119,23 +122,6 @@ struct Times {
         a = a * b;
     }
 };
-/// Keeps a NaN of the lowest rank and ignores a NaN of another rank, as `std::min` does.
-struct Lesser {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = b < a ? b : a;
-    }
-};
-struct Greater {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a < b ? b : a;
-    }
-};
 struct BitAnd {
     template <class>
     using Number = std::uint8_t;
@@ -150,6 +136,66 @@ struct BitOr {
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a | b;
+    }
+};
+
+/// A register for the bits of another one. Comparisons of that one have this type.
+template <class Register>
+using bits_of_register =
+    decltype(std::declval<Register const&>() < std::declval<Register const&>());
+
+/// Whether a register has floating-point numbers.
+template <class Register>
+inline constexpr bool has_floats =
+    std::floating_point<std::remove_cvref_t<decltype(std::declval<Register const&>()[0])>>;
+
+/// `x` becomes the result of two numbers. `x` and `y` are what a comparison of them chooses, in one
+/// order and in the other. They are the same, unless the numbers are 0 and -0, which an operation on
+/// bits decides, or a number is a NaN. A result that is NaN has the same bits whatever the NaNs have.
+template <class Register, class Operation>
+[[gnu::always_inline]] inline void
+resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept {
+    using Bits = bits_of_register<Register>;
+    using Number = std::remove_cvref_t<decltype(x[0])>;
+    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
+    constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Number>::quiet_NaN());
+    Bits result;
+    Bits other;
+    std::memcpy(&result, &x, sizeof(x));
+    std::memcpy(&other, &y, sizeof(y));
+    decide(result, other);
+    result = x == y ? result : Bits{} | quiet;
+    std::memcpy(&x, &result, sizeof(x));
+}
+
+/// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
+/// the order of ranks.
+struct Lesser {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        if constexpr (has_floats<Register>) {
+            Register const other = a < b ? a : b;
+            a = b < a ? b : a;
+            resolve_floats(a, other, BitOr{}); // of 0 and -0 it is -0
+        } else {
+            a = b < a ? b : a;
+        }
+    }
+};
+struct Greater {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        if constexpr (has_floats<Register>) {
+            Register const other = b < a ? a : b;
+            a = a < b ? b : a;
+            resolve_floats(a, other, BitAnd{}); // of 0 and -0 it is 0
+        } else {
+            a = a < b ? b : a;
+        }
     }
 };
 

@@ -9,7 +9,9 @@
 namespace joinable { inline namespace v0 {
 
 /// How a reduction combines two elements. Sums and products of integers wrap around. Bitwise
-/// operations are for integers only.
+/// operations are for integers only. The min and max of floating-point numbers are NaN if a number is
+/// NaN, and -0 is less than 0, so the bits do not depend on the order of ranks. NCCL differs: it
+/// ignores a NaN unless all numbers are NaN, and either zero may result.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
 
 namespace detail {

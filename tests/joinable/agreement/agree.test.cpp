@@ -19,6 +19,8 @@
 #include <support/recording_communicator.hpp>
 #include <support/wait_until.hpp>
 
+#include <joinable/agreement/on_all_ranks.hpp>
+
 namespace {
 
 using joinable::AgreementList;
@@ -27,6 +29,7 @@ using joinable::detail::agree;
 using joinable::detail::ControlCommunicator;
 using joinable::detail::ControlOver;
 using joinable::detail::Inquiry;
+using joinable::detail::on_all_ranks;
 using joinable_tests::RecordingCommunicator;
 using joinable_tests::run_ranks;
 
@@ -39,7 +42,7 @@ AgreementList list_of(std::vector<int> const& values) {
     return list;
 }
 
-/// What agree() threw on this rank.
+/// What agree() or on_all_ranks() threw on this rank.
 struct Outcome {
     std::string type = "nothing";
     std::string text;
@@ -52,11 +55,24 @@ std::ostream& operator<<(std::ostream& stream, Outcome const& outcome) {
                   << joinable::detail::concat(outcome.ranks);
 }
 
+enum class By { agree, on_all_ranks };
+
 template <class Comm>
-Outcome outcome_of(Comm& comm, AgreementList const& list, std::exception_ptr const& error = {}) {
+Outcome outcome_of(
+    Comm& comm, AgreementList const& list, std::exception_ptr const& error = {}, By by = By::agree
+) {
     ControlOver<Comm&> control{comm};
     try {
-        agree(control, list, error);
+        if (by == By::agree) {
+            agree(control, list, error);
+        } else {
+            on_all_ranks(control, [&](AgreementList& compared) {
+                compared = list;
+                if (error) {
+                    std::rethrow_exception(error);
+                }
+            });
+        }
         return {};
     } catch (joinable::Mismatch const& failure) {
         return {"Mismatch", failure.what(), failure.ranks()};
@@ -265,7 +281,10 @@ TEST_CASE("of several local errors the text of the lowest rank is told, and all 
 }
 
 TEST_CASE("a rank that has no memory for one of the messages fails on all at once") {
-    for (bool const differs : {true, false}) { // else another rank has an error
+    enum class Finds { difference, error, error_on_all_ranks };
+    for (Finds const finds : {Finds::difference, Finds::error, Finds::error_on_all_ranks}) {
+        bool const differs = finds == Finds::difference; // else another rank has an error
+        By const by = finds == Finds::error_on_all_ranks ? By::on_all_ranks : By::agree;
         int const messages = differs ? 6 : 3;
         for (int const size : {2, 3, 4, 8}) {
             for (int const culprit : {0, size - 1}) {
@@ -273,7 +292,7 @@ TEST_CASE("a rank that has no memory for one of the messages fails on all at onc
                     CAPTURE(size);
                     CAPTURE(culprit);
                     CAPTURE(nth);
-                    CAPTURE(differs);
+                    CAPTURE(static_cast<int>(finds));
                     std::atomic<int> ended = 0;
                     run_ranks({size}, [&](ThreadCommunicator& inner) {
                         RecordingCommunicator comm{inner};
@@ -288,7 +307,7 @@ TEST_CASE("a rank that has no memory for one of the messages fails on all at onc
                         values.back() = differs ? comm.rank() : 1; // needs a message more
                         bool const fails = !differs && comm.rank() == (culprit + 1) % size;
                         Outcome const seen =
-                            outcome_of(comm, list_of(values), fails ? error("disk") : nullptr);
+                            outcome_of(comm, list_of(values), fails ? error("disk") : nullptr, by);
                         if (fails) { // its own error, whatever ends the exchange
                             CHECK(seen == Outcome{"own", "disk", {}});
                             ++ended;

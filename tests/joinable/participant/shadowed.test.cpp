@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -444,6 +445,26 @@ TEST_CASE("extremes of negative and of huge numbers are those of active ranks") 
                 std::int32_t number = 7;
                 model.hidden.all_reduce({&number, 1, joinable::DType::i32}, ReduceOp::min).wait();
                 CHECK(number == 7);
+            });
+        }
+        guard.finish();
+    });
+}
+
+TEST_CASE("a joined rank does not hide a NaN of an active rank from a min or max") {
+    if (!combines_bits) {
+        return; // NCCL ignores a NaN
+    }
+    over_ranks({2, 3}, [](RankCommunicator& comm) {
+        Model model{comm};
+        Join guard{participants(model.ddp)};
+        for (std::size_t input = 0; input < uneven(comm); ++input) {
+            model.round([&] {
+                for (ReduceOp const op : {ReduceOp::min, ReduceOp::max}) {
+                    float number = std::numeric_limits<float>::quiet_NaN();
+                    model.hidden.all_reduce({&number, 1, joinable::DType::f32}, op).wait();
+                    CHECK(std::isnan(number));
+                }
             });
         }
         guard.finish();

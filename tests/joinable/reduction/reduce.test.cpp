@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <random>
 #include <span>
 #include <type_traits>
@@ -81,6 +83,16 @@ A combine(ReduceOp op, A a, A b) {
         default: break;
         }
     }
+    if constexpr (std::is_floating_point_v<A>) {
+        if (op == ReduceOp::min || op == ReduceOp::max) {
+            if (std::isnan(a) || std::isnan(b)) {
+                return std::numeric_limits<A>::quiet_NaN();
+            }
+            if (a == b) { // zeros may have two signs
+                return std::signbit(a) == (op == ReduceOp::min) ? a : b;
+            }
+        }
+    }
     switch (op) {
     case ReduceOp::sum: return static_cast<A>(a + b);
     case ReduceOp::product: return static_cast<A>(a * b);
@@ -107,9 +119,13 @@ Bytes reduced(
     return result;
 }
 
-/// The same bits, but one NaN is as good as another: which of two is kept is up to the compiler.
+/// The same bits, but one NaN is as good as another: which of two is kept is up to the compiler. A min or
+/// max has the same bits for every NaN.
 template <class T>
-bool same(Bytes const& a, Bytes const& b) {
+bool same(Bytes const& a, Bytes const& b, ReduceOp op = ReduceOp::sum) {
+    if (op == ReduceOp::min || op == ReduceOp::max) {
+        return a == b;
+    }
     for (std::size_t i = 0; i < a.size() / sizeof(T); ++i) {
         if (std::memcmp(a.data() + i * sizeof(T), b.data() + i * sizeof(T), sizeof(T)) == 0) {
             continue;
@@ -169,7 +185,7 @@ void check(Case const& c, std::vector<Bytes> const& inputs) {
     auto const place = [&](std::size_t rank) { return in_place[rank].data() + first; };
     reduce_to(c.dtype, c.op, {c.ranks, place}, {c.ranks, place}, c.count, {}, c.set);
     for (std::size_t rank = 0; rank < c.ranks; ++rank) {
-        CHECK(same<T>(part(in_place[rank]), expected));
+        CHECK(same<T>(part(in_place[rank]), expected, c.op));
         Bytes around = in_place[rank];
         std::copy(
             inputs[rank].begin() + static_cast<std::ptrdiff_t>(first),
@@ -185,7 +201,7 @@ void check(Case const& c, std::vector<Bytes> const& inputs) {
     };
     auto const output = [&](std::size_t) { return out.data() + 1; };
     reduce_to(c.dtype, c.op, {c.ranks, input}, {1, output}, c.count, {}, c.set);
-    CHECK(same<T>(Bytes(out.begin() + 1, out.end() - 1), expected));
+    CHECK(same<T>(Bytes(out.begin() + 1, out.end() - 1), expected, c.op));
     CHECK((out.front() == std::byte{0x5a} && out.back() == std::byte{0x5a}));
 }
 
@@ -227,6 +243,47 @@ void check_all(
 TEST_CASE("a reduction gives the bits of a scalar loop in rank order, for every dtype and operation"
 ) {
     check_all({1, 2, 3, 4, 5, 6, 7, 8, 9}, {0, 1, 2, 3, 5, 14, 15, 16, 17, 33, 63, 129, 258, 517});
+}
+
+TEST_CASE("a min or max of floats is NaN if a number is, and orders -0 before 0, on any rank"
+) {
+    for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
+        CAPTURE(name_of(dtype));
+        visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+            if constexpr (!std::is_integral_v<T>) {
+                using A = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
+                using Limits = std::numeric_limits<A>;
+                T const numbers[] = {
+                    T{Limits::quiet_NaN()},
+                    T{-Limits::quiet_NaN()},
+                    T{Limits::infinity()},
+                    T{-Limits::infinity()},
+                    T{A{0}},
+                    T{-A{0}},
+                    T{A{1}},
+                    T{-A{1}},
+                };
+                constexpr std::size_t number = std::size(numbers);
+                constexpr std::size_t copies = 9; // fill registers, and leave a rest
+                std::vector<Bytes> inputs(3, Bytes(copies * number * number * number * sizeof(T)));
+                for (std::size_t i = 0; i < copies * number * number * number; ++i) {
+                    for (std::size_t rank = 0, left = i; rank < 3; ++rank, left /= number) {
+                        T const value = numbers[left % number];
+                        std::memcpy(inputs[rank].data() + i * sizeof(T), &value, sizeof(T));
+                    }
+                }
+                std::size_t const count = inputs[0].size() / sizeof(T);
+                for (ReduceOp const op : {ReduceOp::min, ReduceOp::max}) {
+                    CAPTURE(name_of(op));
+                    for (InstructionSet const set : instruction_sets()) {
+                        check<T>({dtype, op, set, 2, 0, count}, {inputs[0], inputs[1]});
+                        check<T>({dtype, op, set, 3, 0, count}, inputs);
+                        check<T>({dtype, op, set, 3, count - 7, 7}, inputs);
+                    }
+                }
+            }
+        });
+    }
 }
 
 TEST_CASE("a reduction of more ranks than a pass takes gives the same bits") {

@@ -92,6 +92,10 @@ template <class T>
 /// A process with other threads is refused unless `options` say `{.other_threads = true}`. The
 /// thread sanitizer has a thread of its own, so under it nothing is counted.
 ///
+/// What C's streams hold is written before the ranks start, and when a body ends. After
+/// `std::ios::sync_with_stdio(false)` std::cout has a buffer of its own, so flush it before the call
+/// and at the end of the body; else each rank prints again what it held, and its own text is lost.
+///
 /// If a body throws or a process dies, the waits of the other ranks throw PeerFailed. Ranks that
 /// have not ended after one more deadline, the longest that any of them has set, are killed.
 /// @throws PeerFailed          with the number and the text of the rank that failed first.

@@ -603,25 +603,29 @@ TEST_CASE("a rank that is killed before all have come is named by those who have
 }
 
 TEST_CASE("what a job left that was killed before all had come does not disturb the next one") {
-    for (int const first : {0, 1}) { // which rank of the next job comes first
-        std::string const job = fresh_job();
-        {
-            Processes killed;
-            killed.start([&] { attach(0, 2, job); });
-            wait_until([&] { return file_exists(job); });
+    for (int const size : {2, 4, 100}) { // of the job that was killed
+        for (int const first : {0, 1}) { // which rank of the next job comes first
+            CAPTURE(size);
+            CAPTURE(first);
+            std::string const job = fresh_job();
+            {
+                Processes killed;
+                killed.start([&] { attach(0, size, job); });
+                wait_until([&] { return file_exists(job); });
+            }
+            CHECK(file_exists(job));
+            Processes processes;
+            for (int const rank : {first, 1 - first}) {
+                processes.start([&] {
+                    auto comm = attach(rank, 2, job);
+                    comm.barrier();
+                });
+                std::this_thread::sleep_for(30ms); // most of the time it comes first, indeed
+            }
+            CHECK(processes.wait() == 0);
+            CHECK(processes.wait() == 0);
+            CHECK(!file_exists(job));
         }
-        CHECK(file_exists(job));
-        Processes processes;
-        for (int const rank : {first, 1 - first}) {
-            processes.start([&] {
-                auto comm = attach(rank, 2, job);
-                comm.barrier();
-            });
-            std::this_thread::sleep_for(30ms); // most of the time it comes first, indeed
-        }
-        CHECK(processes.wait() == 0);
-        CHECK(processes.wait() == 0);
-        CHECK(!file_exists(job));
     }
 }
 
@@ -771,6 +775,16 @@ TEST_CASE("an object that is truncated, damaged or of another version is refused
     {
         Planted const planted{job, heading, std::stol(bytes) - 33'554'432};
         CHECK_THROWS_AS(attach(1, 2, job, 20s), CommunicationError);
+    }
+    for (std::uint64_t const size : {std::uint64_t{0}, std::uint64_t{1} << 32U}) {
+        heading = good_heading();
+        heading.size = size;
+        refuses(
+            heading,
+            65536,
+            "between 1 and " + std::to_string(joinable::detail::max_ranks) + " ranks",
+            std::to_string(size)
+        );
     }
     heading = good_heading();
     heading.magic += 1;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -25,6 +26,7 @@
 
 #include <sys/ioctl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -668,6 +670,24 @@ TEST_CASE("addresses may be names, of IPv6, or of all interfaces") {
     options.address = "no such machine.invalid";
     options.port = 1;
     CHECK_THROWS_AS(TcpCommunicator::attach(with_timeout(options, 50ms)), joinable::TimedOut);
+}
+
+TEST_CASE("the port is free once all have come, although a process that was forked before lives on"
+) {
+    TcpListener listener{"127.0.0.1"};
+    std::uint16_t const port = listener.port();
+    pid_t const helper = ::fork();
+    if (helper == 0) {
+        ::alarm(60);
+        for (;;) {
+            ::pause();
+        }
+    }
+    TcpCommunicator comm = TcpCommunicator::attach(std::move(listener), tcp_options(0, 1));
+    comm.barrier();
+    CHECK_NOTHROW(TcpListener("127.0.0.1", port));
+    ::kill(helper, SIGKILL);
+    ::waitpid(helper, nullptr, 0);
 }
 
 TEST_CASE("a port that is in use, and ranks that are none, are refused at once") {

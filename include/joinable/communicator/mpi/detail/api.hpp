@@ -3,6 +3,7 @@
 
 #include <array>
 #include <climits>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -85,11 +86,12 @@ template <DType dtype, ReduceOp op>
     return made;
 }
 /// MPI's operator, or ours where MPI's does not combine numbers as the library does: 16-bit numbers are
-/// computed in f32, each combination rounded, and MPICH 4.0 orders unsigned numbers as if they were signed.
+/// computed in f32, each combination rounded, MPICH 4.0 orders unsigned numbers as if they were signed, and a
+/// NaN among floating-point numbers may end on some ranks only, or nowhere.
 template <class T, ReduceOp op>
 [[nodiscard]] MPI_Op operator_of([[maybe_unused]] MPI_Op standard) {
     constexpr bool orders = op == ReduceOp::min || op == ReduceOp::max;
-    if constexpr (is_half_precision(dtype_of<T>) || (std::is_unsigned_v<T> && orders)) {
+    if constexpr (is_half_precision(dtype_of<T>) || (orders && !std::signed_integral<T>)) {
         return own_operator<dtype_of<T>, op>();
     } else {
         return standard;

@@ -42,16 +42,17 @@ void prepare_together(NcclRank& rank, Local const& local) {
     } catch (...) {
         error = std::current_exception();
     }
-    std::optional<AbortReason> failure;
-    rank.over_control([&](NcclControl& control) { // it would end with agree()'s error
-        failure = find_disagreement(control, {}, error);
-    });
-    if (error) {
-        std::rethrow_exception(error);
-    }
-    if (failure) {
-        throw_failure(*failure);
-    }
+    throw_if_any_failed(
+        error,
+        [&] {
+            std::optional<AbortReason> failure;
+            rank.over_control([&](NcclControl& control) { // it would end with agree()'s error
+                failure = find_disagreement(control, {}, error);
+            });
+            return failure;
+        },
+        [](AbortReason const&) {} // over_control() has told the others
+    );
 }
 
 /// The number of lower ranks on this machine.

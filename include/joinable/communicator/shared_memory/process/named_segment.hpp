@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/shared_memory/board/waiting.hpp>
 #include <joinable/communicator/shared_memory/process/members.hpp>
 #include <joinable/communicator/shared_memory/process/process_segment.hpp>
@@ -239,7 +240,7 @@ private:
         object.resize(table_bytes);
         object.reserve(0, MemberTable::used_bytes_for(size));
         Mapping mapped{object, table_bytes};
-        static_cast<void>(MemberTable::create(mapped.begin(), heading));
+        MemberTable::create(mapped.begin(), heading);
         auto membership = Membership::enter(std::move(mapped), 0);
         auto named = object.publish_first_free(path);
         if (!named) {
@@ -252,10 +253,11 @@ private:
         if (!other) {
             return;
         }
-        require_usable(*other, path, size);
-        Mapping const found{*other, MemberTable::bytes_for(size)};
+        int const its_size = usable_size(*other, path);
+        Mapping const found{*other, MemberTable::bytes_for(its_size)};
         Member& creator = Membership::at(found).member(0);
         if (!creator.has_died() && !creator.has_left()) {
+            require_size(its_size, size, path);
             throw ContractViolation{concat(
                 "expected no other rank 0 of this job, but ",
                 path,
@@ -279,8 +281,8 @@ private:
     ) {
         for (std::string const& path : SharedObject::own_of(base)) {
             if (auto object = SharedObject::find(path)) {
-                require_usable(*object, path, size);
-                Mapping mapped{*object, MemberTable::bytes_for(size)};
+                int const its_size = usable_size(*object, path);
+                Mapping mapped{*object, MemberTable::bytes_for(its_size)};
                 Member& creator = Membership::at(mapped).member(0);
                 bool const is_dead = creator.has_died();
                 if (is_dead && !is_first) {
@@ -290,6 +292,7 @@ private:
                     object->remove_name(path);
                     continue;
                 }
+                require_size(its_size, size, path);
                 return join(std::move(*object), std::move(mapped), path, rank, end, deadline);
             }
         }
@@ -388,8 +391,9 @@ private:
         );
     }
 
-    /// Checks that this process may use the object.
-    static void require_usable(SharedObject const& object, std::string const& path, int size) {
+    /// Checks that this process may use the object, and returns for how many ranks it was made. What a
+    /// dead job has left may be for another number than this job has.
+    static int usable_size(SharedObject const& object, std::string const& path) {
         auto const refuse = [&](std::string const& expected, std::string const& given) {
             throw CommunicationError{concat(
                 "expected ",
@@ -430,23 +434,31 @@ private:
                 )
             );
         }
-        if (heading.size != static_cast<std::uint64_t>(size)) {
+        if (heading.size < 1 || heading.size > static_cast<std::uint64_t>(max_ranks)) {
+            refuse(concat("between 1 and ", max_ranks, " ranks"), concat(heading.size));
+        }
+        auto const size = static_cast<int>(heading.size);
+        // Map the table only, before rank 0 makes the rest.
+        std::size_t const bytes = object_bytes(size, (std::min)(heading.room, most_room));
+        auto const has = static_cast<std::size_t>(status.st_size);
+        if ((has != bytes && has != MemberTable::bytes_for(size)) || heading.room > most_room) {
+            refuse(concat(bytes, " bytes"), concat(has, " bytes"));
+        }
+        return size;
+    }
+    /// Checks that a living job has as many ranks as this one.
+    static void require_size(int its_size, int size, std::string const& path) {
+        if (its_size != size) {
             throw ContractViolation{concat(
                 "expected a group of ",
                 size,
                 " ranks, but ",
                 path,
                 " was made for ",
-                heading.size,
+                its_size,
                 "; start all ranks of a job with the same world size, and give each job that runs "
                 "at the same time another id"
             )};
-        }
-        // Map the table only, before rank 0 makes the rest.
-        std::size_t const bytes = object_bytes(size, (std::min)(heading.room, most_room));
-        auto const has = static_cast<std::size_t>(status.st_size);
-        if ((has != bytes && has != MemberTable::bytes_for(size)) || heading.room > most_room) {
-            refuse(concat(bytes, " bytes"), concat(has, " bytes"));
         }
     }
 

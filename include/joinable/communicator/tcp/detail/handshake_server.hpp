@@ -31,6 +31,10 @@ class HandshakeServer {
 public:
     HandshakeServer(Socket listener, TcpJob job)
         : listener_{std::move(listener)}, job_{std::move(job)} {}
+    HandshakeServer(HandshakeServer&&) = default;
+    HandshakeServer& operator=(HandshakeServer&&) = delete;
+    /// Nobody listens at the port after this, not even a process that was forked meanwhile.
+    ~HandshakeServer() { listener_.end_listening(); }
 
     [[nodiscard]] TcpJob const& job() const noexcept { return job_; }
 

@@ -61,6 +61,8 @@ public:
     send(std::span<std::byte const> first, std::span<std::byte const> second = {}) const noexcept;
     /// Ends sending. The other side learns of it after all data.
     void end_sending() const noexcept { ::shutdown(handle_, SHUT_WR); }
+    /// Ends listening, also where processes that were forked before have a copy. The port is free then.
+    void end_listening() const noexcept { ::shutdown(handle_, SHUT_RDWR); }
     /// Whether the other machine has received everything that was sent.
     [[nodiscard]] bool is_delivered() const noexcept {
         int left = 0;

@@ -43,7 +43,7 @@ TEST_CASE("the host reads elements in row-major order, without a copy where they
                     place += rest / dense[d] * strides[d];
                     rest %= dense[d];
                 }
-                differ += read[i] != static_cast<std::int32_t>(place) ? 1 : 0;
+                differ += read[i] != static_cast<std::int32_t>(place) ? 1U : 0U;
             }
             CHECK(differ == 0);
             if (tensor.is_contiguous() && !read.empty()) {

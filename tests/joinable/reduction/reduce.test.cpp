@@ -245,8 +245,7 @@ TEST_CASE("a reduction gives the bits of a scalar loop in rank order, for every 
     check_all({1, 2, 3, 4, 5, 6, 7, 8, 9}, {0, 1, 2, 3, 5, 14, 15, 16, 17, 33, 63, 129, 258, 517});
 }
 
-TEST_CASE("a min or max of floats is NaN if a number is, and orders -0 before 0, on any rank"
-) {
+TEST_CASE("a min or max of floats is NaN if a number is, and orders -0 before 0, on any rank") {
     for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
         CAPTURE(name_of(dtype));
         visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {

@@ -72,11 +72,12 @@ struct DataParallelOptions {
     /// ContractViolation when the model is made. Turn sync_at_start and sync_at_end off as well,
     /// because what is sent is written by all ranks.
     bool shares_values = false;
-    /// For debugging. In each round of this many that train and sync, ranks compare the bits of the values that
-    /// they train, after the forward pass, and throw Mismatch with the ranks and the first parameter that differ. In
-    /// a guard with a Step or a sharded optimizer, which then has to step this model on joined ranks, these compare
-    /// theirs, too; else only active ranks do. When a guard ends the ranks that trained to its end compare theirs once more. Costs one sum of six words, and one
-    /// pass over all values, which a device first copies to the host. 0: never.
+    /// For debugging. In every so many rounds that train and sync, ranks compare the bits of the values
+    /// that they train, after the forward pass. A difference is a Mismatch that names the ranks and
+    /// the first parameter. Joined ranks compare theirs in a guard with a Step or a sharded optimizer,
+    /// which then has to step this model. Where a guard ends, the ranks that trained to its end
+    /// compare once more. Costs one sum of six words, and one pass over all values; a device copies
+    /// them to the host first. 0: never.
     std::size_t verify_replicas = 0;
 };
 

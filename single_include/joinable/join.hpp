@@ -18418,7 +18418,7 @@ public:
             return {
                 FailureKind::communication,
                 {},
-                "the processes that were to tell why all ends were stopped, one after another"
+                "no abort reason is known: the processes that wrote it were stopped, one after another"
             };
         }
         return reasons_[place].load();
@@ -23894,8 +23894,7 @@ private:
         other->remove_name(path);
     }
 
-    /// Null: there is none yet. What a dead rank 0 has made is an older job's if it is there when
-    /// this rank looks for the first time.
+    /// Null: there is none yet. A dead creator found at the first look belongs to an older job.
     static std::shared_ptr<NamedSegment> find(
         std::string const& base,
         int rank,

@@ -376,7 +376,7 @@ private:
             }
         }
     }
-    /// Data may overtake arrivals: what is complete here is not cut off by what this rank says next.
+    /// Data can arrive before the arrival words. Lets completed collectives finish before this rank aborts.
     void let_arrive() noexcept {
         auto const is_missing = [&](auto const& one) {
             return !one->is_compared && is_complete(*one);

@@ -45,9 +45,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// collective after another, and carries failures from level to level. The other ranks post at once
 /// what they do on their machine, unless they compare first.
 ///
-/// A leader polls, because no wait on one level ends by what happens on the other. While it polls,
-/// it tells both levels that it is alive. So a rank that is late is missed by the ranks of its own
-/// machine only, and all ranks get that reason.
+/// A wait on one level does not end when the other level fails, so a leader polls both. While it polls,
+/// it tells both levels that it is alive. So only the ranks of its own machine name a late rank, and all
+/// ranks get that reason.
 template <class Local, class Across>
 class HierarchicalEngine {
 public:

@@ -22,8 +22,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What ranks of machines offer: what the ranks of one machine need for it. Leaders do without,
-/// because they have memory for what all ranks send: all_reduce and broadcast are enough there.
+/// The capabilities of HierarchicalCommunicator, by those of `Local`. `Across` needs none of them: leaders
+/// have memory for what all ranks send, so all_reduce and broadcast are enough there.
 template <class Local>
 struct OffersOfMachines {
     static constexpr bool scaled_sums = has_scaled_all_reduce<Local>;

@@ -98,7 +98,7 @@ public:
             return {
                 FailureKind::communication,
                 {},
-                "the processes that were to tell why all ends were stopped, one after another"
+                "no abort reason is known: the processes that wrote it were stopped, one after another"
             };
         }
         return reasons_[place].load();

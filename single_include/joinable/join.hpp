@@ -6379,7 +6379,7 @@ public:
 
     /// Cuts the same parameters again. Contents move with them inside the arenas, on the host
     /// without a second copy. Earlier views then refer to other gradients. `order` is a permutation
-    /// of the previous one.
+    /// of the previous one. If it throws, all views are those from before; contents may have moved.
     /// Complexity: in bytes, linear if the order stays, else times at most the square of the
     /// logarithm of the number of parameters.
     void rebuild(
@@ -6408,6 +6408,9 @@ private:
     cut(ParameterList const& parameters,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits);
+
+    /// Moves contents from where they were before.
+    void move_sections(std::size_t parameters, std::vector<Bucket> const& before);
 
     BufferMemory memory_;
     std::array<Arena, dtype_count> arenas_; ///< by dtype; empty if no parameter has it
@@ -6489,12 +6492,22 @@ JOINABLE_DEFINITION void BucketLayout::rebuild(
     std::span<std::size_t const> order,
     std::span<std::size_t const> limits
 ) {
-    std::vector<Bucket> const before = std::exchange(buckets_, {});
-    cut(parameters, order, limits);
+    std::vector<Bucket> before = std::exchange(buckets_, {});
+    try {
+        cut(parameters, order, limits);
+        move_sections(parameters.size(), before);
+    } catch (...) {
+        buckets_ = std::move(before); // others hold the addresses of their views
+        throw;
+    }
+}
+
+JOINABLE_DEFINITION void
+BucketLayout::move_sections(std::size_t parameters, std::vector<Bucket> const& before) {
     for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
         Arena const& arena = arenas_[dtype];
-        std::vector<std::size_t> position(parameters.size());
-        std::vector<std::size_t> offset(parameters.size());
+        std::vector<std::size_t> position(parameters);
+        std::vector<std::size_t> offset(parameters);
         std::size_t count = 0;
         for_each_place(buckets_, dtype, [&](std::size_t i, AnyView const& view) {
             position[i] = count++;

@@ -68,7 +68,7 @@ public:
 
     /// Cuts the same parameters again. Contents move with them inside the arenas, on the host
     /// without a second copy. Earlier views then refer to other gradients. `order` is a permutation
-    /// of the previous one.
+    /// of the previous one. If it throws, all views are those from before; contents may have moved.
     /// Complexity: in bytes, linear if the order stays, else times at most the square of the
     /// logarithm of the number of parameters.
     void rebuild(
@@ -97,6 +97,9 @@ private:
     cut(ParameterList const& parameters,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits);
+
+    /// Moves contents from where they were before.
+    void move_sections(std::size_t parameters, std::vector<Bucket> const& before);
 
     BufferMemory memory_;
     std::array<Arena, dtype_count> arenas_; ///< by dtype; empty if no parameter has it

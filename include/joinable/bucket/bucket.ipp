@@ -69,12 +69,22 @@ JOINABLE_DEFINITION void BucketLayout::rebuild(
     std::span<std::size_t const> order,
     std::span<std::size_t const> limits
 ) {
-    std::vector<Bucket> const before = std::exchange(buckets_, {});
-    cut(parameters, order, limits);
+    std::vector<Bucket> before = std::exchange(buckets_, {});
+    try {
+        cut(parameters, order, limits);
+        move_sections(parameters.size(), before);
+    } catch (...) {
+        buckets_ = std::move(before); // others hold the addresses of their views
+        throw;
+    }
+}
+
+JOINABLE_DEFINITION void
+BucketLayout::move_sections(std::size_t parameters, std::vector<Bucket> const& before) {
     for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
         Arena const& arena = arenas_[dtype];
-        std::vector<std::size_t> position(parameters.size());
-        std::vector<std::size_t> offset(parameters.size());
+        std::vector<std::size_t> position(parameters);
+        std::vector<std::size_t> offset(parameters);
         std::size_t count = 0;
         for_each_place(buckets_, dtype, [&](std::size_t i, AnyView const& view) {
             position[i] = count++;

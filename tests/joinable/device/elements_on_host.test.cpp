@@ -34,7 +34,9 @@ TEST_CASE("the host reads elements in row-major order, without a copy where they
             REQUIRE(bytes.size() == 4 * tensor.numel());
             joinable::Shape const dense = joinable::row_major_strides(layout.extents);
             std::vector<std::int32_t> read(tensor.numel());
-            std::memcpy(read.data(), bytes.data(), bytes.size());
+            if (!bytes.empty()) {
+                std::memcpy(read.data(), bytes.data(), bytes.size());
+            }
             std::size_t differ = 0;
             for (std::size_t i = 0; i < read.size(); ++i) {
                 std::size_t place = 0;

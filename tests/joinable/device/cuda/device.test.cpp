@@ -428,14 +428,16 @@ TEST_CASE("the host reads elements as they are after what the engine has request
             });
             auto const bytes = elements.read(tensor.view());
             std::vector<double> read(count);
-            std::memcpy(read.data(), bytes.data(), bytes.size());
+            if (!bytes.empty()) {
+                std::memcpy(read.data(), bytes.data(), bytes.size());
+            }
             CHECK(bytes.size() == 8 * count);
             if (strides != Shape{2, 1}) { // rows that overlap
                 CHECK(read == std::vector<double>(numbers.begin(), numbers.end()));
             }
+            f.finish(); // nothing waits for a tensor without elements
         }
     }
-    f.finish();
 }
 
 TEST_CASE("misuse of a device says what to do") {

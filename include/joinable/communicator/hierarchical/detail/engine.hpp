@@ -100,7 +100,8 @@ public:
     [[nodiscard]] bool progress(std::uint64_t number) { return advance(number, Waiting::polls); }
 
     /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all.
-    [[nodiscard]] auto split(GroupChoice choice, Machines const& group) {
+    [[nodiscard]] auto split(GroupChoice choice, Machines group) {
+        group.become_group_of(machines_);
         using LocalGroup = decltype(local_.split(0, 0));
         using AcrossGroup = decltype(across_->split(0, 0));
         GroupLevels<LocalGroup, AcrossGroup> levels{nullptr, nullptr, group, options_, [this] {

@@ -39,9 +39,20 @@ public:
         return static_cast<int>(after - firsts_.begin()) - 1;
     }
 
+    /// A reason that has this origin or a greater one names ranks of a communicator around these machines. A level of
+    /// a group hears the reasons of the level that it was split from, so both count alike.
+    [[nodiscard]] int first_origin_around() const noexcept {
+        return (std::max)(ranks(), first_origin_around_);
+    }
+    /// These are machines of a group that was split from `parent`.
+    void become_group_of(Machines const& parent) noexcept {
+        first_origin_around_ = parent.first_origin_around();
+    }
+
 private:
     std::vector<int> firsts_{0}; ///< of each machine, then the number of ranks
     int own_ = 0;
+    int first_origin_around_ = 0; ///< of the communicator that it is a group of
 };
 
 /// The levels on which ranks meet.
@@ -62,9 +73,9 @@ enum class Level : std::uint8_t { local, across };
 }
 
 /// The reason to abort a level with, on `rank` of all machines. It keeps the ranks of all machines.
-/// Ranks of a communicator around this one have origins from the number of ranks on.
+/// See Machines::first_origin_around() for ranks of a communicator around this one.
 [[nodiscard]] inline AbortReason to_level(AbortReason reason, int rank, Machines const& machines) {
-    reason.origin = reason.origin < 0 ? rank : machines.ranks() + reason.origin;
+    reason.origin = reason.origin < 0 ? rank : machines.first_origin_around() + reason.origin;
     return reason;
 }
 
@@ -73,8 +84,9 @@ enum class Level : std::uint8_t { local, across };
 [[nodiscard]] inline AbortReason
 to_global(AbortReason reason, Level level, Machines const& machines) {
     if (reason.origin >= 0) { // from to_level()
-        bool const is_around = machines.are_known() && reason.origin >= machines.ranks();
-        reason.origin = is_around ? reason.origin - machines.ranks() : -1;
+        int const around = machines.first_origin_around();
+        bool const is_around = machines.are_known() && reason.origin >= around;
+        reason.origin = is_around ? reason.origin - around : -1;
         return reason;
     }
     if (reason.kind == FailureKind::communication || reason.kind == FailureKind::contract) {

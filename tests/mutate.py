@@ -1007,7 +1007,7 @@ MUTATIONS = [
     ),
     Mutation(
         "ranks-around-machines-become-their-own", "communicator/hierarchical/detail/machines.hpp",
-        "reason.origin - machines.ranks() : -1;", "-1 : -1;",
+        "reason.origin - around : -1;", "-1 : -1;",
         "communicator/hierarchical/communicator.test.cpp", "machines of machines*",
     ),
     Mutation(

@@ -1323,7 +1323,7 @@ MUTATIONS = [
     ),
     Mutation(
         "ends-of-guards-compare-all-ranks", "participant/passes.hpp",
-        "std::find(last.begin(), last.end(), comm_.rank()) != last.end()}", "true}",
+        "detail::is_last_joiner(result, comm_.rank())}", "true}",
         "participant/verify_replicas.test.cpp", "where a guard ends*",
     ),
 ]

@@ -9658,6 +9658,13 @@ struct JoinResult {
     std::chrono::nanoseconds waited{}; ///< blocked in roll calls
 };
 
+namespace detail {
+[[nodiscard]] inline bool is_last_joiner(JoinResult const& result, int rank) {
+    return std::find(result.last_joiners.begin(), result.last_joiners.end(), rank) !=
+           result.last_joiners.end();
+}
+} // namespace detail
+
 /// The result as a table for people: a line per rank, its rounds and how many it shadowed, and a
 /// mark for the last joiners.
 [[nodiscard]] std::string to_string(JoinResult const& result);
@@ -11136,7 +11143,6 @@ inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shado
 
 #if JOINABLE_HAS_DEFINITIONS
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -11308,10 +11314,7 @@ JOINABLE_DEFINITION void Session::finish(HookRunner& hooks) {
         }
         has_ended_ = true;
         JoinResult result = rounds_.result(stopped_);
-        auto const& last = result.last_joiners;
-        bool const is_last =
-            std::find(last.begin(), last.end(), outcome_.control().rank()) != last.end();
-        hooks.run_post_hooks(result, is_last);
+        hooks.run_post_hooks(result, is_last_joiner(result, outcome_.control().rank()));
         rounds_.announce_closing(); // a post hook that fails on one rank fails on all
         hear();
         outcome_.end();
@@ -14082,6 +14085,38 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/tensor/element_hash.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A sum over elements, so that ranks can add their shares. A change of one element always changes
+/// the sum (splitmix64 is a bijection); swapping two elements almost certainly does.
+template <std::size_t Bytes>
+std::uint64_t hash_elements_of(std::byte const* data, std::uint64_t first, std::size_t count) {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        std::uint64_t x = 0;
+        std::memcpy(&x, data + i * Bytes, Bytes);
+        x += (first + i + 1) * 0x9e37'79b9'7f4a'7c15U;
+        x = (x ^ (x >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
+        x = (x ^ (x >> 27U)) * 0x94d0'49bb'1331'11ebU;
+        sum += x ^ (x >> 31U);
+    }
+    return sum;
+}
+/// Of `count` elements side by side, whose row-major numbers in their tensor begin with `first`.
+inline std::uint64_t
+hash_elements(std::byte const* data, std::uint64_t first, std::size_t count, DType dtype) {
+    switch (size_of(dtype)) {
+    case 1: return hash_elements_of<1>(data, first, count);
+    case 2: return hash_elements_of<2>(data, first, count);
+    case 4: return hash_elements_of<4>(data, first, count);
+    default: return hash_elements_of<8>(data, first, count);
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/device/elements_on_host.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -14094,6 +14129,10 @@ public:
     /// The bytes of a tensor's elements, as they are after all that the engine has requested so far. Valid until
     /// the next call, and as long as the tensor's memory. Blocks until a device has come so far.
     [[nodiscard]] std::span<std::byte const> read(AnyView const& tensor);
+    /// The same elements as one number: see hash_elements().
+    [[nodiscard]] std::uint64_t hash(AnyView const& tensor) {
+        return hash_elements(read(tensor).data(), 0, tensor.numel(), tensor.dtype());
+    }
 
 private:
     Device& device_;
@@ -14427,7 +14466,7 @@ enum class CheckedMarks : std::uint8_t {
 class ReadyCheck {
 public:
     /// @throws ContractViolation  gradients are on a device, where the host cannot read them.
-    ReadyCheck(ParameterList parameters, DeviceId device, CheckedMarks marks);
+    ReadyCheck(ParameterList parameters, Device& device, CheckedMarks marks);
 
     void begin() noexcept { marks_.clear(); }
     /// Calls `mark_ready(i)`, now or in release().
@@ -14479,10 +14518,10 @@ private:
 
     /// The hash of the elements in logical order, because a gradient may move and may have gaps
     /// between its elements.
-    [[nodiscard]] std::uint64_t hash_of(std::size_t i) const;
-    static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension);
+    [[nodiscard]] std::uint64_t hash_of(std::size_t i);
 
     ParameterList parameters_;
+    ElementsOnHost elements_;
     bool is_at_once_;
     std::vector<Mark> marks_;
 };
@@ -14493,44 +14532,30 @@ private:
 
 #if JOINABLE_HAS_DEFINITIONS
 
-#include <string_view>
 #include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION
-ReadyCheck::ReadyCheck(ParameterList parameters, DeviceId device, CheckedMarks marks)
-    : parameters_{std::move(parameters)}, is_at_once_{marks == CheckedMarks::at_once} {
-    if (device != DeviceId{}) {
+ReadyCheck::ReadyCheck(ParameterList parameters, Device& device, CheckedMarks marks)
+    : parameters_{std::move(parameters)}, elements_{device},
+      is_at_once_{marks == CheckedMarks::at_once} {
+    if (!is_on_host(device)) {
         throw ContractViolation{concat(
             "verify_ready reads gradients from the host, but this "
             "communicator's are on ",
-            to_text(device),
+            to_text(device.id()),
             "; leave it off"
         )};
     }
 }
 
-JOINABLE_DEFINITION std::uint64_t ReadyCheck::hash_of(std::size_t i) const {
+JOINABLE_DEFINITION std::uint64_t ReadyCheck::hash_of(std::size_t i) {
     AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
     if (!gradient || !has_memory(gradient)) {
         return no_gradient; // the reducer reports it where there has to be one
     }
-    Hash hash;
-    add(hash, static_cast<char const*>(gradient.data()), gradient, 0);
-    return hash.value();
-}
-
-JOINABLE_DEFINITION void
-ReadyCheck::add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension) {
-    std::size_t const element = size_of(view.dtype());
-    if (dimension == view.extents().size()) {
-        hash.add(std::string_view{data, element});
-        return;
-    }
-    for (std::size_t i = 0; i < view.extents()[dimension]; ++i) {
-        add(hash, data + i * view.strides()[dimension] * element, view, dimension + 1);
-    }
+    return elements_.hash(gradient);
 }
 
 }}} // namespace joinable::v0::detail
@@ -14574,46 +14599,6 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/tensor/element_hash.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A sum over elements, so that ranks can add their shares. A change of one element always changes
-/// the sum (splitmix64 is a bijection); swapping two elements almost certainly does.
-template <std::size_t Bytes>
-std::uint64_t hash_elements_of(std::byte const* data, std::uint64_t first, std::size_t count) {
-    std::uint64_t sum = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-        std::uint64_t x = 0;
-        std::memcpy(&x, data + i * Bytes, Bytes);
-        x += (first + i + 1) * 0x9e37'79b9'7f4a'7c15U;
-        x = (x ^ (x >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
-        x = (x ^ (x >> 27U)) * 0x94d0'49bb'1331'11ebU;
-        sum += x ^ (x >> 31U);
-    }
-    return sum;
-}
-/// Of `count` elements side by side, whose row-major numbers in their tensor begin with `first`.
-inline std::uint64_t
-hash_elements(std::byte const* data, std::uint64_t first, std::size_t count, DType dtype) {
-    switch (size_of(dtype)) {
-    case 1: return hash_elements_of<1>(data, first, count);
-    case 2: return hash_elements_of<2>(data, first, count);
-    case 4: return hash_elements_of<4>(data, first, count);
-    default: return hash_elements_of<8>(data, first, count);
-    }
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
 // ---- joinable/participant/detail/replica_check.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
@@ -14632,10 +14617,7 @@ JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ran
         AnyView const value = parameter.requires_grad() ? parameter.value() : AnyView{};
         std::string text = "no trained value";
         if (value && has_memory(value)) {
-            auto const bytes = elements_.read(value);
-            text = concat(
-                "values of hash ", hash_elements(bytes.data(), 0, value.numel(), value.dtype())
-            );
+            text = concat("values of hash ", elements_.hash(value));
         }
         values.add(describe_parameter(parameters_, i), text);
     }
@@ -15312,12 +15294,11 @@ protected:
     }
     void sync_at_end(JoinResult const& result) {
         if (replica_check_) {
-            auto const& last = result.last_joiners;
             replica_check_->compare(
                 words(),
-                {last.front(),
-                 static_cast<int>(last.size()),
-                 std::find(last.begin(), last.end(), comm_.rank()) != last.end()}
+                {result.last_joiners.front(),
+                 static_cast<int>(result.last_joiners.size()),
+                 detail::is_last_joiner(result, comm_.rank())}
             );
         }
         if (module_->options().sync_at_end) {
@@ -15643,7 +15624,7 @@ private:
             listed_.emplace(list, true);
             if (options.verify_ready) {
                 ready_check_.emplace(
-                    list, detail::device_of(comm).id(), detail::CheckedMarks::after_pass
+                    list, detail::device_of(comm), detail::CheckedMarks::after_pass
                 );
             }
             if (options.verify_replicas != 0) {
@@ -22891,6 +22872,32 @@ template <class Comm>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// While it lives, these signals reach neither this thread nor threads that it starts.
+class BlockedSignals {
+public:
+    explicit BlockedSignals(sigset_t const& signals) noexcept {
+        pthread_sigmask(SIG_BLOCK, &signals, &before_);
+    }
+    BlockedSignals(BlockedSignals const&) = delete;
+    BlockedSignals& operator=(BlockedSignals const&) = delete;
+    ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+    [[nodiscard]] static sigset_t all() noexcept {
+        sigset_t signals{};
+        sigfillset(&signals);
+        return signals;
+    }
+    [[nodiscard]] static sigset_t only(int signal) noexcept {
+        sigset_t signals{};
+        sigemptyset(&signals);
+        sigaddset(&signals, signal);
+        return signals;
+    }
+
+private:
+    sigset_t before_{};
+};
+
 /// A thread of the library. It handles no signals. The destructor waits until it ends; in a process that was
 /// forked meanwhile, which does not have the thread, it does nothing.
 class BackgroundThread {
@@ -22900,17 +22907,12 @@ public:
     /// @throws CommunicationError  the system cannot start another thread.
     template <class F>
     BackgroundThread(std::string_view purpose, F&& run) {
-        sigset_t all;
-        sigset_t before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before); // the new thread inherits it
+        BlockedSignals const of_both{BlockedSignals::all()};
         try {
             thread_ = std::jthread{std::forward<F>(run)};
         } catch (std::system_error const& error) {
-            pthread_sigmask(SIG_SETMASK, &before, nullptr);
             throw CommunicationError{concat(purpose, " could not be started: ", error.what())};
         }
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
 
     BackgroundThread(BackgroundThread&&) = default;

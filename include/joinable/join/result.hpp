@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <string>
@@ -25,6 +26,13 @@ struct JoinResult {
     std::size_t unsynced_rounds = 0;
     std::chrono::nanoseconds waited{}; ///< blocked in roll calls
 };
+
+namespace detail {
+[[nodiscard]] inline bool is_last_joiner(JoinResult const& result, int rank) {
+    return std::find(result.last_joiners.begin(), result.last_joiners.end(), rank) !=
+           result.last_joiners.end();
+}
+} // namespace detail
 
 /// The result as a table for people: a line per rank, its rounds and how many it shadowed, and a
 /// mark for the last joiners.

@@ -301,7 +301,7 @@ private:
             listed_.emplace(list, true);
             if (options.verify_ready) {
                 ready_check_.emplace(
-                    list, detail::device_of(comm).id(), detail::CheckedMarks::after_pass
+                    list, detail::device_of(comm), detail::CheckedMarks::after_pass
                 );
             }
             if (options.verify_replicas != 0) {

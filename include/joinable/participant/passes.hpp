@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -686,12 +685,11 @@ protected:
     }
     void sync_at_end(JoinResult const& result) {
         if (replica_check_) {
-            auto const& last = result.last_joiners;
             replica_check_->compare(
                 words(),
-                {last.front(),
-                 static_cast<int>(last.size()),
-                 std::find(last.begin(), last.end(), comm_.rank()) != last.end()}
+                {result.last_joiners.front(),
+                 static_cast<int>(result.last_joiners.size()),
+                 detail::is_last_joiner(result, comm_.rank())}
             );
         }
         if (module_->options().sync_at_end) {

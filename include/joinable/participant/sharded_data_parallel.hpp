@@ -340,7 +340,7 @@ private:
             if (this->module_->options().verify_ready) {
                 check.emplace(
                     all,
-                    detail::device_of(Training::comm_).id(),
+                    detail::device_of(Training::comm_),
                     reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
                                                         : detail::CheckedMarks::after_pass
                 );

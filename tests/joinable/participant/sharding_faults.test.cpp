@@ -140,6 +140,7 @@ void run(Guard& guard, Comm& comm, Round const& round) {
         round();
     }
     guard.finish();
+    calls = {}; // nothing throws any more, also when a model ends, which releases its gradients
 }
 void pass(std::vector<Failing>& params, auto const& ready, auto const&... use) {
     for (std::size_t i = params.size(); i-- > 0;) {
@@ -182,9 +183,7 @@ void train_by(Comm& comm, Way way) {
                 ddp.backward([&](auto const& ready) { pass(params, ready); });
                 zero.step();
             });
-            calls = {}; // nothing throws any more, also when the model releases its gradients
         }
-        calls = {};
         return;
     }
     ShardedOptions options{.bucket_cap_bytes = 12};
@@ -209,7 +208,6 @@ void train_by(Comm& comm, Way way) {
         sharded.backward([&](auto const& ready, auto const& use) { pass(params, ready, use); });
         sharded.step();
     });
-    calls = {};
 }
 
 /// What happens to the culprit, and how a training ended on a rank.
@@ -244,15 +242,15 @@ void train_and_see(Comm& comm, Way way, Fault fault, int culprit, std::size_t ca
     }
 }
 
-/// When a guard has ended, hooks zero the gradients of ranks that had joined, and a model that ends releases those in
-/// its buckets. That runs on every path out, so it hides its failures, and others need not hear of them.
+/// When a guard has ended, hooks zero the gradients of ranks that had joined. That runs on every path out, so it
+/// hides its failures, and others need not hear of them.
 bool is_after_the_end(Seen const& seen, int culprit, int world) {
     bool have_others_finished = world > 1;
     for (int rank = 0; rank < world; ++rank) {
         End const end = seen.ends[static_cast<std::size_t>(rank)];
         have_others_finished = have_others_finished && (rank == culprit || end == End::finished);
     }
-    return have_others_finished && (seen.where == "grad" || seen.where == "release_grad");
+    return have_others_finished && seen.where == "grad";
 }
 
 using Kinds = std::set<std::string_view>; ///< of calls

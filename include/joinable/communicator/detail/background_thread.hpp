@@ -14,6 +14,32 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// While it lives, these signals reach neither this thread nor threads that it starts.
+class BlockedSignals {
+public:
+    explicit BlockedSignals(sigset_t const& signals) noexcept {
+        pthread_sigmask(SIG_BLOCK, &signals, &before_);
+    }
+    BlockedSignals(BlockedSignals const&) = delete;
+    BlockedSignals& operator=(BlockedSignals const&) = delete;
+    ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+    [[nodiscard]] static sigset_t all() noexcept {
+        sigset_t signals{};
+        sigfillset(&signals);
+        return signals;
+    }
+    [[nodiscard]] static sigset_t only(int signal) noexcept {
+        sigset_t signals{};
+        sigemptyset(&signals);
+        sigaddset(&signals, signal);
+        return signals;
+    }
+
+private:
+    sigset_t before_{};
+};
+
 /// A thread of the library. It handles no signals. The destructor waits until it ends; in a process that was
 /// forked meanwhile, which does not have the thread, it does nothing.
 class BackgroundThread {
@@ -23,17 +49,12 @@ public:
     /// @throws CommunicationError  the system cannot start another thread.
     template <class F>
     BackgroundThread(std::string_view purpose, F&& run) {
-        sigset_t all;
-        sigset_t before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before); // the new thread inherits it
+        BlockedSignals const of_both{BlockedSignals::all()};
         try {
             thread_ = std::jthread{std::forward<F>(run)};
         } catch (std::system_error const& error) {
-            pthread_sigmask(SIG_SETMASK, &before, nullptr);
             throw CommunicationError{concat(purpose, " could not be started: ", error.what())};
         }
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
 
     BackgroundThread(BackgroundThread&&) = default;

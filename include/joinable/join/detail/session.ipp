@@ -3,7 +3,6 @@
 
 #include <joinable/join/detail/session.hpp>
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -179,10 +178,7 @@ JOINABLE_DEFINITION void Session::finish(HookRunner& hooks) {
         }
         has_ended_ = true;
         JoinResult result = rounds_.result(stopped_);
-        auto const& last = result.last_joiners;
-        bool const is_last =
-            std::find(last.begin(), last.end(), outcome_.control().rank()) != last.end();
-        hooks.run_post_hooks(result, is_last);
+        hooks.run_post_hooks(result, is_last_joiner(result, outcome_.control().rank()));
         rounds_.announce_closing(); // a post hook that fails on one rank fails on all
         hear();
         outcome_.end();

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include <joinable/config.hpp>
-#include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/elements_on_host.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -24,7 +24,7 @@ enum class CheckedMarks : std::uint8_t {
 class ReadyCheck {
 public:
     /// @throws ContractViolation  gradients are on a device, where the host cannot read them.
-    ReadyCheck(ParameterList parameters, DeviceId device, CheckedMarks marks);
+    ReadyCheck(ParameterList parameters, Device& device, CheckedMarks marks);
 
     void begin() noexcept { marks_.clear(); }
     /// Calls `mark_ready(i)`, now or in release().
@@ -76,10 +76,10 @@ private:
 
     /// The hash of the elements in logical order, because a gradient may move and may have gaps
     /// between its elements.
-    [[nodiscard]] std::uint64_t hash_of(std::size_t i) const;
-    static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension);
+    [[nodiscard]] std::uint64_t hash_of(std::size_t i);
 
     ParameterList parameters_;
+    ElementsOnHost elements_;
     bool is_at_once_;
     std::vector<Mark> marks_;
 };

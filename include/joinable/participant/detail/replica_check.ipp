@@ -12,7 +12,6 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
-#include <joinable/tensor/element_hash.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -24,10 +23,7 @@ JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ran
         AnyView const value = parameter.requires_grad() ? parameter.value() : AnyView{};
         std::string text = "no trained value";
         if (value && has_memory(value)) {
-            auto const bytes = elements_.read(value);
-            text = concat(
-                "values of hash ", hash_elements(bytes.data(), 0, value.numel(), value.dtype())
-            );
+            text = concat("values of hash ", elements_.hash(value));
         }
         values.add(describe_parameter(parameters_, i), text);
     }

@@ -20,26 +20,16 @@
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
 
+#include <joinable/communicator/detail/background_thread.hpp>
 #include <joinable/detail/hash.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// While it lives, writing to a connection that the other side has closed raises no SIGPIPE in this
 /// thread, nor in threads that this thread starts. Gloo writes without asking for that.
-class WithoutSigpipe {
+class WithoutSigpipe : BlockedSignals {
 public:
-    WithoutSigpipe() noexcept {
-        sigset_t pipe{};
-        sigemptyset(&pipe);
-        sigaddset(&pipe, SIGPIPE);
-        pthread_sigmask(SIG_BLOCK, &pipe, &before_);
-    }
-    WithoutSigpipe(WithoutSigpipe const&) = delete;
-    WithoutSigpipe& operator=(WithoutSigpipe const&) = delete;
-    ~WithoutSigpipe() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
-private:
-    sigset_t before_{};
+    WithoutSigpipe() noexcept : BlockedSignals{only(SIGPIPE)} {}
 };
 
 class GlooLane;

@@ -79,12 +79,12 @@ public:
     // -- collectives and messages -----------------------------------------------------------------
 
     [[nodiscard]] MpiOperation& post(Request const& request) {
-        throw_if_aborted(request.signature.text());
+        throw_if_aborted([&] { return request.signature.text(); });
         lock_->notify();
         return in_flight_.post(request, options_);
     }
     [[nodiscard]] MpiOperation& post_message(bool is_send, int peer, int tag, Buffer buffer) {
-        throw_if_aborted(is_send ? "a send" : "a receive");
+        throw_if_aborted([&] { return std::string{is_send ? "a send" : "a receive"}; });
         lock_->notify();
         std::uint64_t const number = peers_.count_message(peer, is_send);
         return in_flight_.post_message(is_send, peer, tag, buffer, number);
@@ -144,10 +144,7 @@ public:
                 abort(reason_of_leaving(*rank));
             }
         }
-        take_over_from_parents();
-        if (failure_) {
-            throw_failure(in_words_of(rank_, operation.text(), *failure_));
-        }
+        throw_if_aborted([&] { return operation.text(); });
         return false;
     }
     /// What is in flight.
@@ -216,11 +213,12 @@ public:
         return failure_;
     }
     [[nodiscard]] bool is_aborted() { return abort_reason().has_value(); }
-    /// `what` would begin now.
-    void throw_if_aborted(std::string const& what) {
+    /// `what()` names what begins or waits now.
+    template <class F>
+    void throw_if_aborted(F const& what) {
         take_over_from_parents();
         if (failure_) {
-            throw_failure(in_words_of(rank_, what, *failure_));
+            throw_failure(in_words_of(rank_, what(), *failure_));
         }
     }
     void keep_alive() {

@@ -12,7 +12,7 @@ class Joinable(ConanFile):
     license = "BSL-1.0"
     package_type = "header-library"
     settings = "os", "arch", "compiler", "build_type"
-    exports_sources = "CMakeLists.txt", "LICENSE", "include/*", "tests/cmake/FindNCCL.cmake"
+    exports_sources = "CMakeLists.txt", "LICENSE", "include/*", "tests/cmake/*"
     no_copy_source = True
 
     def validate(self):

@@ -1293,8 +1293,23 @@ MUTATIONS = [
     ),
     Mutation(
         "skips-in-disabled-guards-open-a-round", "join/joinable.hpp",
-        ": state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch()", ": false ? nullptr",
+        ": state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch(state.position_)", ": false ? nullptr",
         "participant/window.test.cpp", "a batch that a loop announced*",
+    ),
+    Mutation(
+        "steps-in-disabled-guards-open-rounds", "join/detail/local_rounds.hpp",
+        "if (!opened_ || (!loop_opens_rounds_ && position < next_position_)) {", "if (!loop_opens_rounds_) {",
+        "participant/window.test.cpp", "a step hears of the window*",
+    ),
+    Mutation(
+        "loops-of-disabled-guards-count-no-window", "join/detail/local_rounds.hpp",
+        "window_.pass(false, said, own);", "window_.pass(false, said.phase);",
+        "participant/window.test.cpp", "an optimizer that averages alone counts*",
+    ),
+    Mutation(
+        "windows-of-disabled-guards-end-with-them", "join/detail/attachments.ipp",
+        "state->window_ = state->local_rounds_->window();", "state->window_ = {};",
+        "participant/window.test.cpp", "an optimizer that averages alone counts*",
     ),
     Mutation(
         "later-models-cannot-skip", "join/detail/session.hpp",

@@ -8771,7 +8771,9 @@ struct RoundNotice {
 /// `weight_per_input` are given. `enable` must be the same, too: the others wait until the deadline
 /// for a rank that does not enter.
 struct JoinOptions {
-    bool enable = true; ///< false: nothing is attached and nothing is sent
+    /// False: nothing is sent, and ranks must have the same number of rounds. The other options, notices and
+    /// windows apply as in an enabled guard.
+    bool enable = true;
     EndPolicy end_policy = EndPolicy::drain;
     /// Overrides the deadline of the communicators inside the guard. Positive.
     std::optional<std::chrono::nanoseconds> timeout = {};
@@ -9540,6 +9542,7 @@ namespace joinable { inline namespace v0 {
 namespace detail {
 class Session;
 class Rounds;
+class LocalRounds;
 } // namespace detail
 
 /// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
@@ -9617,6 +9620,7 @@ public:
 private:
     friend class detail::Session;
     friend class detail::Rounds;
+    friend class detail::LocalRounds;
     friend class PendingRound;
 
     detail::Session* session_ = nullptr;
@@ -10194,62 +10198,91 @@ template <class T>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The rounds of a guard that is not enabled. Nothing is sent, but the options and the notices of
-/// next() apply to the participants as in an enabled guard.
+/// The rounds of a guard that is not enabled. Nothing is sent, but the options and the notices of next() apply to
+/// the participants as in an enabled guard, and all of them count one window.
 class LocalRounds {
 public:
     explicit LocalRounds(JoinOptions const& options) : options_{options} {}
-    /// The rounds before the guard that did not sync.
-    void begin(std::size_t unsynced) noexcept { unsynced_ = unsynced; }
     LocalRounds(LocalRounds const&) = delete; // knows the options by address
     LocalRounds& operator=(LocalRounds const&) = delete;
 
-    /// Opens a round by next().
-    void open(RoundNotice const& notice) noexcept {
-        opened_ = completed(notice, options_, training_rounds_);
-        count(*opened_);
-    }
-    /// Completes a participant's notice. If next() opened no round, the first participant opens it.
-    /// Later participants use their own notice or the options', not the first one's.
-    [[nodiscard]] RoundNotice announce(bool is_first, RoundNotice const& notice) noexcept {
-        if (opened_) {
-            return repeats(notice, *opened_) ? *opened_ : notice;
-        }
-        bool const opens = is_first || rounds_ == 0;
-        std::size_t const last_trains = last_phase_ == Phase::train ? 1 : 0;
-        RoundNotice const said =
-            completed(notice, options_, training_rounds_ - (opens ? 0 : last_trains));
-        if (is_first) {
-            count(said);
-        }
-        return said;
+    /// `window` is what this rank holds when the guard begins.
+    void begin(Window const& window, int world_size) noexcept {
+        window_ = window;
+        world_size_ = world_size;
     }
 
-    /// The notice of a batch that next() announced; null if it is skipped, or there is none.
-    [[nodiscard]] RoundNotice const* announced_batch() const noexcept {
-        return opened_ && !opened_->skips ? &*opened_ : nullptr;
+    /// Opens a round by next().
+    /// @throws ContractViolation  see Window::require_continued.
+    void open(RoundNotice const& notice) {
+        count(notice);
+        loop_opens_rounds_ = true;
+    }
+    /// The round of the participant at `position`. If next() opens no rounds, the first one in hook order does,
+    /// and later ones follow; a notice that does not repeat the opener's is for its participant alone.
+    /// @throws ContractViolation  see Window::require_continued.
+    [[nodiscard]] Round announce(std::size_t position, RoundNotice const& notice) {
+        if (!opened_ || (!loop_opens_rounds_ && position < next_position_)) {
+            count(notice);
+        }
+        next_position_ = position + 1;
+        return repeats(notice, *opened_) ? round_ : made_by(notice);
+    }
+
+    /// The notice of a batch that next(), or an earlier participant of the open round, announced to the
+    /// participant at `position`. Null if it is skipped, or there is none.
+    [[nodiscard]] RoundNotice const* announced_batch(std::size_t position) const noexcept {
+        bool const waits =
+            opened_ && !opened_->skips && (loop_opens_rounds_ || position >= next_position_);
+        return waits ? &*opened_ : nullptr;
     }
 
     [[nodiscard]] std::size_t count() const noexcept { return rounds_; }
-    /// The training rounds after the last one that synced.
-    [[nodiscard]] std::size_t unsynced() const noexcept { return unsynced_; }
+    /// The round that was opened last.
+    [[nodiscard]] Round const& round() const noexcept { return round_; }
+    /// What this rank holds. A round that syncs ends it where gradients are reduced: it may be opened anew before.
+    [[nodiscard]] Window const& window() const noexcept { return window_; }
+    void end_window() noexcept { window_ = {}; }
+    /// See Window::clear.
+    void clear_window(bool in_round) noexcept {
+        window_.clear(in_round);
+        reduced_ = {};
+        if (opened_) {
+            round_ = made_by(*opened_);
+        }
+    }
 
 private:
-    void count(RoundNotice const& notice) noexcept {
+    [[nodiscard]] Round made_by(RoundNotice const& said) const noexcept {
+        Round round = Round::outside_guard(world_size_, said, reduced_);
+        round.number_ = rounds_ - 1;
+        return round;
+    }
+    void count(RoundNotice const& given) {
+        RoundNotice const said = completed(given, options_, training_rounds_);
+        std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
+        window_.require_continued(said, own);
+        opened_ = said;
+        next_position_ = 0;
+        reduced_ = window_;
         ++rounds_;
-        last_phase_ = notice.phase;
-        training_rounds_ += notice.phase == Phase::train ? 1 : 0;
-        if (notice.phase == Phase::train) {
-            unsynced_ = notice.will_sync ? 0 : unsynced_ + 1;
+        round_ = made_by(said);
+        training_rounds_ += said.phase == Phase::train ? 1 : 0;
+        if (!said.will_sync || said.phase != Phase::train) {
+            window_.pass(false, said, own);
         }
     }
 
     JoinOptions const& options_;
-    std::optional<RoundNotice> opened_; ///< by the last next()
+    int world_size_ = 1;
+    std::optional<RoundNotice> opened_; ///< by which round_ was opened
+    Round round_;
+    bool loop_opens_rounds_ = false;
+    std::size_t next_position_ = 0; ///< after the participant that announced last in this round
     std::size_t rounds_ = 0;
     std::size_t training_rounds_ = 0;
-    Phase last_phase_ = Phase::evaluate;
-    std::size_t unsynced_ = 0;
+    Window window_;
+    Window reduced_; ///< what the last round reduces, if it syncs
 };
 
 }}} // namespace joinable::v0::detail
@@ -11849,13 +11882,18 @@ private:
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
     /// @throws ContractViolation  see Window::require_continued.
     Round open_alone(int world_size, RoundNotice const& notice, detail::WindowEnd end) {
-        RoundNotice const said =
-            local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
-        Round const round = Round::outside_guard(world_size, said, window_);
-        std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
-        window_.require_continued(said, own);
+        if (local_rounds_ != nullptr) {
+            Round const round = local_rounds_->announce(position_, notice);
+            if (round.will_sync() && end == detail::WindowEnd::opening) {
+                local_rounds_->end_window();
+            }
+            return round;
+        }
+        Round const round = Round::outside_guard(world_size, notice, window_);
+        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+        window_.require_continued(notice, own);
         if (!round.will_sync() || end == detail::WindowEnd::opening) {
-            window_.pass(round.will_sync(), said, own);
+            window_.pass(round.will_sync(), notice, own);
         }
         return round;
     }
@@ -11863,7 +11901,7 @@ private:
     detail::AttachedState* attached_ = nullptr;
     detail::Session* session_ = nullptr;
     std::uint64_t guards_ = 0;    ///< how many there were, this one included
-    detail::Window window_;       ///< outside guards, and in guards that are not enabled
+    detail::Window window_;       ///< outside guards
     bool may_be_cleared_ = false; ///< a guard has begun or ended since the last backward pass
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
@@ -11879,7 +11917,9 @@ public:
 
     /// Inside a guard, that of all its participants.
     [[nodiscard]] Window const& window() const noexcept {
-        return state_.session_ != nullptr ? state_.session_->window() : state_.window_;
+        return state_.session_ != nullptr        ? state_.session_->window()
+               : state_.local_rounds_ != nullptr ? state_.local_rounds_->window()
+                                                 : state_.window_;
     }
     /// Whether gradients that hold something may have been cleared.
     [[nodiscard]] bool may_be_cleared() const noexcept { return state_.may_be_cleared_; }
@@ -11891,11 +11931,17 @@ public:
         if (state_.session_ != nullptr) {
             state_.session_->clear_window(in_round);
         }
+        if (state_.local_rounds_ != nullptr) {
+            state_.local_rounds_->clear_window(in_round);
+        }
         state_.window_.clear(in_round);
     }
     /// Gradients were reduced. Inside a guard the window ended when the round was agreed on.
     void end() noexcept {
         stop_looking();
+        if (state_.local_rounds_ != nullptr) {
+            state_.local_rounds_->end_window();
+        }
         state_.window_ = {};
     }
 
@@ -11926,7 +11972,7 @@ inline Session* session_of(JoinState const& state) noexcept {
 /// owner of `state` has yet to run; null if there is none. Local.
 inline RoundNotice const* announced_batch(JoinState const& state) {
     return state.session_ != nullptr        ? state.session_->announced_batch(state.position_)
-           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch()
+           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch(state.position_)
                                             : nullptr;
 }
 
@@ -12455,6 +12501,9 @@ JOINABLE_DEFINITION void Attachment::detach() noexcept {
         if (state->session_ != nullptr && averages_ != Averages::none) {
             state->window_ = averages_ == Averages::gradients ? state->session_->window()
                                                               : state->session_->untouched_window();
+        }
+        if (state->local_rounds_ != nullptr && averages_ != Averages::none) {
+            state->window_ = state->local_rounds_->window();
         }
         state->session_ = nullptr;
         state->local_rounds_ = nullptr;
@@ -13178,7 +13227,9 @@ public:
     [[nodiscard]] bool enabled() const noexcept { return options_.enable; }
 
     /// The round that was opened last.
-    [[nodiscard]] Round const& round() const noexcept { return session_.round(); }
+    [[nodiscard]] Round const& round() const noexcept {
+        return options_.enable ? session_.round() : local_rounds_.round();
+    }
 
     /// Joins, shadows the others until all have joined or stopped, and runs the post hooks.
     /// Collective. Further calls return the same result.
@@ -13187,7 +13238,7 @@ public:
         if (!options_.enable) {
             JoinResult result;
             result.rounds = result.own_rounds = local_rounds_.count();
-            result.unsynced_rounds = local_rounds_.unsynced();
+            result.unsynced_rounds = local_rounds_.window().rounds;
             auto const& control = *controls_.front();
             result.authoritative_rank = control.rank();
             result.last_joiners = {control.rank()};
@@ -13234,7 +13285,7 @@ private:
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
             detail::check_options(options_);
-            local_rounds_.begin(window_of(list.joinables).rounds);
+            local_rounds_.begin(window_of(list.joinables), controls_.front()->size());
             attach(list.joinables, local_rounds_, Sequence{});
             return;
         }

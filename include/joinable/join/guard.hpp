@@ -198,7 +198,9 @@ public:
     [[nodiscard]] bool enabled() const noexcept { return options_.enable; }
 
     /// The round that was opened last.
-    [[nodiscard]] Round const& round() const noexcept { return session_.round(); }
+    [[nodiscard]] Round const& round() const noexcept {
+        return options_.enable ? session_.round() : local_rounds_.round();
+    }
 
     /// Joins, shadows the others until all have joined or stopped, and runs the post hooks.
     /// Collective. Further calls return the same result.
@@ -207,7 +209,7 @@ public:
         if (!options_.enable) {
             JoinResult result;
             result.rounds = result.own_rounds = local_rounds_.count();
-            result.unsynced_rounds = local_rounds_.unsynced();
+            result.unsynced_rounds = local_rounds_.window().rounds;
             auto const& control = *controls_.front();
             result.authoritative_rank = control.rank();
             result.last_joiners = {control.rank()};
@@ -254,7 +256,7 @@ private:
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
             detail::check_options(options_);
-            local_rounds_.begin(window_of(list.joinables).rounds);
+            local_rounds_.begin(window_of(list.joinables), controls_.front()->size());
             attach(list.joinables, local_rounds_, Sequence{});
             return;
         }

@@ -85,13 +85,18 @@ private:
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
     /// @throws ContractViolation  see Window::require_continued.
     Round open_alone(int world_size, RoundNotice const& notice, detail::WindowEnd end) {
-        RoundNotice const said =
-            local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
-        Round const round = Round::outside_guard(world_size, said, window_);
-        std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
-        window_.require_continued(said, own);
+        if (local_rounds_ != nullptr) {
+            Round const round = local_rounds_->announce(position_, notice);
+            if (round.will_sync() && end == detail::WindowEnd::opening) {
+                local_rounds_->end_window();
+            }
+            return round;
+        }
+        Round const round = Round::outside_guard(world_size, notice, window_);
+        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+        window_.require_continued(notice, own);
         if (!round.will_sync() || end == detail::WindowEnd::opening) {
-            window_.pass(round.will_sync(), said, own);
+            window_.pass(round.will_sync(), notice, own);
         }
         return round;
     }
@@ -99,7 +104,7 @@ private:
     detail::AttachedState* attached_ = nullptr;
     detail::Session* session_ = nullptr;
     std::uint64_t guards_ = 0;    ///< how many there were, this one included
-    detail::Window window_;       ///< outside guards, and in guards that are not enabled
+    detail::Window window_;       ///< outside guards
     bool may_be_cleared_ = false; ///< a guard has begun or ended since the last backward pass
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
@@ -115,7 +120,9 @@ public:
 
     /// Inside a guard, that of all its participants.
     [[nodiscard]] Window const& window() const noexcept {
-        return state_.session_ != nullptr ? state_.session_->window() : state_.window_;
+        return state_.session_ != nullptr        ? state_.session_->window()
+               : state_.local_rounds_ != nullptr ? state_.local_rounds_->window()
+                                                 : state_.window_;
     }
     /// Whether gradients that hold something may have been cleared.
     [[nodiscard]] bool may_be_cleared() const noexcept { return state_.may_be_cleared_; }
@@ -127,11 +134,17 @@ public:
         if (state_.session_ != nullptr) {
             state_.session_->clear_window(in_round);
         }
+        if (state_.local_rounds_ != nullptr) {
+            state_.local_rounds_->clear_window(in_round);
+        }
         state_.window_.clear(in_round);
     }
     /// Gradients were reduced. Inside a guard the window ended when the round was agreed on.
     void end() noexcept {
         stop_looking();
+        if (state_.local_rounds_ != nullptr) {
+            state_.local_rounds_->end_window();
+        }
         state_.window_ = {};
     }
 
@@ -162,7 +175,7 @@ inline Session* session_of(JoinState const& state) noexcept {
 /// owner of `state` has yet to run; null if there is none. Local.
 inline RoundNotice const* announced_batch(JoinState const& state) {
     return state.session_ != nullptr        ? state.session_->announced_batch(state.position_)
-           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch()
+           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch(state.position_)
                                             : nullptr;
 }
 

@@ -75,7 +75,9 @@ struct RoundNotice {
 /// `weight_per_input` are given. `enable` must be the same, too: the others wait until the deadline
 /// for a rank that does not enter.
 struct JoinOptions {
-    bool enable = true; ///< false: nothing is attached and nothing is sent
+    /// False: nothing is sent, and ranks must have the same number of rounds. The other options, notices and
+    /// windows apply as in an enabled guard.
+    bool enable = true;
     EndPolicy end_policy = EndPolicy::drain;
     /// Overrides the deadline of the communicators inside the guard. Positive.
     std::optional<std::chrono::nanoseconds> timeout = {};

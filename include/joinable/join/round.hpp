@@ -13,6 +13,7 @@ namespace joinable { inline namespace v0 {
 namespace detail {
 class Session;
 class Rounds;
+class LocalRounds;
 } // namespace detail
 
 /// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
@@ -90,6 +91,7 @@ public:
 private:
     friend class detail::Session;
     friend class detail::Rounds;
+    friend class detail::LocalRounds;
     friend class PendingRound;
 
     detail::Session* session_ = nullptr;

@@ -4,6 +4,7 @@
 #include <joinable/participant/passes.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -18,6 +19,8 @@
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/step.hpp>
+#include <joinable/zero.hpp>
 
 namespace {
 
@@ -31,6 +34,7 @@ using joinable::JoinOptions;
 using joinable::Mismatch;
 using joinable::participants;
 using joinable::Phase;
+using joinable::Round;
 using joinable::RoundNotice;
 
 using Params = std::vector<Param<double>>;
@@ -721,6 +725,77 @@ TEST_CASE("a group of parameters is not added while gradients hold what no round
         sharded.discard_window();
         sharded.add_parameter_group(more, joinable::Sgd{.learning_rate = 1});
     });
+}
+
+TEST_CASE("a step hears of the window that the round reduces, in a guard that is not enabled, too"
+) {
+    for (bool const is_enabled : {false, true}) {
+        for (bool const by_next : {false, true}) {
+            over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+                Params params = make_params<double>({1});
+                DistributedDataParallel ddp{comm, params};
+                std::vector<Round> rounds;
+                joinable::Step step{comm, [&](Round const& round) { rounds.push_back(round); }};
+                train(ddp, params, 1, {.will_sync = false, .weight = 1});
+                Join guard{participants(ddp, step), {.enable = is_enabled}};
+                for (bool const syncs : {false, true, true}) {
+                    RoundNotice const notice{.will_sync = syncs, .weight = 2};
+                    if (by_next) {
+                        static_cast<void>(guard.next(true, notice));
+                    }
+                    train(ddp, params, 1, notice);
+                    CHECK(guard.round().will_sync() == syncs);
+                    if (syncs) {
+                        step.step();
+                    }
+                }
+                guard.finish();
+                CHECK(guard.round().number() == 2);
+                CHECK(rounds[0].number() == 1);
+                CHECK(rounds[0].is_weighted());
+                CHECK(rounds[0].weight() == 5);
+                CHECK(rounds[0].accumulated_rounds() == 2);
+                CHECK(rounds[1].weight() == 2);
+                CHECK(rounds[1].accumulated_rounds() == 0);
+            });
+        }
+    }
+}
+
+TEST_CASE("an optimizer that averages alone counts what a loop has accumulated, in any guard") {
+    for (bool const is_enabled : {false, true}) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            Params params = make_params<double>({1});
+            joinable::ZeroRedundancyOptimizer zero{
+                comm, params, joinable::Sgd{.learning_rate = 1}, {.reduces_gradients = true}
+            };
+            auto const weight = static_cast<std::uint64_t>(comm.rank()) + 1;
+            double sum = 0;
+            double total = 0;
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                sum += (rank + 1.0) * (rank + 2.0);
+                total += rank + 2.0;
+            }
+            {
+                Join guard{participants(zero), {.enable = is_enabled}};
+                for (bool const syncs : {false, true}) {
+                    guard.next(true, {.will_sync = syncs, .weight = syncs ? 1 : weight});
+                    params[0].g(0) = comm.rank() + 1;
+                    if (syncs) {
+                        zero.step();
+                    }
+                }
+                guard.next(true, {.will_sync = false, .weight = weight});
+                guard.finish();
+            }
+            CHECK(params[0].value[0] == doctest::Approx(-sum / total));
+            Join guard{participants(zero), {.enable = is_enabled}}; // goes on with the window
+            guard.next(true, {.weight = 1});
+            zero.step();
+            guard.finish();
+            CHECK(params[0].value[0] == doctest::Approx(-2 * sum / total));
+        });
+    }
 }
 
 } // namespace

@@ -30,6 +30,9 @@ JOINABLE_DEFINITION void Attachment::detach() noexcept {
             state->window_ = averages_ == Averages::gradients ? state->session_->window()
                                                               : state->session_->untouched_window();
         }
+        if (state->local_rounds_ != nullptr && averages_ != Averages::none) {
+            state->window_ = state->local_rounds_->window();
+        }
         state->session_ = nullptr;
         state->local_rounds_ = nullptr;
         state->may_be_cleared_ = true;

@@ -45,6 +45,7 @@ ROOMS = {
     f"{MEMORY}/process": f"base device communicator {MEMORY}/board {MEMORY}/group",
     MEMORY: f"base device communicator {MEMORY}/board {MEMORY}/group {MEMORY}/process",
     "communicator/algorithms": "base tensor reduction communicator",
+    "communicator/any": "base tensor device communicator",
     "communicator/hierarchical": "base tensor device communicator",
     "communicator/tcp": "base reduction communicator",
     "communicator/mpi": "base tensor reduction device communicator",

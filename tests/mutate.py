@@ -1001,6 +1001,24 @@ MUTATIONS = [
     ),
     # -- several machines -----------------------------------------------------------------------------
     Mutation(
+        "works-of-any-transport-go-to-the-heap", "communicator/any/work.hpp",
+        "capacity = 112", "capacity = 64", "trace/allocations.test.cpp", "nothing is allocated in an iteration*",
+    ),
+    Mutation(
+        "substitutes-do-not-compare-counts", "communicator/any/detail/substitute.hpp",
+        "if (difference) {", "if (false) {", "communicator/any/communicator.test.cpp", "tables of counts*",
+    ),
+    Mutation(
+        "substitutes-sum-in-what-they-read", "communicator/any/detail/substitute.hpp",
+        "take(copied(in_, allocated(in_.count)), request.sends);", "take(read(in_), request.sends);",
+        "communicator/any/communicator.test.cpp", "parts arrive*",
+    ),
+    Mutation(
+        "substitutes-forget-the-root", "communicator/any/detail/substitute.hpp",
+        "out_.data == nullptr ? copied(in_, allocated(in_.count)) : out_", "read(in_)",
+        "communicator/any/communicator.test.cpp", "sums are scaled*",
+    ),
+    Mutation(
         "ranks-keep-the-numbers-of-their-level", "communicator/hierarchical/detail/machines.hpp",
         "        rank = number;\n", "",
         "communicator/hierarchical/communicator.test.cpp", "ranks that run different*",

@@ -17196,6 +17196,10 @@ public:
         }
         return rank_ == all_ranks || rank_ == rank ? size_ : 0;
     }
+    /// The caller's table of `size` ranks, if it gave one.
+    [[nodiscard]] constexpr Counts table(int size) const noexcept {
+        return table_ == nullptr ? Counts{} : Counts{table_, static_cast<std::size_t>(size)};
+    }
     /// Copies the sizes to a table with one entry per rank.
     template <class Count>
     constexpr void copy_to(std::span<Count> table) const noexcept {

@@ -4,6 +4,7 @@
 // What the fragments of code in README.md and the guide are written beside: an engine of the reader's, with the parts
 // that the text takes for granted.
 
+#include <joinable/any_communicator.hpp>
 #include <joinable/hierarchical.hpp>
 #include <joinable/join.hpp>
 #include <joinable/shadowed.hpp>

@@ -19,6 +19,7 @@
 #include <support/ranks.hpp>
 #include <support/wait_until.hpp>
 
+#include <joinable/any_communicator.hpp>
 #include <joinable/join.hpp>
 #include <joinable/nccl.hpp>
 #include <joinable/trace.hpp>
@@ -81,6 +82,24 @@ TEST_CASE("gradients are averaged over NCCL, by copies and as bucket views, in e
         }
     }
     fake_cuda::delay_every_operation({});
+}
+
+TEST_CASE("NCCL behind a type of any transport of devices gives the same averages") {
+    run_models({1, 2, 3, 4}, DType::f32, true, [&](auto& hosts, auto& comm, auto& model) {
+        joinable::BasicAnyCommunicator<joinable::CudaDevice> any{comm};
+        CHECK(any.transport() == "NcclCommunicator");
+        DistributedDataParallel ddp{any, model.params, small_buckets(true)};
+        joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
+        for (int batch = 0; batch <= hosts.rank(); ++batch) { // uneven
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) { model.backward(batch, ready); });
+            CHECK(
+                model.gradients() ==
+                model.averages(batch, all_ranks(batch, hosts.size()), hosts.size())
+            );
+        }
+        guard.finish();
+    });
 }
 
 TEST_CASE("gradients are averaged over NCCL when the device gets its kernels after the model") {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <initializer_list>
 
-#include <support/any_communicator.hpp>
+#include <joinable/any_communicator.hpp>
 
 /// @file
 /// The suites of guards and participants over what the program is linked with, compiled once for all of
@@ -12,7 +12,7 @@
 
 namespace joinable_tests {
 
-using RankCommunicator = AnyCommunicator;
+using RankCommunicator = joinable::AnyCommunicator;
 extern bool const ranks_share_memory;
 extern bool const sums_in_rank_order;
 extern bool const sums_have_one_order;

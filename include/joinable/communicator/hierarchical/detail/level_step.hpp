@@ -7,9 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/by_members.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/settle.hpp>
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
 #include <joinable/communicator/work.hpp>
@@ -63,69 +64,27 @@ private:
 /// ranks get the sum.
 template <class Comm>
 [[nodiscard]] std::unique_ptr<RunningStep> start_step(Comm& comm, LevelStep const& step) {
-    Descriptor const& said = step.signature;
-    ConstBuffer const in = step.in;
-    Buffer const out = step.out;
     auto const run = []<Work W>(W work) -> std::unique_ptr<RunningStep> {
         return std::make_unique<RunningWork<W>>(std::move(work));
     };
-    auto const by_parts = [&](auto const& post) {
-        return said.has_counts ? run(post(Counts{step.counts})) : run(post());
+    auto const lacks = [&](Collective collective) -> std::unique_ptr<RunningStep> {
+        if (collective == Collective::reduce) {
+            return run(comm.all_reduce(step.out, step.signature.op));
+        }
+        throw CommunicationError{concat("a level of machines has no ", name_of(collective))};
     };
-    switch (said.collective) {
-    case Collective::broadcast: return run(comm.broadcast(out, said.root));
-    case Collective::reduce:
-        if constexpr (has_reduce<Comm>) {
-            return run(comm.reduce(out, said.op, said.root));
-        }
-        [[fallthrough]];
-    case Collective::all_reduce: return run(comm.all_reduce(out, said.op));
-    case Collective::scaled_all_reduce:
-        if constexpr (has_scaled_all_reduce<Comm>) {
-            return run(comm.all_reduce(out, said.op, said.factor));
-        }
-        break;
-    case Collective::all_gather:
-        if constexpr (has_all_gather<Comm>) {
-            return by_parts([&](auto... counts) { return comm.all_gather(in, out, counts...); });
-        }
-        break;
-    case Collective::reduce_scatter:
-        if constexpr (has_reduce_scatter<Comm>) {
-            return by_parts([&](auto... counts) {
-                return comm.reduce_scatter(in, out, said.op, counts...);
-            });
-        }
-        break;
-    case Collective::scaled_reduce_scatter:
-        if constexpr (has_scaled_reduce_scatter<Comm>) {
-            return by_parts([&](auto... counts) {
-                return comm.reduce_scatter(in, out, said.op, said.factor, counts...);
-            });
-        }
-        break;
-    case Collective::gather:
-        if constexpr (has_gather<Comm>) {
-            return by_parts([&](auto... counts) {
-                return comm.gather(in, out, said.root, counts...);
-            });
-        }
-        break;
-    case Collective::scatter:
-        if constexpr (has_scatter<Comm>) {
-            return by_parts([&](auto... counts) {
-                return comm.scatter(in, out, said.root, counts...);
-            });
-        }
-        break;
-    case Collective::all_to_all:
-        if constexpr (has_all_to_all<Comm>) {
-            return run(comm.all_to_all(in, out, Counts{step.counts}, Counts{step.counts_out}));
-        }
-        break;
-    default: break;
-    }
-    throw CommunicationError{concat("a level of machines has no ", name_of(said.collective))};
+    PartSizes const parts = PartSizes::of(step.counts);
+    bool const exchanges = step.signature.collective == Collective::all_to_all;
+    return by_members(
+        comm,
+        {step.signature,
+         step.in,
+         step.out,
+         parts,
+         exchanges ? PartSizes::of(step.counts_out) : parts},
+        run,
+        lacks
+    );
 }
 
 }}} // namespace joinable::v0::detail

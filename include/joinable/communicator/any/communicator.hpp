@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/any/detail/substitute.hpp>
+#include <joinable/communicator/any/work.hpp>
+#include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/by_members.hpp>
+#include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/make_arena.hpp>
+#include <joinable/communicator/model_table.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/detail/type_name.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+/// A communicator as a BasicAnyCommunicator calls it.
+class AnyInterface {
+public:
+    AnyInterface() = default;
+    AnyInterface(AnyInterface const&) = delete;
+    AnyInterface& operator=(AnyInterface const&) = delete;
+    virtual ~AnyInterface() = default;
+
+    [[nodiscard]] virtual std::string_view transport() const = 0;
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    [[nodiscard]] virtual AnyWork post(Request const& request) = 0;
+    [[nodiscard]] virtual AnyWork send(ConstBuffer buffer, int to, int tag) = 0;
+    [[nodiscard]] virtual AnyWork receive(Buffer buffer, int from, int tag) = 0;
+    [[nodiscard]] virtual std::unique_ptr<AnyInterface> split(int color, int key) = 0;
+    virtual void abort(AbortReason const& reason) = 0;
+    [[nodiscard]] virtual bool is_aborted() const = 0;
+    [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
+    virtual std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) = 0;
+    virtual void keep_alive() = 0;
+    [[nodiscard]] virtual std::vector<int> missing_ranks() const = 0;
+    [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
+    [[nodiscard]] virtual ModelTable* model_table() = 0;
+    [[nodiscard]] virtual void* device_memory() = 0;
+};
+
+/// `Held` is a communicator, or a reference or a std::unique_ptr to one.
+template <class Held>
+class AnyHeld final : public AnyInterface {
+    template <class T>
+    static auto& target_of(T& comm) noexcept {
+        return comm;
+    }
+    template <class T>
+    static T& target_of(std::unique_ptr<T>& comm) noexcept {
+        return *comm;
+    }
+    using Comm =
+        std::remove_reference_t<decltype(target_of(std::declval<std::remove_reference_t<Held>&>())
+        )>;
+
+public:
+    /// `make()` returns the communicator, which need not be movable.
+    template <std::invocable Make>
+    explicit AnyHeld(Make const& make) : held_(make()), comm_{target_of(held_)} {}
+
+    [[nodiscard]] std::string_view transport() const override { return class_name<Comm>(); }
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    [[nodiscard]] AnyWork post(Request const& request) override {
+        return by_members(
+            comm_,
+            request,
+            []<Work W>(W&& work) { return AnyWork{std::forward<W>(work)}; },
+            [&](Collective collective) { return substituted(collective, request); }
+        );
+    }
+    [[nodiscard]] AnyWork send(ConstBuffer buffer, int to, int tag) override {
+        if constexpr (has_send<Comm>) {
+            return AnyWork{comm_.send(buffer, to, tag)};
+        } else {
+            lacks("messages between two ranks");
+        }
+    }
+    [[nodiscard]] AnyWork receive(Buffer buffer, int from, int tag) override {
+        if constexpr (has_receive<Comm>) {
+            return AnyWork{comm_.receive(buffer, from, tag)};
+        } else {
+            lacks("messages between two ranks");
+        }
+    }
+    [[nodiscard]] std::unique_ptr<AnyInterface> split(int color, int key) override {
+        if constexpr (has_split<Comm>) {
+            using Group = decltype(comm_.split(color, key));
+            return std::make_unique<AnyHeld<Group>>([&] { return comm_.split(color, key); });
+        } else {
+            lacks("split()");
+        }
+    }
+    void abort(AbortReason const& reason) override { comm_.abort(reason); }
+    [[nodiscard]] bool is_aborted() const override { return comm_.is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
+        return comm_.abort_reason();
+    }
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) override {
+        if constexpr (has_set_deadline<Comm>) {
+            return comm_.set_deadline(deadline);
+        } else {
+            lacks("deadlines");
+        }
+    }
+    void keep_alive() override {
+        if constexpr (has_keep_alive<Comm>) {
+            comm_.keep_alive();
+        } else {
+            lacks("keep_alive()");
+        }
+    }
+    [[nodiscard]] std::vector<int> missing_ranks() const override {
+        if constexpr (has_missing_ranks<Comm>) {
+            return comm_.missing_ranks();
+        } else {
+            return {};
+        }
+    }
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) override {
+        return make_arena(comm_, bytes, alignment);
+    }
+    [[nodiscard]] ModelTable* model_table() override {
+        if constexpr (has_model_table<Comm>) {
+            return comm_.model_table();
+        } else {
+            return nullptr;
+        }
+    }
+    [[nodiscard]] void* device_memory() override {
+        if constexpr (reduces_host_memory<Comm>) {
+            return nullptr;
+        } else {
+            return std::addressof(comm_.device_memory());
+        }
+    }
+
+private:
+    [[noreturn]] static void lacks(std::string_view what) {
+        throw ContractViolation{concat(
+            "a ",
+            class_name<Comm>(),
+            " has no ",
+            what,
+            "; choose a transport that has it on all ranks"
+        )};
+    }
+    [[nodiscard]] AnyWork substituted(Collective collective, Request const& request) {
+        if constexpr (reduces_host_memory<Comm>) {
+            BasicPosts const posts{
+                comm_.rank(),
+                comm_.size(),
+                [this](Buffer buffer, ReduceOp op) {
+                    return AnyWork{comm_.all_reduce(buffer, op)};
+                },
+                [this](Buffer buffer, int root) { return AnyWork{comm_.broadcast(buffer, root)}; },
+                [this](AbortReason const& reason) { comm_.abort(reason); }
+            };
+            return AnyWork{Substitute{posts, request}};
+        } else {
+            lacks(name_of(collective));
+        }
+    }
+
+    Held held_;
+    Comm& comm_;
+};
+
+/// What a BasicAnyCommunicator takes.
+template <class Comm, class Device>
+consteval bool fits_any() {
+    static_assert(
+        std::same_as<typename device_type_of<Comm>::type, Device>,
+        "BasicAnyCommunicator: this communicator moves memory of another device; AnyCommunicator is for host "
+        "memory, and BasicAnyCommunicator<CudaDevice> for NCCL"
+    );
+    static_assert(
+        TellsReason<Comm>,
+        "BasicAnyCommunicator: expected members 'abort(AbortReason)', 'bool is_aborted()' and "
+        "'std::optional<AbortReason> abort_reason() const'; use a communicator that models TellsReason"
+    );
+    return models_communicator<Comm>();
+}
+
+} // namespace detail
+
+/// A communicator of any transport behind one type, for programs that choose the transport when they run, and
+/// compile their training once.
+///
+/// @code
+/// joinable::AnyCommunicator refers{comm};
+/// joinable::AnyCommunicator owns{std::make_unique<joinable::MpiCommunicator>(MPI_COMM_WORLD)};
+/// @endcode
+///
+/// A collective costs one virtual call more and allocates nothing more. In host memory, all_gather, gather, scatter,
+/// all_to_all, reduce, reduce_scatter and scaled sums that the transport lacks are made of its all_reduce and
+/// broadcast of whole buffers; a scaled sum then rounds each product to the dtype. Messages, split(), deadlines and
+/// keep_alive() that it lacks are a ContractViolation. Everything else is as the transport documents it.
+template <class DeviceType>
+class BasicAnyCommunicator : public detail::Collectives<BasicAnyCommunicator<DeviceType>, AnyWork> {
+public:
+    using device_type = DeviceType;
+
+    /// Refers to `comm`, which must outlive this object. Local.
+    template <Communicator Comm>
+        requires(!std::same_as<Comm, BasicAnyCommunicator>)
+    explicit BasicAnyCommunicator(Comm& comm)
+        : comm_{std::make_unique<detail::AnyHeld<Comm&>>([&]() -> Comm& { return comm; })} {
+        static_assert(detail::fits_any<Comm, DeviceType>());
+    }
+    /// Owns `comm`. Local.
+    template <Communicator Comm>
+    explicit BasicAnyCommunicator(std::unique_ptr<Comm> comm)
+        : comm_{std::make_unique<detail::AnyHeld<std::unique_ptr<Comm>>>([&] {
+              return std::move(comm);
+          })} {
+        static_assert(detail::fits_any<Comm, DeviceType>());
+    }
+
+    /// The name of the class of the communicator, such as "MpiCommunicator".
+    [[nodiscard]] std::string_view transport() const { return comm_->transport(); }
+
+    [[nodiscard]] int rank() const { return comm_->rank(); }
+    [[nodiscard]] int size() const { return comm_->size(); }
+
+    /// Not collective. See SendsAndReceives.
+    /// @throws ContractViolation  the transport has no messages.
+    AnyWork send(ConstBuffer buffer, int to, int tag = 0) { return comm_->send(buffer, to, tag); }
+    AnyWork receive(Buffer buffer, int from, int tag = 0) {
+        return comm_->receive(buffer, from, tag);
+    }
+    /// Collective; blocks. See Splits.
+    /// @throws ContractViolation  on all ranks: the transport cannot split.
+    [[nodiscard]] BasicAnyCommunicator split(int color, int key) {
+        return BasicAnyCommunicator{comm_->split(color, key)};
+    }
+
+    /// Local. See Aborts and TellsReason.
+    void abort(AbortReason const& reason) { comm_->abort(reason); }
+    [[nodiscard]] bool is_aborted() const { return comm_->is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return comm_->abort_reason(); }
+    /// Local. See HasDeadline and RenewsDeadline.
+    /// @throws ContractViolation  the transport has none.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
+        return comm_->set_deadline(deadline);
+    }
+    void keep_alive() { comm_->keep_alive(); }
+    /// Local. Empty if the transport does not report them.
+    [[nodiscard]] std::vector<int> missing_ranks() const { return comm_->missing_ranks(); }
+
+    /// Local. See make_arena().
+    [[nodiscard]] Arena
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
+        return comm_->allocate(bytes, alignment);
+    }
+    [[nodiscard]] device_type& device_memory()
+        requires(!std::same_as<DeviceType, HostDevice>)
+    {
+        return *static_cast<DeviceType*>(comm_->device_memory());
+    }
+    /// For participants that train a model.
+    [[nodiscard]] detail::ModelTable* model_table() { return comm_->model_table(); }
+
+private:
+    friend class detail::BasicCollectives<BasicAnyCommunicator, AnyWork>;
+
+    explicit BasicAnyCommunicator(std::unique_ptr<detail::AnyInterface> comm)
+        : comm_{std::move(comm)} {}
+    [[nodiscard]] AnyWork post(detail::Request const& request) { return comm_->post(request); }
+
+    std::unique_ptr<detail::AnyInterface> comm_;
+};
+
+/// For transports of host memory.
+using AnyCommunicator = BasicAnyCommunicator<HostDevice>;
+
+}} // namespace joinable::v0

@@ -1002,7 +1002,7 @@ MUTATIONS = [
     # -- several machines -----------------------------------------------------------------------------
     Mutation(
         "works-of-any-transport-go-to-the-heap", "communicator/any/work.hpp",
-        "capacity = 112", "capacity = 64", "trace/allocations.test.cpp", "nothing is allocated in an iteration*",
+        "capacity = 112", "capacity = 64", "../trace/allocations.test.cpp", "nothing is allocated in an iteration*",
     ),
     Mutation(
         "substitutes-do-not-compare-counts", "communicator/any/detail/substitute.hpp",

@@ -78,8 +78,10 @@ inline void require_gpus(Options const& options, int gpus) {
 
 /// Trains a rank on one of `gpus` GPUs. `make_launch(comm)` returns a function that launches
 /// kernels on the stream of `comm`'s data.
-template <class Hosts, class MakeLaunch>
-Findings train_on_gpu(Hosts& hosts, Job const& job, int gpus, MakeLaunch const& make_launch) {
+template <class MakeLaunch>
+Findings train_on_gpu(
+    joinable::AnyCommunicator& hosts, Job const& job, int gpus, MakeLaunch const& make_launch
+) {
     if (hosts.size() > gpus) { // NCCL refuses two ranks on one GPU, unless their hosts differ
         static_cast<void>(
             setenv("NCCL_HOSTID", ("train_text-" + std::to_string(hosts.rank())).c_str(), 1)

@@ -13,6 +13,7 @@
 
 #include "arguments.hpp"
 #include "data.hpp"
+#include "host_ranks.hpp"
 #include "launch.hpp"
 #include "on_cuda.hpp"
 #include "options.hpp"

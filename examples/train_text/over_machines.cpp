@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/hierarchical.hpp>
+#include <joinable/join.hpp>
 #include <joinable/tcp.hpp>
 
 #include <algorithm>
@@ -35,8 +36,9 @@ int train_text::run_over_machines(Options const& options, Program const& program
         if (local.rank() == 0) {
             across.reset(new joinable::TcpCommunicator(joinable::TcpCommunicator::attach(tcp)));
         }
-        joinable::HierarchicalCommunicator comm{local, across};
-        codes[static_cast<std::size_t>(local.rank())] = run_as_rank(comm, options, program);
+        joinable::HierarchicalCommunicator machines{local, across};
+        joinable::AnyCommunicator comm{machines};
+        codes[static_cast<std::size_t>(local.rank())] = run_as_rank(comm, comm, options, program);
     });
     return *std::max_element(codes.begin(), codes.end());
 }

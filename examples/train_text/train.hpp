@@ -3,6 +3,7 @@
 
 // The work of one rank and of all ranks. Read train() first.
 
+#include <joinable/any_communicator.hpp>
 #include <joinable/join.hpp>
 #include <joinable/trace.hpp>
 #include <joinable/zero.hpp>
@@ -252,16 +253,19 @@ private:
     Progress progress_;
 };
 
-/// Runs `rank(hosts, job)`, which returns Findings, on as many ranks as there are texts. Ranks are
-/// threads or processes; memory shared with this process returns their findings.
+/// Runs `rank(hosts, job)` on as many ranks as there are texts. Ranks are threads or processes; memory shared with
+/// this process returns their findings.
 /// @throws joinable::PeerFailed  a rank failed or left the others.
-template <class Rank>
-std::vector<Findings> run_ranks(
-    Options const& options, std::vector<Text> const& texts, Text const& held_out, Rank const& rank
+inline std::vector<Findings> run_ranks(
+    Options const& options,
+    std::vector<Text> const& texts,
+    Text const& held_out,
+    std::function<Findings(joinable::AnyCommunicator& hosts, Job const& job)> const& rank
 ) {
     Workload const workload{options, texts, texts.size()};
     auto const findings = joinable::shared_buffer<Findings>(texts.size());
-    auto const body = [&](auto& hosts) {
+    auto const body = [&](auto& comm) {
+        joinable::AnyCommunicator hosts{comm};
         hosts.set_deadline(options.deadline());
         auto const r = static_cast<std::size_t>(hosts.rank());
         findings[r] = rank(hosts, workload.job(options, texts[r], held_out));
@@ -341,64 +345,12 @@ train_sharded(Comm& comm, Hosts& hosts, Model& model, ChosenRule const& rule, Jo
                                         : train_and(NotSaved{});
 }
 
-/// Trains with a rule of joinable; every rank has all of its state.
-template <class Comm, class Hosts>
-Findings
-train_by_rule(Comm& comm, Hosts& hosts, Model& model, ChosenRule const& rule, Job const& job) {
-    FallingRate const rate{job.options.rate(), job.longest};
-    joinable::SelfCommunicator alone; // so that one rank owns everything
-    joinable::ZeroRedundancyOptimizer whole{alone, model.parameters(), rule};
-    std::size_t round = 0;
-    joinable::Step step{comm, std::function{[&] {
-                            whole.rule().set_rate(rate.at(round++));
-                            whole.step();
-                        }}};
-    auto const finish = [&](Findings& findings) {
-        whole.consolidate();
-        findings.state_digest = digest_of(whole.state());
-        findings.state_bytes = whole.state_bytes();
-    };
-    auto ddp = data_parallel(comm, model, job.options);
-    return train(
-        comm, hosts, model, Trainer{ddp, step, [](std::size_t) {}, finish, NotSaved{}}, job
-    );
-}
-
 inline ChosenRule rule_of(Options const& options) {
     switch (options.rule) {
     case Rule::adam: return ChosenRule{joinable::Adam{}};
     case Rule::adamw: return ChosenRule{joinable::AdamW{}};
     default: return ChosenRule{joinable::Sgd{.momentum = options.momentum}};
     }
-}
-
-/// Trains a rank on the host. Collective. `hosts` connects the same ranks as `comm`, for roll calls.
-/// @throws InputError  this communicator has no sharded optimizers.
-template <class Comm, class Hosts>
-Findings train_on_host(Comm& comm, Hosts& hosts, Job const& job) {
-    Options const& o = job.options;
-    // Ranks start with different values, and ddp takes rank 0's.
-    Model model{o.seed + static_cast<std::uint64_t>(comm.rank())};
-    if (o.sharding != Sharding::none) {
-        if constexpr (joinable::AllGathers<Comm> && joinable::ReduceScatters<Comm>) {
-            return train_sharded(comm, hosts, model, rule_of(o), job);
-        } else {
-            throw InputError{"--sharding needs --communicator thread, process or mpi"};
-        }
-    }
-    if (o.rule != Rule::sgd) {
-        return train_by_rule(comm, hosts, model, rule_of(o), job);
-    }
-    Sgd optimizer{model.parameters(), {o.rate(), job.longest}, o.momentum};
-    return train_by_engine(comm, hosts, model, optimizer, job);
-}
-
-/// Trains threads or processes on the host.
-inline std::vector<Findings>
-train_ranks(Options const& options, std::vector<Text> const& texts, Text const& held_out) {
-    return run_ranks(options, texts, held_out, [](auto& hosts, Job const& job) {
-        return train_on_host(hosts, hosts, job);
-    });
 }
 
 } // namespace train_text

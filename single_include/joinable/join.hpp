@@ -16505,11 +16505,27 @@ class LaunchReader {
 public:
     explicit LaunchReader(Lookup const& lookup) noexcept : lookup_{lookup} {}
 
-    [[nodiscard]] LaunchEnvironment read() const {
+    /// The launcher that started this process, or null.
+    [[nodiscard]] Launcher const* launcher() const {
         for (Launcher const& launcher : launchers) {
             if (is_set(launcher.marker)) {
-                return read(launcher);
+                return &launcher;
             }
+        }
+        return nullptr;
+    }
+    /// Whether one of these variables is set.
+    [[nodiscard]] bool finds_any(std::initializer_list<char const*> names) const {
+        for (char const* const name : names) {
+            if (is_set(name)) {
+                return true;
+            }
+        }
+        return false;
+    }
+    [[nodiscard]] LaunchEnvironment read() const {
+        if (Launcher const* const found = launcher()) {
+            return read(*found);
         }
         throw ContractViolation{concat(
             "expected the rank of this process in an environment variable, but found none of ",
@@ -16517,6 +16533,17 @@ public:
             "; start the ranks by mpirun, torchrun or srun, or set JOINABLE_RANK, "
             "JOINABLE_WORLD_SIZE and JOINABLE_JOB"
         )};
+    }
+
+    /// The variables by which launchers tell ranks, for texts.
+    [[nodiscard]] static std::string names_of_ranks() {
+        std::string names;
+        for (Launcher const& launcher : launchers) {
+            if (names.find(concat(" ", launcher.rank)) == std::string::npos) {
+                names += concat(names.empty() ? "" : ", ", launcher.rank);
+            }
+        }
+        return names;
     }
 
 private:
@@ -16613,18 +16640,19 @@ private:
         return {};
     }
 
-    [[nodiscard]] static std::string names_of_ranks() {
-        std::string names;
-        for (Launcher const& launcher : launchers) {
-            if (names.find(concat(" ", launcher.rank)) == std::string::npos) {
-                names += concat(names.empty() ? "" : ", ", launcher.rank);
-            }
-        }
-        return names;
-    }
-
     Lookup const& lookup_;
 };
+
+struct ProcessEnvironment {
+    [[nodiscard]] char const* operator()(char const* name) const noexcept {
+        return std::getenv(name);
+    }
+};
+/// Reads the environment of this process.
+[[nodiscard]] inline LaunchReader<ProcessEnvironment> own_environment() noexcept {
+    static constexpr ProcessEnvironment lookup;
+    return LaunchReader<ProcessEnvironment>{lookup};
+}
 
 } // namespace detail
 
@@ -16638,7 +16666,7 @@ template <class Lookup>
     return detail::LaunchReader<Lookup>{lookup}.read();
 }
 [[nodiscard]] inline LaunchEnvironment launch_environment() {
-    return launch_environment([](char const* name) { return std::getenv(name); });
+    return detail::own_environment().read();
 }
 
 }} // namespace joinable::v0
@@ -22732,6 +22760,11 @@ struct AttachOptions {
 class ProcessCommunicator : detail::SegmentOwner,
                             public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:
+    static constexpr std::string_view transport = "processes";
+    /// Whether a launcher started this process, and its ranks on this machine alone. Local.
+    /// @throws ContractViolation  as launch_environment().
+    [[nodiscard]] static bool is_launched();
+
     /// Meets the other ranks of the job. Each rank calls this in its own process or thread, as the
     /// same user of the same machine. Returns when all have arrived. Until then the job has a file
     /// in /dev/shm; afterwards killing any process leaves nothing there. A rank takes about 14 KiB
@@ -24212,6 +24245,10 @@ ProcessCommunicator::from_environment(std::chrono::nanoseconds deadline) {
     return attach({launch.rank, launch.size, launch.job, deadline});
 }
 
+JOINABLE_DEFINITION bool ProcessCommunicator::is_launched() {
+    return detail::own_environment().launcher() != nullptr && launch_environment().spread.empty();
+}
+
 JOINABLE_DEFINITION
 ProcessCommunicator::ProcessCommunicator(detail::ProcessSegment& segment, int rank)
     : SegmentOwner{}, BoardCommunicator{segment, rank} {}
@@ -24952,6 +24989,8 @@ using ThreadWork = detail::GroupWork<detail::Heap>;
 class ThreadCommunicator
     : public detail::BoardCommunicator<detail::GroupRank<detail::Heap>, ThreadWork> {
 public:
+    static constexpr std::string_view transport = "threads";
+
     /// For run_threads.
     ThreadCommunicator(
         detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #include "../../examples/train_text/model.hpp"
 
+#include "../../examples/train_text/host_ranks.hpp"
 #include "../../examples/train_text/train.hpp"
 
 #include <algorithm>

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -102,11 +103,27 @@ class LaunchReader {
 public:
     explicit LaunchReader(Lookup const& lookup) noexcept : lookup_{lookup} {}
 
-    [[nodiscard]] LaunchEnvironment read() const {
+    /// The launcher that started this process, or null.
+    [[nodiscard]] Launcher const* launcher() const {
         for (Launcher const& launcher : launchers) {
             if (is_set(launcher.marker)) {
-                return read(launcher);
+                return &launcher;
             }
+        }
+        return nullptr;
+    }
+    /// Whether one of these variables is set.
+    [[nodiscard]] bool finds_any(std::initializer_list<char const*> names) const {
+        for (char const* const name : names) {
+            if (is_set(name)) {
+                return true;
+            }
+        }
+        return false;
+    }
+    [[nodiscard]] LaunchEnvironment read() const {
+        if (Launcher const* const found = launcher()) {
+            return read(*found);
         }
         throw ContractViolation{concat(
             "expected the rank of this process in an environment variable, but found none of ",
@@ -114,6 +131,17 @@ public:
             "; start the ranks by mpirun, torchrun or srun, or set JOINABLE_RANK, "
             "JOINABLE_WORLD_SIZE and JOINABLE_JOB"
         )};
+    }
+
+    /// The variables by which launchers tell ranks, for texts.
+    [[nodiscard]] static std::string names_of_ranks() {
+        std::string names;
+        for (Launcher const& launcher : launchers) {
+            if (names.find(concat(" ", launcher.rank)) == std::string::npos) {
+                names += concat(names.empty() ? "" : ", ", launcher.rank);
+            }
+        }
+        return names;
     }
 
 private:
@@ -210,18 +238,19 @@ private:
         return {};
     }
 
-    [[nodiscard]] static std::string names_of_ranks() {
-        std::string names;
-        for (Launcher const& launcher : launchers) {
-            if (names.find(concat(" ", launcher.rank)) == std::string::npos) {
-                names += concat(names.empty() ? "" : ", ", launcher.rank);
-            }
-        }
-        return names;
-    }
-
     Lookup const& lookup_;
 };
+
+struct ProcessEnvironment {
+    [[nodiscard]] char const* operator()(char const* name) const noexcept {
+        return std::getenv(name);
+    }
+};
+/// Reads the environment of this process.
+[[nodiscard]] inline LaunchReader<ProcessEnvironment> own_environment() noexcept {
+    static constexpr ProcessEnvironment lookup;
+    return LaunchReader<ProcessEnvironment>{lookup};
+}
 
 } // namespace detail
 
@@ -235,7 +264,7 @@ template <class Lookup>
     return detail::LaunchReader<Lookup>{lookup}.read();
 }
 [[nodiscard]] inline LaunchEnvironment launch_environment() {
-    return launch_environment([](char const* name) { return std::getenv(name); });
+    return detail::own_environment().read();
 }
 
 }} // namespace joinable::v0

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #include "../../../examples/train_text/cuda_ranks.hpp"
+#include "../../../examples/train_text/host_ranks.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -30,6 +30,11 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
+template <class C>
+concept names_transport = requires {
+    { C::transport } -> std::convertible_to<std::string_view>;
+};
+
 /// A communicator as a BasicAnyCommunicator calls it.
 class AnyInterface {
 public:
@@ -76,7 +81,13 @@ public:
     template <std::invocable Make>
     explicit AnyHeld(Make const& make) : held_(make()), comm_{target_of(held_)} {}
 
-    [[nodiscard]] std::string_view transport() const override { return class_name<Comm>(); }
+    [[nodiscard]] std::string_view transport() const override {
+        if constexpr (names_transport<Comm>) {
+            return Comm::transport;
+        } else {
+            return class_name<Comm>();
+        }
+    }
     [[nodiscard]] int rank() const override { return comm_.rank(); }
     [[nodiscard]] int size() const override { return comm_.size(); }
     [[nodiscard]] AnyWork post(Request const& request) override {
@@ -103,8 +114,8 @@ public:
     }
     [[nodiscard]] std::unique_ptr<AnyInterface> split(int color, int key) override {
         if constexpr (has_split<Comm>) {
-            using Group = decltype(comm_.split(color, key));
-            return std::make_unique<AnyHeld<Group>>([&] { return comm_.split(color, key); });
+            using Part = decltype(comm_.split(color, key));
+            return std::make_unique<AnyHeld<Part>>([&] { return comm_.split(color, key); });
         } else {
             lacks("split()");
         }
@@ -185,10 +196,10 @@ private:
 };
 
 /// What a BasicAnyCommunicator takes.
-template <class Comm, class Device>
+template <class Comm, class Memory>
 consteval bool fits_any() {
     static_assert(
-        std::same_as<typename device_type_of<Comm>::type, Device>,
+        std::same_as<typename device_type_of<Comm>::type, Memory>,
         "BasicAnyCommunicator: this communicator moves memory of another device; AnyCommunicator is for host "
         "memory, and BasicAnyCommunicator<CudaDevice> for NCCL"
     );
@@ -235,7 +246,7 @@ public:
         static_assert(detail::fits_any<Comm, DeviceType>());
     }
 
-    /// The name of the class of the communicator, such as "MpiCommunicator".
+    /// The transport's name, such as "mpi"; the name of the class if it names no `transport`.
     [[nodiscard]] std::string_view transport() const { return comm_->transport(); }
 
     [[nodiscard]] int rank() const { return comm_->rank(); }

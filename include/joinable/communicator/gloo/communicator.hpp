@@ -64,6 +64,10 @@ namespace joinable { inline namespace v0 {
 /// because a group receives aborts through its parents.
 class GlooCommunicator : public detail::Collectives<GlooCommunicator, GlooWork> {
 public:
+    static constexpr std::string_view transport = "gloo";
+    /// Whether a launcher started this process and says where rank 0 is. Local.
+    [[nodiscard]] static bool is_launched() { return detail::is_launched_with_address(); }
+
     /// Collective; blocks until all ranks are connected.
     /// @throws ContractViolation   the rank is out of range or already taken; the path is empty;
     ///                             rank 0 has another job, secret or world size.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,12 +19,14 @@
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/shared_mapping.hpp>
+#include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/mpi/detail/api.hpp>
 #include <joinable/communicator/mpi/detail/check.hpp>
 #include <joinable/communicator/mpi/detail/duplicate.hpp>
 #include <joinable/communicator/mpi/detail/helper.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
 #include <joinable/communicator/mpi/detail/rank.hpp>
+#include <joinable/communicator/mpi/detail/session.hpp>
 #include <joinable/communicator/mpi/options.hpp>
 #include <joinable/communicator/mpi/work.hpp>
 #include <joinable/detail/text.hpp>
@@ -74,6 +77,21 @@ namespace joinable { inline namespace v0 {
 /// initialised with MPI_THREAD_MULTIPLE.
 class MpiCommunicator : public detail::Collectives<MpiCommunicator, MpiWork> {
 public:
+    static constexpr std::string_view transport = "mpi";
+    /// Whether MPI is initialised, or its launcher started this process. Local.
+    [[nodiscard]] static bool is_launched() {
+        return detail::is_mpi_running() ||
+               detail::own_environment().finds_any({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
+               );
+    }
+    /// Collective; blocks. Connects all ranks of MPI_COMM_WORLD. If nobody has initialised MPI, this does, for
+    /// several threads if MPI can, and the destructor finalises it; destroy groups and arenas before. It does not if
+    /// a rank does not get there within 5 s; mpirun then ends the job.
+    /// @throws as the constructor.
+    [[nodiscard]] static MpiCommunicator from_environment(MpiOptions const& options = {}) {
+        return MpiCommunicator{detail::MpiSession::begin(), options};
+    }
+
     /// Collective; blocks. Works on duplicates of `comm`, which stays the caller's. If it throws,
     /// MPI keeps the objects that it has made until the process ends, because only all ranks
     /// together can free them.
@@ -220,6 +238,10 @@ public:
     }
 
 private:
+    MpiCommunicator(detail::MpiSession session, MpiOptions const& options)
+        : MpiCommunicator{MPI_COMM_WORLD, options} {
+        session_ = std::move(session);
+    }
     MpiCommunicator(
         MPI_Comm owned,
         MpiOptions const& options,
@@ -308,6 +330,7 @@ private:
         return {*rank_, rank_->post(request)};
     }
 
+    detail::MpiSession session_; // the first member: it ends after the rank
     std::shared_ptr<detail::MpiRank> rank_;
     detail::Unwinding unwinding_;
 };

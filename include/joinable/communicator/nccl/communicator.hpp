@@ -39,6 +39,10 @@ namespace joinable { inline namespace v0 {
 /// @endcode
 class NcclCommunicator : public NcclCollectives {
 public:
+    static constexpr std::string_view transport = "nccl";
+    /// See ProcessCommunicator::is_launched.
+    [[nodiscard]] static bool is_launched() { return ProcessCommunicator::is_launched(); }
+
     /// Collective; blocks. `control` is a host communicator of the same ranks that models Aborts.
     /// The constructor, barrier(), split() and `check` use it. Aborting one communicator aborts
     /// both. It must outlive this object. The rank's device is the current one unless the options

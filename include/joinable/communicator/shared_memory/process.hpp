@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
@@ -68,6 +69,11 @@ struct AttachOptions {
 class ProcessCommunicator : detail::SegmentOwner,
                             public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:
+    static constexpr std::string_view transport = "processes";
+    /// Whether a launcher started this process, and its ranks on this machine alone. Local.
+    /// @throws ContractViolation  as launch_environment().
+    [[nodiscard]] static bool is_launched();
+
     /// Meets the other ranks of the job. Each rank calls this in its own process or thread, as the
     /// same user of the same machine. Returns when all have arrived. Until then the job has a file
     /// in /dev/shm; afterwards killing any process leaves nothing there. A rank takes about 14 KiB

@@ -41,6 +41,10 @@ ProcessCommunicator::from_environment(std::chrono::nanoseconds deadline) {
     return attach({launch.rank, launch.size, launch.job, deadline});
 }
 
+JOINABLE_DEFINITION bool ProcessCommunicator::is_launched() {
+    return detail::own_environment().launcher() != nullptr && launch_environment().spread.empty();
+}
+
 JOINABLE_DEFINITION
 ProcessCommunicator::ProcessCommunicator(detail::ProcessSegment& segment, int rank)
     : SegmentOwner{}, BoardCommunicator{segment, rank} {}

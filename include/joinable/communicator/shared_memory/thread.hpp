@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string_view>
 
 #include <joinable/communicator/model_table.hpp>
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
@@ -37,6 +38,8 @@ using ThreadWork = detail::GroupWork<detail::Heap>;
 class ThreadCommunicator
     : public detail::BoardCommunicator<detail::GroupRank<detail::Heap>, ThreadWork> {
 public:
+    static constexpr std::string_view transport = "threads";
+
     /// For run_threads.
     ThreadCommunicator(
         detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
@@ -108,6 +109,10 @@ private:
 /// 1 GiB. The caller must keep buffers until the work has been waited for.
 class TcpCommunicator : public detail::BasicCollectives<TcpCommunicator, TcpWork> {
 public:
+    static constexpr std::string_view transport = "tcp";
+    /// Whether a launcher started this process and says where rank 0 is. Local.
+    [[nodiscard]] static bool is_launched() { return detail::is_launched_with_address(); }
+
     /// Meets the other ranks of the job, which call this too. Returns when all have arrived. Rank 0
     /// listens until then; connections that do not belong to the job disturb no rank.
     /// @throws TimedOut            some ranks, which it names, had not arrived in time.

@@ -85,7 +85,15 @@ template <class Lookup>
     return options;
 }
 [[nodiscard]] inline TcpOptions tcp_environment() {
-    return tcp_environment([](char const* name) { return std::getenv(name); });
+    return tcp_environment(detail::ProcessEnvironment{});
 }
+
+namespace detail {
+/// Whether a launcher started this process and says where rank 0 is. Local.
+[[nodiscard]] inline bool is_launched_with_address() {
+    auto const found = own_environment();
+    return found.launcher() != nullptr && found.finds_any({"JOINABLE_ADDR", "MASTER_ADDR"});
+}
+} // namespace detail
 
 }} // namespace joinable::v0

@@ -278,7 +278,7 @@ TEST_CASE("it owns what a pointer gives it, and groups that it splits off") {
             new ThreadCommunicator(inner.split(0, -inner.rank()))
         };
         AnyCommunicator comm{std::move(group)};
-        CHECK(comm.transport() == "ThreadCommunicator");
+        CHECK(comm.transport() == "threads");
         CHECK(comm.rank() == inner.size() - 1 - inner.rank());
         comm.set_deadline(std::chrono::seconds{60});
         comm.keep_alive();

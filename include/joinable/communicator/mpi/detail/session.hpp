@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include <mpi.h>
+
+#include <joinable/communicator/mpi/detail/api.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// MPI from its initialisation to its end, if this object has initialised it.
+class MpiSession {
+public:
+    MpiSession() = default; ///< others have, or will
+    MpiSession(MpiSession&& other) noexcept : ends_{std::exchange(other.ends_, false)} {}
+    MpiSession& operator=(MpiSession&& other) noexcept {
+        std::swap(ends_, other.ends_);
+        return *this;
+    }
+    /// MPI_Finalize waits for all ranks, without a deadline. So it is called only if all ranks get here within 5 s. If
+    /// one does not, mpirun ends the job, because this process ends without that call.
+    ~MpiSession() {
+        if (ends_ && is_mpi_running() && all_get_here()) {
+            static_cast<void>(MPI_Finalize());
+        }
+    }
+
+    /// Collective if MPI is not initialised.
+    /// @throws ContractViolation   MPI is finalised already, and cannot begin anew.
+    /// @throws CommunicationError  MPI reports an error.
+    [[nodiscard]] static MpiSession begin() {
+        MpiSession session;
+        int is_initialized = 0;
+        static_cast<void>(MPI_Initialized(&is_initialized));
+        if (is_initialized == 0) {
+            int level = 0;
+            check_mpi(
+                MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread"
+            );
+            session.ends_ = true;
+            // MPI reports some errors of waits there, whichever communicator they concern.
+            check_mpi(
+                MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+                "MPI_Comm_set_errhandler"
+            );
+        } else if (!is_mpi_running()) {
+            throw ContractViolation{
+                "MPI is finalised already, and a process can initialise it once; keep the communicator until no "
+                "other one is made"
+            };
+        }
+        return session;
+    }
+
+private:
+    static bool all_get_here() {
+        using Clock = std::chrono::steady_clock;
+        MPI_Request request = MPI_REQUEST_NULL;
+        int is_met = 0;
+        if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) {
+            return false;
+        }
+        for (auto const end = Clock::now() + std::chrono::seconds{5};
+             MPI_Test(&request, &is_met, MPI_STATUS_IGNORE) == MPI_SUCCESS && is_met == 0 &&
+             Clock::now() < end;) {
+            std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        }
+        return is_met != 0;
+    }
+
+    bool ends_ = false;
+};
+
+}}} // namespace joinable::v0::detail

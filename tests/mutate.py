@@ -76,6 +76,32 @@ MUTATIONS = [
         "        if (local_error) {\n            std::rethrow_exception(local_error);\n        }\n        throw;", "        throw;",
         "agreement/agree.test.cpp", "a rank that has no memory*",
     ),
+    # -- whose ranks a failure names ----------------------------------------------------------------
+    Mutation(
+        "guards-believe-the-numbers-of-a-group", "join/detail/guard_outcome.hpp",
+        "return is_ours ? reason : failure_in_group(std::move(reason));", "return is_ours ? reason : reason;",
+        "join/failure_in_group.test.cpp", "the failure of a*",
+    ),
+    Mutation(
+        "guards-over-a-group-do-not-believe-it", "agreement/control.hpp",
+        "return !reason.is_renumbered || is_aborted();", "return !reason.is_renumbered;",
+        "join/failure_in_group.test.cpp", "a guard over a group*",
+    ),
+    Mutation(
+        "guards-do-not-say-that-they-are-over-a-group", "agreement/agree.ipp",
+        "all.is_renumbered = control_.is_renumbered();", "all.is_renumbered = false;",
+        "join/failure_in_group.test.cpp", "a guard over a smaller group*",
+    ),
+    Mutation(
+        "agreements-believe-the-numbers-of-a-group", "agreement/agree.ipp",
+        "control.may_have_thrown(reason) ? reason : failure_in_group(reason);", "reason;",
+        "agreement/agree.test.cpp", "a local error that names ranks of a group*",
+    ),
+    Mutation(
+        "only-the-first-rank-of-a-group-counts", "communicator/detail/reasons.hpp",
+        "return member != rank++;", "return rank++ == 0 && member != 0;",
+        "join/failure_in_group.test.cpp", "a group says whether*",
+    ),
     # -- what a job leaves behind -------------------------------------------------------------------
     Mutation(
         "a-leftover-of-another-size-blocks-a-job", "communicator/shared_memory/process/named_segment.hpp",
@@ -634,7 +660,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-rank-by-tcp-tells-only-what-it-read-before", "communicator/tcp/detail/rank.hpp",
-        "        look();\n        return over_;", "        return own_reason_;",
+        "        look();\n        return over_ ? std::optional{reason()} : std::nullopt;", "        return own_reason_;",
         "communicator/tcp/faults.test.cpp", "each rank over TCP tells*",
     ),
     Mutation(

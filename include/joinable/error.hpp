@@ -23,6 +23,9 @@ struct AbortReason {
     /// HierarchicalCommunicator.
     int origin = -1;
     bool has_left = false; ///< `ranks` have destroyed their communicator, and did not fail
+    /// `ranks` are ranks of a group that numbers its members otherwise than the communicator that it
+    /// was split from. Each communicator sets this itself in what it throws.
+    bool is_renumbered = false;
 };
 
 /// The base of all failures that a correct program can meet.
@@ -48,14 +51,18 @@ public:
 template <FailureKind>
 class FailureOfRanks : public Error {
 public:
-    FailureOfRanks(std::vector<int> ranks, std::string const& message)
-        : Error{message}, ranks_{std::move(ranks)} {}
+    FailureOfRanks(std::vector<int> ranks, std::string const& message, bool is_renumbered = false)
+        : Error{message}, ranks_{std::move(ranks)}, is_renumbered_{is_renumbered} {}
 
     /// The culprits, ascending. Empty only if the communicator does not know them.
     [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
+    /// Whether they are ranks of a group that numbers its members otherwise than the communicator
+    /// that it was split from.
+    [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
 
 private:
     std::vector<int> ranks_;
+    bool is_renumbered_;
 };
 
 /// Another rank threw, died or left. `rank()` is the lowest such rank.
@@ -101,10 +108,12 @@ namespace detail {
 
 /// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
+    bool const is_renumbered = reason.is_renumbered;
+    std::vector<int> const ranks = detail::own_ranks(reason);
     switch (reason.kind) {
-    case FailureKind::peer_failed: throw PeerFailed{detail::own_ranks(reason), reason.message};
-    case FailureKind::timed_out: throw TimedOut{detail::own_ranks(reason), reason.message};
-    case FailureKind::mismatch: throw Mismatch{detail::own_ranks(reason), reason.message};
+    case FailureKind::peer_failed: throw PeerFailed{ranks, reason.message, is_renumbered};
+    case FailureKind::timed_out: throw TimedOut{ranks, reason.message, is_renumbered};
+    case FailureKind::mismatch: throw Mismatch{ranks, reason.message, is_renumbered};
     case FailureKind::contract: throw ContractViolation{reason.message};
     case FailureKind::communication: break;
     }

@@ -325,6 +325,9 @@ struct AbortReason {
     /// HierarchicalCommunicator.
     int origin = -1;
     bool has_left = false; ///< `ranks` have destroyed their communicator, and did not fail
+    /// `ranks` are ranks of a group that numbers its members otherwise than the communicator that it
+    /// was split from. Each communicator sets this itself in what it throws.
+    bool is_renumbered = false;
 };
 
 /// The base of all failures that a correct program can meet.
@@ -350,14 +353,18 @@ public:
 template <FailureKind>
 class FailureOfRanks : public Error {
 public:
-    FailureOfRanks(std::vector<int> ranks, std::string const& message)
-        : Error{message}, ranks_{std::move(ranks)} {}
+    FailureOfRanks(std::vector<int> ranks, std::string const& message, bool is_renumbered = false)
+        : Error{message}, ranks_{std::move(ranks)}, is_renumbered_{is_renumbered} {}
 
     /// The culprits, ascending. Empty only if the communicator does not know them.
     [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
+    /// Whether they are ranks of a group that numbers its members otherwise than the communicator
+    /// that it was split from.
+    [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
 
 private:
     std::vector<int> ranks_;
+    bool is_renumbered_;
 };
 
 /// Another rank threw, died or left. `rank()` is the lowest such rank.
@@ -403,10 +410,12 @@ namespace detail {
 
 /// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
+    bool const is_renumbered = reason.is_renumbered;
+    std::vector<int> const ranks = detail::own_ranks(reason);
     switch (reason.kind) {
-    case FailureKind::peer_failed: throw PeerFailed{detail::own_ranks(reason), reason.message};
-    case FailureKind::timed_out: throw TimedOut{detail::own_ranks(reason), reason.message};
-    case FailureKind::mismatch: throw Mismatch{detail::own_ranks(reason), reason.message};
+    case FailureKind::peer_failed: throw PeerFailed{ranks, reason.message, is_renumbered};
+    case FailureKind::timed_out: throw TimedOut{ranks, reason.message, is_renumbered};
+    case FailureKind::mismatch: throw Mismatch{ranks, reason.message, is_renumbered};
     case FailureKind::contract: throw ContractViolation{reason.message};
     case FailureKind::communication: break;
     }
@@ -4074,6 +4083,10 @@ concept has_abort_reason = requires(C const& comm) {
     { comm.abort_reason() } -> std::same_as<std::optional<AbortReason>>;
 };
 template <class C>
+concept has_is_renumbered = requires(C const& comm) {
+    { comm.is_renumbered() } -> std::convertible_to<bool>;
+};
+template <class C>
 concept has_set_deadline = requires(C& comm, std::chrono::nanoseconds deadline) {
     { comm.set_deadline(deadline) } -> std::convertible_to<std::chrono::nanoseconds>;
 };
@@ -4120,6 +4133,10 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// |                                |                    | work submitted there before a collective |
 /// |                                |                    | runs before it; work submitted after its |
 /// |                                |                    | wait() sees the result                   |
+/// | `comm.is_renumbered()`         | optional, bool     | local; whether it was split from another |
+/// |                                |                    | communicator, where some of its ranks    |
+/// |                                |                    | have other numbers. A guard over that    |
+/// |                                |                    | one then takes no rank from its failures |
 ///
 /// Required, but not checkable: every rank calls the same collectives in the same order. A
 /// collective that throws because of another rank leaves the communicator aborted. One thread at a
@@ -7120,6 +7137,10 @@ public:
     /// Local. Does nothing if the communicator cannot abort.
     virtual void abort(AbortReason const& reason) = 0;
     [[nodiscard]] virtual bool can_abort() const noexcept = 0;
+    /// Local. False if the communicator cannot abort.
+    [[nodiscard]] virtual bool is_aborted() = 0;
+    /// See Communicator. False if the communicator does not know.
+    [[nodiscard]] virtual bool is_renumbered() const = 0;
 
     /// Local. Returns false if the communicator cannot renew deadlines.
     virtual bool keep_alive() = 0;
@@ -7127,6 +7148,12 @@ public:
     /// Local. Returns the previous deadline, or none if the communicator has no deadline.
     virtual std::optional<std::chrono::nanoseconds>
     exchange_deadline(std::chrono::nanoseconds deadline) = 0;
+
+    /// Whether the reason of an exception may name ranks of this communicator. Those of a group that
+    /// numbers its ranks otherwise are this communicator's only if it is aborted itself.
+    [[nodiscard]] bool may_have_thrown(AbortReason const& reason) {
+        return !reason.is_renumbered || is_aborted();
+    }
 
     void sum(std::span<std::uint64_t> words) {
         post_sum(words);
@@ -7189,6 +7216,20 @@ public:
         }
     }
     [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
+    [[nodiscard]] bool is_aborted() override {
+        if constexpr (Aborts<Comm>) {
+            return comm_.is_aborted();
+        } else {
+            return false;
+        }
+    }
+    [[nodiscard]] bool is_renumbered() const override {
+        if constexpr (has_is_renumbered<Comm>) {
+            return comm_.is_renumbered();
+        } else {
+            return false;
+        }
+    }
 
     bool keep_alive() override {
         if constexpr (RenewsDeadline<Comm>) {
@@ -8837,6 +8878,9 @@ AbortReason failure_of(std::exception_ptr const& error);
 /// The failure that ended the communicator by which ranks meet, from its exception.
 AbortReason reason_of(std::exception_ptr const& error);
 
+/// What ranks are told of a failure in a group of some of them, which numbers them otherwise.
+AbortReason failure_in_group(AbortReason reason);
+
 std::string failure_text(std::vector<int> const& ranks, std::string const& text);
 
 /// The same reason, ready to be thrown on other ranks. Without culprits `rank` is the culprit,
@@ -8855,14 +8899,19 @@ JOINABLE_DEFINITION AbortReason failure_of(std::exception_ptr const& error) {
     if (!error) {
         return {FailureKind::peer_failed, {}, {}};
     }
+    auto const reason = []<FailureKind kind>(FailureOfRanks<kind> const& failure) {
+        AbortReason of{kind, failure.ranks(), failure.what()};
+        of.is_renumbered = failure.is_renumbered();
+        return of;
+    };
     try {
         std::rethrow_exception(error);
     } catch (PeerFailed const& failure) {
-        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
+        return reason(failure);
     } catch (TimedOut const& failure) {
-        return {FailureKind::timed_out, failure.ranks(), failure.what()};
+        return reason(failure);
     } catch (Mismatch const& failure) {
-        return {FailureKind::mismatch, failure.ranks(), failure.what()};
+        return reason(failure);
     } catch (std::exception const& other) {
         return {FailureKind::peer_failed, {}, other.what()};
     } catch (...) {
@@ -8880,6 +8929,11 @@ JOINABLE_DEFINITION AbortReason reason_of(std::exception_ptr const& error) {
     } catch (...) {
         return failure_of(error);
     }
+}
+
+JOINABLE_DEFINITION AbortReason failure_in_group(AbortReason reason) {
+    std::string const where = reason.message.empty() ? "" : "in a group split off: ";
+    return {FailureKind::peer_failed, {}, where + reason.message};
 }
 
 JOINABLE_DEFINITION std::string
@@ -8962,6 +9016,10 @@ public:
     /// The reason to throw after hashes of lists differed. It names the first item that differs.
     [[nodiscard]] AbortReason difference(AgreementList const& list);
 
+    /// A reason that names ranks of `control`. Local.
+    [[nodiscard]] AbortReason
+    reason(FailureKind kind, std::vector<int> ranks, std::string message) const;
+
 private:
     static constexpr std::size_t slot_count = 64;
     static constexpr int bits = 64 * slot_count * HashAgreement::words;
@@ -9024,6 +9082,9 @@ void throw_if_any_failed(
         throw_failure(*failure);
     }
 }
+
+/// Aborts because of an exception on this rank.
+void abort_for(ControlCommunicator& control, AbortReason const& reason);
 
 /// Collective. Returns if no rank has an error and all lists are equal. Otherwise all ranks throw:
 /// a rank with a `local_error` that one, the others PeerFailed with its text. If lists differ, all
@@ -9135,7 +9196,7 @@ JOINABLE_DEFINITION AbortReason Inquiry::failure(bool has_failed, std::string_vi
     write_text(place(0, text_bytes), text);
     control_.broadcast(words_, ranks.front());
     std::string message = failure_text(ranks, read_text(place(0, text_bytes)));
-    return {FailureKind::peer_failed, std::move(ranks), std::move(message)};
+    return reason(FailureKind::peer_failed, std::move(ranks), std::move(message));
 }
 
 JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
@@ -9154,7 +9215,14 @@ JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
     if (ranks.size() > 1) {
         text += concat("; ", ranks_text(ranks), " differ from rank ", lowest_);
     }
-    return {FailureKind::mismatch, std::move(ranks), std::move(text)};
+    return reason(FailureKind::mismatch, std::move(ranks), std::move(text));
+}
+
+JOINABLE_DEFINITION AbortReason
+Inquiry::reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
+    AbortReason all{kind, std::move(ranks), std::move(message)};
+    all.is_renumbered = control_.is_renumbered();
+    return all;
 }
 
 JOINABLE_DEFINITION std::size_t Inquiry::first_difference(AgreementList const& list) {
@@ -9250,13 +9318,18 @@ JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
     return {};
 }
 
+JOINABLE_DEFINITION void abort_for(ControlCommunicator& control, AbortReason const& reason) {
+    AbortReason const told = control.may_have_thrown(reason) ? reason : failure_in_group(reason);
+    control.abort(blamed_on(control.rank(), told));
+}
+
 JOINABLE_DEFINITION void agree(
     ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
 ) {
     throw_if_any_failed(
         local_error,
         [&] { return find_disagreement(control, list, local_error); },
-        [&](AbortReason const& reason) { control.abort(blamed_on(control.rank(), reason)); }
+        [&](AbortReason const& reason) { abort_for(control, reason); }
     );
 }
 
@@ -10299,10 +10372,11 @@ public:
 
     /// Keeps the reason of a failure that is about to leave the guard. Only the first one since
     /// forget() counts. The message is `text` if no exception is in flight or the exception has no
-    /// message. An exception that names ranks which the guard does not have blames none.
+    /// message. An exception that names ranks of another communicator blames none: ranks that the
+    /// guard does not have, or those of a group that numbers its ranks otherwise.
     void record(std::string_view text) {
         if (!recorded_) {
-            recorded_ = failure_of(std::current_exception());
+            recorded_ = believed(failure_of(std::current_exception()));
             if (names_others(recorded_->ranks)) {
                 recorded_ = AbortReason{FailureKind::peer_failed, {}, recorded_->message};
             }
@@ -10315,7 +10389,7 @@ public:
     /// before.
     void record_end_of_roll_calls(AbortReason const& reason) {
         if (!recorded_) {
-            recorded_ = reason;
+            recorded_ = believed(reason);
         }
     }
     /// The program has handled the failure.
@@ -10372,6 +10446,14 @@ public:
     }
 
 private:
+    /// The reason of an exception, by ranks that one of the communicators may have named.
+    [[nodiscard]] AbortReason believed(AbortReason reason) const {
+        bool const is_ours =
+            std::any_of(communicators_.begin(), communicators_.end(), [&](auto* communicator) {
+                return communicator->may_have_thrown(reason);
+            });
+        return is_ours ? reason : failure_in_group(std::move(reason));
+    }
     /// Whether these are ranks of a larger communicator than the guard's.
     [[nodiscard]] bool names_others(std::vector<int> const& ranks) const {
         return !ranks.empty() && *std::max_element(ranks.begin(), ranks.end()) >= control().size();
@@ -11216,9 +11298,11 @@ JOINABLE_DEFINITION void Session::enter(
             throw;
         } catch (TimedOut const& timeout) {
             std::string const text = timeout.what();
-            fail_together(std::make_exception_ptr(
-                TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"}
-            ));
+            fail_together(std::make_exception_ptr(TimedOut{
+                timeout.ranks(),
+                text + "; a Join with enable = false does not enter",
+                timeout.is_renumbered()
+            }));
         } catch (...) {
             fail_together(std::current_exception());
         }
@@ -11241,7 +11325,7 @@ JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& win
         " accumulated batches without weights before this guard, others with weights; clear gradients before the "
         "guard, or call discard_window() on all ranks"
     );
-    return {FailureKind::mismatch, std::move(ranks), std::move(text)};
+    return inquiry.reason(FailureKind::mismatch, std::move(ranks), std::move(text));
 }
 
 JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
@@ -18009,6 +18093,15 @@ in_words_of(int rank, std::string const& what, AbortReason reason) {
     return reason;
 }
 
+/// Whether a group of these ranks of a communicator, in this order, gives some of them another
+/// number.
+[[nodiscard]] inline bool renumbers(std::span<int const> members) noexcept {
+    int rank = 0;
+    return std::any_of(members.begin(), members.end(), [&](int member) {
+        return member != rank++;
+    });
+}
+
 /// Whether an exception that was thrown for `told` has the kind and the ranks of `thrown`.
 [[nodiscard]] inline bool is_same_failure(AbortReason const& told, AbortReason const& thrown) {
     bool const has_ranks =
@@ -18710,7 +18803,16 @@ public:
     /// The writer that ends the board or has ended it. @pre is_ending()
     [[nodiscard]] int ended_by() const noexcept { return reason_.writer(); }
     /// @pre some line is frozen
-    [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
+    [[nodiscard]] AbortReason reason() const { return here(reason_.reason()); }
+
+    /// See Communicator. Called before any rank but the caller knows the board.
+    void renumber() noexcept { is_renumbered_ = true; }
+    [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
+    /// The reason as its ranks throw it.
+    [[nodiscard]] AbortReason here(AbortReason reason) const {
+        reason.is_renumbered = is_renumbered_;
+        return reason;
+    }
 
 private:
     static constexpr std::uint64_t nothing = ~std::uint64_t{0};
@@ -18772,6 +18874,7 @@ public:
 
 private:
     int size_;
+    bool is_renumbered_ = false;
     std::atomic<bool> has_lost_{false};
     FirstReason reason_;
 };
@@ -20508,7 +20611,7 @@ public:
     /// The reason. A rank that leaves because a parent group has ended gives the parent's reason.
     /// @pre is_lost(peer), or `peer` is the rank that leaves
     [[nodiscard]] AbortReason loss(int peer) const {
-        return ended_by().value_or(reason_of_leaving(peer));
+        return board_->here(ended_by().value_or(reason_of_leaving(peer)));
     }
 
     /// The ranks that `said`, the reason of an exception, names, as numbered in this group. Requires
@@ -20846,6 +20949,10 @@ public:
     [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const {
         return rank_.group().abort_reason(rank());
+    }
+
+    [[nodiscard]] bool is_renumbered() const noexcept {
+        return rank_.group().board().is_renumbered();
     }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
@@ -21494,7 +21601,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
         if (auto const reason = disagreement(board_, sequence, pending.said)) {
             pending.is_refused = true;
             group_.abort(*reason, rank_);
-            throw_failure(*reason);
+            throw_failure(board_.here(*reason));
         }
         pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
         if (pending.is_sliced) {
@@ -22091,6 +22198,7 @@ void GroupRank<Memory>::abort_for_exception(std::string const& what) {
 
 template <class Memory>
 std::uint64_t GroupRank<Memory>::make_group(std::vector<int> members) {
+    bool const is_renumbered = renumbers(members);
     for (int& member : members) {
         member = group_.number_of(member);
     }
@@ -22101,6 +22209,9 @@ std::uint64_t GroupRank<Memory>::make_group(std::vector<int> members) {
     }
     if (!made) {
         return 0;
+    }
+    if (is_renumbered) {
+        made->board().renumber();
     }
     if (!group_.adopt(*made)) {
         throw_failure(group_.loss(this->rank()));

@@ -109,6 +109,7 @@ public:
     [[nodiscard]] std::optional<joinable::AbortReason> abort_reason() const {
         return comm_.abort_reason();
     }
+    [[nodiscard]] bool is_renumbered() const { return comm_.is_renumbered(); }
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
         control_.set_deadline(deadline);
         return comm_.set_deadline(deadline);

@@ -76,6 +76,10 @@ public:
     /// The reason to throw after hashes of lists differed. It names the first item that differs.
     [[nodiscard]] AbortReason difference(AgreementList const& list);
 
+    /// A reason that names ranks of `control`. Local.
+    [[nodiscard]] AbortReason
+    reason(FailureKind kind, std::vector<int> ranks, std::string message) const;
+
 private:
     static constexpr std::size_t slot_count = 64;
     static constexpr int bits = 64 * slot_count * HashAgreement::words;
@@ -138,6 +142,9 @@ void throw_if_any_failed(
         throw_failure(*failure);
     }
 }
+
+/// Aborts because of an exception on this rank.
+void abort_for(ControlCommunicator& control, AbortReason const& reason);
 
 /// Collective. Returns if no rank has an error and all lists are equal. Otherwise all ranks throw:
 /// a rank with a `local_error` that one, the others PeerFailed with its text. If lists differ, all

@@ -87,7 +87,7 @@ JOINABLE_DEFINITION AbortReason Inquiry::failure(bool has_failed, std::string_vi
     write_text(place(0, text_bytes), text);
     control_.broadcast(words_, ranks.front());
     std::string message = failure_text(ranks, read_text(place(0, text_bytes)));
-    return {FailureKind::peer_failed, std::move(ranks), std::move(message)};
+    return reason(FailureKind::peer_failed, std::move(ranks), std::move(message));
 }
 
 JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
@@ -106,7 +106,14 @@ JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
     if (ranks.size() > 1) {
         text += concat("; ", ranks_text(ranks), " differ from rank ", lowest_);
     }
-    return {FailureKind::mismatch, std::move(ranks), std::move(text)};
+    return reason(FailureKind::mismatch, std::move(ranks), std::move(text));
+}
+
+JOINABLE_DEFINITION AbortReason
+Inquiry::reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
+    AbortReason all{kind, std::move(ranks), std::move(message)};
+    all.is_renumbered = control_.is_renumbered();
+    return all;
 }
 
 JOINABLE_DEFINITION std::size_t Inquiry::first_difference(AgreementList const& list) {
@@ -202,13 +209,18 @@ JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
     return {};
 }
 
+JOINABLE_DEFINITION void abort_for(ControlCommunicator& control, AbortReason const& reason) {
+    AbortReason const told = control.may_have_thrown(reason) ? reason : failure_in_group(reason);
+    control.abort(blamed_on(control.rank(), told));
+}
+
 JOINABLE_DEFINITION void agree(
     ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
 ) {
     throw_if_any_failed(
         local_error,
         [&] { return find_disagreement(control, list, local_error); },
-        [&](AbortReason const& reason) { control.abort(blamed_on(control.rank(), reason)); }
+        [&](AbortReason const& reason) { abort_for(control, reason); }
     );
 }
 

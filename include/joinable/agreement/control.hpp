@@ -46,6 +46,10 @@ public:
     /// Local. Does nothing if the communicator cannot abort.
     virtual void abort(AbortReason const& reason) = 0;
     [[nodiscard]] virtual bool can_abort() const noexcept = 0;
+    /// Local. False if the communicator cannot abort.
+    [[nodiscard]] virtual bool is_aborted() = 0;
+    /// See Communicator. False if the communicator does not know.
+    [[nodiscard]] virtual bool is_renumbered() const = 0;
 
     /// Local. Returns false if the communicator cannot renew deadlines.
     virtual bool keep_alive() = 0;
@@ -53,6 +57,12 @@ public:
     /// Local. Returns the previous deadline, or none if the communicator has no deadline.
     virtual std::optional<std::chrono::nanoseconds>
     exchange_deadline(std::chrono::nanoseconds deadline) = 0;
+
+    /// Whether the reason of an exception may name ranks of this communicator. Those of a group that
+    /// numbers its ranks otherwise are this communicator's only if it is aborted itself.
+    [[nodiscard]] bool may_have_thrown(AbortReason const& reason) {
+        return !reason.is_renumbered || is_aborted();
+    }
 
     void sum(std::span<std::uint64_t> words) {
         post_sum(words);
@@ -115,6 +125,20 @@ public:
         }
     }
     [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
+    [[nodiscard]] bool is_aborted() override {
+        if constexpr (Aborts<Comm>) {
+            return comm_.is_aborted();
+        } else {
+            return false;
+        }
+    }
+    [[nodiscard]] bool is_renumbered() const override {
+        if constexpr (has_is_renumbered<Comm>) {
+            return comm_.is_renumbered();
+        } else {
+            return false;
+        }
+    }
 
     bool keep_alive() override {
         if constexpr (RenewsDeadline<Comm>) {

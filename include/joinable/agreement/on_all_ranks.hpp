@@ -32,7 +32,7 @@ inline void agree_alike(
             }
             return failure;
         },
-        [&](AbortReason const& reason) { control.abort(blamed_on(control.rank(), reason)); }
+        [&](AbortReason const& reason) { abort_for(control, reason); }
     );
 }
 

@@ -54,6 +54,10 @@ concept has_abort_reason = requires(C const& comm) {
     { comm.abort_reason() } -> std::same_as<std::optional<AbortReason>>;
 };
 template <class C>
+concept has_is_renumbered = requires(C const& comm) {
+    { comm.is_renumbered() } -> std::convertible_to<bool>;
+};
+template <class C>
 concept has_set_deadline = requires(C& comm, std::chrono::nanoseconds deadline) {
     { comm.set_deadline(deadline) } -> std::convertible_to<std::chrono::nanoseconds>;
 };
@@ -100,6 +104,10 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// |                                |                    | work submitted there before a collective |
 /// |                                |                    | runs before it; work submitted after its |
 /// |                                |                    | wait() sees the result                   |
+/// | `comm.is_renumbered()`         | optional, bool     | local; whether it was split from another |
+/// |                                |                    | communicator, where some of its ranks    |
+/// |                                |                    | have other numbers. A guard over that    |
+/// |                                |                    | one then takes no rank from its failures |
 ///
 /// Required, but not checkable: every rank calls the same collectives in the same order. A
 /// collective that throws because of another rank leaves the communicator aborted. One thread at a

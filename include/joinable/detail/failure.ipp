@@ -11,14 +11,19 @@ JOINABLE_DEFINITION AbortReason failure_of(std::exception_ptr const& error) {
     if (!error) {
         return {FailureKind::peer_failed, {}, {}};
     }
+    auto const reason = []<FailureKind kind>(FailureOfRanks<kind> const& failure) {
+        AbortReason of{kind, failure.ranks(), failure.what()};
+        of.is_renumbered = failure.is_renumbered();
+        return of;
+    };
     try {
         std::rethrow_exception(error);
     } catch (PeerFailed const& failure) {
-        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
+        return reason(failure);
     } catch (TimedOut const& failure) {
-        return {FailureKind::timed_out, failure.ranks(), failure.what()};
+        return reason(failure);
     } catch (Mismatch const& failure) {
-        return {FailureKind::mismatch, failure.ranks(), failure.what()};
+        return reason(failure);
     } catch (std::exception const& other) {
         return {FailureKind::peer_failed, {}, other.what()};
     } catch (...) {
@@ -36,6 +41,11 @@ JOINABLE_DEFINITION AbortReason reason_of(std::exception_ptr const& error) {
     } catch (...) {
         return failure_of(error);
     }
+}
+
+JOINABLE_DEFINITION AbortReason failure_in_group(AbortReason reason) {
+    std::string const where = reason.message.empty() ? "" : "in a group split off: ";
+    return {FailureKind::peer_failed, {}, where + reason.message};
 }
 
 JOINABLE_DEFINITION std::string

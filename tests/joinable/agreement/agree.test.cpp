@@ -326,6 +326,34 @@ TEST_CASE("a rank that has no memory for one of the messages fails on all at onc
     }
 }
 
+TEST_CASE("a local error that names ranks of a group is told without them if it cannot be exchanged"
+) {
+    for (bool const is_renumbered : {false, true}) {
+        for (By const by : {By::agree, By::on_all_ranks}) {
+            run_ranks({2, 3, 4, 8}, [&](ThreadCommunicator& inner) {
+                RecordingCommunicator comm{inner};
+                int const last = comm.size() - 1;
+                bool const fails = comm.rank() == last;
+                comm.before = [&](auto const&) {
+                    if (fails) {
+                        throw std::bad_alloc{};
+                    }
+                };
+                std::exception_ptr const own = std::make_exception_ptr(
+                    joinable::PeerFailed{{0}, "rank 0 failed: disk", is_renumbered}
+                );
+                Outcome const seen = outcome_of(comm, {}, fails ? own : nullptr, by);
+                std::string const in_group =
+                    "rank " + std::to_string(last) + " failed: in a group split off: ";
+                bool const is_own = fails || !is_renumbered;
+                CHECK(seen.type == "PeerFailed");
+                CHECK(seen.ranks == std::vector{is_own ? 0 : last});
+                CHECK(seen.text == (is_own ? "" : in_group) + "rank 0 failed: disk");
+            });
+        }
+    }
+}
+
 TEST_CASE("processes agree as threads do") {
     joinable_tests::run_process_ranks({2, 3}, [](joinable::ProcessCommunicator& comm) {
         CHECK(outcome_of(comm, list_of({1, 2, 3})) == Outcome{});
@@ -354,6 +382,8 @@ public:
     void wait_sum() override {}
     void abort(joinable::AbortReason const&) override {}
     [[nodiscard]] bool can_abort() const noexcept override { return false; }
+    [[nodiscard]] bool is_aborted() override { return false; }
+    [[nodiscard]] bool is_renumbered() const override { return false; }
     bool keep_alive() override { return false; }
     std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds) override {
         return {};

@@ -150,6 +150,7 @@ public:
     {
         return engine_.communicator().abort_reason();
     }
+    [[nodiscard]] bool is_renumbered() const { return engine_.is_renumbered(); }
     /// Local; for messages that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)
         requires detail::has_set_deadline<Comm>

@@ -53,6 +53,7 @@ public:
     virtual void abort(AbortReason const& reason) = 0;
     [[nodiscard]] virtual bool is_aborted() const = 0;
     [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
+    [[nodiscard]] virtual bool is_renumbered() const = 0;
     virtual std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) = 0;
     virtual void keep_alive() = 0;
     [[nodiscard]] virtual std::vector<int> missing_ranks() const = 0;
@@ -124,6 +125,13 @@ public:
     [[nodiscard]] bool is_aborted() const override { return comm_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
         return comm_.abort_reason();
+    }
+    [[nodiscard]] bool is_renumbered() const override {
+        if constexpr (has_is_renumbered<Comm>) {
+            return comm_.is_renumbered();
+        } else {
+            return false;
+        }
     }
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) override {
         if constexpr (has_set_deadline<Comm>) {
@@ -268,6 +276,8 @@ public:
     void abort(AbortReason const& reason) { comm_->abort(reason); }
     [[nodiscard]] bool is_aborted() const { return comm_->is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return comm_->abort_reason(); }
+    /// Local. Whether its group numbers some ranks differently from the communicator that was split.
+    [[nodiscard]] bool is_renumbered() const { return comm_->is_renumbered(); }
     /// Local. See HasDeadline and RenewsDeadline.
     /// @throws ContractViolation  the transport has none.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {

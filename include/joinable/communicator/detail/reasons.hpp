@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -61,6 +62,15 @@ in_words_of(int rank, std::string const& what, AbortReason reason) {
         );
     }
     return reason;
+}
+
+/// Whether a group of these ranks of a communicator, in this order, gives some of them another
+/// number.
+[[nodiscard]] inline bool renumbers(std::span<int const> members) noexcept {
+    int rank = 0;
+    return std::any_of(members.begin(), members.end(), [&](int member) {
+        return member != rank++;
+    });
 }
 
 /// Whether an exception that was thrown for `told` has the kind and the ranks of `thrown`.

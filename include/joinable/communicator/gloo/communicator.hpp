@@ -129,6 +129,7 @@ public:
     void abort(AbortReason const& reason) { rank_->abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_->is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return rank_->abort_reason(); }
+    [[nodiscard]] bool is_renumbered() const noexcept { return rank_->is_renumbered(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {

@@ -153,6 +153,7 @@ public:
         return engine_.is_aborted() || (own_levels_.parent && own_levels_.parent());
     }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return engine_.abort_reason(); }
+    [[nodiscard]] bool is_renumbered() const noexcept { return engine_.is_renumbered(); }
     /// Local; of both levels, for waits that start later. Returns the deadline that was in force,
     /// the shorter one if they had two.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)
@@ -199,7 +200,8 @@ public:
         this->all_reduce({choices.data(), 2 * choices.size(), DType::i32}, ReduceOp::bit_or).wait();
         detail::Machines const group =
             detail::machines_of_group(choices, engine_.machines(), rank());
-        return of_group(engine_.split(own, group));
+        bool const is_renumbered = detail::group_is_renumbered(choices, own.color);
+        return of_group(engine_.split(own, group, is_renumbered));
     }
 
     /// For participants that train a model: that of the ranks of this machine.

@@ -160,6 +160,7 @@ public:
         auto const held = rank_->lock().take();
         return rank_->abort_reason();
     }
+    [[nodiscard]] bool is_renumbered() const noexcept { return rank_->is_renumbered(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {

@@ -160,6 +160,7 @@ public:
     [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
     /// Local. If the control communicator does not model TellsReason, empty until a call has thrown.
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return rank_.abort_reason(); }
+    [[nodiscard]] bool is_renumbered() const { return rank_.control().is_renumbered(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {

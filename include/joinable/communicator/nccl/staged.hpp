@@ -59,6 +59,7 @@ public:
     void abort(AbortReason const& reason) { comm_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return comm_.abort_reason(); }
+    [[nodiscard]] bool is_renumbered() const { return comm_.is_renumbered(); }
     /// Sets the deadline of `comm`, too.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return comm_.set_deadline(deadline);

@@ -43,6 +43,7 @@ struct TcpSurroundings {
     Hear hear = {}; ///< asked in every wait, also while the rank attaches
     /// Where rank 0 is, if not where the options say.
     std::function<std::optional<TcpOptions>(TcpOptions const&)> look = {};
+    bool is_renumbered = false; ///< see Communicator
 };
 /// As TcpCommunicator::attach(). Only rank 0 may have a listener.
 [[nodiscard]] TcpCommunicator attach_within(
@@ -149,6 +150,7 @@ public:
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return rank_.abort_reason(); }
+    [[nodiscard]] bool is_renumbered() const noexcept { return rank_.is_renumbered(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
@@ -172,7 +174,7 @@ private:
         detail::BackgroundThread hub,
         detail::Socket socket,
         TcpOptions const& options,
-        detail::Hear hear
+        detail::TcpSurroundings const& around
     );
 
     static TcpCommunicator attach(

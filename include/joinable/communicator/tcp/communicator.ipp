@@ -56,7 +56,7 @@ JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(
 ) {
     check(options);
     if (options.rank != 0) {
-        return {detail::BackgroundThread{}, connect(options, around), options, around.hear};
+        return {detail::BackgroundThread{}, connect(options, around), options, around};
     }
     if (!listener) {
         listener.emplace(options.address, options.port);
@@ -68,7 +68,7 @@ JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(
     detail::BackgroundThread thread{
         "the thread where ranks meet", [moved = std::move(hub)]() mutable { moved.run(); }
     };
-    return {std::move(thread), std::move(ends.rank), found, around.hear};
+    return {std::move(thread), std::move(ends.rank), found, around};
 }
 
 JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
@@ -84,12 +84,13 @@ JOINABLE_DEFINITION TcpCommunicator::TcpCommunicator(
     detail::BackgroundThread hub,
     detail::Socket socket,
     TcpOptions const& options,
-    detail::Hear hear
+    detail::TcpSurroundings const& around
 )
     : hub_{std::move(hub)},
-      rank_{
-          std::move(socket), options.rank, options.size, options.connect_timeout, std::move(hear)
-      } {
+      rank_{std::move(socket), options.rank, options.size, options.connect_timeout, around.hear} {
+    if (around.is_renumbered) {
+        rank_.renumber();
+    }
     rank_.meet(detail::concat(
         "waits for all ranks at ",
         detail::endpoint_text(options.address, options.port),

@@ -22,10 +22,11 @@ public:
 
     /// Keeps the reason of a failure that is about to leave the guard. Only the first one since
     /// forget() counts. The message is `text` if no exception is in flight or the exception has no
-    /// message. An exception that names ranks which the guard does not have blames none.
+    /// message. An exception that names ranks of another communicator blames none: ranks that the
+    /// guard does not have, or those of a group that numbers its ranks otherwise.
     void record(std::string_view text) {
         if (!recorded_) {
-            recorded_ = failure_of(std::current_exception());
+            recorded_ = believed(failure_of(std::current_exception()));
             if (names_others(recorded_->ranks)) {
                 recorded_ = AbortReason{FailureKind::peer_failed, {}, recorded_->message};
             }
@@ -38,7 +39,7 @@ public:
     /// before.
     void record_end_of_roll_calls(AbortReason const& reason) {
         if (!recorded_) {
-            recorded_ = reason;
+            recorded_ = believed(reason);
         }
     }
     /// The program has handled the failure.
@@ -95,6 +96,14 @@ public:
     }
 
 private:
+    /// The reason of an exception, by ranks that one of the communicators may have named.
+    [[nodiscard]] AbortReason believed(AbortReason reason) const {
+        bool const is_ours =
+            std::any_of(communicators_.begin(), communicators_.end(), [&](auto* communicator) {
+                return communicator->may_have_thrown(reason);
+            });
+        return is_ours ? reason : failure_in_group(std::move(reason));
+    }
     /// Whether these are ranks of a larger communicator than the guard's.
     [[nodiscard]] bool names_others(std::vector<int> const& ranks) const {
         return !ranks.empty() && *std::max_element(ranks.begin(), ranks.end()) >= control().size();

@@ -47,9 +47,11 @@ JOINABLE_DEFINITION void Session::enter(
             throw;
         } catch (TimedOut const& timeout) {
             std::string const text = timeout.what();
-            fail_together(std::make_exception_ptr(
-                TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"}
-            ));
+            fail_together(std::make_exception_ptr(TimedOut{
+                timeout.ranks(),
+                text + "; a Join with enable = false does not enter",
+                timeout.is_renumbered()
+            }));
         } catch (...) {
             fail_together(std::current_exception());
         }
@@ -72,7 +74,7 @@ JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& win
         " accumulated batches without weights before this guard, others with weights; clear gradients before the "
         "guard, or call discard_window() on all ranks"
     );
-    return {FailureKind::mismatch, std::move(ranks), std::move(text)};
+    return inquiry.reason(FailureKind::mismatch, std::move(ranks), std::move(text));
 }
 
 JOINABLE_DEFINITION void Session::clear_window(bool in_round) {

@@ -66,6 +66,14 @@ public:
     [[nodiscard]] std::vector<int> missing_ranks() const {
         return run_ ? run_->missing_ranks() : std::vector<int>{};
     }
+    /// See Communicator. False if the communicator does not know.
+    [[nodiscard]] bool is_renumbered() const {
+        if constexpr (has_is_renumbered<Comm>) {
+            return comm_.is_renumbered();
+        } else {
+            return false;
+        }
+    }
     /// Tells the others that an exception is leaving `what` on this rank, if the communicator can.
     void abort_for_exception(char const* what) {
         if constexpr (has_abort<Comm>) {
@@ -229,11 +237,12 @@ private:
     }
     [[noreturn]] void throw_difference() {
         int const ranks = comm_.size();
-        auto const reason = find_difference(ranks, [&](int rank) {
+        auto reason = find_difference(ranks, [&](int rank) {
             std::uint64_t const* const words = words_of_rank(rank);
             return Descriptor::of_word(words[0], words[1], false);
         });
         if (reason) {
+            reason->is_renumbered = is_renumbered();
             throw_failure(*reason);
         }
         std::vector<int> others;
@@ -248,7 +257,8 @@ private:
                 ranks_text(others),
                 " and rank 0 have different MessageOptions: give the same plan, or the same costs, on "
                 "every rank"
-            )
+            ),
+            is_renumbered()
         };
     }
 

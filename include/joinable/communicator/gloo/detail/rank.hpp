@@ -74,6 +74,7 @@ public:
     [[nodiscard]] HomeProcess const& home() const noexcept { return home_; }
     [[nodiscard]] int rank() const noexcept { return options_.rank; }
     [[nodiscard]] int size() const noexcept { return options_.size; }
+    [[nodiscard]] bool is_renumbered() const noexcept { return control_.is_renumbered(); }
 
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         options_.deadline = deadline;

@@ -195,6 +195,7 @@ struct GlooMeeting {
     std::optional<TcpListener> listener = {}; ///< of rank 0, if it has one already
     std::optional<MeetingFile> file = {};     ///< by which the ranks meet; there may be none
     Hear hear = {};                           ///< what else may end these ranks
+    bool is_renumbered = false;               ///< see Communicator
 
     /// Blocks until this rank knows where to attach.
     explicit GlooMeeting(GlooOptions const& given) : own_address{given.address} {
@@ -235,7 +236,7 @@ struct GlooMeeting {
             options = found;
             return found;
         };
-        return attach_within({hear, look}, options, std::move(listener));
+        return attach_within({hear, look, is_renumbered}, options, std::move(listener));
     }
     /// The address of this rank's machine on the way to rank 0. Call it after attach().
     /// @throws CommunicationError
@@ -311,6 +312,7 @@ template <class T>
     door.options.rank = static_cast<int>(place - members.begin());
     door.options.size = static_cast<int>(members.size());
     door.own_address = own_address;
+    door.is_renumbered = renumbers(members);
     struct Address {
         std::uint16_t port;
         char text[256];

@@ -60,7 +60,7 @@ public:
     /// Local, because split() has met. The group must outlive this.
     explicit HierarchicalEngine(GroupLevels<Local, Across> const& group)
         : local_{*group.local}, across_{group.across.get()}, options_{group.options},
-          machines_{group.machines}, parent_{group.parent} {
+          machines_{group.machines}, parent_{group.parent}, is_renumbered_{group.is_renumbered} {
         find_deadline();
     }
     HierarchicalEngine(HierarchicalEngine const&) = delete;
@@ -100,13 +100,13 @@ public:
     [[nodiscard]] bool progress(std::uint64_t number) { return advance(number, Waiting::polls); }
 
     /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all.
-    [[nodiscard]] auto split(GroupChoice choice, Machines group) {
+    [[nodiscard]] auto split(GroupChoice choice, Machines group, bool is_renumbered) {
         group.become_group_of(machines_);
         using LocalGroup = decltype(local_.split(0, 0));
         using AcrossGroup = decltype(across_->split(0, 0));
-        GroupLevels<LocalGroup, AcrossGroup> levels{nullptr, nullptr, group, options_, [this] {
-                                                        return heard();
-                                                    }};
+        GroupLevels<LocalGroup, AcrossGroup> levels{
+            nullptr, nullptr, group, options_, [this] { return heard(); }, is_renumbered
+        };
         (void)on_level(Level::local, [&] {
             levels.local.reset(new LocalGroup(local_.split(choice.color, choice.key)));
             return true;
@@ -146,7 +146,7 @@ public:
     /// All ranks throw the first reason that reaches them.
     void abort(AbortReason const& reason) {
         if (!failure_) {
-            failure_ = cut(reason);
+            failure_ = here(cut(reason));
         }
         local_.abort(to_level(*failure_, rank(), machines_));
         if (across_ != nullptr) {
@@ -171,8 +171,12 @@ public:
         if (!reason && across_ != nullptr) {
             reason = reason_on(*across_, Level::across);
         }
-        return reason || !parent_ ? reason : parent_();
+        if (!reason && parent_) {
+            reason = parent_();
+        }
+        return reason ? std::optional{here(*std::move(reason))} : reason;
     }
+    [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
 
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
         local_.set_deadline(deadline);
@@ -515,6 +519,11 @@ private:
             }
         }
     }
+    /// The reason as these ranks throw it.
+    [[nodiscard]] AbortReason here(AbortReason reason) const {
+        reason.is_renumbered = is_renumbered_;
+        return reason;
+    }
     template <class Comm>
     [[nodiscard]] std::optional<AbortReason> reason_on(Comm const& comm, Level level) const {
         auto reason = comm.abort_reason();
@@ -543,6 +552,7 @@ private:
     HierarchicalOptions options_;
     Machines machines_;
     std::function<std::optional<AbortReason>()> parent_; ///< of a group
+    bool is_renumbered_ = false;
     Arena scratch_; ///< of the collective that a leader has begun
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::chrono::steady_clock::time_point last_sign_{}; ///< of life, from a leader that waits

@@ -29,6 +29,7 @@ struct GroupLevels {
     Machines machines;
     HierarchicalOptions options;
     std::function<std::optional<AbortReason>()> parent; ///< why its ranks have ended, if they have
+    bool is_renumbered = false;                         ///< see Communicator
 };
 
 /// What a rank gives to split().
@@ -36,6 +37,22 @@ struct GroupChoice {
     std::int32_t color;
     std::int32_t key;
 };
+
+/// Whether the group of this color is_renumbered().
+[[nodiscard]] inline bool
+group_is_renumbered(std::span<GroupChoice const> choices, std::int32_t color) {
+    std::vector<int> members;
+    for (std::size_t rank = 0; rank < choices.size(); ++rank) {
+        if (choices[rank].color == color) {
+            members.push_back(static_cast<int>(rank));
+        }
+    }
+    auto const key = [&](int of) { return choices[static_cast<std::size_t>(of)].key; };
+    std::sort(members.begin(), members.end(), [&](int a, int b) {
+        return std::tuple{key(a), a} < std::tuple{key(b), b};
+    });
+    return renumbers(members);
+}
 
 /// The machines of this rank's group, with those of its ranks that are in it.
 /// @throws ContractViolation  on all ranks: some group cannot be made of these machines. All groups

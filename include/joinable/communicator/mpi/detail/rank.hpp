@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,6 +34,24 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// The ranks of `group`, as numbered in `whole`.
+[[nodiscard]] inline std::vector<int> numbers_in(MPI_Comm whole, MPI_Comm group, int size) {
+    MPI_Group from = MPI_GROUP_NULL;
+    MPI_Group to = MPI_GROUP_NULL;
+    check_mpi(MPI_Comm_group(group, &from), "MPI_Comm_group");
+    check_mpi(MPI_Comm_group(whole, &to), "MPI_Comm_group");
+    std::vector<int> ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    std::vector<int> numbers(ranks.size());
+    check_mpi(
+        MPI_Group_translate_ranks(from, size, ranks.data(), to, numbers.data()),
+        "MPI_Group_translate_ranks"
+    );
+    check_mpi(MPI_Group_free(&from), "MPI_Group_free");
+    check_mpi(MPI_Group_free(&to), "MPI_Group_free");
+    return numbers;
+}
+
 /// One rank of an MPI communicator: its operations (MpiInFlight), its control messages (MpiPeers),
 /// and its end. If MPI may still use its memory, it is kept until the process ends: keep().
 class MpiRank : public std::enable_shared_from_this<MpiRank> {
@@ -48,6 +68,7 @@ public:
     )
         : data_{data}, rank_{rank}, size_{size}, options_{options}, limits_{limits},
           parent_{std::move(parent)},
+          is_renumbered_{parent_ != nullptr && renumbers(numbers_in(parent_->data_, data, size))},
           lock_{parent_ == nullptr ? std::make_shared<MpiLock>() : parent_->lock_},
           in_flight_{
               data,
@@ -64,6 +85,7 @@ public:
 
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] int size() const noexcept { return size_; }
+    [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
     [[nodiscard]] MPI_Comm data() const noexcept { return data_; }
     [[nodiscard]] MpiOptions const& options() const noexcept { return options_; }
     [[nodiscard]] MpiLimits limits() const noexcept { return limits_; }
@@ -348,6 +370,7 @@ private:
     void take_over(AbortReason const& reason) {
         if (!failure_) {
             failure_ = reason;
+            failure_->is_renumbered = is_renumbered_;
             in_flight_.lose();
         }
     }
@@ -435,6 +458,7 @@ private:
     MpiOptions options_;
     MpiLimits limits_;
     std::shared_ptr<MpiRank> parent_;
+    bool is_renumbered_;
     std::optional<AbortReason> failure_;
     bool has_told_ = false;                 ///< the reason to the others
     std::optional<MpiUnwinding> unwinding_; ///< the failure, if it is one

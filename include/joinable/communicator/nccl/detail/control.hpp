@@ -20,7 +20,6 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// learn of aborts, and to compare their calls.
 class NcclControl : public ControlCommunicator {
 public:
-    [[nodiscard]] virtual bool is_aborted() const = 0;
     /// Empty also if that is not supported.
     [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
 
@@ -44,7 +43,6 @@ class NcclControlOver final : public ControlOver<Held, NcclControl> {
 public:
     using ControlOver<Held, NcclControl>::ControlOver;
 
-    [[nodiscard]] bool is_aborted() const override { return this->communicator().is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
         if constexpr (TellsReason<Comm>) {
             return this->communicator().abort_reason();

@@ -165,7 +165,16 @@ public:
     /// The writer that ends the board or has ended it. @pre is_ending()
     [[nodiscard]] int ended_by() const noexcept { return reason_.writer(); }
     /// @pre some line is frozen
-    [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
+    [[nodiscard]] AbortReason reason() const { return here(reason_.reason()); }
+
+    /// See Communicator. Called before any rank but the caller knows the board.
+    void renumber() noexcept { is_renumbered_ = true; }
+    [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
+    /// The reason as its ranks throw it.
+    [[nodiscard]] AbortReason here(AbortReason reason) const {
+        reason.is_renumbered = is_renumbered_;
+        return reason;
+    }
 
 private:
     static constexpr std::uint64_t nothing = ~std::uint64_t{0};
@@ -227,6 +236,7 @@ public:
 
 private:
     int size_;
+    bool is_renumbered_ = false;
     std::atomic<bool> has_lost_{false};
     FirstReason reason_;
 };

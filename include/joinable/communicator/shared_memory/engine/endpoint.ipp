@@ -122,7 +122,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
         if (auto const reason = disagreement(board_, sequence, pending.said)) {
             pending.is_refused = true;
             group_.abort(*reason, rank_);
-            throw_failure(*reason);
+            throw_failure(board_.here(*reason));
         }
         pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
         if (pending.is_sliced) {

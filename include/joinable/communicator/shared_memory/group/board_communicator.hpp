@@ -42,6 +42,10 @@ public:
         return rank_.group().abort_reason(rank());
     }
 
+    [[nodiscard]] bool is_renumbered() const noexcept {
+        return rank_.group().board().is_renumbered();
+    }
+
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_.set_deadline(deadline);

@@ -122,7 +122,7 @@ public:
     /// The reason. A rank that leaves because a parent group has ended gives the parent's reason.
     /// @pre is_lost(peer), or `peer` is the rank that leaves
     [[nodiscard]] AbortReason loss(int peer) const {
-        return ended_by().value_or(reason_of_leaving(peer));
+        return board_->here(ended_by().value_or(reason_of_leaving(peer)));
     }
 
     /// The ranks that `said`, the reason of an exception, names, as numbered in this group. Requires

@@ -29,6 +29,7 @@ void GroupRank<Memory>::abort_for_exception(std::string const& what) {
 
 template <class Memory>
 std::uint64_t GroupRank<Memory>::make_group(std::vector<int> members) {
+    bool const is_renumbered = renumbers(members);
     for (int& member : members) {
         member = group_.number_of(member);
     }
@@ -39,6 +40,9 @@ std::uint64_t GroupRank<Memory>::make_group(std::vector<int> members) {
     }
     if (!made) {
         return 0;
+    }
+    if (is_renumbered) {
+        made->board().renumber();
     }
     if (!group_.adopt(*made)) {
         throw_failure(group_.loss(this->rank()));

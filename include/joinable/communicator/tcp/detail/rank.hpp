@@ -90,8 +90,11 @@ public:
     }
     [[nodiscard]] std::optional<AbortReason> abort_reason() {
         look();
-        return over_;
+        return over_ ? std::optional{reason()} : std::nullopt;
     }
+    /// See Communicator.
+    void renumber() noexcept { is_renumbered_ = true; }
+    [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
 
     void keep_alive();
     /// A wait for `peer` beside the collectives has lasted for the deadline. Returns how much longer
@@ -126,11 +129,17 @@ private:
     [[nodiscard]] std::uint64_t next() const noexcept { return finished_ + pending_.size(); }
     /// Null if no wait for it is possible.
     [[nodiscard]] Overdue* overdue_of(std::uint64_t sequence) noexcept;
+    /// @pre over_
+    [[nodiscard]] AbortReason reason() const {
+        AbortReason reason = *over_;
+        reason.is_renumbered = is_renumbered_;
+        return reason;
+    }
     void throw_if_over(bool is_done) const;
     /// The same for a collective that is about to begin, which the error shows.
     void throw_if_over(Descriptor const& shown) const {
         if (over_) {
-            throw_failure(in_words_of(rank_, shown.text(), *over_));
+            throw_failure(in_words_of(rank_, shown.text(), reason()));
         }
     }
     /// The same for one that is posted.
@@ -208,6 +217,7 @@ private:
     SilenceWatch watch_;
     int rank_;
     int size_;
+    bool is_renumbered_ = false;
     std::chrono::nanoseconds deadline_;
     Hear hear_;
     HomeProcess home_;

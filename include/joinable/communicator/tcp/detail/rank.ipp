@@ -136,7 +136,7 @@ JOINABLE_DEFINITION TcpRank::Overdue* TcpRank::overdue_of(std::uint64_t sequence
 
 JOINABLE_DEFINITION void TcpRank::throw_if_over(bool is_done) const {
     if (!is_done && over_) {
-        throw_failure(*over_);
+        throw_failure(reason());
     }
 }
 

@@ -98,6 +98,17 @@ MUTATIONS = [
         "agreement/agree.test.cpp", "a local error that names ranks of a group*",
     ),
     Mutation(
+        "losses-in-a-group-hide-its-numbers", "communicator/shared_memory/group/group.hpp",
+        "return board_->here(ended_by().value_or(reason_of_leaving(peer)));",
+        "return ended_by().value_or(reason_of_leaving(peer));",
+        "communicator/shared_memory/split.test.cpp", "differences and leaving in a group*",
+    ),
+    Mutation(
+        "differences-in-a-group-hide-its-numbers", "communicator/shared_memory/engine/endpoint.ipp",
+        "throw_failure(board_.here(*reason));", "throw_failure(*reason);",
+        "communicator/shared_memory/split.test.cpp", "differences and leaving in a group*",
+    ),
+    Mutation(
         "only-the-first-rank-of-a-group-counts", "communicator/detail/reasons.hpp",
         "return member != rank++;", "return rank++ == 0 && member != 0;",
         "join/failure_in_group.test.cpp", "a group says whether*",

@@ -25,6 +25,7 @@
 #include <support/keep_alive.hpp>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/thrown_by.hpp>
 #include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
@@ -105,6 +106,53 @@ TEST_CASE("a group inherits the deadline, and a negative color is refused") {
         CHECK(group.set_deadline(std::chrono::seconds{1}) == std::chrono::seconds{17});
         CHECK_THROWS_AS((void)comm.split(-1, 0), joinable::ContractViolation);
         comm.barrier();
+    });
+}
+
+TEST_CASE("differences and leaving in a group say that its ranks have other numbers in the whole") {
+    run_all_ranks({2, 3, 4}, [](auto& comm) {
+        using Comm = std::remove_cvref_t<decltype(comm)>;
+        std::array<std::int32_t, 2> words{};
+        for (int const turn : {-1, 1}) { // backwards, and as they are
+            auto const make = [&] {
+                return std::unique_ptr<Comm>{new Comm(comm.split(0, turn * comm.rank()))};
+            };
+            auto const counts = make();
+            auto const difference = thrown_by<joinable::Mismatch>([&] {
+                std::size_t const count = counts->rank() == 0 ? 1 : 2;
+                counts->all_reduce({words.data(), count, DType::i32}, ReduceOp::sum).wait();
+            });
+            CHECK(difference.is_renumbered() == (turn < 0));
+
+            auto const left = make();
+            auto leaving = make();
+            if (leaving->rank() == 0) {
+                leaving.reset();
+                left->send({words.data(), 1, DType::i32}, 1).wait(); // the others may go on
+            } else {
+                auto const loss = thrown_by<joinable::PeerFailed>([&] {
+                    leaving->receive({words.data(), 1, DType::i32}, 0).wait();
+                });
+                CHECK(loss.ranks() == std::vector{0});
+                CHECK(loss.is_renumbered() == (turn < 0));
+                if (left->rank() == 1) {
+                    left->receive({words.data(), 1, DType::i32}, 0).wait();
+                }
+            }
+
+            if (comm.size() == 2) {
+                auto const sides = make();
+                auto const sizes = thrown_by<joinable::Mismatch>([&] {
+                    if (sides->rank() == 0) {
+                        sides->send({words.data(), 1, DType::i32}, 1).wait();
+                    } else {
+                        sides->receive({words.data(), 2, DType::i32}, 0).wait();
+                    }
+                });
+                CHECK(sizes.is_renumbered() == (turn < 0));
+            }
+            comm.barrier();
+        }
     });
 }
 

@@ -623,9 +623,9 @@ MUTATIONS = [
         "communicator/shared_memory/polling.test.cpp", "a rank that tests now and then*",
     ),
     Mutation(
-        "a-message-is-tested-for-ever", "communicator/shared_memory/group/group_work.ipp",
-        "return progress() || (rank_->has_polled_message_too_long(message_) && progress());",
-        "return progress();",
+        "a-message-is-tested-for-ever", "communicator/shared_memory/group/group_rank.ipp",
+        "return progress(message) || (has_polled_too_long() && progress(message));",
+        "return progress(message);",
         "communicator/shared_memory/polling.test.cpp", "a loop of tests of a message*",
     ),
     Mutation(

@@ -7,4 +7,3 @@
 
 #include <joinable/communicator/gloo/communicator.hpp>
 #include <joinable/communicator/gloo/options.hpp>
-#include <joinable/communicator/gloo/work.hpp>

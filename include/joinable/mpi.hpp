@@ -7,4 +7,3 @@
 
 #include <joinable/communicator/mpi/communicator.hpp>
 #include <joinable/communicator/mpi/options.hpp>
-#include <joinable/communicator/mpi/work.hpp>

@@ -16755,6 +16755,93 @@ template <class Lookup>
 
 }} // namespace joinable::v0
 
+// ---- joinable/communicator/detail/work_of.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The base of a rank that has works. The rank hides the members in which it differs.
+struct HasWorks {
+    /// Whether this process has the rank. One that was forked since has only a copy of it.
+    [[nodiscard]] static bool is_here() noexcept { return true; }
+    /// Keeps other threads from the rank as long as the result lives.
+    [[nodiscard]] static std::monostate hold() noexcept { return {}; }
+    /// What an error calls the work.
+    template <class Handle>
+    [[nodiscard]] static char const* kind_of(Handle const&) noexcept {
+        return "a collective";
+    }
+    /// The work is destroyed.
+    template <class Handle>
+    static void release(Handle const&) noexcept {}
+};
+
+/// A collective or a message of one rank, which knows it by one of the handles. Its destructor waits
+/// up to the deadline; during unwinding it aborts. After that nothing writes to this rank's buffers.
+/// The rank's communicator must outlive it.
+///
+/// `Rank` derives from HasWorks. It has finish(), test() and progress() for each handle, is_done(), which
+/// says that the destructor need not wait, and abort_for_exception().
+template <class Rank, class... Handles>
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] WorkOf {
+public:
+    WorkOf(Rank& rank, std::variant<Handles...> handle) noexcept
+        : rank_{&rank}, handle_{std::move(handle)} {}
+    WorkOf(WorkOf&& other) noexcept
+        : rank_{std::exchange(other.rank_, nullptr)}, handle_{std::move(other.handle_)},
+          unwinding_{other.unwinding_} {}
+    WorkOf& operator=(WorkOf&&) = delete;
+
+    ~WorkOf() {
+        if (rank_ == nullptr || !rank_->is_here()) {
+            return;
+        }
+        with_rank(*this, [&](Rank& rank, auto& one) {
+            try {
+                if (!rank.is_done(one)) {
+                    if (unwinding_.has_begun()) {
+                        rank.abort_for_exception(rank.kind_of(one));
+                    }
+                    rank.finish(one);
+                }
+            } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
+            }
+            rank.release(one);
+        });
+    }
+
+    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
+    /// @throws Mismatch  the ranks' calls, or the two sides of a message, differ; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless this
+    ///         rank's part was complete before.
+    void wait() {
+        with_rank(*this, [](Rank& rank, auto& one) { rank.finish(one); });
+    }
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
+    ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
+    [[nodiscard]] bool test() {
+        return with_rank(*this, [](Rank& rank, auto& one) { return rank.test(one); });
+    }
+    /// test() without that deadline, for a rank that finally waits.
+    [[nodiscard]] bool progress() {
+        return with_rank(*this, [](Rank& rank, auto& one) { return rank.progress(one); });
+    }
+
+    /// f(rank, handle), for the communicator of the work.
+    template <class F>
+    friend auto with_rank(WorkOf& work, F const& f) {
+        [[maybe_unused]] auto const held = work.rank_->hold();
+        return std::visit([&](auto& one) { return f(*work.rank_, one); }, work.handle_);
+    }
+
+private:
+    Rank* rank_;
+    std::variant<Handles...> handle_;
+    Unwinding unwinding_;
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/communicator/shared_memory/board/arena_space.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -21028,7 +21115,7 @@ Work BoardCommunicator<Rank, Work>::receive(Buffer buffer, int from, int tag) {
 
 template <class Rank, class Work>
 BoardCommunicator<Rank, Work>::~BoardCommunicator() {
-    if (!rank_.home().is_here()) {
+    if (!rank_.is_here()) {
         return;
     }
     if (unwinding_.has_begun()) {
@@ -22055,6 +22142,7 @@ struct Message {
     Buffer buffer = {};
     PendingMessage* pending = nullptr; ///< while it waits; null: delivered
     PolledTime polled = {};
+    bool is_lost = false;
 
     [[nodiscard]] std::string text() const {
         return text_of_message(is_send, tag, buffer.count, buffer.dtype);
@@ -22067,7 +22155,7 @@ struct Message {
 /// rank delays nobody. If ranks cannot reach each other's buffers, the first one leaves a copy, or
 /// room for one, in memory that both reach.
 template <class Memory>
-class GroupRank : public Endpoint<Group, LentBy<Memory>> {
+class GroupRank : public HasWorks, public Endpoint<Group, LentBy<Memory>> {
     using Base = Endpoint<Group, LentBy<Memory>>;
 
 public:
@@ -22078,7 +22166,7 @@ public:
         return storage_;
     }
 
-    [[nodiscard]] HomeProcess const& home() const noexcept { return home_; }
+    [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
 
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what);
@@ -22094,24 +22182,26 @@ public:
     /// @throws ContractViolation  the memory for this rank's messages is full.
     [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer);
 
+    /// Blocks until the message is delivered, or never will be. After that no rank accesses its
+    /// buffer, except as ProcessWork says.
+    void finish(Message& message);
+    [[nodiscard]] bool test(Message& message);
+    [[nodiscard]] bool progress(Message& message);
+    [[nodiscard]] static bool is_done(Message const& one) noexcept {
+        return one.pending == nullptr;
+    }
+    [[nodiscard]] static char const* kind_of(Message const&) noexcept { return "a message"; }
+    using Base::finish, Base::is_done, Base::progress, Base::test, HasWorks::kind_of;
+
+private:
+    using State = PendingMessage::State;
+
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_settled(Message const& message) const noexcept;
-
-    /// Blocks until the message is settled. After that no rank accesses its buffer, except as
-    /// GroupWork says. Returns whether it was delivered; if not, throw_loss() says why.
-    [[nodiscard]] bool finish_message(Message& message);
-
     /// @pre the message was not delivered
     [[noreturn]] void throw_loss(Message const& message) const {
         throw_failure(in_words_of(this->rank(), message.text(), group_.loss(message.peer)));
     }
-
-    /// Call this when the message is not settled. Returns whether polling has reached the deadline;
-    /// if so, the group is aborted.
-    [[nodiscard]] bool has_polled_message_too_long(Message& message);
-
-private:
-    using State = PendingMessage::State;
 
     [[nodiscard]] static bool waits(Message const& message) noexcept {
         return message.pending->state.load() == State::waiting;
@@ -22246,31 +22336,48 @@ bool GroupRank<Memory>::is_settled(Message const& message) const noexcept {
 }
 
 template <class Memory>
-bool GroupRank<Memory>::finish_message(Message& message) {
-    if (!is_settled(message)) {
-        this->wait_for_others(
-            [&] { return !waits(message) || group_.is_lost(message.peer); },
+void GroupRank<Memory>::finish(Message& message) {
+    if (message.pending != nullptr) {
+        if (!is_settled(message)) {
+            this->wait_for_others(
+                [&] { return !waits(message) || group_.is_lost(message.peer); },
+                [&] { return missing_in(message); },
+                what_is_missing(message),
+                [&] { return "waits in " + message.text(); }
+            );
+        }
+        message.is_lost = !is_delivered(message);
+        if (!message.is_lost && !message.is_send && !is_in_reach(message.buffer)) {
+            copy(message.buffer.data, data_of(*message.pending), message.buffer.bytes());
+        }
+        throw_away(message);
+    }
+    if (message.is_lost) {
+        throw_loss(message);
+    }
+}
+
+template <class Memory>
+bool GroupRank<Memory>::test(Message& message) {
+    auto const has_polled_too_long = [&] {
+        return this->has_polled_too_long(
+            message.polled,
             [&] { return missing_in(message); },
             what_is_missing(message),
             [&] { return "waits in " + message.text(); }
         );
-    }
-    bool const has_come = is_delivered(message);
-    if (has_come && !message.is_send && !is_in_reach(message.buffer)) {
-        copy(message.buffer.data, data_of(*message.pending), message.buffer.bytes());
-    }
-    throw_away(message);
-    return has_come;
+    };
+    return progress(message) || (has_polled_too_long() && progress(message));
 }
 
 template <class Memory>
-bool GroupRank<Memory>::has_polled_message_too_long(Message& message) {
-    return this->has_polled_too_long(
-        message.polled,
-        [&] { return missing_in(message); },
-        what_is_missing(message),
-        [&] { return "waits in " + message.text(); }
-    );
+bool GroupRank<Memory>::progress(Message& message) {
+    if (message.pending != nullptr && !is_settled(message)) {
+        group_.look_for_deaths(); // a rank that polls may never wait
+        return false;
+    }
+    finish(message);
+    return true;
 }
 
 template <class Memory>
@@ -22427,127 +22534,6 @@ void GroupRank<Memory>::throw_mismatch(Message const& mine, Message const& their
     );
     throw_failure(group_.loss(mine.peer)); // the reason may be another one
 }
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/communicator/shared_memory/group/group_work.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-template <class Rank, class Work>
-class BoardCommunicator;
-
-/// A collective or a message of one rank. Its destructor waits up to the deadline; during unwinding
-/// it aborts. After that no other rank accesses this rank's buffers, with one exception: a process
-/// that was stopped past the deadline while it wrote to a buffer in an arena may finish that when it
-/// goes on. Such an arena, and other memory to which it may write, is never used again.
-template <class Memory>
-class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
-public:
-    GroupWork(GroupWork&& other) noexcept;
-    GroupWork& operator=(GroupWork&&) = delete;
-
-    ~GroupWork();
-
-    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
-    /// @throws Mismatch  the ranks' calls differ; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless every
-    ///         rank had arrived before and none died during its share of the work.
-    void wait();
-    /// Makes progress; true once wait() would return at once.
-    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
-    ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
-    [[nodiscard]] bool test();
-    /// test() without that deadline, for a rank that finally waits.
-    [[nodiscard]] bool progress();
-
-private:
-    template <class, class>
-    friend class BoardCommunicator;
-    GroupWork(GroupRank<Memory>& rank, std::uint64_t sequence) noexcept;
-    GroupWork(GroupRank<Memory>& rank, Message const& message) noexcept;
-
-    [[nodiscard]] bool is_message() const noexcept { return message_.peer >= 0; }
-
-    GroupRank<Memory>* rank_;
-    std::uint64_t sequence_ = 0;
-    Message message_;
-    bool is_lost_ = false;
-    Unwinding unwinding_;
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/communicator/shared_memory/group/group_work.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <utility>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-template <class Memory>
-GroupWork<Memory>::GroupWork(GroupWork&& other) noexcept
-    : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-      message_{other.message_}, is_lost_{other.is_lost_}, unwinding_{other.unwinding_} {}
-
-template <class Memory>
-GroupWork<Memory>::~GroupWork() {
-    if (rank_ == nullptr || !rank_->home().is_here() ||
-        (is_message() ? message_.pending == nullptr : rank_->is_done(sequence_))) {
-        return;
-    }
-    try {
-        if (unwinding_.has_begun()) {
-            rank_->abort_for_exception(is_message() ? "a message" : "a collective");
-        }
-        wait();
-    } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
-    }
-}
-
-template <class Memory>
-void GroupWork<Memory>::wait() {
-    if (!is_message()) {
-        rank_->finish(sequence_);
-    } else if (message_.pending != nullptr) {
-        is_lost_ = !rank_->finish_message(message_);
-    }
-    if (is_lost_) {
-        rank_->throw_loss(message_);
-    }
-}
-
-template <class Memory>
-bool GroupWork<Memory>::test() {
-    if (!is_message()) {
-        return rank_->test(sequence_);
-    }
-    return progress() || (rank_->has_polled_message_too_long(message_) && progress());
-}
-
-template <class Memory>
-bool GroupWork<Memory>::progress() {
-    if (!is_message()) {
-        return rank_->progress(sequence_);
-    }
-    if (message_.pending != nullptr && !rank_->is_settled(message_)) {
-        rank_->group().look_for_deaths(); // a rank that polls may never wait
-        return false;
-    }
-    wait();
-    return true;
-}
-
-template <class Memory>
-GroupWork<Memory>::GroupWork(GroupRank<Memory>& rank, std::uint64_t sequence) noexcept
-    : rank_{&rank}, sequence_{sequence} {}
-
-template <class Memory>
-GroupWork<Memory>::GroupWork(GroupRank<Memory>& rank, Message const& message) noexcept
-    : rank_{&rank}, message_{message} {}
 
 }}} // namespace joinable::v0::detail
 
@@ -22822,9 +22808,10 @@ ProcessRank::set_deadline(std::chrono::nanoseconds deadline) noexcept {
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between process ranks, with wait() and test(). All communicators in
-/// shared memory use the same class template.
-using ProcessWork = detail::GroupWork<detail::Room>;
+/// A collective or a message between process ranks, with wait() and test(). A process that was stopped
+/// past the deadline while it wrote to a buffer in an arena may finish that when it goes on. Such an
+/// arena, and other memory to which it may write, is never used again.
+using ProcessWork = detail::WorkOf<detail::GroupRank<detail::Room>, std::uint64_t, detail::Message>;
 
 namespace detail {
 
@@ -24402,7 +24389,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_INSTANTIATE(class Endpoint<Group, LentBy<Room>>)
 JOINABLE_INSTANTIATE(class GroupRank<Room>)
-JOINABLE_INSTANTIATE(class GroupWork<Room>)
+JOINABLE_INSTANTIATE(class WorkOf<GroupRank<Room>, std::uint64_t, Message>)
 JOINABLE_INSTANTIATE(class BoardCommunicator<ProcessRank, ProcessWork>)
 
 }}} // namespace joinable::v0::detail
@@ -25080,9 +25067,8 @@ JOINABLE_DEFINITION void run_processes_of(
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between thread ranks, with wait() and test(). All communicators in
-/// shared memory use the same class template.
-using ThreadWork = detail::GroupWork<detail::Heap>;
+/// A collective or a message between thread ranks, with wait() and test().
+using ThreadWork = detail::WorkOf<detail::GroupRank<detail::Heap>, std::uint64_t, detail::Message>;
 
 /// Ranks are threads of this process. run_threads() makes one object per rank.
 ///
@@ -25225,7 +25211,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_INSTANTIATE(class Endpoint<Group, LentBy<Heap>>)
 JOINABLE_INSTANTIATE(class GroupRank<Heap>)
-JOINABLE_INSTANTIATE(class GroupWork<Heap>)
+JOINABLE_INSTANTIATE(class WorkOf<GroupRank<Heap>, std::uint64_t, Message>)
 JOINABLE_INSTANTIATE(class BoardCommunicator<GroupRank<Heap>, ThreadWork>)
 
 }}} // namespace joinable::v0::detail

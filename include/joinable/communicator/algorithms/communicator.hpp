@@ -4,6 +4,7 @@
 #include <chrono>
 #include <climits>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -14,8 +15,8 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
-#include <joinable/communicator/detail/engine_work.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
@@ -60,7 +61,7 @@ consteval bool models_exchanges_messages() {
 /// A collective of one rank, made of messages. Its wait() throws the errors of these messages
 /// unchanged, or Mismatch: see MessageOptions::check.
 template <class Comm>
-using MessageWork = detail::EngineWork<detail::MessageEngine<Comm>>;
+using MessageWork = detail::WorkOf<detail::MessageEngine<Comm>, std::uint64_t>;
 
 /// All-reduces, broadcasts and barriers, made of the messages of another communicator.
 /// AllReduceAlgorithm lists the messages and the order in which elements are combined. All ranks

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -14,16 +15,24 @@
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
+#include <joinable/communicator/gloo/detail/messages.hpp>
+#include <joinable/communicator/gloo/detail/operation.hpp>
 #include <joinable/communicator/gloo/detail/rank.hpp>
 #include <joinable/communicator/gloo/detail/rendezvous.hpp>
 #include <joinable/communicator/gloo/options.hpp>
-#include <joinable/communicator/gloo/work.hpp>
 #include <joinable/communicator/tcp/options.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 {
+
+/// A collective or a message of ranks that Gloo connects. Its data moves without tests.
+using GlooWork = detail::WorkOf<
+    detail::GlooRank,
+    std::reference_wrapper<detail::GlooOperation>,
+    std::reference_wrapper<detail::GlooMessage>>;
 
 /// Ranks are processes or threads on any machines, where there is no MPI. There is one object in
 /// each. Gloo's TCP transport moves data directly between each two of them.
@@ -101,7 +110,7 @@ public:
     /// waiting. The rank has left only when all groups that it split off are destroyed, too; so
     /// destroy groups first.
     ~GlooCommunicator() {
-        if (rank_->home().is_here()) {
+        if (rank_->is_here()) {
             rank_->close(unwinding_.has_begun());
         } else { // a forked process has none of the threads that it would wait for
             static_cast<void>(new std::shared_ptr{std::move(rank_)});

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -11,8 +12,8 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
-#include <joinable/communicator/detail/engine_work.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/hierarchical/detail/engine.hpp>
 #include <joinable/communicator/hierarchical/detail/groups.hpp>
 #include <joinable/communicator/hierarchical/detail/level_plan.hpp>
@@ -29,7 +30,7 @@ namespace joinable { inline namespace v0 {
 
 /// A collective over all machines. Its wait() throws as HierarchicalCommunicator says.
 template <class Local, class Across>
-using HierarchicalWork = detail::EngineWork<detail::HierarchicalEngine<Local, Across>>;
+using HierarchicalWork = detail::WorkOf<detail::HierarchicalEngine<Local, Across>, std::uint64_t>;
 
 namespace detail {
 /// A std::optional, a smart pointer or a plain one.

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
@@ -19,22 +20,27 @@
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/shared_mapping.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/mpi/detail/api.hpp>
 #include <joinable/communicator/mpi/detail/check.hpp>
 #include <joinable/communicator/mpi/detail/duplicate.hpp>
 #include <joinable/communicator/mpi/detail/helper.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
+#include <joinable/communicator/mpi/detail/operation.hpp>
 #include <joinable/communicator/mpi/detail/rank.hpp>
 #include <joinable/communicator/mpi/detail/session.hpp>
 #include <joinable/communicator/mpi/options.hpp>
-#include <joinable/communicator/mpi/work.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 {
+
+/// A collective or a message of MPI. After its end MPI may still write to this rank's buffer if that
+/// is in an arena. At the deadline test() first gives the ranks 2 s to answer.
+using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::MpiOperation>>;
 
 /// Ranks are those of an MPI communicator: processes on any machines, started by mpirun.
 ///
@@ -120,7 +126,7 @@ public:
     /// done its part of the others may then still complete, for up to 1 s: that may be how they
     /// hear why it unwinds.
     ~MpiCommunicator() {
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         rank_->close(unwinding_.has_begun());
     }
 
@@ -135,48 +141,48 @@ public:
     MpiWork send(ConstBuffer buffer, int to, int tag = 0) {
         check_message("destination", buffer, to, tag);
         Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         return {*rank_, rank_->post_message(true, to, tag, read)};
     }
     /// Not collective. Receives a message of send(). wait() throws Mismatch if the sender sent
     /// another number of bytes. Dtypes are not compared.
     MpiWork receive(Buffer buffer, int from, int tag = 0) {
         check_message("source", buffer, from, tag);
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         return {*rank_, rank_->post_message(false, from, tag, buffer)};
     }
 
     /// Local. The first reason that this rank receives wins; every wait that is not complete throws
     /// it.
     void abort(AbortReason const& reason) {
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         rank_->abort(reason);
     }
     [[nodiscard]] bool is_aborted() const {
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         return rank_->is_aborted();
     }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const {
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         return rank_->abort_reason();
     }
     [[nodiscard]] bool is_renumbered() const noexcept { return rank_->is_renumbered(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         return rank_->set_deadline(deadline);
     }
     /// Local. Ranks that wait for this one wait for one more deadline from when they learn of it.
     /// Calls are cheap: at most ten per deadline, and one per second, send a message.
     void keep_alive() {
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         rank_->keep_alive();
     }
     /// Local, but asks the others for up to 2 s. The ranks that have not posted this rank's oldest
     /// unfinished collective, and those that do not answer because they neither wait nor test.
     [[nodiscard]] std::vector<int> missing_ranks() const {
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         return rank_->missing_ranks();
     }
 
@@ -209,7 +215,7 @@ public:
     /// @throws std::bad_alloc; ContractViolation  alignment is not a power of two.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         return detail::MpiMemory::allocate(rank_->memory(), bytes, alignment);
     }
 
@@ -279,11 +285,12 @@ private:
             auto work = all_gather(
                 {own.data(), own.size(), DType::u64}, {all.data(), all.size(), DType::u64}
             );
-            auto const held = rank_->lock().take();
-            rank_->finish_meeting(*work.operation_);
+            with_rank(work, [](detail::MpiRank& rank, detail::MpiOperation& operation) {
+                rank.finish_meeting(operation);
+            });
         }
         if (auto const reason = detail::difference_of_meetings(all)) {
-            auto const held = rank_->lock().take();
+            auto const held = rank_->hold();
             rank_->fail(*reason);
         }
         std::vector<std::uint64_t> words;
@@ -295,7 +302,7 @@ private:
     /// Runs f(), in which MPI may block. An MPI error in it ends all ranks.
     template <class F>
     void require(F const& f) {
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         rank_->require(f);
     }
     void check_message(std::string_view role, ConstBuffer buffer, int peer, int tag) const {
@@ -327,7 +334,7 @@ private:
 
     friend class detail::BasicCollectives<MpiCommunicator, MpiWork>;
     MpiWork post(detail::Request const& request) {
-        auto const held = rank_->lock().take();
+        auto const held = rank_->hold();
         return {*rank_, rank_->post(request)};
     }
 

@@ -3,14 +3,16 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
 #include <joinable/communicator/shared_memory/group/board_communicator.hpp>
-#include <joinable/communicator/shared_memory/group/group_work.hpp>
+#include <joinable/communicator/shared_memory/group/group_rank.hpp>
 #include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
 
@@ -20,9 +22,10 @@
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between process ranks, with wait() and test(). All communicators in
-/// shared memory use the same class template.
-using ProcessWork = detail::GroupWork<detail::Room>;
+/// A collective or a message between process ranks, with wait() and test(). A process that was stopped
+/// past the deadline while it wrote to a buffer in an arena may finish that when it goes on. Such an
+/// arena, and other memory to which it may write, is never used again.
+using ProcessWork = detail::WorkOf<detail::GroupRank<detail::Room>, std::uint64_t, detail::Message>;
 
 namespace detail {
 
@@ -138,7 +141,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_INSTANTIATE(class Endpoint<Group, LentBy<Room>>)
 JOINABLE_INSTANTIATE(class GroupRank<Room>)
-JOINABLE_INSTANTIATE(class GroupWork<Room>)
+JOINABLE_INSTANTIATE(class WorkOf<GroupRank<Room>, std::uint64_t, Message>)
 JOINABLE_INSTANTIATE(class BoardCommunicator<ProcessRank, ProcessWork>)
 
 }}} // namespace joinable::v0::detail

@@ -2,25 +2,25 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/model_table.hpp>
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
 #include <joinable/communicator/shared_memory/group/board_communicator.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/communicator/shared_memory/group/group_rank.hpp>
 #include <joinable/communicator/shared_memory/group/group_storage.hpp>
-#include <joinable/communicator/shared_memory/group/group_work.hpp>
 #include <joinable/communicator/shared_memory/group/thread_models.hpp>
 #include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between thread ranks, with wait() and test(). All communicators in
-/// shared memory use the same class template.
-using ThreadWork = detail::GroupWork<detail::Heap>;
+/// A collective or a message between thread ranks, with wait() and test().
+using ThreadWork = detail::WorkOf<detail::GroupRank<detail::Heap>, std::uint64_t, detail::Message>;
 
 /// Ranks are threads of this process. run_threads() makes one object per rank.
 ///
@@ -73,7 +73,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_INSTANTIATE(class Endpoint<Group, LentBy<Heap>>)
 JOINABLE_INSTANTIATE(class GroupRank<Heap>)
-JOINABLE_INSTANTIATE(class GroupWork<Heap>)
+JOINABLE_INSTANTIATE(class WorkOf<GroupRank<Heap>, std::uint64_t, Message>)
 JOINABLE_INSTANTIATE(class BoardCommunicator<GroupRank<Heap>, ThreadWork>)
 
 }}} // namespace joinable::v0::detail

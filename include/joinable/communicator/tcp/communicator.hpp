@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/tcp/listener.hpp>
 #include <joinable/communicator/tcp/options.hpp>
 #include <joinable/config.hpp>
@@ -27,13 +29,14 @@
 namespace joinable { inline namespace v0 {
 
 class TcpCommunicator;
-class TcpWork;
+
+/// A collective of ranks that TCP connects.
+using TcpWork = detail::WorkOf<detail::TcpRank, std::uint64_t>;
+
 namespace detail {
 /// Posts a request that stands for a collective of another communicator of the same ranks. Errors
 /// show that one.
 TcpWork post_beside(TcpCommunicator& comm, Request const& request, Descriptor const& shown);
-/// work.test(), where the time since the last test counts as at most `longest_gap`.
-[[nodiscard]] bool test(TcpWork& work, std::chrono::nanoseconds longest_gap);
 /// Asks rank 0 at the deadline of a wait for `peer`: see TcpRank::ask_about().
 [[nodiscard]] std::chrono::nanoseconds
 ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile);
@@ -50,38 +53,6 @@ struct TcpSurroundings {
     TcpSurroundings const& around, TcpOptions const& options, std::optional<TcpListener> listener
 );
 } // namespace detail
-
-/// A collective of ranks that TCP connects. The destructor of unfinished work waits up to the
-/// deadline; during unwinding it aborts. After that nothing writes to this rank's buffer.
-class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] TcpWork {
-public:
-    TcpWork(TcpWork&& other) noexcept;
-    TcpWork& operator=(TcpWork&&) = delete;
-
-    ~TcpWork();
-
-    /// Blocks until this rank's buffer is final. Waiting again returns at once, or throws again.
-    /// @throws Mismatch  the ranks' calls differ; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless every
-    ///         rank had arrived before.
-    void wait() { rank_->finish(sequence_); }
-    /// Makes progress; true once wait() would return at once.
-    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
-    ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
-    [[nodiscard]] bool test() { return rank_->test(sequence_); }
-    /// test() without that deadline, for a rank that finally waits.
-    [[nodiscard]] bool progress() { return rank_->progress(sequence_); }
-
-private:
-    friend class TcpCommunicator;
-    friend bool detail::test(TcpWork& work, std::chrono::nanoseconds longest_gap);
-    TcpWork(detail::TcpRank& rank, std::uint64_t sequence) noexcept
-        : rank_{&rank}, sequence_{sequence} {}
-
-    detail::TcpRank* rank_;
-    std::uint64_t sequence_;
-    detail::Unwinding unwinding_;
-};
 
 /// Ranks are processes or threads on any machines. There is one object in each, connected by TCP to
 /// rank 0. It is for the roll calls of a guard and other small collectives, next to a communicator

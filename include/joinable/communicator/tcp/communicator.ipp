@@ -16,23 +16,6 @@
 
 namespace joinable { inline namespace v0 {
 
-JOINABLE_DEFINITION TcpWork::TcpWork(TcpWork&& other) noexcept
-    : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-      unwinding_{other.unwinding_} {}
-
-JOINABLE_DEFINITION TcpWork::~TcpWork() {
-    if (rank_ == nullptr || rank_->is_done(sequence_)) {
-        return;
-    }
-    try {
-        if (unwinding_.has_begun()) {
-            rank_->abort_for_exception("a collective");
-        }
-        wait();
-    } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
-    }
-}
-
 JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(TcpOptions const& options) {
     return attach(options, std::nullopt, {});
 }
@@ -176,10 +159,6 @@ JOINABLE_DEFINITION TcpCommunicator detail::attach_within(
 JOINABLE_DEFINITION std::chrono::nanoseconds
 detail::ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile) {
     return comm.rank_.ask_about(peer, meanwhile);
-}
-
-JOINABLE_DEFINITION bool detail::test(TcpWork& work, std::chrono::nanoseconds longest_gap) {
-    return work.rank_->test(work.sequence_, longest_gap);
 }
 
 JOINABLE_DEFINITION TcpWork

@@ -21,6 +21,7 @@
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/settle.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
@@ -33,7 +34,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// A rank that waits for a later one also does its part in the earlier ones, in whatever order
 /// other ranks wait.
 template <class Comm>
-class MessageEngine {
+class MessageEngine : public HasWorks {
 public:
     MessageEngine(Comm& comm, MessageOptions const& options) : comm_{comm}, options_{options} {}
 
@@ -55,7 +56,7 @@ public:
         return done_ + posted_.size() - 1;
     }
     [[nodiscard]] bool is_done(std::uint64_t number) const noexcept { return number < done_; }
-    void wait(std::uint64_t number) {
+    void finish(std::uint64_t number) {
         while (!advance(number, Waiting::blocks)) {
         }
     }

@@ -23,6 +23,7 @@
 #include <joinable/communicator/detail/poll_pause.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/gloo/detail/collectives.hpp>
 #include <joinable/communicator/gloo/detail/mesh.hpp>
 #include <joinable/communicator/gloo/detail/messages.hpp>
@@ -41,7 +42,7 @@ inline constexpr std::chrono::seconds gloo_patience{5};
 /// One rank. A thread of its own runs its collectives in the order of posts, because Gloo blocks.
 /// The user's thread has the TCP communicator by which all ranks say that they have arrived, and
 /// why they fail: see look().
-class GlooRank {
+class GlooRank : public HasWorks {
 public:
     using Operation = GlooOperation;
 
@@ -71,7 +72,7 @@ public:
     GlooRank& operator=(GlooRank const&) = delete;
     ~GlooRank() = default; // see close()
 
-    [[nodiscard]] HomeProcess const& home() const noexcept { return home_; }
+    [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
     [[nodiscard]] int rank() const noexcept { return options_.rank; }
     [[nodiscard]] int size() const noexcept { return options_.size; }
     [[nodiscard]] bool is_renumbered() const noexcept { return control_.is_renumbered(); }
@@ -147,13 +148,18 @@ public:
     [[nodiscard]] bool progress(One& one) {
         return is_over(one, std::nullopt);
     }
-    [[nodiscard]] bool is_complete(Operation const& operation) const {
+    [[nodiscard]] bool is_done(Operation const& operation) const {
         return state_of(operation) == State::complete &&
                (operation.is_compared || !operation.needs_arrivals());
     }
-    [[nodiscard]] bool is_complete(GlooMessage const& message) const {
+    [[nodiscard]] bool is_done(GlooMessage const& message) const {
         return messages_->state_of(message) == GlooMessage::State::complete;
     }
+
+    [[nodiscard]] static char const* kind_of(Operation const&) noexcept { return "a collective"; }
+    [[nodiscard]] static char const* kind_of(GlooMessage const&) noexcept { return "a message"; }
+    static void release(Operation& operation) noexcept { operation.is_released = true; }
+    static void release(GlooMessage& message) noexcept { message.is_released = true; }
 
     /// The reason reaches the others before the connections close.
     void abort(AbortReason const& reason) {
@@ -292,10 +298,10 @@ private:
     [[nodiscard]] bool is_over(One& one, Gap longest_gap) {
         // In a forked process a thread that was not forked may hold the lock for ever.
         home_.require_here(rank());
-        if (!is_complete(one)) {
+        if (!is_done(one)) {
             ended_by_failure([&] { look(one, longest_gap); });
         }
-        return is_complete(one);
+        return is_done(one);
     }
     /// When a rank has left, the messages of others may still come. So that does not end this at
     /// once: a closed connection tells, or the patience is over.
@@ -333,11 +339,14 @@ private:
         compare_arrivals(&operation);               // throws the reason if one did not
         if (!operation.is_compared) {
             take_over_from_parent();
-            if (longest_gap && detail::test(*operation.arriving, *longest_gap)) {
+            auto const test = [&](TcpRank& hub, std::uint64_t number) {
+                return hub.test(number, *longest_gap);
+            };
+            if (longest_gap && with_rank(*operation.arriving, test)) {
                 compare_arrivals(&operation);
             }
         }
-        if (is_complete(operation)) {
+        if (is_done(operation)) {
             return;
         }
         std::unique_lock lock{mutex_};
@@ -379,9 +388,7 @@ private:
     }
     /// Data can arrive before the arrival words. Lets completed collectives finish before this rank aborts.
     void let_arrive() noexcept {
-        auto const is_missing = [&](auto const& one) {
-            return !one->is_compared && is_complete(*one);
-        };
+        auto const is_missing = [&](auto const& one) { return !one->is_compared && is_done(*one); };
         auto const end = std::chrono::steady_clock::now() + std::chrono::milliseconds{100};
         try {
             PollPause pause{short_time};

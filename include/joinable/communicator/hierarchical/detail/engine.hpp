@@ -26,6 +26,7 @@
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/settle.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/hierarchical/detail/comparison.hpp>
 #include <joinable/communicator/hierarchical/detail/groups.hpp>
 #include <joinable/communicator/hierarchical/detail/level_plan.hpp>
@@ -49,7 +50,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// it tells both levels that it is alive. So only the ranks of its own machine name a late rank, and all
 /// ranks get that reason.
 template <class Local, class Across>
-class HierarchicalEngine {
+class HierarchicalEngine : public HasWorks {
 public:
     /// Collective. `across` is not null on leaders only.
     HierarchicalEngine(Local& local, Across* across, HierarchicalOptions const& options)
@@ -87,7 +88,7 @@ public:
         return number;
     }
     [[nodiscard]] bool is_done(std::uint64_t number) const noexcept { return number < done_; }
-    void wait(std::uint64_t number) {
+    void finish(std::uint64_t number) {
         if (has_two_levels() || parent_) {
             for (PollPause pause{std::chrono::microseconds{20}}; !advance(number, Waiting::tests);
                  pause()) {
@@ -341,7 +342,7 @@ private:
             }
         }
         operations_.emplace_back(std::move(taken));
-        wait(done_);
+        finish(done_);
     }
 
     // -- collectives ------------------------------------------------------------------------------

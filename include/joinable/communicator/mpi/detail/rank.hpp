@@ -19,6 +19,7 @@
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/mpi/detail/alarm.hpp>
 #include <joinable/communicator/mpi/detail/in_flight.hpp>
 #include <joinable/communicator/mpi/detail/lock.hpp>
@@ -54,7 +55,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank of an MPI communicator: its operations (MpiInFlight), its control messages (MpiPeers),
 /// and its end. If MPI may still use its memory, it is kept until the process ends: keep().
-class MpiRank : public std::enable_shared_from_this<MpiRank> {
+class MpiRank : public HasWorks, public std::enable_shared_from_this<MpiRank> {
 public:
     /// Owns both MPI communicators. An abort of `parent` aborts this rank.
     MpiRank(
@@ -91,6 +92,7 @@ public:
     [[nodiscard]] MpiLimits limits() const noexcept { return limits_; }
     /// The callers of all functions below hold it.
     [[nodiscard]] MpiLock& lock() const noexcept { return *lock_; }
+    [[nodiscard]] MpiLock::Held hold() const { return lock_->take(); }
     [[nodiscard]] std::shared_ptr<MpiMemory> const& memory() const noexcept {
         return in_flight_.memory();
     }
@@ -169,6 +171,13 @@ public:
         throw_if_aborted([&] { return operation.text(); });
         return false;
     }
+    /// Whether waiting for it would return at once, or throw.
+    [[nodiscard]] static bool is_done(MpiOperation const& operation) noexcept {
+        return operation.state >= MpiOperation::State::complete;
+    }
+    [[nodiscard]] static char const* kind_of(MpiOperation const& operation) noexcept {
+        return operation.is_message() ? "a message" : "a collective";
+    }
     /// What is in flight.
     struct InFlight {
         std::size_t open = 0;
@@ -194,7 +203,6 @@ public:
         }
         return {failure_ ? 0 : in_flight_.open().size(), in_flight_.posted()};
     }
-    /// The caller no longer waits for it.
     void release(MpiOperation& operation) { in_flight_.release(operation); }
 
     /// The ranks that have not posted this rank's oldest unfinished collective, as far as ranks

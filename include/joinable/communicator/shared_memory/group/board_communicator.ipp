@@ -31,7 +31,7 @@ Work BoardCommunicator<Rank, Work>::receive(Buffer buffer, int from, int tag) {
 
 template <class Rank, class Work>
 BoardCommunicator<Rank, Work>::~BoardCommunicator() {
-    if (!rank_.home().is_here()) {
+    if (!rank_.is_here()) {
         return;
     }
     if (unwinding_.has_begun()) {

@@ -11,6 +11,7 @@
 
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/home_process.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/shared_memory/engine/endpoint.hpp>
 #include <joinable/communicator/shared_memory/engine/lent_memory.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
@@ -28,6 +29,7 @@ struct Message {
     Buffer buffer = {};
     PendingMessage* pending = nullptr; ///< while it waits; null: delivered
     PolledTime polled = {};
+    bool is_lost = false;
 
     [[nodiscard]] std::string text() const {
         return text_of_message(is_send, tag, buffer.count, buffer.dtype);
@@ -40,7 +42,7 @@ struct Message {
 /// rank delays nobody. If ranks cannot reach each other's buffers, the first one leaves a copy, or
 /// room for one, in memory that both reach.
 template <class Memory>
-class GroupRank : public Endpoint<Group, LentBy<Memory>> {
+class GroupRank : public HasWorks, public Endpoint<Group, LentBy<Memory>> {
     using Base = Endpoint<Group, LentBy<Memory>>;
 
 public:
@@ -51,7 +53,7 @@ public:
         return storage_;
     }
 
-    [[nodiscard]] HomeProcess const& home() const noexcept { return home_; }
+    [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
 
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what);
@@ -67,24 +69,26 @@ public:
     /// @throws ContractViolation  the memory for this rank's messages is full.
     [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer);
 
+    /// Blocks until the message is delivered, or never will be. After that no rank accesses its
+    /// buffer, except as ProcessWork says.
+    void finish(Message& message);
+    [[nodiscard]] bool test(Message& message);
+    [[nodiscard]] bool progress(Message& message);
+    [[nodiscard]] static bool is_done(Message const& one) noexcept {
+        return one.pending == nullptr;
+    }
+    [[nodiscard]] static char const* kind_of(Message const&) noexcept { return "a message"; }
+    using Base::finish, Base::is_done, Base::progress, Base::test, HasWorks::kind_of;
+
+private:
+    using State = PendingMessage::State;
+
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_settled(Message const& message) const noexcept;
-
-    /// Blocks until the message is settled. After that no rank accesses its buffer, except as
-    /// GroupWork says. Returns whether it was delivered; if not, throw_loss() says why.
-    [[nodiscard]] bool finish_message(Message& message);
-
     /// @pre the message was not delivered
     [[noreturn]] void throw_loss(Message const& message) const {
         throw_failure(in_words_of(this->rank(), message.text(), group_.loss(message.peer)));
     }
-
-    /// Call this when the message is not settled. Returns whether polling has reached the deadline;
-    /// if so, the group is aborted.
-    [[nodiscard]] bool has_polled_message_too_long(Message& message);
-
-private:
-    using State = PendingMessage::State;
 
     [[nodiscard]] static bool waits(Message const& message) noexcept {
         return message.pending->state.load() == State::waiting;

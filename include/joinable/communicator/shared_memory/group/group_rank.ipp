@@ -77,31 +77,48 @@ bool GroupRank<Memory>::is_settled(Message const& message) const noexcept {
 }
 
 template <class Memory>
-bool GroupRank<Memory>::finish_message(Message& message) {
-    if (!is_settled(message)) {
-        this->wait_for_others(
-            [&] { return !waits(message) || group_.is_lost(message.peer); },
+void GroupRank<Memory>::finish(Message& message) {
+    if (message.pending != nullptr) {
+        if (!is_settled(message)) {
+            this->wait_for_others(
+                [&] { return !waits(message) || group_.is_lost(message.peer); },
+                [&] { return missing_in(message); },
+                what_is_missing(message),
+                [&] { return "waits in " + message.text(); }
+            );
+        }
+        message.is_lost = !is_delivered(message);
+        if (!message.is_lost && !message.is_send && !is_in_reach(message.buffer)) {
+            copy(message.buffer.data, data_of(*message.pending), message.buffer.bytes());
+        }
+        throw_away(message);
+    }
+    if (message.is_lost) {
+        throw_loss(message);
+    }
+}
+
+template <class Memory>
+bool GroupRank<Memory>::test(Message& message) {
+    auto const has_polled_too_long = [&] {
+        return this->has_polled_too_long(
+            message.polled,
             [&] { return missing_in(message); },
             what_is_missing(message),
             [&] { return "waits in " + message.text(); }
         );
-    }
-    bool const has_come = is_delivered(message);
-    if (has_come && !message.is_send && !is_in_reach(message.buffer)) {
-        copy(message.buffer.data, data_of(*message.pending), message.buffer.bytes());
-    }
-    throw_away(message);
-    return has_come;
+    };
+    return progress(message) || (has_polled_too_long() && progress(message));
 }
 
 template <class Memory>
-bool GroupRank<Memory>::has_polled_message_too_long(Message& message) {
-    return this->has_polled_too_long(
-        message.polled,
-        [&] { return missing_in(message); },
-        what_is_missing(message),
-        [&] { return "waits in " + message.text(); }
-    );
+bool GroupRank<Memory>::progress(Message& message) {
+    if (message.pending != nullptr && !is_settled(message)) {
+        group_.look_for_deaths(); // a rank that polls may never wait
+        return false;
+    }
+    finish(message);
+    return true;
 }
 
 template <class Memory>

@@ -17,6 +17,7 @@
 #include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/communicator/tcp/detail/socket.hpp>
 #include <joinable/config.hpp>
@@ -29,7 +30,7 @@ using Hear = std::function<std::optional<AbortReason>()>;
 
 /// One rank's side of its connection to the hub. Only post(), waits and tests move frames. A posted
 /// frame is sent at once as far as the kernel accepts it.
-class TcpRank {
+class TcpRank : public HasWorks {
 public:
     /// `hear` is asked during every wait. Rank 0 is lost if its machine acknowledges nothing for
     /// `silence`.

@@ -69,7 +69,7 @@ void exchange(GroupRank<Room>& rank) {
         Message first = rank.post_message(sends_first, peer, 3, sends_first ? to : from);
         Message second = rank.post_message(!sends_first, peer, 3, sends_first ? from : to);
         for (Message* const message : {&second, &first}) {
-            CHECK((message->pending == nullptr || rank.finish_message(*message)));
+            rank.finish(*message);
         }
         CHECK(in == std::vector<std::int32_t>(n, peer));
     }
@@ -95,8 +95,7 @@ TEST_CASE("ranks that see the memory at different addresses exchange messages an
         }
         std::int32_t value = 0;
         Message never = other.post_message(false, number, 0, {&value, 1, DType::i32});
-        CHECK(!other.finish_message(never));
-        CHECK(other.group().loss(number).message == "rank 0 gives up");
+        CHECK_THROWS_WITH_AS(other.finish(never), "rank 0 gives up", joinable::PeerFailed);
     };
     {
         std::jthread const second{run, 1};
@@ -132,7 +131,7 @@ TEST_CASE("what finds no memory says so, and the next one that fits is made") {
     GroupRank<Room> other{ranks.group(1), 1, ranks.storage(1)};
     Message const received = other.post_message(false, 0, 5, {bytes.data(), 9000, DType::u8});
     CHECK(received.pending == nullptr);
-    CHECK(rank.finish_message(large));
+    rank.finish(large);
     CHECK(reduce(9000) == 0);
 }
 

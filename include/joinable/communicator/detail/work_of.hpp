@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <utility>
+#include <variant>
+
+#include <joinable/detail/unwinding.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The base of a rank that has works. The rank hides the members in which it differs.
+struct HasWorks {
+    /// Whether this process has the rank. One that was forked since has only a copy of it.
+    [[nodiscard]] static bool is_here() noexcept { return true; }
+    /// Keeps other threads from the rank as long as the result lives.
+    [[nodiscard]] static std::monostate hold() noexcept { return {}; }
+    /// What an error calls the work.
+    template <class Handle>
+    [[nodiscard]] static char const* kind_of(Handle const&) noexcept {
+        return "a collective";
+    }
+    /// The work is destroyed.
+    template <class Handle>
+    static void release(Handle const&) noexcept {}
+};
+
+/// A collective or a message of one rank, which knows it by one of the handles. Its destructor waits
+/// up to the deadline; during unwinding it aborts. After that nothing writes to this rank's buffers.
+/// The rank's communicator must outlive it.
+///
+/// `Rank` derives from HasWorks. It has finish(), test() and progress() for each handle, is_done(), which
+/// says that the destructor need not wait, and abort_for_exception().
+template <class Rank, class... Handles>
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] WorkOf {
+public:
+    WorkOf(Rank& rank, std::variant<Handles...> handle) noexcept
+        : rank_{&rank}, handle_{std::move(handle)} {}
+    WorkOf(WorkOf&& other) noexcept
+        : rank_{std::exchange(other.rank_, nullptr)}, handle_{std::move(other.handle_)},
+          unwinding_{other.unwinding_} {}
+    WorkOf& operator=(WorkOf&&) = delete;
+
+    ~WorkOf() {
+        if (rank_ == nullptr || !rank_->is_here()) {
+            return;
+        }
+        with_rank(*this, [&](Rank& rank, auto& one) {
+            try {
+                if (!rank.is_done(one)) {
+                    if (unwinding_.has_begun()) {
+                        rank.abort_for_exception(rank.kind_of(one));
+                    }
+                    rank.finish(one);
+                }
+            } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
+            }
+            rank.release(one);
+        });
+    }
+
+    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
+    /// @throws Mismatch  the ranks' calls, or the two sides of a message, differ; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless this
+    ///         rank's part was complete before.
+    void wait() {
+        with_rank(*this, [](Rank& rank, auto& one) { rank.finish(one); });
+    }
+    /// Makes progress; true once wait() would return at once.
+    /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
+    ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
+    [[nodiscard]] bool test() {
+        return with_rank(*this, [](Rank& rank, auto& one) { return rank.test(one); });
+    }
+    /// test() without that deadline, for a rank that finally waits.
+    [[nodiscard]] bool progress() {
+        return with_rank(*this, [](Rank& rank, auto& one) { return rank.progress(one); });
+    }
+
+    /// f(rank, handle), for the communicator of the work.
+    template <class F>
+    friend auto with_rank(WorkOf& work, F const& f) {
+        [[maybe_unused]] auto const held = work.rank_->hold();
+        return std::visit([&](auto& one) { return f(*work.rank_, one); }, work.handle_);
+    }
+
+private:
+    Rank* rank_;
+    std::variant<Handles...> handle_;
+    Unwinding unwinding_;
+};
+
+}}} // namespace joinable::v0::detail

@@ -17494,6 +17494,9 @@ void check_memory(ConstBuffer buffer);
 /// `what` names the role of the rank: "root", "destination".
 void check_rank(std::string_view what, int rank, int size);
 
+/// `color` is that of a group that split() makes.
+void check_color(int color);
+
 inline void check_root(int root, int size) {
     check_rank("root", root, size);
 }
@@ -17594,6 +17597,12 @@ JOINABLE_DEFINITION void check_rank(std::string_view what, int rank, int size) {
         throw ContractViolation{
             concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
         };
+    }
+}
+
+JOINABLE_DEFINITION void check_color(int color) {
+    if (color < 0) {
+        throw ContractViolation{concat("split needs a color of at least 0, but was given ", color)};
     }
 }
 
@@ -21127,9 +21136,7 @@ BoardCommunicator<Rank, Work>::~BoardCommunicator() {
 template <class Rank, class Work>
 typename BoardCommunicator<Rank, Work>::Slot
 BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
-    if (color < 0) {
-        throw ContractViolation{concat("split needs a color of at least 0, but was given ", color)};
-    }
+    check_color(color);
     std::array<std::int32_t, 2> const mine{color, key};
     std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
     this->all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32}).wait();

@@ -24,6 +24,9 @@ void check_memory(ConstBuffer buffer);
 /// `what` names the role of the rank: "root", "destination".
 void check_rank(std::string_view what, int rank, int size);
 
+/// `color` is that of a group that split() makes.
+void check_color(int color);
+
 inline void check_root(int root, int size) {
     check_rank("root", root, size);
 }

@@ -62,6 +62,12 @@ JOINABLE_DEFINITION void check_rank(std::string_view what, int rank, int size) {
     }
 }
 
+JOINABLE_DEFINITION void check_color(int color) {
+    if (color < 0) {
+        throw ContractViolation{concat("split needs a color of at least 0, but was given ", color)};
+    }
+}
+
 JOINABLE_DEFINITION void check_same_dtype(ConstBuffer a, ConstBuffer b) {
     if (a.dtype != b.dtype) {
         throw ContractViolation{concat(

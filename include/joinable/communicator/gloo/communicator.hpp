@@ -13,7 +13,6 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
-#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/gloo/detail/messages.hpp>
@@ -22,7 +21,6 @@
 #include <joinable/communicator/gloo/detail/rendezvous.hpp>
 #include <joinable/communicator/gloo/options.hpp>
 #include <joinable/communicator/tcp/options.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
 
@@ -159,11 +157,7 @@ public:
     /// @throws Mismatch            some ranks run something else.
     /// @throws CommunicationError  the first rank of a group cannot listen for it.
     [[nodiscard]] GlooCommunicator split(int color, int key) {
-        if (color < 0) {
-            throw ContractViolation{
-                detail::concat("split needs a color of at least 0, but was given ", color)
-            };
-        }
+        detail::check_color(color);
         return GlooCommunicator{rank_->split(color, key), rank_};
     }
 
@@ -173,16 +167,7 @@ private:
 
     /// Before the rank waits for the others.
     static GlooOptions const& checked(GlooOptions const& options) {
-        if (options.rank < 0 || options.rank >= options.size || options.size > detail::max_ranks) {
-            throw ContractViolation{detail::concat(
-                "expected a rank from 0 to below the world size, which is at most ",
-                detail::max_ranks,
-                ", but was given rank ",
-                options.rank,
-                " of ",
-                options.size
-            )};
-        }
+        detail::check_own_rank(options.rank, options.size);
         auto const* const file = std::get_if<GlooFile>(&options.store);
         if (file != nullptr && file->path.empty()) {
             throw ContractViolation{

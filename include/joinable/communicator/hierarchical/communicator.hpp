@@ -11,6 +11,7 @@
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
@@ -19,7 +20,6 @@
 #include <joinable/communicator/hierarchical/detail/level_plan.hpp>
 #include <joinable/communicator/hierarchical/options.hpp>
 #include <joinable/communicator/model_table.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
@@ -190,11 +190,7 @@ public:
     [[nodiscard]] auto split(int color, int key)
         requires detail::has_split<Local> && detail::has_split<Across>
     {
-        if (color < 0) {
-            throw ContractViolation{
-                detail::concat("split needs a color of at least 0, but was given ", color)
-            };
-        }
+        detail::check_color(color);
         std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()));
         detail::GroupChoice& own = choices[static_cast<std::size_t>(rank())];
         own = {color, key};

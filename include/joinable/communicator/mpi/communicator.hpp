@@ -197,11 +197,7 @@ public:
     /// made, and its first wait throws the reason.
     /// @throws Mismatch  some ranks call share() or something else. MPI may report an error first.
     [[nodiscard]] MpiCommunicator split(int color, int key) {
-        if (color < 0) {
-            throw ContractViolation{
-                detail::concat("split needs a color of at least 0, but was given ", color)
-            };
-        }
+        detail::check_color(color);
         static_cast<void>(meet(detail::MpiMeeting::split, 0));
         MPI_Comm made = MPI_COMM_NULL;
         require([&] {

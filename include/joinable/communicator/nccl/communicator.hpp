@@ -14,6 +14,7 @@
 #include <nccl.h>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/nccl/collectives.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
@@ -101,11 +102,7 @@ public:
     /// way.
     /// @throws ContractViolation  the control communicator does not model Splits.
     [[nodiscard]] NcclCommunicator split(int color, int key) {
-        if (color < 0) {
-            throw ContractViolation{
-                detail::concat("split needs a color of at least 0, but was given ", color)
-            };
-        }
+        detail::check_color(color);
         if (!rank_.control().can_split()) {
             throw ContractViolation{
                 "an NCCL communicator splits with its control communicator, but that has no member "

@@ -83,16 +83,7 @@ JOINABLE_DEFINITION TcpCommunicator::TcpCommunicator(
 }
 
 JOINABLE_DEFINITION void TcpCommunicator::check(TcpOptions const& options) {
-    if (options.rank < 0 || options.rank >= options.size || options.size > detail::max_ranks) {
-        throw ContractViolation{detail::concat(
-            "expected a rank from 0 to below the world size, which is at most ",
-            detail::max_ranks,
-            ", but was given rank ",
-            options.rank,
-            " of ",
-            options.size
-        )};
-    }
+    detail::check_own_rank(options.rank, options.size);
     constexpr std::size_t most = detail::TcpJob::most_text;
     if (options.job.size() > most || options.secret.size() > most) {
         throw ContractViolation{detail::concat(

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/environment.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -39,6 +40,22 @@ struct TcpOptions {
     std::chrono::nanoseconds connect_timeout = default_deadline; ///< for attach()
     std::chrono::nanoseconds deadline = default_deadline;        ///< for all waits after that
 };
+
+namespace detail {
+/// @throws ContractViolation  a process says that it is a rank that no group has.
+inline void check_own_rank(int rank, int size) {
+    if (rank < 0 || rank >= size || size > max_ranks) {
+        throw ContractViolation{concat(
+            "expected a rank from 0 to below the world size, which is at most ",
+            max_ranks,
+            ", but was given rank ",
+            rank,
+            " of ",
+            size
+        )};
+    }
+}
+} // namespace detail
 
 /// Reads what the launcher of this process says (see launch_environment()). JOINABLE_ADDR and
 /// JOINABLE_PORT say where rank 0 is; without them MASTER_ADDR and MASTER_PORT do. JOINABLE_SECRET

@@ -43,9 +43,7 @@ BoardCommunicator<Rank, Work>::~BoardCommunicator() {
 template <class Rank, class Work>
 typename BoardCommunicator<Rank, Work>::Slot
 BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
-    if (color < 0) {
-        throw ContractViolation{concat("split needs a color of at least 0, but was given ", color)};
-    }
+    check_color(color);
     std::array<std::int32_t, 2> const mine{color, key};
     std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
     this->all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32}).wait();

@@ -15,13 +15,9 @@ struct HasWorks {
     /// Keeps other threads from the rank as long as the result lives.
     [[nodiscard]] static std::monostate hold() noexcept { return {}; }
     /// What an error calls the work.
-    template <class Handle>
-    [[nodiscard]] static char const* kind_of(Handle const&) noexcept {
-        return "a collective";
-    }
+    [[nodiscard]] static char const* kind_of(auto const&) noexcept { return "a collective"; }
     /// The work is destroyed.
-    template <class Handle>
-    static void release(Handle const&) noexcept {}
+    static void release(auto const&) noexcept {}
 };
 
 /// A collective or a message of one rank, which knows it by one of the handles. Its destructor waits

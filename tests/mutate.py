@@ -670,6 +670,11 @@ MUTATIONS = [
         "communicator/abort_reason.test.cpp", "a single rank*",
     ),
     Mutation(
+        "a-rank-by-tcp-has-a-patience-of-its-own", "communicator/tcp/communicator.ipp",
+        "    limits.patience = options.patience;\n", "",
+        "communicator/tcp/faults.test.cpp", "a rank that is stopped is TimedOut*",
+    ),
+    Mutation(
         "a-rank-by-tcp-tells-only-what-it-read-before", "communicator/tcp/detail/rank.hpp",
         "        look();\n        return over_ ? std::optional{reason()} : std::nullopt;", "        return own_reason_;",
         "communicator/tcp/faults.test.cpp", "each rank over TCP tells*",

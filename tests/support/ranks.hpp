@@ -61,18 +61,21 @@ inline void run_ranks(
     }
 }
 
-/// All at the same time: for bodies that mostly wait.
+/// Calls `run(one)` for all of these at the same time: for cases that mostly wait.
+inline void together(std::initializer_list<int> all, std::function<void(int)> const& run) {
+    std::vector<std::future<void>> running;
+    for (int const one : all) {
+        running.push_back(std::async(std::launch::async, run, one));
+    }
+    for (auto& one : running) {
+        one.get();
+    }
+}
+/// The same for groups of these sizes.
 inline void run_ranks_together(
     std::initializer_list<int> sizes, std::function<void(joinable::ThreadCommunicator&)> const& body
 ) {
-    std::vector<std::future<void>> groups;
-    for (int const size : sizes) {
-        groups.push_back(std::async(std::launch::async, [&body, size] { run_ranks({size}, body); })
-        );
-    }
-    for (auto& group : groups) {
-        group.get();
-    }
+    together(sizes, [&body](int size) { run_ranks({size}, body); });
 }
 
 } // namespace joinable_tests

@@ -76,7 +76,10 @@ void run_tcp_ranks(std::initializer_list<int> sizes, Body const& body) {
 /// A group of processes that connect to each other.
 class TcpProcesses {
 public:
-    explicit TcpProcesses(int size) : size_{size}, listener_{std::in_place, "127.0.0.1"} {
+    explicit TcpProcesses(
+        int size, std::chrono::nanoseconds patience = joinable::TcpOptions{}.patience
+    )
+        : size_{size}, patience_{patience}, listener_{std::in_place, "127.0.0.1"} {
         port_ = listener_->port();
     }
 
@@ -89,6 +92,7 @@ public:
         pid_t const process = processes_.start([&] {
             joinable::TcpOptions options = tcp_options(rank, size_, std::chrono::seconds{50});
             options.port = port_;
+            options.patience = patience_;
             if (rank == 0) {
                 auto comm = joinable::TcpCommunicator::attach(std::move(*listener_), options);
                 body(comm);
@@ -108,6 +112,7 @@ public:
 
 private:
     int size_;
+    std::chrono::nanoseconds patience_;
     int started_ = 0;
     std::uint16_t port_ = 0;
     std::optional<joinable::TcpListener> listener_;

@@ -68,8 +68,8 @@ struct TcpSurroundings {
 /// An abort, a rank that leaves, and one that dies reach all others at once, even while they
 /// compute. A machine that acknowledges nothing for 30 s is out of reach; a process that is stopped
 /// is not. Both are noticed at the deadline, too. If rank 0 is stopped, it answers nobody: each rank
-/// throws TimedOut 5 s after its deadline. If rank 0 dies, a collective may have completed on some
-/// ranks only.
+/// throws TimedOut after its deadline and then its patience (see TcpOptions). If rank 0 dies, a
+/// collective may have completed on some ranks only.
 ///
 /// A process that connects must know the secret, which is sent in plain text. It keeps out other
 /// jobs and strangers, but nobody who can read the network. All machines must have the same byte
@@ -109,15 +109,15 @@ public:
 
     TcpCommunicator(TcpCommunicator const&) = delete;
     TcpCommunicator& operator=(TcpCommunicator const&) = delete;
-    /// The rank leaves: ranks that wait for it throw PeerFailed. Blocks briefly, or up to 5 s if a
-    /// rank does not answer.
+    /// The rank leaves: ranks that wait for it throw PeerFailed. Blocks briefly, or for its patience
+    /// if a rank does not answer.
     ~TcpCommunicator();
 
     [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
 
     /// Local. The first reason wins; every wait that can no longer complete throws it. Returns when
-    /// rank 0 has reported the winning reason, or after 5 s if rank 0 does not answer.
+    /// rank 0 has reported the winning reason, or after its patience if rank 0 does not answer.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return rank_.abort_reason(); }

@@ -16,6 +16,16 @@
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
+[[nodiscard]] inline TcpLimits limits_of(TcpOptions const& options) {
+    TcpLimits limits;
+    limits.patience = options.patience;
+    return limits;
+}
+
+} // namespace detail
+
 JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(TcpOptions const& options) {
     return attach(options, std::nullopt, {});
 }
@@ -47,7 +57,9 @@ JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(
     TcpOptions found = options;
     found.port = listener->port();
     Ends ends = connected();
-    detail::Hub hub{std::move(listener->socket_), std::move(ends.hub), job_of(found)};
+    detail::Hub hub{
+        std::move(listener->socket_), std::move(ends.hub), job_of(found), detail::limits_of(options)
+    };
     detail::BackgroundThread thread{
         "the thread where ranks meet", [moved = std::move(hub)]() mutable { moved.run(); }
     };
@@ -69,8 +81,14 @@ JOINABLE_DEFINITION TcpCommunicator::TcpCommunicator(
     TcpOptions const& options,
     detail::TcpSurroundings const& around
 )
-    : hub_{std::move(hub)},
-      rank_{std::move(socket), options.rank, options.size, options.connect_timeout, around.hear} {
+    : hub_{std::move(hub)}, rank_{
+                                std::move(socket),
+                                options.rank,
+                                options.size,
+                                options.connect_timeout,
+                                around.hear,
+                                detail::limits_of(options)
+                            } {
     if (around.is_renumbered) {
         rank_.renumber();
     }

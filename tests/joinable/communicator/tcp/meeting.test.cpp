@@ -154,7 +154,7 @@ TEST_CASE("a stranger that is refused and sends on is heard piece by piece, betw
     Watchdog const watchdog{2};
     Socket listener = joinable::detail::listen_at("127.0.0.1", 0);
     Socket const stranger = raw_connection(port_of(listener));
-    joinable::detail::HandshakeServer server{std::move(listener), test_job(2)};
+    joinable::detail::HandshakeServer server{std::move(listener), test_job(2), 5s};
     auto const look = [&] {
         server.look(
             [](int rank) { return rank == 0; }, [](int, Socket const&) { FAIL("is none"); }
@@ -296,7 +296,7 @@ TEST_CASE(
     for (int const rank : {1, 2, 3}) {
         processes.start([&] {
             CHECK_THROWS_AS(
-                TcpCommunicator::attach(at_port(tcp_options(rank, 4, 20s), port)), joinable::Error
+                TcpCommunicator::attach(at_port(tcp_options(rank, 4, 4s), port)), joinable::Error
             );
         });
     }
@@ -450,7 +450,7 @@ TEST_CASE("a rank that is there twice is told so, and the first one stays") {
 }
 
 TEST_CASE("ranks that do not come are named on all that wait for them") {
-    for (int const missing : {1, 2}) {
+    together({1, 2}, [](int missing) {
         int const present = 3 - missing;
         auto const times_out = [&](auto const& attach) {
             try {
@@ -482,7 +482,7 @@ TEST_CASE("ranks that do not come are named on all that wait for them") {
                 });
             }
         );
-    }
+    });
 }
 
 /// A port that nobody listens at until a rank 0 does, and that the system gives to nobody else.

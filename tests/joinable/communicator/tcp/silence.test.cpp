@@ -141,13 +141,13 @@ TEST_CASE("a rank out of reach is named where ranks meet, and rank 0 by the rank
     REQUIRE(::getsockname(listener.handle(), reinterpret_cast<sockaddr*>(&at), &size) == 0);
     int ends[2];
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-    joinable::detail::Hub hub{std::move(listener), Socket{ends[1]}, job, 200ms};
+    joinable::detail::Hub hub{std::move(listener), Socket{ends[1]}, job, {.silence = 200ms}};
     std::jthread const thread{[&] { hub.run(); }};
     joinable::detail::TcpRank zero{Socket{ends[0]}, 0, 2, 60s};
     Socket socket =
         joinable::detail::connect_rank(1, job, "127.0.0.1", ntohs(at.sin_port), Clock::now() + 30s);
     int const handle = socket.handle();
-    joinable::detail::TcpRank one{std::move(socket), 1, 2, 60s, {}, 200ms};
+    joinable::detail::TcpRank one{std::move(socket), 1, 2, 60s, {}, {.silence = 200ms}};
     zero.meet("");
     one.meet("");
     one.post({});

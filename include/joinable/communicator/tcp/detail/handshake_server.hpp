@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/communicator/tcp/detail/handshake.hpp>
 #include <joinable/communicator/tcp/detail/socket.hpp>
@@ -29,8 +30,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// rejected.
 class HandshakeServer {
 public:
-    HandshakeServer(Socket listener, TcpJob job)
-        : listener_{std::move(listener)}, job_{std::move(job)} {}
+    /// A connection has to say who it is within `patience`.
+    HandshakeServer(Socket listener, TcpJob job, std::chrono::nanoseconds patience)
+        : listener_{std::move(listener)}, job_{std::move(job)}, patience_{patience} {}
     HandshakeServer(HandshakeServer&&) = default;
     HandshakeServer& operator=(HandshakeServer&&) = delete;
     /// Nobody listens at the port after this, not even a process that was forked meanwhile.
@@ -109,7 +111,7 @@ private:
                 return;
             }
             refused_for_ = 0;
-            Stranger stranger{Socket{handle}, now + tcp_patience};
+            Stranger stranger{Socket{handle}, end_of_wait(patience_, now)};
             stranger.socket.prepare_connection();
             if (!listen_to(stranger, is_here, admit)) {
                 continue;
@@ -176,6 +178,7 @@ private:
 
     Socket listener_;
     TcpJob job_;
+    std::chrono::nanoseconds patience_;
     std::deque<Stranger> strangers_;
     TimePoint accept_again_{};
     int refused_for_ = 0; ///< why the system gave no connection when it was last asked for one

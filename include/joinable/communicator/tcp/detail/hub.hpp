@@ -25,9 +25,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 class Hub {
 public:
     /// Ranks connect to `listener`. `rank_0` is the other end of rank 0's connection. A rank whose
-    /// machine acknowledges nothing for `silence` is lost.
+    /// machine acknowledges nothing for `limits.silence` is lost.
     /// @throws CommunicationError  this process may not have a connection open for each rank.
-    Hub(Socket listener, Socket rank_0, TcpJob job, std::chrono::nanoseconds silence = tcp_silence);
+    Hub(Socket listener, Socket rank_0, TcpJob job, TcpLimits const& limits = {});
 
     /// Returns when rank 0 has left, and the others have left or can still receive the frames sent
     /// to them.
@@ -136,7 +136,7 @@ private:
 
     OpenCollectives collectives_;
     std::vector<Member> members_;
-    std::chrono::nanoseconds silence_;
+    TcpLimits limits_;
     std::optional<HandshakeServer> handshakes_; ///< until all ranks have arrived
     std::optional<AbortReason> end_;
     std::optional<TimePoint> leaving_; ///< when to stop, after rank 0 has left

@@ -16,8 +16,8 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION
-Hub::Hub(Socket listener, Socket rank_0, TcpJob job, std::chrono::nanoseconds silence)
-    : collectives_{job.size}, members_(static_cast<std::size_t>(job.size)), silence_{silence} {
+Hub::Hub(Socket listener, Socket rank_0, TcpJob job, TcpLimits const& limits)
+    : collectives_{job.size}, members_(static_cast<std::size_t>(job.size)), limits_{limits} {
     rlimit limit{};
     getrlimit(RLIMIT_NOFILE, &limit);
     auto const needed =
@@ -33,7 +33,7 @@ Hub::Hub(Socket listener, Socket rank_0, TcpJob job, std::chrono::nanoseconds si
             ": raise that limit (ulimit -n)"
         )};
     }
-    handshakes_.emplace(std::move(listener), std::move(job));
+    handshakes_.emplace(std::move(listener), std::move(job), limits_.patience);
     admit(0, std::move(rank_0));
 }
 
@@ -307,7 +307,7 @@ JOINABLE_DEFINITION void Hub::look_into_lobby() {
 JOINABLE_DEFINITION void Hub::admit(int rank, Socket socket) {
     Member& one = member(rank);
     one.socket = std::move(socket);
-    one.watch = SilenceWatch{silence_};
+    one.watch = SilenceWatch{limits_.silence};
     one.has_come = true;
     if (end_) {
         send_end(rank);
@@ -335,7 +335,7 @@ JOINABLE_DEFINITION void Hub::lose(int rank, AbortReason const& reason) {
 }
 
 JOINABLE_DEFINITION void Hub::begin_to_leave() {
-    leaving_ = Clock::now() + tcp_patience;
+    leaving_ = end_of_wait(limits_.patience);
     look_into_lobby(); // late ranks learn why all ended, not that no rank 0 listens
     handshakes_.reset();
 }

@@ -33,17 +33,17 @@ using Hear = std::function<std::optional<AbortReason>()>;
 class TcpRank : public HasWorks {
 public:
     /// `hear` is asked during every wait. Rank 0 is lost if its machine acknowledges nothing for
-    /// `silence`.
+    /// `limits.silence`.
     TcpRank(
         Socket socket,
         int rank,
         int size,
         std::chrono::nanoseconds deadline,
         Hear hear = {},
-        std::chrono::nanoseconds silence = tcp_silence
+        TcpLimits const& limits = {}
     )
-        : socket_{std::move(socket)}, watch_{silence}, rank_{rank}, size_{size},
-          deadline_{deadline}, hear_{std::move(hear)} {}
+        : socket_{std::move(socket)}, watch_{limits.silence}, patience_{limits.patience},
+          rank_{rank}, size_{size}, deadline_{deadline}, hear_{std::move(hear)} {}
     TcpRank(TcpRank const&) = delete;
     TcpRank& operator=(TcpRank const&) = delete;
     ~TcpRank() { leave(); }
@@ -166,7 +166,7 @@ private:
                 end = end_of_wait(*std::exchange(overdue->left, std::nullopt));
                 is_asked = false;
             } else if (is_asked && consumed != inbox_.consumed()) {
-                end = Clock::now() + tcp_patience;
+                end = end_of_wait(patience_);
             }
             if (ready() || over_ || Clock::now() < end) {
                 continue;
@@ -177,7 +177,7 @@ private:
             }
             ask_for_more(sequence, meanwhile());
             is_asked = true;
-            end = Clock::now() + tcp_patience;
+            end = end_of_wait(patience_);
         }
     }
     /// For a test that finds nothing: one step of wait_until().
@@ -216,6 +216,7 @@ private:
 
     Socket socket_;
     SilenceWatch watch_;
+    std::chrono::nanoseconds patience_; ///< with rank 0
     int rank_;
     int size_;
     bool is_renumbered_ = false;

@@ -59,7 +59,7 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
     FrameHeader header;
     header.kind = FrameKind::abort;
     send(header, packed(reason));
-    auto const end = is_alone_ ? Clock::now() : Clock::now() + tcp_patience;
+    auto const end = is_alone_ ? Clock::now() : end_of_wait(patience_);
     while (!over_ && Clock::now() < end) {
         pump(end);
     }
@@ -68,7 +68,7 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
         if (!std::exchange(is_alone_, true)) {
             over_->message += concat(
                 "; rank 0, where the ranks meet, did not answer this within ",
-                std::chrono::duration<double>(tcp_patience).count(),
+                std::chrono::duration<double>(patience_).count(),
                 " s, so the others may not know"
             );
         }
@@ -104,7 +104,7 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     ++questions_;
     missing_ = {0}; // if the hub does not answer
     has_answer_ = false;
-    auto const end = Clock::now() + tcp_patience;
+    auto const end = end_of_wait(patience_);
     while (!has_answer_ && !over_ && Clock::now() < end) {
         pump(end);
     }
@@ -115,7 +115,7 @@ JOINABLE_DEFINITION std::chrono::nanoseconds
 TcpRank::ask_about(int peer, std::string const& meanwhile) {
     overdue_ = {};
     ask_for_more(wait_for_rank(peer), meanwhile);
-    auto const end = Clock::now() + tcp_patience;
+    auto const end = end_of_wait(patience_);
     while (!overdue_.left && !over_ && Clock::now() < end) {
         pump(end);
     }
@@ -161,7 +161,7 @@ TcpRank::count_poll(std::uint64_t sequence, std::chrono::nanoseconds longest_gap
         overdue.consumed = inbox_.consumed();
         overdue.polled.set(std::chrono::nanoseconds{0});
     }
-    if (overdue.polled.reaches(tcp_patience, longest_gap)) {
+    if (overdue.polled.reaches(patience_, longest_gap)) {
         give_up(waiting_text(sequence));
         throw_if_lost(sequence);
     }
@@ -188,7 +188,7 @@ TcpRank::ask_for_more(std::uint64_t sequence, std::string const& meanwhile) {
 JOINABLE_DEFINITION void TcpRank::give_up(std::string const& meanwhile) {
     is_alone_ = true;
     abort(reason_of_delay(
-        {0}, "answer for all ranks, which meet there,", deadline_ + tcp_patience, rank_, meanwhile
+        {0}, "answer for all ranks, which meet there,", deadline_ + patience_, rank_, meanwhile
     ));
 }
 
@@ -367,7 +367,7 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
         FrameHeader header;
         header.kind = FrameKind::leave;
         send(header, {});
-        auto const end = is_alone_ ? Clock::now() : Clock::now() + tcp_patience;
+        auto const end = is_alone_ ? Clock::now() : end_of_wait(patience_);
         std::vector<std::byte> ignored(4096);
         bool is_open = true;
         while (is_open && Clock::now() < end) {

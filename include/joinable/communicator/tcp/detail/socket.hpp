@@ -20,11 +20,14 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 using TimePoint = std::chrono::steady_clock::time_point;
 
-/// The patience with things that normally take no time: an answer of rank 0, a handshake, the last
-/// bytes of a rank that leaves.
-inline constexpr std::chrono::nanoseconds tcp_patience = std::chrono::seconds{5};
-/// How long another machine may acknowledge nothing before it counts as lost.
-inline constexpr std::chrono::nanoseconds tcp_silence = std::chrono::seconds{30};
+/// How long one end of a connection waits for the other.
+struct TcpLimits {
+    /// For what normally takes no time: an answer of rank 0, a handshake, the last bytes of a rank
+    /// that leaves.
+    std::chrono::nanoseconds patience = std::chrono::seconds{5};
+    /// How long another machine may acknowledge nothing before it counts as lost.
+    std::chrono::nanoseconds silence = std::chrono::seconds{30};
+};
 
 /// A connection or a listener. Nothing here blocks. If the kernel accepts nothing, or has no data
 /// yet, the caller tries again.
@@ -110,7 +113,8 @@ private:
 /// too. Such probes come up to 2 min apart, so meanwhile a loss is noticed later.
 class SilenceWatch {
 public:
-    explicit SilenceWatch(std::chrono::nanoseconds limit = tcp_silence) noexcept : limit_{limit} {}
+    explicit SilenceWatch(std::chrono::nanoseconds limit = TcpLimits{}.silence) noexcept
+        : limit_{limit} {}
 
     [[nodiscard]] TimePoint next_look() const noexcept { return next_; }
     /// Looks when it is time. What was acknowledged between two looks counts, so nothing is

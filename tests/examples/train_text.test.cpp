@@ -128,7 +128,7 @@ std::vector<train_text::Text> uneven_texts(int ranks) {
 
 TEST_CASE("process ranks train to the same bits as thread ranks, with the same rounds") {
     using namespace train_text;
-    for (int const ranks : {1, 2, 3, 4, 8}) {
+    for (int const ranks : joinable_tests::groups_of_participants({1, 2, 3, 4, 8})) {
         Options options;
         options.ranks = ranks;
         options.epochs = 1;
@@ -155,7 +155,7 @@ TEST_CASE("process ranks train to the same bits as thread ranks, with the same r
 TEST_CASE("a training that is drawn and traced has the same bits, and files with all its rounds") {
     using namespace train_text;
     joinable_tests::Folder const folder;
-    for (int const ranks : {1, 2, 3, 4, 8}) {
+    for (int const ranks : joinable_tests::groups_of_participants({1, 2, 3, 4, 8})) {
         Options options;
         options.ranks = ranks;
         options.epochs = 1;
@@ -192,7 +192,7 @@ TEST_CASE(
     "a sharded optimizer trains to the bits of the whole one, each rank with its part of the state"
 ) {
     using namespace train_text;
-    for (int const ranks : {1, 2, 3, 4, 8}) {
+    for (int const ranks : joinable_tests::groups_of_participants({1, 2, 3, 4, 8})) {
         std::vector<Text> const texts = uneven_texts(ranks);
         for (train_text::Rule const rule :
              {train_text::Rule::sgd, train_text::Rule::adam, train_text::Rule::adamw}) {
@@ -236,7 +236,7 @@ TEST_CASE(
         return;
     }
     joinable_tests::Folder const folder;
-    for (int const ranks : {1, 2, 3, 4, 8}) {
+    for (int const ranks : joinable_tests::groups_of_participants({1, 2, 3, 4, 8})) {
         std::vector<Text> const texts = uneven_texts(ranks);
         Options options;
         options.ranks = ranks;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <support/hang.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/communicator/shared_memory/run_threads.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
@@ -58,6 +59,15 @@ inline void run_ranks(
             comm.set_deadline(std::chrono::seconds{60});
             body(comm);
         });
+    }
+}
+
+/// The same for tests of guards and participants: under a sanitizer over the groups that stand for the others.
+inline void run_participants(
+    std::initializer_list<int> sizes, std::function<void(joinable::ThreadCommunicator&)> const& body
+) {
+    for (int const size : groups_of_participants(sizes)) {
+        run_ranks({size}, body);
     }
 }
 

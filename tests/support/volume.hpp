@@ -3,14 +3,15 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <initializer_list>
 #include <limits>
 #include <vector>
 
 /// @file
 /// How much a test repeats. A sanitizer makes some tests fifty times as slow, so there they repeat less: Release
-/// runs the whole of it. What a test covers (dtypes, operations, numbers of ranks, kinds of sizes) is the
-/// same everywhere.
+/// runs the whole of it. What a test covers (dtypes, operations, kinds of sizes) is the same everywhere. With
+/// JOINABLE_TEST_WHOLE in the environment a sanitizer, too, leaves out no case and no group.
 
 namespace joinable_tests {
 
@@ -31,6 +32,16 @@ inline constexpr Sanitizer sanitizer = Sanitizer::none;
 #endif
 inline constexpr bool under_sanitizer = sanitizer != Sanitizer::none;
 
+/// Whether JOINABLE_TEST_WHOLE asks for all cases of tests that else run some of them.
+[[nodiscard]] inline bool is_whole() {
+    static bool const is_set = std::getenv("JOINABLE_TEST_WHOLE") != nullptr;
+    return is_set;
+}
+/// Whether cases and groups are left out.
+[[nodiscard]] inline bool is_reduced() {
+    return under_sanitizer && !is_whole();
+}
+
 /// How often to repeat what Release repeats `whole` times: a tenth under a sanitizer, and at least once.
 template <class Number>
 [[nodiscard]] constexpr Number volume(Number whole) {
@@ -39,12 +50,12 @@ template <class Number>
 
 /// Whether the `k`-th of many cases is left out: under a sanitizer `turn` decides which of `n` neighbours runs.
 /// With the number of ranks as the turn, groups of 1, 2 and 3 ranks together run all cases where n is 3.
-[[nodiscard]] constexpr bool is_left_out(std::size_t k, std::size_t n, std::size_t turn) {
-    return under_sanitizer && k % n != turn % n;
+[[nodiscard]] inline bool is_left_out(std::size_t k, std::size_t n, std::size_t turn) {
+    return is_reduced() && k % n != turn % n;
 }
 
 /// The same for a group of `ranks`.
-[[nodiscard]] constexpr bool is_left_out(std::size_t k, std::size_t n, int ranks) {
+[[nodiscard]] inline bool is_left_out(std::size_t k, std::size_t n, int ranks) {
     return is_left_out(k, n, static_cast<std::size_t>(ranks));
 }
 
@@ -71,6 +82,27 @@ inline constexpr int any_size = (std::numeric_limits<int>::max)();
 /// Which of these groups of processes run. The thread sanitizer sees one process at a time, so a pair is enough there.
 [[nodiscard]] inline std::vector<int> groups_of_processes(std::initializer_list<int> sizes) {
     return groups_up_to(sanitizer == Sanitizer::thread ? 2 : any_size, sizes);
+}
+
+/// Which groups the suites of guards and participants run with; tests of communicators have all of theirs.
+/// | sanitizer | of {1, 2, 3, 4, 8} | of {2, 4} | why                                                                |
+/// |-----------|--------------------|-----------|--------------------------------------------------------------------|
+/// | none      | all                | both      |                                                                    |
+/// | address   | 1, 2, 3            | 2         | what a rank does in larger ones differs by numbers, not by code    |
+/// | thread    | 2                  | 2         | the threads are the communicator's; a second rank makes them meet  |
+[[nodiscard]] inline std::vector<int> groups_of_participants(std::initializer_list<int> sizes) {
+    if (!is_reduced()) {
+        return sizes;
+    }
+    if (sanitizer == Sanitizer::address) {
+        return groups_up_to(3, sizes);
+    }
+    return {sizes.size() > 1 && *sizes.begin() == 1 ? sizes.begin()[1] : *sizes.begin()};
+}
+
+/// The same for a number of ranks that is drawn.
+[[nodiscard]] inline int group_of_participants(int drawn) {
+    return is_reduced() ? (std::min)(drawn, sanitizer == Sanitizer::address ? 3 : 2) : drawn;
 }
 
 } // namespace joinable_tests

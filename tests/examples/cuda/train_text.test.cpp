@@ -58,7 +58,7 @@ constexpr std::size_t batch_size = joinable_tests::under_sanitizer ? 12 : 64;
 
 TEST_CASE("ranks on devices train as ranks on the host do, and hold the same bits") {
     Text const held_out = uneven_texts(1).front();
-    for (int const ranks : {1, 2, 3, 4, 8}) {
+    for (int const ranks : joinable_tests::groups_of_participants({1, 2, 3, 4, 8})) {
         CAPTURE(ranks);
         Options options;
         options.ranks = ranks;

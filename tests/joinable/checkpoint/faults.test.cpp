@@ -94,7 +94,7 @@ void write_twice(
 
 TEST_CASE("a rank that is killed while it writes is named by all others, and the old file stays") {
     for (bool const in_guard : {false, true}) {
-        for (int const world : groups_of_processes({2, 3, 4, 8})) {
+        for (int const world : groups_of_participants({2, 3, 4, 8})) {
             for (int culprit = 0; culprit < world; culprit += world / 2) {
                 CAPTURE(in_guard);
                 CAPTURE(world);
@@ -143,7 +143,7 @@ TEST_CASE("a rank that is killed while it writes is named by all others, and the
 
 TEST_CASE("a rank without room for what it owns fails all, and nothing of its file is left") {
     for (bool const in_guard : {false, true}) {
-        for (int const world : groups_of_processes({1, 2, 3, 4, 8})) {
+        for (int const world : groups_of_participants({1, 2, 3, 4, 8})) {
             for (int culprit = 0; culprit < world; culprit += 1 + world / 2) {
                 CAPTURE(in_guard);
                 CAPTURE(world);

@@ -13,6 +13,7 @@
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/recording_communicator.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/join/guard.hpp>
 
@@ -591,7 +592,7 @@ TEST_CASE("what the options and next() say holds for every participant of a guar
 }
 
 TEST_CASE("accumulated gradients cost no message" * doctest::skip(!ranks_share_memory)) {
-    for (int const world : {1, 2, 3, 4, 8}) {
+    for (int const world : groups_of_participants({1, 2, 3, 4, 8})) {
         std::vector<std::vector<std::string>> traces[2];
         for (bool const carries : {false, true}) {
             traces[carries ? 1 : 0].resize(static_cast<std::size_t>(world));

@@ -11,6 +11,7 @@
 #include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
 #include <support/recording_communicator.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/join/guard.hpp>
 
@@ -58,7 +59,7 @@ TEST_CASE(
     "roll calls run over the control communicator, and nothing else does" *
     doctest::skip(!ranks_share_memory)
 ) {
-    for (int const world : {1, 2, 3, 4, 8}) {
+    for (int const world : groups_of_participants({1, 2, 3, 4, 8})) {
         std::vector<std::vector<std::string>> controls(static_cast<std::size_t>(world));
         over_ranks({world}, [&](RankCommunicator& inner) {
             RecordingCommunicator data{inner};

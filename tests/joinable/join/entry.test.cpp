@@ -19,6 +19,7 @@
 #include <support/process_ranks.hpp>
 #include <support/recording_communicator.hpp>
 #include <support/shared.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -33,6 +34,7 @@ using joinable::JoinState;
 using joinable::participants;
 using joinable::detail::class_name;
 using joinable_tests::AllReducer;
+using joinable_tests::groups_of_participants;
 using joinable_tests::over_ranks;
 using joinable_tests::RankCommunicator;
 
@@ -352,7 +354,7 @@ TEST_CASE("options of one rank alone may differ") {
 }
 
 TEST_CASE("a rank that does not enter with the others is missing, and they say what it may be") {
-    for (int const size : {2, 3, 4}) {
+    for (int const size : groups_of_participants({2, 3, 4})) {
         joinable_tests::Shared<std::atomic<int>> ended;
         over_ranks({size}, [&](RankCommunicator& comm) {
             First<RankCommunicator> a{comm};

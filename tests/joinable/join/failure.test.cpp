@@ -21,6 +21,7 @@
 #include <support/recording_communicator.hpp>
 #include <support/shared.hpp>
 #include <support/thrown_by.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/participant/action.hpp>
@@ -118,7 +119,7 @@ GuardOutcome run_with_fault(RankCommunicator& comm, Point point, int culprit, bo
 }
 
 TEST_CASE("a throw anywhere ends every other rank with PeerFailed that names the thrower") {
-    for (int const world : {2, 3, 4, 8}) {
+    for (int const world : groups_of_participants({2, 3, 4, 8})) {
         for (Point const point : all_points) {
             for (int culprit = 0; culprit < world; ++culprit) {
                 if (point == Point::in_a_shadow && culprit == world - 1) {
@@ -153,7 +154,7 @@ TEST_CASE("a throw anywhere ends every other rank with PeerFailed that names the
 }
 
 TEST_CASE("a throw between rounds leaves the communicators usable, one inside a round does not") {
-    for (int const world : {2, 4}) {
+    for (int const world : groups_of_participants({2, 4})) {
         for (Point const point : all_points) {
             if (point == Point::in_a_shadow) {
                 continue;
@@ -331,7 +332,7 @@ TEST_CASE("a throw after all ranks agreed to stop reaches those that run their p
 }
 
 TEST_CASE("a rank that never comes is named after the deadline, on every rank that waits") {
-    for (int const world : {2, 4}) {
+    for (int const world : groups_of_participants({2, 4})) {
         Shared<std::atomic<int>> timed_out;
         Shared<std::atomic<int>> arrived;
         Shared<std::atomic<int>> gave_up;
@@ -522,7 +523,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a participant that takes no part in a round and notifies all the same is told so") {
-    for (int const size : {1, 2, 3, 4, 8}) {
+    for (int const size : groups_of_participants({1, 2, 3, 4, 8})) {
         for (bool const has_loop : {false, true}) {
             CAPTURE(size);
             CAPTURE(has_loop);
@@ -628,7 +629,7 @@ void fail_to_send(int size, int culprit, int nth, Guarded const& guarded) {
 }
 
 TEST_CASE("a rank that cannot send one of a guard's messages fails on all at once") {
-    for (int const size : {2, 3, 4, 8}) {
+    for (int const size : groups_of_participants({2, 3, 4, 8})) {
         for (int const culprit : {0, size - 1}) {
             CAPTURE(size);
             CAPTURE(culprit);

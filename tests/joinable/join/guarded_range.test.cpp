@@ -19,6 +19,7 @@
 #include <support/meeting.hpp>
 #include <support/recording_communicator.hpp>
 #include <support/shared.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/join/guard.hpp>
 
@@ -37,7 +38,7 @@ TEST_CASE(
     "with look-ahead a roll call is posted before the collectives of the round before it" *
     doctest::skip(!ranks_share_memory)
 ) {
-    for (int const world : {1, 2, 3, 4, 8}) {
+    for (int const world : groups_of_participants({1, 2, 3, 4, 8})) {
         std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
         std::vector<bool> arrives(10);
         std::size_t longest = 0;

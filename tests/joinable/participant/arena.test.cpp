@@ -11,6 +11,7 @@
 #include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 #include <support/segment_ranks.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/join/guard.hpp>
 
@@ -66,7 +67,7 @@ TEST_CASE("data-parallel process ranks copy no gradient, and train as thread ran
         joinable::DataParallelOptions options;
         options.gradient_as_bucket_view = are_views;
         options.bucket_cap_bytes = 200'000; // two buckets, cut anew after the first round
-        for (int const world : {1, 2, 3, 4, 8}) {
+        for (int const world : groups_of_participants({1, 2, 3, 4, 8})) {
             std::vector<std::vector<float>> of_threads(static_cast<std::size_t>(world));
             run_ranks({world}, [&](joinable::ThreadCommunicator& comm) {
                 of_threads[static_cast<std::size_t>(comm.rank())] = train(comm, options);
@@ -116,7 +117,7 @@ int failures_until_there_is_memory(SmallMemory& comm, int culprit, Build const& 
 }
 
 TEST_CASE("a rank without memory for a model or its state fails on all, which then try again") {
-    for (int const size : {1, 2, 3, 4, 8}) {
+    for (int const size : groups_of_participants({1, 2, 3, 4, 8})) {
         for (int const culprit : {0, size - 1}) {
             run_ranks({size}, [&](joinable::ThreadCommunicator& inner) {
                 SmallMemory comm{inner};

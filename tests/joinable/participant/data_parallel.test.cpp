@@ -15,6 +15,7 @@
 #include <support/linear_model.hpp>
 #include <support/process_ranks.hpp>
 #include <support/recording_communicator.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/step.hpp>
@@ -225,7 +226,7 @@ TEST_CASE(
 ) {
     for (Average const average : {Average::initial, Average::active, Average::weighted_mean}) {
         for (bool const views : {false, true}) {
-            for (int const world : {1, 2, 3, 4, 8}) {
+            for (int const world : groups_of_participants({1, 2, 3, 4, 8})) {
                 std::vector<std::vector<double>> by_threads;
                 over_ranks({world}, [&](RankCommunicator& comm) {
                     auto values = train_together(comm, average, views, 0.1, 40);
@@ -280,7 +281,7 @@ TEST_CASE("whether gradients are scaled as they are packed or as they are summed
 TEST_CASE(
     "every rank issues the same collectives, joined ranks too" * doctest::skip(!ranks_share_memory)
 ) {
-    for (int const world : {1, 2, 3, 4, 8}) {
+    for (int const world : groups_of_participants({1, 2, 3, 4, 8})) {
         std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
         over_ranks({world}, [&](RankCommunicator& inner) {
             RecordingCommunicator comm{inner};

@@ -19,6 +19,7 @@
 #include <support/meeting.hpp>
 #include <support/recording_communicator.hpp>
 #include <support/shared.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/data_parallel.hpp>
@@ -278,7 +279,7 @@ TEST_CASE(
     doctest::skip(!ranks_share_memory)
 ) {
     for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
-        for (int const world : {1, 2, 3, 4, 8}) {
+        for (int const world : groups_of_participants({1, 2, 3, 4, 8})) {
             std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
             over_ranks({world}, [&](RankCommunicator& inner) {
                 RecordingCommunicator comm{inner};

@@ -56,7 +56,7 @@ TEST_CASE(
     "a process that is killed or stopped between two collectives of a pass is named by all others"
 ) {
     for (bool const is_killed : {true, false}) {
-        for (int const world : groups_of_processes({2, 3, 4, 8})) {
+        for (int const world : groups_of_participants({2, 3, 4, 8})) {
             for (std::size_t const round : {std::size_t{0}, std::size_t{1}, std::size_t{2}}) {
                 for (bool const in_backward : {false, true}) {
                     CAPTURE(is_killed);

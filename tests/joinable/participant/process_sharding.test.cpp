@@ -100,7 +100,7 @@ void train(ProcessCommunicator& comm, Deadly const& deadly) {
 }
 
 TEST_CASE("an owner that is killed within a sharded step is named by all others at once") {
-    for (int const world : groups_of_processes({2, 3, 4, 8})) {
+    for (int const world : groups_of_participants({2, 3, 4, 8})) {
         std::vector<TimeOfDeath::Clock::duration> delays;
         for (std::size_t index = 0; index < 2 * static_cast<std::size_t>(world);
              ++index) { // in turn by both classes

@@ -338,7 +338,7 @@ int wait_for_all(Processes& processes, int world, int culprit) {
 
 TEST_CASE("a rank that is killed anywhere in a training is named by all others at once") {
     for (bool const is_named : {false, true}) {
-        for (int const world : groups_of_processes({2, 3, 4, 8})) {
+        for (int const world : groups_of_participants({2, 3, 4, 8})) {
             std::vector<TimeOfDeath::Clock::duration> delays;
             for (Fault const& fault : faults_of(world)) {
                 CAPTURE(is_named);
@@ -408,7 +408,7 @@ bool is_gate(Fault const& fault, Place place, std::size_t round) {
 
 TEST_CASE("a rank that is stopped anywhere in a training is named by all others at the deadline") {
     constexpr auto deadline = 50ms;
-    for (int const world : groups_of_processes({2, 3, 4, 8})) {
+    for (int const world : groups_of_participants({2, 3, 4, 8})) {
         bool goes_on =
             false; // by turns: or it is killed, one deadline after the others have failed
         for (Fault const& fault : faults_of(world)) {

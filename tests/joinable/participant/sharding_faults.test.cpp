@@ -315,7 +315,7 @@ TEST_CASE(
     "a throw, or death, in any call of a sharded training is PeerFailed on other process ranks"
 ) {
     Kinds failed;
-    for (int const world : groups_of_processes({2, 3, 4, 8})) {
+    for (int const world : groups_of_participants({2, 3, 4, 8})) {
         std::size_t const stride = 5 * static_cast<std::size_t>(world);
         check_each_fault(Fault::throws, world, stride, failed, [&](auto const& body) {
             run_process_ranks({world}, body);

@@ -199,7 +199,7 @@ EpochPlan draw_epoch(Draw& draw, int world, Way way, Groups const& groups) {
 template <class Rule>
 TrainingPlan<Rule> draw_training(Draw& draw) {
     TrainingPlan<Rule> plan;
-    plan.world = draw.one_of({1, 2, 3, 4, 8});
+    plan.world = group_of_participants(draw.one_of({1, 2, 3, 4, 8}));
     auto const draw_way = [&] {
         return draw.one_of(
             {Way::beside_a_model,
@@ -589,7 +589,7 @@ std::vector<Row> rows_with_all_pairs(Draw& draw) {
 template <class Rule>
 TrainingPlan<Rule> plan_of(Row const& row, Draw& draw) {
     TrainingPlan<Rule> plan;
-    plan.world = std::array{1, 2, 3, 4, 8}[row[world]];
+    plan.world = group_of_participants(std::array{1, 2, 3, 4, 8}[row[world]]);
     for (std::size_t group = 0; group <= row[groups]; ++group) {
         auto& parameters = plan.groups.emplace_back();
         for (int i = 0; i < 4; ++i) {

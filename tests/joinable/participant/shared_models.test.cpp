@@ -15,6 +15,7 @@
 #include <support/linear_model.hpp>
 #include <support/machines.hpp>
 #include <support/ranks.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/detail/text.hpp>
@@ -67,7 +68,7 @@ void check_refused(
 }
 
 TEST_CASE("thread ranks that train one model are told when they make its participant") {
-    for (int const ranks : {2, 3, 4}) {
+    for (int const ranks : groups_of_participants({2, 3, 4})) {
         Params params = make_params<float>({3, 2});
         params[1].name = "fc.weight";
         params[0].requires_grad = false; // frozen parameters may be shared

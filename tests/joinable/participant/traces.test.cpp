@@ -15,6 +15,7 @@
 #include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/recording_communicator.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/join/guard.hpp>
@@ -140,7 +141,7 @@ TEST_CASE(
     doctest::skip(!ranks_share_memory)
 ) {
     for (Mode const mode : modes) {
-        for (int const world : {1, 2, 3, 4, 8}) {
+        for (int const world : groups_of_participants({1, 2, 3, 4, 8})) {
             std::vector<Trace> traces(static_cast<std::size_t>(world));
             over_ranks({world}, [&](RankCommunicator& comm) {
                 traces[static_cast<std::size_t>(comm.rank())] = trace_of(comm, mode, true);

@@ -360,7 +360,7 @@ TEST_CASE("any usage, habit, partition and order of joining trains as one rank d
     for (std::uint64_t seed = 0; seed < volume<std::uint64_t>(60); ++seed) {
         CAPTURE(seed);
         Draw draw{seed};
-        int const world = draw.one_of({1, 2, 3, 4, 8});
+        int const world = group_of_participants(draw.one_of({1, 2, 3, 4, 8}));
         Training training{
             .habit = habits[draw.below(std::size(habits))],
             .starts_with_zeros = draw.one_in(2),

@@ -797,7 +797,7 @@ TEST_CASE("a model in a guard that is not enabled divides by the world, over eve
 // test_ddp_uneven_input_exception. A rank that hears of another's exception before its own pass throws
 // PeerFailed with that text; there it would wait for ever. So all are in their passes here.
 TEST_CASE("what all ranks throw in their forward passes leaves the guard on each of them") {
-    for (int const world : {1, 2, 3, 4, 8}) {
+    for (int const world : groups_of_participants({1, 2, 3, 4, 8})) {
         Shared<Meeting> in_passes{world};
         over_ranks({world}, [&](RankCommunicator& comm) {
             Params params = make_params<float>({1}, 1.0F);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <support/draw.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/join/options.hpp>
 #include <joinable/optimizer/partition.hpp>
@@ -170,7 +171,7 @@ public:
     DrawTraining(std::uint64_t seed, bool is_tame) : draw_{seed}, is_tame_{is_tame} {}
 
     Training operator()() {
-        training_.world = draw_.one_of({1, 2, 3, 4, 8});
+        training_.world = group_of_participants(draw_.one_of({1, 2, 3, 4, 8}));
         draw_options();
         draw_model();
         std::size_t const count = draw_.between(1, 12);

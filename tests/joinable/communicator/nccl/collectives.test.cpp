@@ -11,6 +11,7 @@
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/for_each_type.hpp>
 #include <support/nccl_ranks.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/capabilities.hpp>
@@ -203,11 +204,17 @@ TEST_CASE("a scaled sum of one rank reaches its last element") {
                                           100'016, 131'072, 131'073, 131'103, 262'144,
                                           262'145, 262'175, 300'001, 524'288, 524'319};
     run_nccl_ranks({1}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
-        for (std::size_t const count : counts) {
-            check_scaled_alone<joinable::Half>(comm, stream, count);
-            check_scaled_alone<joinable::BFloat16>(comm, stream, count);
-            check_scaled_alone<float>(comm, stream, count);
-            check_scaled_alone<double>(comm, stream, count);
+        for (std::size_t k = 0; k < counts.size(); ++k) {
+            std::size_t turn = 0;
+            auto const check = [&]<class T>(std::type_identity<T>) {
+                if (!is_left_out(k, 4, turn++)) { // each count has its dtype there
+                    check_scaled_alone<T>(comm, stream, counts[k]);
+                }
+            };
+            check(std::type_identity<joinable::Half>{});
+            check(std::type_identity<joinable::BFloat16>{});
+            check(std::type_identity<float>{});
+            check(std::type_identity<double>{});
         }
     });
 }

@@ -34,7 +34,7 @@ using namespace joinable_tests;
 /// Runs body(hosts, comm, model) on every rank, and looks for leaks.
 template <class Body>
 void run_models(std::initializer_list<int> sizes, DType dtype, bool has_kernels, Body const& body) {
-    run_ranks(sizes, [&](joinable::ThreadCommunicator& hosts) {
+    run_participants(sizes, [&](joinable::ThreadCommunicator& hosts) {
         DeviceModel model{hosts.rank(), dtype};
         NcclCommunicator comm{
             hosts, {.stream = model.stream(), .deadline = std::chrono::seconds{60}}
@@ -402,7 +402,7 @@ TEST_CASE("the device of an NCCL communicator works on the caller's stream, whic
 }
 
 TEST_CASE("an exception in a backward pass over NCCL is the same error on all ranks") {
-    run_ranks({2, 3}, [](joinable::ThreadCommunicator& hosts) {
+    run_participants({2, 3}, [](joinable::ThreadCommunicator& hosts) {
         DeviceModel model{hosts.rank(), DType::f32};
         NcclCommunicator comm{
             hosts, {.stream = model.stream(), .deadline = std::chrono::seconds{60}}

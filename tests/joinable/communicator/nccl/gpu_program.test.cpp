@@ -24,6 +24,7 @@ namespace {
 
 using namespace joinable_gpu;
 using joinable_tests::host_kernels;
+using joinable_tests::run_participants;
 using joinable_tests::run_ranks;
 using Hosts = joinable::ThreadCommunicator;
 namespace fake_cuda = joinable_tests::fake_cuda;
@@ -33,12 +34,17 @@ namespace fake_nccl = joinable_tests::fake_nccl;
 
 TEST_CASE("what is checked on a GPU holds over the fakes") {
     // Some of these NCCL's blocks do not share evenly.
-    run_ranks({1, 2, 3, 4, 8}, [](Hosts& hosts) { check_results(hosts, host_kernels(), 8193); });
+    run_participants({1, 2, 3, 4, 8}, [](Hosts& hosts) {
+        check_results(hosts, host_kernels(), 8193);
+    });
     for (Where const where :
          {Where::before_a_sum, Where::in_a_backward_pass, Where::while_others_wait_in_a_kernel}) {
-        run_ranks({2, 3, 4, 8}, [where](Hosts& hosts) { // a thread cannot be killed, so it throws
-            CHECK((check_failure(hosts, where) > 0) == (hosts.rank() != hosts.size() - 1));
-        });
+        run_participants(
+            {2, 3, 4, 8},
+            [where](Hosts& hosts) { // a thread cannot be killed, so it throws
+                CHECK((check_failure(hosts, where) > 0) == (hosts.rank() != hosts.size() - 1));
+            }
+        );
     }
     fake_cuda::drain();
     CHECK(fake_nccl::live_communicators() == 0);
@@ -67,7 +73,7 @@ TEST_CASE("what NCCL ranks have besides sums holds over the fakes, as it is chec
 
 TEST_CASE("a captured step holds over the fakes what it is checked for on a GPU") {
     for (joinable::CudaKernels const& with : {joinable::CudaKernels{}, host_kernels()}) {
-        run_ranks({1, 2, 3, 4, 8}, [&](Hosts& hosts) {
+        run_participants({1, 2, 3, 4, 8}, [&](Hosts& hosts) {
             Rank<Hosts> rank{hosts, with};
             (void)check_captured(rank, 10);
         });

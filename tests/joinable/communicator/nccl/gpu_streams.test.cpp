@@ -68,7 +68,7 @@ TEST_CASE("a collective through pinned memory follows the caller's stream, and t
 
 TEST_CASE("streams that are kept busy stay in order over the fakes, as they are checked on a GPU") {
     fake_cuda::set_device_count(1); // which all ranks share
-    joinable_tests::run_ranks({1, 2, 4}, [](ThreadHosts& hosts) {
+    joinable_tests::run_participants({1, 2, 4}, [](ThreadHosts& hosts) {
         check_order(hosts, fake_machine());
     });
     fake_cuda::set_device_count(8);

@@ -18,6 +18,7 @@
 #include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
 #include <support/ranks.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/data_parallel.hpp>
@@ -117,7 +118,7 @@ void check_averages(M& model, int batch, int size) {
 TEST_CASE("buckets leave before the device has computed the pass, with a map of used parameters") {
     for (Opens const opens : all_ways) {
         for (bool const is_staged : {false, true}) {
-            for (int const size : {1, 2, 3, 4, 8}) {
+            for (int const size : groups_of_participants({1, 2, 3, 4, 8})) {
                 std::atomic<int> posted = 0;
                 std::atomic<bool> was_late = false;
                 Meeting in_pass{size};
@@ -170,7 +171,7 @@ TEST_CASE("buckets leave before the device has computed the pass, with a map of 
 }
 
 TEST_CASE("the first iteration of a static graph posts its buckets before the device is done") {
-    for (int const size : {1, 2, 3, 4, 8}) {
+    for (int const size : groups_of_participants({1, 2, 3, 4, 8})) {
         std::atomic<int> posted = 0;
         std::atomic<bool> was_late = false;
         run_ranks({size}, [&](joinable::ThreadCommunicator& hosts) {
@@ -205,7 +206,7 @@ TEST_CASE("the first iteration of a static graph posts its buckets before the de
 
 TEST_CASE("two models of a guard send their maps in turn, and neither waits for the device") {
     for (Opens const opens : all_ways) {
-        for (int const size : {1, 2, 4}) {
+        for (int const size : groups_of_participants({1, 2, 4})) {
             std::atomic<int> posted = 0;
             std::atomic<bool> was_late = false;
             run_ranks({size}, [&](joinable::ThreadCommunicator& hosts) {
@@ -257,7 +258,7 @@ TEST_CASE("two models of a guard send their maps in turn, and neither waits for 
 TEST_CASE("what a sharded step shares in a guard waits neither for the engine nor for gradients") {
     for (bool const some_join : {true, false}) {   // joined ranks take settings
         for (bool const decides : {true, false}) { // by before_step
-            for (int const size : {1, 2, 3, 4, 8}) {
+            for (int const size : groups_of_participants({1, 2, 3, 4, 8})) {
                 std::atomic<int> stepped = 0;
                 std::atomic<bool> was_late = false;
                 run_ranks({size}, [&](joinable::ThreadCommunicator& hosts) {
@@ -296,7 +297,7 @@ TEST_CASE("a rank that throws beside a map is named on all ranks, joined ones to
     enum class Where { forward, before_the_first, after_the_first };
     for (Where const where : {Where::forward, Where::before_the_first, Where::after_the_first}) {
         for (Opens const opens : {Opens::notification, Opens::look_ahead, Opens::known_lengths}) {
-            for (int const size : {2, 3, 4, 8}) {
+            for (int const size : groups_of_participants({2, 3, 4, 8})) {
                 int const culprit = size - 1;
                 run_ranks({size}, [&](joinable::ThreadCommunicator& hosts) {
                     DeviceModel model{hosts.rank(), DType::f32};

@@ -31,7 +31,7 @@ using namespace joinable_tests;
 template <class Body>
 void run_devices(std::initializer_list<int> sizes, DType dtype, Body const& body) {
     for (bool const has_kernels : {false, true}) {
-        run_ranks(sizes, [&](ThreadCommunicator& host) {
+        run_participants(sizes, [&](ThreadCommunicator& host) {
             DeviceModel model{host.rank(), dtype};
             if (has_kernels) {
                 StreamCommunicator comm{host, model.stream()};

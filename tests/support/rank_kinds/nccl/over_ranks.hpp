@@ -20,11 +20,11 @@ inline constexpr bool sums_have_one_order = true;
 inline constexpr bool combines_bits = false;
 inline constexpr bool compares_collectives = false;
 
-/// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown. A sanitizer takes
-/// its time for the streams of 8 ranks: there tests of the communicator itself have them.
+/// Runs `body(comm)` over groups of these sizes, one after another; under a sanitizer over those that stand for
+/// the others. What a body throws is rethrown.
 inline void
 over_ranks(std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body) {
-    for (int const size : groups_up_to(under_sanitizer ? 4 : any_size, sizes)) {
+    for (int const size : groups_of_participants(sizes)) {
         run_nccl_ranks({size}, [&](auto& nccl, auto& hosts, cudaStream_t) {
             HostNccl comm{nccl, hosts};
             body(comm);

@@ -28,10 +28,11 @@ inline constexpr bool combines_bits = true;
 /// Whether ranks compare what they are about to do in every collective.
 inline constexpr bool compares_collectives = true;
 
-/// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
+/// Runs `body(comm)` over groups of these sizes, one after another; under a sanitizer over those that stand for
+/// the others. What a body throws is rethrown.
 inline void
 over_ranks(std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body) {
-    run_ranks(sizes, body);
+    run_participants(sizes, body);
 }
 
 } // namespace joinable_tests

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <future>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -968,59 +967,55 @@ static_assert(joinable::RenewsDeadline<NcclCommunicator>);
 static_assert(joinable::RenewsDeadline<joinable::NcclCommunicatorRef>);
 
 TEST_CASE("a rank that keeps itself alive is waited for by collectives and by barriers") {
-    std::vector<std::future<void>> groups; // at the same time, as they mostly wait
-    for (int const world : {1, 2, 3, 4, 8}) {
-        groups.push_back(std::async(std::launch::async, [world] {
-            run_nccl_ranks({world}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
-                DeviceArray<int> const data{{1}, stream};
-                comm.barrier();
-                comm.set_deadline(long_deadline);
-                for (bool const is_barrier : {false, true}) {
-                    if (comm.rank() == 1) {
-                        stay_away_alive(comm);
-                    }
-                    if (is_barrier) {
-                        comm.barrier();
-                    } else {
-                        comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
-                    }
+    together({1, 2, 3, 4, 8}, [](int world) {
+        run_nccl_ranks({world}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+            DeviceArray<int> const data{{1}, stream};
+            comm.barrier();
+            comm.set_deadline(long_deadline);
+            for (bool const is_barrier : {false, true}) {
+                if (comm.rank() == 1) {
+                    stay_away_alive(comm);
                 }
-                if (comm.rank() == 1) { // once is not for ever
-                    comm.keep_alive();
-                    wait_until([&] { return comm.is_aborted(); });
-                    return;
-                }
-                if (comm.size() == 1) {
-                    comm.keep_alive();
-                    return;
-                }
-                auto const error = thrown<joinable::TimedOut>([&] {
+                if (is_barrier) {
+                    comm.barrier();
+                } else {
                     comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
-                });
-                REQUIRE(error);
-                CHECK(error->missing() == std::vector{1});
+                }
+            }
+            if (comm.rank() == 1) { // once is not for ever
+                comm.keep_alive();
+                wait_until([&] { return comm.is_aborted(); });
+                return;
+            }
+            if (comm.size() == 1) {
+                comm.keep_alive();
+                return;
+            }
+            auto const error = thrown<joinable::TimedOut>([&] {
+                comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
             });
-        }));
-    }
-    for (auto& group : groups) {
-        group.get();
-    }
+            REQUIRE(error);
+            CHECK(error->missing() == std::vector{1});
+        });
+    });
 }
 
 TEST_CASE("a rank that has come and whose stream is late can keep itself alive, too") {
-    run_nccl_ranks({2, 4}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
-        DeviceArray<int> const data{{1}, stream};
-        comm.barrier();
-        comm.set_deadline(long_deadline);
-        std::atomic<bool> is_late{comm.rank() == 1};
-        fake_cuda::enqueue(stream, [&] { wait_until(is_late, false); });
-        auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
-        if (comm.rank() == 1) {
-            stay_away_alive(comm);
-            is_late = false;
-        }
-        work.synchronize();
-        CHECK(data.read(comm, stream) == std::vector{comm.size()});
+    together({2, 4}, [](int world) {
+        run_nccl_ranks({world}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+            DeviceArray<int> const data{{1}, stream};
+            comm.barrier();
+            comm.set_deadline(long_deadline);
+            std::atomic<bool> is_late{comm.rank() == 1};
+            fake_cuda::enqueue(stream, [&] { wait_until(is_late, false); });
+            auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+            if (comm.rank() == 1) {
+                stay_away_alive(comm);
+                is_late = false;
+            }
+            work.synchronize();
+            CHECK(data.read(comm, stream) == std::vector{comm.size()});
+        });
     });
 }
 

@@ -1002,15 +1002,22 @@ std::size_t memory_of(std::string const& job) {
 }
 
 TEST_CASE("a job has memory for what its ranks use: at the start some KiB for each") {
-    for (int const world : {2, 3, 4, 8, 64, 256}) {
-        std::string const job = fresh_job();
-        Processes processes;
-        processes.start([&] { CHECK_THROWS_AS(attach(0, world, job, 1s), TimedOut); });
-        std::size_t const bytes = memory_of(job);
+    std::vector<int> const worlds{2, 3, 4, 8, 64, 256};
+    std::vector<std::string> jobs;
+    Processes processes; // which wait at the same time
+    for (int const world : worlds) {
+        jobs.push_back(fresh_job());
+        processes.start([&] { CHECK_THROWS_AS(attach(0, world, jobs.back(), 3s), TimedOut); });
+    }
+    for (std::size_t k = 0; k < worlds.size(); ++k) {
+        int const world = worlds[k];
+        std::size_t const bytes = memory_of(jobs[k]);
         CAPTURE(world);
         CHECK(bytes <= (std::size_t{128} << 10U) + static_cast<std::size_t>(world) * 24'000);
         CHECK(bytes <= std::size_t{8} << 20U);
         MESSAGE(world << " ranks: " << bytes << " bytes");
+    }
+    for (std::size_t k = 0; k < worlds.size(); ++k) {
         CHECK(processes.wait() == 0);
     }
 }

@@ -34,8 +34,8 @@ function(joinable_find_mpi name)
     endforeach()
 endfunction()
 
-# A program of `sources` over an MPI, and a test for each number of processes; it leaves out what `left_out` matches.
-function(joinable_test_mpi program target mpirun numbers left_out) # sources...
+# A program of `sources` over an MPI, and a test for each number of processes, which has these arguments, too.
+function(joinable_test_mpi program target mpirun numbers arguments) # sources...
     string(MAKE_C_IDENTIFIER ${target}_main main)
     if(NOT TARGET ${main})
         add_library(${main} OBJECT support/mpi_main.cpp)
@@ -51,7 +51,7 @@ function(joinable_test_mpi program target mpirun numbers left_out) # sources...
             NAME ${program}/${number}
             COMMAND ${start} $<TARGET_FILE:${program}> --no-colors
                     --source-file-exclude=*/checkpoint/* # its ranks share files with their test
-                    "--test-case-exclude=${left_out}"
+                    ${arguments}
         )
         set_tests_properties(${program}/${number} PROPERTIES TIMEOUT 1200 RUN_SERIAL TRUE) # they keep all cores busy
     endforeach()
@@ -87,15 +87,15 @@ if(NOT names AND TARGET joinable::mpi)
 elseif(NOT names)
     message(STATUS "skipped: no MPI is found, so nothing tests joinable/mpi.hpp")
 endif()
-# The suites of guards and participants, over each, with groups of 1 to 4.
+# The suites of guards and participants, over each, with groups of up to 4, or 2.
 if("mpi" IN_LIST JOINABLE_TEST_RANKS)
-    set(left_out_openmpi "")
-    list(TRANSFORM long_tests REPLACE "(.+)" "*\\1*" OUTPUT_VARIABLE left_out_mpich)
-    string(REPLACE "," "?" left_out_mpich "${left_out_mpich}") # a comma ends a pattern of doctest
-    list(JOIN left_out_mpich "," left_out_mpich)
+    set(numbers_openmpi 4)
+    set(arguments_openmpi "")
+    set(numbers_mpich 2) # as above
+    set(arguments_mpich "--test-suite-exclude=[long]")
     foreach(name ${names})
         joinable_test_mpi(
-            test_over_${name} joinable_mpi_${name} ${JOINABLE_MPIRUN_${name}} "4" "${left_out_${name}}"
+            test_over_${name} joinable_mpi_${name} ${JOINABLE_MPIRUN_${name}} "${numbers_${name}}" "${arguments_${name}}"
             support/rank_kinds/any/over_mpi.cpp $<TARGET_OBJECTS:joinable_test_over_any>
         )
     endforeach()

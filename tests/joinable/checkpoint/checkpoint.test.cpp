@@ -206,7 +206,10 @@ void move(Folder const& folder, int from, int to, Model const& model, std::size_
     });
 }
 
-TEST_CASE("what some ranks wrote, any number of ranks reads, with either partition") {
+TEST_CASE(
+    "what some ranks wrote, any number of ranks reads, with either partition" *
+    doctest::test_suite("[long]")
+) {
     Folder const folder;
     std::size_t turn = 0;
     for (int const from : {1, 2, 3, 4, 8}) {
@@ -261,7 +264,10 @@ std::vector<Numbers> all_values(Sharded& sharded, std::vector<GatheredParam> con
     return values;
 }
 
-TEST_CASE("values that are sharded are written and read, whatever their layout") {
+TEST_CASE(
+    "values that are sharded are written and read, whatever their layout" *
+    doctest::test_suite("[long]")
+) {
     Folder const folder;
     std::string const name = folder.file("sharded");
     std::vector<Model> all = models;
@@ -296,7 +302,9 @@ TEST_CASE("values that are sharded are written and read, whatever their layout")
     }
 }
 
-TEST_CASE("what ranks wrote with one sharding they read with any other") {
+TEST_CASE(
+    "what ranks wrote with one sharding they read with any other" * doctest::test_suite("[long]")
+) {
     Folder const folder;
     std::string const name = folder.file("any");
     Model const model{.dtype = DType::bf16, .is_permuted = true};
@@ -362,7 +370,8 @@ TEST_CASE("groups have their rules, and integers that are frozen travel too") {
 }
 
 TEST_CASE(
-    "a training that goes on from a file of a round in an uneven guard is the one that never stopped"
+    "a training that goes on from a file of a round in an uneven guard is the one that never stopped" *
+    doctest::test_suite("[long]")
 ) {
     Folder const folder;
     std::string const name = folder.file("model.safetensors");
@@ -445,7 +454,8 @@ void train_in_pairs(
 
 // The oracle: one rank in double.
 TEST_CASE(
-    "any number of ranks goes on in the middle of an uneven guard, whose ranks accumulate and have weights"
+    "any number of ranks goes on in the middle of an uneven guard, whose ranks accumulate and have weights" *
+    doctest::test_suite("[long]")
 ) {
     Folder const folder;
     std::string const name = folder.file("middle");
@@ -622,7 +632,10 @@ TEST_CASE("a file with a wrong header is refused by one text on all ranks, and n
     }
 }
 
-TEST_CASE("a byte of the file that changed is refused, or changes nothing of the training") {
+TEST_CASE(
+    "a byte of the file that changed is refused, or changes nothing of the training" *
+    doctest::test_suite("[long]")
+) {
     Folder const folder;
     std::string const name = folder.file("flipped");
     auto const make_small = [] {

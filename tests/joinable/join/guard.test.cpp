@@ -412,7 +412,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("a rank shadows thousands of rounds") {
+TEST_CASE("a rank shadows thousands of rounds" * doctest::test_suite("[long]")) {
     static constexpr std::size_t rounds = volume<std::size_t>(20'000);
     over_ranks({2}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};

@@ -161,7 +161,10 @@ std::vector<double> serial_averages(int world, Average average, bool carries) {
     return averages;
 }
 
-TEST_CASE("what a rank accumulated before it ran out flows into the next reduction, once") {
+TEST_CASE(
+    "what a rank accumulated before it ran out flows into the next reduction, once" *
+    doctest::test_suite("[long]")
+) {
     for (Average const average :
          {Average::initial, Average::active, Average::weighted_mean, Average::weighted_sum}) {
         for (bool const carries : {true, false}) {

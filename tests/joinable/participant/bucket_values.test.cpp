@@ -110,7 +110,9 @@ std::vector<Numbers> train_in_buckets(
     return values;
 }
 
-TEST_CASE("values in buckets are those of the whole optimizer, bit for bit, and stay where they are"
+TEST_CASE(
+    "values in buckets are those of the whole optimizer, bit for bit, and stay where they are" *
+    doctest::test_suite("[long]")
 ) {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         std::size_t turn = static_cast<std::size_t>(comm.size());

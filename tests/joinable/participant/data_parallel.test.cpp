@@ -184,7 +184,10 @@ train_together(Comm& comm, Average average, bool views, double rate, std::size_t
     return values;
 }
 
-TEST_CASE("ranks with uneven shards train as one rank does on the union of their data") {
+TEST_CASE(
+    "ranks with uneven shards train as one rank does on the union of their data" *
+    doctest::test_suite("[long]")
+) {
     for (Average const average :
          {Average::initial, Average::active, Average::weighted_mean, Average::weighted_sum}) {
         for (bool const views : {false, true}) {

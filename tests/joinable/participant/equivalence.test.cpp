@@ -252,7 +252,7 @@ void train_together(Comm& comm, Case const& what) {
 
 TEST_CASE(
     "a network trained by any number of ranks is, to the bit, the one that one rank trains" *
-    doctest::skip(!sums_in_rank_order)
+    doctest::test_suite("[long]") * doctest::skip(!sums_in_rank_order)
 ) {
     std::size_t cases = 0;
     for (Shards const shards :

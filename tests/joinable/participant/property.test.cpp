@@ -59,7 +59,7 @@ void for_seeds(Check const& check) {
 
 TEST_CASE(
     "any training equals the serial one, bit for bit, on all ranks and after every round" *
-    doctest::skip(!sums_in_rank_order)
+    doctest::test_suite("[long]") * doctest::skip(!sums_in_rank_order)
 ) {
     for_seeds([](std::uint64_t seed) {
         return with_training(seed, [](Training training, SerialTraining const& serial) {

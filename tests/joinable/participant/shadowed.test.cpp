@@ -248,7 +248,8 @@ void check_near(std::vector<double> const& values, std::vector<double> const& ex
 }
 
 TEST_CASE(
-    "a net that normalises over all ranks trains on uneven inputs as one rank with all samples"
+    "a net that normalises over all ranks trains on uneven inputs as one rank with all samples" *
+    doctest::test_suite("[long]")
 ) {
     for (Without const without : {Without::nobody, Without::first, Without::last}) {
         for (Opens const opens : {Opens::passes, Opens::iterate, Opens::look_ahead}) {
@@ -274,7 +275,9 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("such a net trains the same with a sharded optimizer, and with gradients that are sharded"
+TEST_CASE(
+    "such a net trains the same with a sharded optimizer, and with gradients that are sharded" *
+    doctest::test_suite("[long]")
 ) {
     struct Stage {
         joinable::Sharding sharding;

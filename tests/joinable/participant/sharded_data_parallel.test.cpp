@@ -102,7 +102,8 @@ std::vector<Numbers> train_sharded(
 }
 
 TEST_CASE(
-    "a sharded training has the values of the whole one, bit for bit, in whatever round ranks run out"
+    "a sharded training has the values of the whole one, bit for bit, in whatever round ranks run out" *
+    doctest::test_suite("[long]")
 ) {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         std::size_t turn = static_cast<std::size_t>(comm.size());
@@ -334,7 +335,10 @@ TEST_CASE("gradients become ready in any order, and each is released when it is 
     });
 }
 
-TEST_CASE("what a rank accumulated before it ran out counts once, also in the next guard") {
+TEST_CASE(
+    "what a rank accumulated before it ran out counts once, also in the next guard" *
+    doctest::test_suite("[long]")
+) {
     for (ShardedOptions const& options : all_options) {
         over_ranks({2, 3}, [&](RankCommunicator& comm) {
             std::vector<Param<float>> params = make_params<float>({3});

@@ -184,7 +184,8 @@ std::vector<Numbers> sharded_values(
 }
 
 TEST_CASE(
-    "sharded values are those of the whole training, bit for bit, in whatever round ranks run out"
+    "sharded values are those of the whole training, bit for bit, in whatever round ranks run out" *
+    doctest::test_suite("[long]")
 ) {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         std::size_t turn = static_cast<std::size_t>(comm.size());
@@ -953,7 +954,10 @@ std::vector<Numbers> train_with_failures(Comm& comm, ShardedOptions const& optio
     return values;
 }
 
-TEST_CASE("rounds that evaluate, accumulate, skip or fail give what whole values give") {
+TEST_CASE(
+    "rounds that evaluate, accumulate, skip or fail give what whole values give" *
+    doctest::test_suite("[long]")
+) {
     over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         std::size_t turn = 0;
         for (ShardedOptions options : all_options) {

@@ -508,7 +508,7 @@ void compare(TrainingPlan<Rule> const& plan) {
 // Where collectives sum in orders of their own, values of 16 bits drift apart in twenty rounds.
 TEST_CASE(
     "any training with a sharded optimizer has the values of the whole one, bit for bit" *
-    doctest::skip(!sums_have_one_order)
+    doctest::test_suite("[long]") * doctest::skip(!sums_have_one_order)
 ) {
     std::uint64_t first = 0;
     std::uint64_t count = volume<std::uint64_t>(200);
@@ -650,7 +650,7 @@ void compare(Row const& row, Draw& draw) {
 
 TEST_CASE(
     "every pair of choices trains as the whole optimizer does, bit for bit" *
-    doctest::skip(!sums_have_one_order)
+    doctest::test_suite("[long]") * doctest::skip(!sums_have_one_order)
 ) {
     Draw draw{1};
     if (char const* const product = std::getenv("JOINABLE_TEST_PRODUCT")) {

@@ -307,7 +307,8 @@ Training training_of(Inputs const& inputs, int world, Habit habit, std::size_t s
 }
 
 TEST_CASE(
-    "a parameter that no rank uses is stepped on a joined owner as on an active one, or skipped on both"
+    "a parameter that no rank uses is stepped on a joined owner as on an active one, or skipped on both" *
+    doctest::test_suite("[long]")
 ) {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         std::size_t turn = static_cast<std::size_t>(comm.size());
@@ -333,7 +334,10 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("a Step does on joined ranks what it does on active ones, if gradients can be released") {
+TEST_CASE(
+    "a Step does on joined ranks what it does on active ones, if gradients can be released" *
+    doctest::test_suite("[long]")
+) {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         std::size_t turn = static_cast<std::size_t>(comm.size());
         for (Inputs const& inputs : inputs_of) {
@@ -356,7 +360,10 @@ TEST_CASE("a Step does on joined ranks what it does on active ones, if gradients
     });
 }
 
-TEST_CASE("any usage, habit, partition and order of joining trains as one rank does: a draw") {
+TEST_CASE(
+    "any usage, habit, partition and order of joining trains as one rank does: a draw" *
+    doctest::test_suite("[long]")
+) {
     for (std::uint64_t seed = 0; seed < volume<std::uint64_t>(60); ++seed) {
         CAPTURE(seed);
         Draw draw{seed};

@@ -404,7 +404,8 @@ TEST_CASE("the serial training of PyTorch's two tasks gives the numbers that PyT
 }
 
 TEST_CASE(
-    "uneven ranks end with the model of the last rank, for each of PyTorch's models and mappings"
+    "uneven ranks end with the model of the last rank, for each of PyTorch's models and mappings" *
+    doctest::test_suite("[long]")
 ) {
     for (UnevenCase const& what : uneven_cases()) {
         over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
@@ -415,7 +416,8 @@ TEST_CASE(
     }
 }
 TEST_CASE(
-    "uneven ranks that step by local gradients under no_sync() end with the last rank's model, too"
+    "uneven ranks that step by local gradients under no_sync() end with the last rank's model, too" *
+    doctest::test_suite("[long]")
 ) {
     int interval = 2; // of the first model, and one more for each that follows
     for (UnevenCase what : uneven_cases()) {

@@ -725,7 +725,9 @@ void check_parity(Comm& comm, Rule const& rule, int turn) {
 }
 
 // test_local_optimizer_parity
-TEST_CASE("each rule, up and down, has the values and the state of one rank, and goes on from them"
+TEST_CASE(
+    "each rule, up and down, has the values and the state of one rank, and goes on from them" *
+    doctest::test_suite("[long]")
 ) {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         for (int const turn : {0, 1}) {
@@ -760,7 +762,10 @@ TEST_CASE("over uneven inputs Adam's shards are those of one rank in every round
 }
 
 // test_ddp_zero_overlap
-TEST_CASE("steps that overlap with other buckets train from the first iteration on as one rank") {
+TEST_CASE(
+    "steps that overlap with other buckets train from the first iteration on as one rank" *
+    doctest::test_suite("[long]")
+) {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         std::size_t turn = 0;
         for (bool const has_views : {false, true}) {

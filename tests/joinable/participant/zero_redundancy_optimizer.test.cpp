@@ -85,7 +85,8 @@ std::vector<ZeroOptions> options_in_turn(std::size_t turn) {
 }
 
 TEST_CASE(
-    "a sharded optimizer trains as the whole one on every rank, bit for bit, whichever rank runs out when"
+    "a sharded optimizer trains as the whole one on every rank, bit for bit, whichever rank runs out when" *
+    doctest::test_suite("[long]")
 ) {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         std::size_t turn = static_cast<std::size_t>(comm.size());

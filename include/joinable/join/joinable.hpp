@@ -85,18 +85,22 @@ private:
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
     /// @throws ContractViolation  see Window::require_continued.
     Round open_alone(int world_size, RoundNotice const& notice, detail::WindowEnd end) {
-        if (local_rounds_ != nullptr) {
-            Round const round = local_rounds_->announce(position_, notice);
-            if (round.will_sync() && end == detail::WindowEnd::opening) {
-                local_rounds_->end_window();
+        RoundNotice const said =
+            local_rounds_ == nullptr ? notice : local_rounds_->announce(position_, notice);
+        detail::Window const& window = has_window_of_guard_ ? local_rounds_->reduced() : window_;
+        Round const round = local_rounds_ == nullptr
+                                ? Round::outside_guard(world_size, said, window)
+                                : local_rounds_->round_of(world_size, said, window);
+        bool const ends = round.will_sync() && end == detail::WindowEnd::opening;
+        if (!has_window_of_guard_) {
+            std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
+            window_.require_continued(said, own);
+            if (!round.will_sync() || ends) {
+                window_.pass(ends, said, own);
             }
-            return round;
         }
-        Round const round = Round::outside_guard(world_size, notice, window_);
-        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
-        window_.require_continued(notice, own);
-        if (!round.will_sync() || end == detail::WindowEnd::opening) {
-            window_.pass(round.will_sync(), notice, own);
+        if (ends && local_rounds_ != nullptr) {
+            local_rounds_->end_window();
         }
         return round;
     }
@@ -104,10 +108,11 @@ private:
     detail::AttachedState* attached_ = nullptr;
     detail::Session* session_ = nullptr;
     std::uint64_t guards_ = 0;    ///< how many there were, this one included
-    detail::Window window_;       ///< outside guards
+    detail::Window window_;       ///< outside guards, and in guards that are not enabled
     bool may_be_cleared_ = false; ///< a guard has begun or ended since the last backward pass
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
+    bool has_window_of_guard_ = false;            ///< there, because it sees some rounds only
 };
 
 namespace detail {
@@ -120,9 +125,9 @@ public:
 
     /// Inside a guard, that of all its participants.
     [[nodiscard]] Window const& window() const noexcept {
-        return state_.session_ != nullptr        ? state_.session_->window()
-               : state_.local_rounds_ != nullptr ? state_.local_rounds_->window()
-                                                 : state_.window_;
+        return state_.session_ != nullptr    ? state_.session_->window()
+               : state_.has_window_of_guard_ ? state_.local_rounds_->window()
+                                             : state_.window_;
     }
     /// Whether gradients that hold something may have been cleared.
     [[nodiscard]] bool may_be_cleared() const noexcept { return state_.may_be_cleared_; }
@@ -135,7 +140,7 @@ public:
             state_.session_->clear_window(in_round);
         }
         if (state_.local_rounds_ != nullptr) {
-            state_.local_rounds_->clear_window(in_round);
+            state_.local_rounds_->clear_window(state_.position_, in_round);
         }
         state_.window_.clear(in_round);
     }

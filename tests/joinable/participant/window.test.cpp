@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -760,6 +761,80 @@ TEST_CASE("a step hears of the window that the round reduces, in a guard that is
             });
         }
     }
+}
+
+TEST_CASE("what is cleared after a round was announced takes nothing of that round, in any guard") {
+    for (bool const is_enabled : {false, true}) {
+        for (bool const by_next : {false, true}) {
+            over_ranks({1, 2, 4}, [&](RankCommunicator& comm) {
+                Params of_a = make_params<double>({1});
+                Params of_b = make_params<double>({1});
+                DistributedDataParallel a{comm, of_a, {.gradient_kind = GradientKind::sum}};
+                DistributedDataParallel b{comm, of_b, {.gradient_kind = GradientKind::sum}};
+                train(a, of_a, 1, {.will_sync = false, .weight = 1});
+                train(b, of_b, 1, {.will_sync = false, .weight = 1});
+                Join guard{participants(a, b), {.enable = is_enabled}};
+                for (bool const syncs : {false, true}) {
+                    RoundNotice const notice{.will_sync = syncs, .weight = 2};
+                    if (by_next) {
+                        static_cast<void>(guard.next(true, notice));
+                    }
+                    if (!syncs) {
+                        of_a[0].g(0) = 0;
+                        of_b[0].g(0) = 0;
+                    }
+                    train(a, of_a, 2, notice);
+                    train(b, of_b, 2, notice);
+                }
+                guard.finish();
+                CHECK(of_a[0].g(0) == 1);
+                CHECK(of_b[0].g(0) == 1);
+            });
+        }
+    }
+}
+
+TEST_CASE("in a guard that is not enabled two models clear their windows within a round that syncs"
+) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        Params of_a = make_params<double>({1});
+        Params of_b = make_params<double>({1});
+        DistributedDataParallel a{comm, of_a, {.gradient_kind = GradientKind::sum}};
+        DistributedDataParallel b{comm, of_b, {.gradient_kind = GradientKind::sum}};
+        train(a, of_a, 1, {.will_sync = false, .weight = 1});
+        train(b, of_b, 1, {.will_sync = false, .weight = 1});
+        Join guard{participants(a, b), {.enable = false}};
+        a.forward([] {}, {.weight = 2});
+        b.forward([] {}, {.weight = 2});
+        of_a[0].g(0) = 0;
+        of_b[0].g(0) = 0;
+        for (auto const& [ddp, params] : {std::pair{&a, &of_a}, std::pair{&b, &of_b}}) {
+            ddp->backward([&](auto ready) {
+                (*params)[0].g(0) += 2;
+                ready(0);
+            });
+            CHECK((*params)[0].g(0) == 1);
+        }
+        guard.finish();
+    });
+}
+
+TEST_CASE("in a guard that is not enabled each model counts what it says itself") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        Params of_a = make_params<double>({1});
+        Params of_b = make_params<double>({1});
+        DistributedDataParallel a{comm, of_a, {.gradient_kind = GradientKind::sum}};
+        DistributedDataParallel b{comm, of_b, {.gradient_kind = GradientKind::sum}};
+        Join guard{participants(a, b), {.enable = false}};
+        for (bool const syncs : {false, true}) {
+            of_a[0].g(0) = 0;
+            train(a, of_a, 2, {.weight = 2});
+            train(b, of_b, 2, {.will_sync = syncs, .weight = 2});
+            CHECK(of_a[0].g(0) == 1);
+        }
+        CHECK(of_b[0].g(0) == 1);
+        guard.finish();
+    });
 }
 
 TEST_CASE("an optimizer that averages alone counts what a loop has accumulated, in any guard") {

@@ -42,9 +42,15 @@ public:
         state.session_ = &session;
         ++state.guards_;
     }
-    /// For a guard that is not enabled. If the state is in another guard, this changes nothing.
-    void
-    attach(JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages) noexcept;
+    /// For a guard that is not enabled. If the state is in another guard, this changes nothing. `sees_all`: whether the
+    /// participant takes part in every round.
+    void attach(
+        JoinState& state,
+        LocalRounds& rounds,
+        std::size_t position,
+        Averages averages,
+        bool sees_all
+    ) noexcept;
 
     void detach() noexcept;
 

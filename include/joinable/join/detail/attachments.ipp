@@ -12,11 +12,12 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void Attachment::attach(
-    JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages
+    JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages, bool sees_all
 ) noexcept {
     if (!is_attached(state)) {
         begin(state, position, averages);
         state.local_rounds_ = &rounds;
+        state.has_window_of_guard_ = !sees_all;
     }
 }
 
@@ -30,7 +31,7 @@ JOINABLE_DEFINITION void Attachment::detach() noexcept {
             state->window_ = averages_ == Averages::gradients ? state->session_->window()
                                                               : state->session_->untouched_window();
         }
-        if (state->local_rounds_ != nullptr && averages_ != Averages::none) {
+        if (std::exchange(state->has_window_of_guard_, false) && averages_ != Averages::none) {
             state->window_ = state->local_rounds_->window();
         }
         state->session_ = nullptr;

@@ -12,7 +12,8 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The rounds of a guard that is not enabled. Nothing is sent, but the options and the notices of next() apply to
-/// the participants as in an enabled guard, and all of them count one window.
+/// the participants as in an enabled guard. A participant that takes part in some rounds only, such as a step, knows
+/// the window from here; the others count their own.
 class LocalRounds {
 public:
     explicit LocalRounds(JoinOptions const& options) : options_{options} {}
@@ -31,15 +32,22 @@ public:
         count(notice);
         loop_opens_rounds_ = true;
     }
-    /// The round of the participant at `position`. If next() opens no rounds, the first one in hook order does,
-    /// and later ones follow; a notice that does not repeat the opener's is for its participant alone.
+    /// What the participant at `position` announces. If next() opens no rounds, the first one in hook order does, and
+    /// later ones follow; a notice that does not repeat the opener's is for its participant alone.
     /// @throws ContractViolation  see Window::require_continued.
-    [[nodiscard]] Round announce(std::size_t position, RoundNotice const& notice) {
+    [[nodiscard]] RoundNotice announce(std::size_t position, RoundNotice const& notice) {
         if (!opened_ || (!loop_opens_rounds_ && position < next_position_)) {
             count(notice);
         }
         next_position_ = position + 1;
-        return repeats(notice, *opened_) ? round_ : made_by(notice);
+        return repeats(notice, *opened_) ? *opened_ : notice;
+    }
+    /// The open round of a participant that announced `said` and holds `window`.
+    [[nodiscard]] Round
+    round_of(int world_size, RoundNotice const& said, Window const& window) const noexcept {
+        Round round = Round::outside_guard(world_size, said, window);
+        round.number_ = rounds_ - 1;
+        return round;
     }
 
     /// The notice of a batch that next(), or an earlier participant of the open round, announced to the
@@ -55,21 +63,23 @@ public:
     [[nodiscard]] Round const& round() const noexcept { return round_; }
     /// What this rank holds. A round that syncs ends it where gradients are reduced: it may be opened anew before.
     [[nodiscard]] Window const& window() const noexcept { return window_; }
+    /// What the open round reduces, if it syncs.
+    [[nodiscard]] Window const& reduced() const noexcept { return reduced_; }
     void end_window() noexcept { window_ = {}; }
-    /// See Window::clear.
-    void clear_window(bool in_round) noexcept {
-        window_.clear(in_round);
+    /// See Window::clear. The batch of the open round is yet to come if the participant at `position` has not
+    /// announced it.
+    void clear_window(std::size_t position, bool in_round) noexcept {
+        bool const is_counted = opened_ && position >= next_position_ && accumulates(*opened_);
+        window_.clear(in_round || is_counted);
         reduced_ = {};
         if (opened_) {
-            round_ = made_by(*opened_);
+            round_ = round_of(world_size_, *opened_, reduced_);
         }
     }
 
 private:
-    [[nodiscard]] Round made_by(RoundNotice const& said) const noexcept {
-        Round round = Round::outside_guard(world_size_, said, reduced_);
-        round.number_ = rounds_ - 1;
-        return round;
+    [[nodiscard]] static bool accumulates(RoundNotice const& said) noexcept {
+        return said.phase == Phase::train && !said.will_sync;
     }
     void count(RoundNotice const& given) {
         RoundNotice const said = completed(given, options_, training_rounds_);
@@ -79,9 +89,9 @@ private:
         next_position_ = 0;
         reduced_ = window_;
         ++rounds_;
-        round_ = made_by(said);
+        round_ = round_of(world_size_, said, reduced_);
         training_rounds_ += said.phase == Phase::train ? 1 : 0;
-        if (!said.will_sync || said.phase != Phase::train) {
+        if (accumulates(said)) {
             window_.pass(false, said, own);
         }
     }
@@ -95,7 +105,7 @@ private:
     std::size_t rounds_ = 0;
     std::size_t training_rounds_ = 0;
     Window window_;
-    Window reduced_; ///< what the last round reduces, if it syncs
+    Window reduced_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -1051,6 +1051,26 @@ MUTATIONS = [
         "if (difference) {", "if (false) {", "communicator/any/communicator.test.cpp", "tables of counts*",
     ),
     Mutation(
+        "guards-do-not-see-through-any-transport", "communicator/communicator.hpp",
+        "return comm.identity();", "return std::addressof(comm);",
+        "communicator/any/communicator.test.cpp", "a guard knows the communicator*",
+    ),
+    Mutation(
+        "destroyed-substitutes-deliver-nothing", "communicator/any/detail/substitute.hpp",
+        "if (copies_.empty() || unwinding_.has_begun()) {", "if (true) {",
+        "communicator/any/communicator.test.cpp", "a work that is destroyed*",
+    ),
+    Mutation(
+        "guards-give-deadlines-back-in-their-order", "join/detail/attachments.ipp",
+        "for (; !before_.empty(); before_.pop_back()) {", "for (; !before_.empty(); before_.erase(before_.begin())) {\n        before_.front().first->exchange_deadline(before_.front().second); continue;",
+        "communicator/any/communicator.test.cpp", "a guard knows the communicator*",
+    ),
+    Mutation(
+        "clearing-takes-the-batch-that-is-to-come", "join/detail/local_rounds.hpp",
+        "bool const is_counted = opened_ && position >= next_position_ && accumulates(*opened_);", "bool const is_counted = false;",
+        "participant/window.test.cpp", "a step hears of what was cleared*",
+    ),
+    Mutation(
         "substitutes-sum-in-what-they-read", "communicator/any/detail/substitute.hpp",
         "take(copied(in_, allocated(in_.count)), request.sends);", "take(read(in_), request.sends);",
         "communicator/any/communicator.test.cpp", "parts arrive*",

@@ -22,19 +22,18 @@ int run_as_rank(
 
 /// What meets the other ranks as the launcher says.
 /// @throws InputError  the launcher does not say enough.
-template <class Comm>
-joinable::AnyCommunicator connected(Options const& options) {
+template <class Comm, class How>
+joinable::AnyCommunicator connected(How const& how) {
     try {
-        return joinable::AnyCommunicator{
-            std::unique_ptr<Comm>{new Comm(Comm::from_environment(options.deadline()))}
-        };
+        return joinable::AnyCommunicator{std::unique_ptr<Comm>{new Comm(Comm::from_environment(how))
+        }};
     } catch (joinable::ContractViolation const& error) {
         throw InputError{error.what()};
     }
 }
 template <class Comm>
 int run_as_launched_rank(Options const& options, Program const& program) {
-    joinable::AnyCommunicator comm = connected<Comm>(options);
+    joinable::AnyCommunicator comm = connected<Comm>(options.deadline());
     return run_as_rank(comm, comm, options, program);
 }
 

@@ -4210,6 +4210,20 @@ consteval bool models_communicator() {
 }
 
 namespace detail {
+template <class C>
+concept has_identity = requires(C const& comm) {
+    { comm.identity() } -> std::same_as<void const*>;
+};
+/// By which a guard knows a communicator: the same for an object, and for what refers to it.
+template <class C>
+[[nodiscard]] void const* identity_of(C const& comm) noexcept {
+    if constexpr (has_identity<C>) {
+        return comm.identity();
+    } else {
+        return std::addressof(comm);
+    }
+}
+
 /// Stands for a communicator that was not passed to a participant. The assertion explains it.
 struct NoCommunicator {};
 
@@ -7150,9 +7164,9 @@ public:
     exchange_deadline(std::chrono::nanoseconds deadline) = 0;
 
     /// Whether the reason of an exception may name ranks of this communicator. Those of a group that
-    /// numbers its ranks otherwise are this communicator's only if it is aborted itself.
+    /// numbers its ranks otherwise are this communicator's only if it is such a group, or aborted itself.
     [[nodiscard]] bool may_have_thrown(AbortReason const& reason) {
-        return !reason.is_renumbered || is_aborted();
+        return !reason.is_renumbered || is_renumbered() || is_aborted();
     }
 
     void sum(std::span<std::uint64_t> words) {
@@ -7193,7 +7207,7 @@ public:
 
     [[nodiscard]] int rank() const override { return comm_.rank(); }
     [[nodiscard]] int size() const override { return comm_.size(); }
-    [[nodiscard]] void const* address() const noexcept override { return &comm_; }
+    [[nodiscard]] void const* address() const noexcept override { return identity_of(comm_); }
     [[nodiscard]] std::unique_ptr<ControlCommunicator> twin() override {
         return std::make_unique<ControlOver<Comm&>>(comm_);
     }
@@ -10272,7 +10286,8 @@ template <class T>
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The rounds of a guard that is not enabled. Nothing is sent, but the options and the notices of next() apply to
-/// the participants as in an enabled guard, and all of them count one window.
+/// the participants as in an enabled guard. A participant that takes part in some rounds only, such as a step, knows
+/// the window from here; the others count their own.
 class LocalRounds {
 public:
     explicit LocalRounds(JoinOptions const& options) : options_{options} {}
@@ -10291,15 +10306,22 @@ public:
         count(notice);
         loop_opens_rounds_ = true;
     }
-    /// The round of the participant at `position`. If next() opens no rounds, the first one in hook order does,
-    /// and later ones follow; a notice that does not repeat the opener's is for its participant alone.
+    /// What the participant at `position` announces. If next() opens no rounds, the first one in hook order does, and
+    /// later ones follow; a notice that does not repeat the opener's is for its participant alone.
     /// @throws ContractViolation  see Window::require_continued.
-    [[nodiscard]] Round announce(std::size_t position, RoundNotice const& notice) {
+    [[nodiscard]] RoundNotice announce(std::size_t position, RoundNotice const& notice) {
         if (!opened_ || (!loop_opens_rounds_ && position < next_position_)) {
             count(notice);
         }
         next_position_ = position + 1;
-        return repeats(notice, *opened_) ? round_ : made_by(notice);
+        return repeats(notice, *opened_) ? *opened_ : notice;
+    }
+    /// The open round of a participant that announced `said` and holds `window`.
+    [[nodiscard]] Round
+    round_of(int world_size, RoundNotice const& said, Window const& window) const noexcept {
+        Round round = Round::outside_guard(world_size, said, window);
+        round.number_ = rounds_ - 1;
+        return round;
     }
 
     /// The notice of a batch that next(), or an earlier participant of the open round, announced to the
@@ -10315,21 +10337,23 @@ public:
     [[nodiscard]] Round const& round() const noexcept { return round_; }
     /// What this rank holds. A round that syncs ends it where gradients are reduced: it may be opened anew before.
     [[nodiscard]] Window const& window() const noexcept { return window_; }
+    /// What the open round reduces, if it syncs.
+    [[nodiscard]] Window const& reduced() const noexcept { return reduced_; }
     void end_window() noexcept { window_ = {}; }
-    /// See Window::clear.
-    void clear_window(bool in_round) noexcept {
-        window_.clear(in_round);
+    /// See Window::clear. The batch of the open round is yet to come if the participant at `position` has not
+    /// announced it.
+    void clear_window(std::size_t position, bool in_round) noexcept {
+        bool const is_counted = opened_ && position >= next_position_ && accumulates(*opened_);
+        window_.clear(in_round || is_counted);
         reduced_ = {};
         if (opened_) {
-            round_ = made_by(*opened_);
+            round_ = round_of(world_size_, *opened_, reduced_);
         }
     }
 
 private:
-    [[nodiscard]] Round made_by(RoundNotice const& said) const noexcept {
-        Round round = Round::outside_guard(world_size_, said, reduced_);
-        round.number_ = rounds_ - 1;
-        return round;
+    [[nodiscard]] static bool accumulates(RoundNotice const& said) noexcept {
+        return said.phase == Phase::train && !said.will_sync;
     }
     void count(RoundNotice const& given) {
         RoundNotice const said = completed(given, options_, training_rounds_);
@@ -10339,9 +10363,9 @@ private:
         next_position_ = 0;
         reduced_ = window_;
         ++rounds_;
-        round_ = made_by(said);
+        round_ = round_of(world_size_, said, reduced_);
         training_rounds_ += said.phase == Phase::train ? 1 : 0;
-        if (!said.will_sync || said.phase != Phase::train) {
+        if (accumulates(said)) {
             window_.pass(false, said, own);
         }
     }
@@ -10355,7 +10379,7 @@ private:
     std::size_t rounds_ = 0;
     std::size_t training_rounds_ = 0;
     Window window_;
-    Window reduced_; ///< what the last round reduces, if it syncs
+    Window reduced_;
 };
 
 }}} // namespace joinable::v0::detail
@@ -11966,18 +11990,22 @@ private:
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
     /// @throws ContractViolation  see Window::require_continued.
     Round open_alone(int world_size, RoundNotice const& notice, detail::WindowEnd end) {
-        if (local_rounds_ != nullptr) {
-            Round const round = local_rounds_->announce(position_, notice);
-            if (round.will_sync() && end == detail::WindowEnd::opening) {
-                local_rounds_->end_window();
+        RoundNotice const said =
+            local_rounds_ == nullptr ? notice : local_rounds_->announce(position_, notice);
+        detail::Window const& window = has_window_of_guard_ ? local_rounds_->reduced() : window_;
+        Round const round = local_rounds_ == nullptr
+                                ? Round::outside_guard(world_size, said, window)
+                                : local_rounds_->round_of(world_size, said, window);
+        bool const ends = round.will_sync() && end == detail::WindowEnd::opening;
+        if (!has_window_of_guard_) {
+            std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
+            window_.require_continued(said, own);
+            if (!round.will_sync() || ends) {
+                window_.pass(ends, said, own);
             }
-            return round;
         }
-        Round const round = Round::outside_guard(world_size, notice, window_);
-        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
-        window_.require_continued(notice, own);
-        if (!round.will_sync() || end == detail::WindowEnd::opening) {
-            window_.pass(round.will_sync(), notice, own);
+        if (ends && local_rounds_ != nullptr) {
+            local_rounds_->end_window();
         }
         return round;
     }
@@ -11985,10 +12013,11 @@ private:
     detail::AttachedState* attached_ = nullptr;
     detail::Session* session_ = nullptr;
     std::uint64_t guards_ = 0;    ///< how many there were, this one included
-    detail::Window window_;       ///< outside guards
+    detail::Window window_;       ///< outside guards, and in guards that are not enabled
     bool may_be_cleared_ = false; ///< a guard has begun or ended since the last backward pass
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
+    bool has_window_of_guard_ = false;            ///< there, because it sees some rounds only
 };
 
 namespace detail {
@@ -12001,9 +12030,9 @@ public:
 
     /// Inside a guard, that of all its participants.
     [[nodiscard]] Window const& window() const noexcept {
-        return state_.session_ != nullptr        ? state_.session_->window()
-               : state_.local_rounds_ != nullptr ? state_.local_rounds_->window()
-                                                 : state_.window_;
+        return state_.session_ != nullptr    ? state_.session_->window()
+               : state_.has_window_of_guard_ ? state_.local_rounds_->window()
+                                             : state_.window_;
     }
     /// Whether gradients that hold something may have been cleared.
     [[nodiscard]] bool may_be_cleared() const noexcept { return state_.may_be_cleared_; }
@@ -12016,7 +12045,7 @@ public:
             state_.session_->clear_window(in_round);
         }
         if (state_.local_rounds_ != nullptr) {
-            state_.local_rounds_->clear_window(in_round);
+            state_.local_rounds_->clear_window(state_.position_, in_round);
         }
         state_.window_.clear(in_round);
     }
@@ -12066,7 +12095,7 @@ inline RoundNotice const* announced_batch(JoinState const& state) {
 template <class Comm>
 void require_listed(JoinState const& state, Comm const& comm, std::string_view name) {
     if (session_of(state) == nullptr) {
-        require_unguarded(std::addressof(comm), name);
+        require_unguarded(identity_of(comm), name);
     }
 }
 
@@ -12492,9 +12521,15 @@ public:
         state.session_ = &session;
         ++state.guards_;
     }
-    /// For a guard that is not enabled. If the state is in another guard, this changes nothing.
-    void
-    attach(JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages) noexcept;
+    /// For a guard that is not enabled. If the state is in another guard, this changes nothing. `sees_all`: whether the
+    /// participant takes part in every round.
+    void attach(
+        JoinState& state,
+        LocalRounds& rounds,
+        std::size_t position,
+        Averages averages,
+        bool sees_all
+    ) noexcept;
 
     void detach() noexcept;
 
@@ -12568,11 +12603,12 @@ void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void Attachment::attach(
-    JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages
+    JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages, bool sees_all
 ) noexcept {
     if (!is_attached(state)) {
         begin(state, position, averages);
         state.local_rounds_ = &rounds;
+        state.has_window_of_guard_ = !sees_all;
     }
 }
 
@@ -12586,7 +12622,7 @@ JOINABLE_DEFINITION void Attachment::detach() noexcept {
             state->window_ = averages_ == Averages::gradients ? state->session_->window()
                                                               : state->session_->untouched_window();
         }
-        if (state->local_rounds_ != nullptr && averages_ != Averages::none) {
+        if (std::exchange(state->has_window_of_guard_, false) && averages_ != Averages::none) {
             state->window_ = state->local_rounds_->window();
         }
         state->session_ = nullptr;
@@ -12660,10 +12696,9 @@ JOINABLE_DEFINITION void Deadlines::exchange(
 }
 
 JOINABLE_DEFINITION void Deadlines::restore() noexcept {
-    for (auto const& [communicator, deadline] : before_) {
-        communicator->exchange_deadline(deadline);
+    for (; !before_.empty(); before_.pop_back()) { // the last one first: one may set another's
+        before_.back().first->exchange_deadline(before_.back().second);
     }
-    before_.clear();
 }
 
 JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
@@ -13370,7 +13405,7 @@ private:
         if (!options.enable) {
             detail::check_options(options_);
             local_rounds_.begin(window_of(list.joinables), controls_.front()->size());
-            attach(list.joinables, local_rounds_, Sequence{});
+            attach_local(list.joinables, Sequence{});
             return;
         }
         AgreementList entry;
@@ -13392,7 +13427,7 @@ private:
             error = std::current_exception();
         }
         session_.enter(entry, window, error);
-        attach(list.joinables, session_, Sequence{});
+        attach(list.joinables, Sequence{});
     }
 
     /// What f() throws will leave the guard, and peers see its text.
@@ -13518,16 +13553,23 @@ private:
         claims.require_disjoint();
     }
 
-    template <class Rounds, std::size_t... Is>
-    void attach(std::tuple<Js&...> const& joinables, Rounds& rounds, std::index_sequence<Is...>) {
+    template <std::size_t... Is>
+    void attach(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
         std::size_t position = 0;
         (std::get<Is>(attachments_)
              .attach(
                  std::get<Is>(joinables).join_state(),
-                 rounds,
+                 session_,
                  position++,
                  detail::averages_of(std::get<Is>(joinables))
              ),
+         ...);
+    }
+    template <std::size_t... Is>
+    void attach_local(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+        std::size_t position = 0;
+        (std::get<Is>(attachments_)
+             .attach(std::get<Is>(joinables).join_state(), local_rounds_, position++, detail::averages_of(std::get<Is>(joinables)), !detail::has_takes_part<join_hook_t<std::tuple_element_t<Is, std::tuple<Js...>>>>),
          ...);
     }
 
@@ -22862,7 +22904,7 @@ class ProcessCommunicator : detail::SegmentOwner,
                             public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:
     static constexpr std::string_view transport = "processes";
-    /// Whether a launcher started this process, and its ranks on this machine alone. Local.
+    /// Whether a launcher started this process and does not say that ranks are on other machines. Local.
     /// @throws ContractViolation  as launch_environment().
     [[nodiscard]] static bool is_launched();
 

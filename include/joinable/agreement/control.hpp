@@ -59,9 +59,9 @@ public:
     exchange_deadline(std::chrono::nanoseconds deadline) = 0;
 
     /// Whether the reason of an exception may name ranks of this communicator. Those of a group that
-    /// numbers its ranks otherwise are this communicator's only if it is aborted itself.
+    /// numbers its ranks otherwise are this communicator's only if it is such a group, or aborted itself.
     [[nodiscard]] bool may_have_thrown(AbortReason const& reason) {
-        return !reason.is_renumbered || is_aborted();
+        return !reason.is_renumbered || is_renumbered() || is_aborted();
     }
 
     void sum(std::span<std::uint64_t> words) {
@@ -102,7 +102,7 @@ public:
 
     [[nodiscard]] int rank() const override { return comm_.rank(); }
     [[nodiscard]] int size() const override { return comm_.size(); }
-    [[nodiscard]] void const* address() const noexcept override { return &comm_; }
+    [[nodiscard]] void const* address() const noexcept override { return identity_of(comm_); }
     [[nodiscard]] std::unique_ptr<ControlCommunicator> twin() override {
         return std::make_unique<ControlOver<Comm&>>(comm_);
     }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -181,6 +182,20 @@ consteval bool models_communicator() {
 }
 
 namespace detail {
+template <class C>
+concept has_identity = requires(C const& comm) {
+    { comm.identity() } -> std::same_as<void const*>;
+};
+/// By which a guard knows a communicator: the same for an object, and for what refers to it.
+template <class C>
+[[nodiscard]] void const* identity_of(C const& comm) noexcept {
+    if constexpr (has_identity<C>) {
+        return comm.identity();
+    } else {
+        return std::addressof(comm);
+    }
+}
+
 /// Stands for a communicator that was not passed to a participant. The assertion explains it.
 struct NoCommunicator {};
 

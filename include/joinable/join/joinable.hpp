@@ -190,7 +190,7 @@ inline RoundNotice const* announced_batch(JoinState const& state) {
 template <class Comm>
 void require_listed(JoinState const& state, Comm const& comm, std::string_view name) {
     if (session_of(state) == nullptr) {
-        require_unguarded(std::addressof(comm), name);
+        require_unguarded(identity_of(comm), name);
     }
 }
 

@@ -235,7 +235,7 @@ public:
 private:
     using Step = detail::HiddenStep;
 
-    [[nodiscard]] void const* parent() const noexcept override { return std::addressof(parent_); }
+    [[nodiscard]] void const* parent() const noexcept override { return detail::identity_of(parent_); }
 
     // -- active ranks ----------------------------------------------------------------------------
 

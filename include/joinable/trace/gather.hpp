@@ -63,7 +63,7 @@ void write_on_first_rank(
 template <Communicator Comm>
 [[nodiscard]] Trace
 gather_trace(Comm& comm, TraceTimeline const& mine, TraceOptions const& options = {}) {
-    detail::require_unguarded(std::addressof(comm), "gather_trace()");
+    detail::require_unguarded(detail::identity_of(comm), "gather_trace()");
     detail::ControlOver<Comm&> control{comm};
     return detail::gather_trace(control, mine, options);
 }

@@ -794,6 +794,28 @@ TEST_CASE("what is cleared after a round was announced takes nothing of that rou
     }
 }
 
+TEST_CASE("a step hears of what was cleared after a loop announced the round, in any guard") {
+    for (bool const is_enabled : {false, true}) {
+        over_ranks({1, 2, 4}, [&](RankCommunicator& comm) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{comm, params};
+            Round seen;
+            joinable::Step step{comm, [&](Round const& round) { seen = round; }};
+            train(ddp, params, 1, {.will_sync = false, .weight = 1});
+            Join guard{participants(ddp, step), {.enable = is_enabled}};
+            static_cast<void>(guard.next(true, {.will_sync = false, .weight = 2}));
+            params[0].g(0) = 0;
+            train(ddp, params, 2);
+            static_cast<void>(guard.next(true, {.weight = 2}));
+            train(ddp, params, 2);
+            step.step();
+            guard.finish();
+            CHECK(seen.weight() == 4);
+            CHECK(seen.accumulated_rounds() == 1);
+        });
+    }
+}
+
 TEST_CASE("in a guard that is not enabled two models clear their windows within a round that syncs"
 ) {
     over_ranks({1, 2, 4}, [](RankCommunicator& comm) {

@@ -17,10 +17,12 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/by_members.hpp>
+#include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/model_table.hpp>
+#include <joinable/communicator/self.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/type_name.hpp>
 #include <joinable/device/arena.hpp>
@@ -44,6 +46,7 @@ public:
     virtual ~AnyInterface() = default;
 
     [[nodiscard]] virtual std::string_view transport() const = 0;
+    [[nodiscard]] virtual void const* identity() const noexcept = 0;
     [[nodiscard]] virtual int rank() const = 0;
     [[nodiscard]] virtual int size() const = 0;
     [[nodiscard]] virtual AnyWork post(Request const& request) = 0;
@@ -89,6 +92,7 @@ public:
             return class_name<Comm>();
         }
     }
+    [[nodiscard]] void const* identity() const noexcept override { return identity_of(comm_); }
     [[nodiscard]] int rank() const override { return comm_.rank(); }
     [[nodiscard]] int size() const override { return comm_.size(); }
     [[nodiscard]] AnyWork post(Request const& request) override {
@@ -118,7 +122,11 @@ public:
             using Part = decltype(comm_.split(color, key));
             return std::make_unique<AnyHeld<Part>>([&] { return comm_.split(color, key); });
         } else {
-            lacks("split()");
+            check_color(color);
+            if (comm_.size() != 1) {
+                lacks("split()");
+            }
+            return std::make_unique<AnyHeld<SelfCommunicator>>([] { return SelfCommunicator{}; });
         }
     }
     void abort(AbortReason const& reason) override { comm_.abort(reason); }
@@ -143,8 +151,6 @@ public:
     void keep_alive() override {
         if constexpr (has_keep_alive<Comm>) {
             comm_.keep_alive();
-        } else {
-            lacks("keep_alive()");
         }
     }
     [[nodiscard]] std::vector<int> missing_ranks() const override {
@@ -191,7 +197,11 @@ private:
                     return AnyWork{comm_.all_reduce(buffer, op)};
                 },
                 [this](Buffer buffer, int root) { return AnyWork{comm_.broadcast(buffer, root)}; },
-                [this](AbortReason const& reason) { comm_.abort(reason); }
+                [this](AbortReason reason) {
+                    reason.is_renumbered = is_renumbered();
+                    comm_.abort(reason);
+                    throw_failure(comm_.abort_reason().value_or(reason));
+                }
             };
             return AnyWork{Substitute{posts, request}};
         } else {
@@ -231,8 +241,10 @@ consteval bool fits_any() {
 ///
 /// A collective costs one virtual call more and allocates nothing more. In host memory, all_gather, gather, scatter,
 /// all_to_all, reduce, reduce_scatter and scaled sums that the transport lacks are made of its all_reduce and
-/// broadcast of whole buffers; a scaled sum then rounds each product to the dtype. Messages, split(), deadlines and
-/// keep_alive() that it lacks are a ContractViolation. Everything else is as the transport documents it.
+/// broadcast of whole buffers. A scaled sum then rounds each product to the dtype, in the buffer, before ranks compare
+/// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and takes
+/// two words for each pair of ranks. Messages, split() and deadlines that the transport lacks are a
+/// ContractViolation; a keep_alive() that it lacks does nothing. Everything else is as the transport documents it.
 template <class DeviceType>
 class BasicAnyCommunicator : public detail::Collectives<BasicAnyCommunicator<DeviceType>, AnyWork> {
 public:
@@ -246,9 +258,15 @@ public:
         static_assert(detail::fits_any<Comm, DeviceType>());
     }
     /// Owns `comm`. Local.
+    /// @throws ContractViolation  the pointer is null.
     template <Communicator Comm>
     explicit BasicAnyCommunicator(std::unique_ptr<Comm> comm)
         : comm_{std::make_unique<detail::AnyHeld<std::unique_ptr<Comm>>>([&] {
+              if (comm == nullptr) {
+                  throw ContractViolation{
+                      "AnyCommunicator: expected a std::unique_ptr to a communicator, given a null one"
+                  };
+              }
               return std::move(comm);
           })} {
         static_assert(detail::fits_any<Comm, DeviceType>());
@@ -278,11 +296,12 @@ public:
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return comm_->abort_reason(); }
     /// Local. Whether its group numbers some ranks differently from the communicator that was split.
     [[nodiscard]] bool is_renumbered() const { return comm_->is_renumbered(); }
-    /// Local. See HasDeadline and RenewsDeadline.
+    /// Local. See HasDeadline.
     /// @throws ContractViolation  the transport has none.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
         return comm_->set_deadline(deadline);
     }
+    /// Local. See RenewsDeadline. Does nothing if the transport cannot renew deadlines.
     void keep_alive() { comm_->keep_alive(); }
     /// Local. Empty if the transport does not report them.
     [[nodiscard]] std::vector<int> missing_ranks() const { return comm_->missing_ranks(); }
@@ -299,6 +318,8 @@ public:
     }
     /// For participants that train a model.
     [[nodiscard]] detail::ModelTable* model_table() { return comm_->model_table(); }
+    /// For guards.
+    [[nodiscard]] void const* identity() const noexcept { return comm_->identity(); }
 
 private:
     friend class detail::BasicCollectives<BasicAnyCommunicator, AnyWork>;

@@ -53,7 +53,7 @@ consteval bool check_launchable() {
 /// |-------------------------|-------------|--------------------------------------------------------------|
 /// | `C::transport`          | string_view | static constexpr; its name, such as "mpi"                    |
 /// | `C::is_launched()`      | bool        | static; local, without an exchange: this process seems to be |
-/// |                         |             | one of its ranks                                             |
+/// |                         |             | one of its ranks; throws what the variables make it throw    |
 /// | `C::from_environment()` | C           | static; collective: connects them                            |
 /// @throws ContractViolation  no transport has that name; or none was launched.
 /// @throws what from_environment() of the chosen one throws.

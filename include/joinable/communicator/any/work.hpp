@@ -29,14 +29,9 @@ public:
                 Held<OnHeap<Given>>{OnHeap<Given>{std::make_unique<Given>(std::forward<W>(work))}};
         }
     }
-    AnyWork(AnyWork&& other) noexcept
-        : work_{other.work_ == nullptr ? nullptr : other.work_->move_to(&storage_)} {}
+    AnyWork(AnyWork&& other) noexcept : work_{other.work_->move_to(&storage_)} {}
     AnyWork& operator=(AnyWork&&) = delete;
-    ~AnyWork() {
-        if (work_ != nullptr) {
-            work_->~Interface();
-        }
-    }
+    ~AnyWork() { work_->~Interface(); }
 
     /// @throws what the communicator's works throw.
     void wait() { work_->wait(); }
@@ -78,7 +73,7 @@ private:
                                  std::is_nothrow_move_constructible_v<H>;
 
     alignas(std::max_align_t) std::byte storage_[capacity];
-    Interface* work_; ///< null after a move
+    Interface* work_; ///< in storage_; after a move it holds a work that was moved from
 };
 
 }} // namespace joinable::v0

@@ -93,7 +93,8 @@ public:
     /// Collective; blocks. Connects all ranks of MPI_COMM_WORLD. If nobody has initialised MPI, this does, for
     /// several threads if MPI can, and the destructor finalises it; destroy groups and arenas before. It does not if
     /// a rank does not get there within 5 s; mpirun then ends the job.
-    /// @throws as the constructor.
+    /// @throws as the constructor; ContractViolation  MPI is finalised already, or the ranks were started by the
+    ///         launcher of another MPI.
     [[nodiscard]] static MpiCommunicator from_environment(MpiOptions const& options = {}) {
         return MpiCommunicator{detail::MpiSession::begin(), options};
     }

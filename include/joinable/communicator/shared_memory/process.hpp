@@ -73,7 +73,7 @@ class ProcessCommunicator : detail::SegmentOwner,
                             public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:
     static constexpr std::string_view transport = "processes";
-    /// Whether a launcher started this process, and its ranks on this machine alone. Local.
+    /// Whether a launcher started this process and does not say that ranks are on other machines. Local.
     /// @throws ContractViolation  as launch_environment().
     [[nodiscard]] static bool is_launched();
 

@@ -105,10 +105,9 @@ JOINABLE_DEFINITION void Deadlines::exchange(
 }
 
 JOINABLE_DEFINITION void Deadlines::restore() noexcept {
-    for (auto const& [communicator, deadline] : before_) {
-        communicator->exchange_deadline(deadline);
+    for (; !before_.empty(); before_.pop_back()) { // the last one first: one may set another's
+        before_.back().first->exchange_deadline(before_.back().second);
     }
-    before_.clear();
 }
 
 JOINABLE_DEFINITION void check_options(JoinOptions const& options) {

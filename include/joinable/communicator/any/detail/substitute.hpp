@@ -15,6 +15,7 @@
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/copy.hpp>
 #include <joinable/error.hpp>
@@ -30,7 +31,7 @@ struct BasicPosts {
     int size;
     std::function<AnyWork(Buffer, ReduceOp)> all_reduce;
     std::function<AnyWork(Buffer, int)> broadcast;
-    std::function<void(AbortReason const&)> abort;
+    std::function<void(AbortReason)> fail; ///< aborts, and throws what was the first reason
 };
 
 /// A collective over host memory that a communicator lacks, made of sums and broadcasts of whole buffers. All are
@@ -55,6 +56,19 @@ public:
         case Collective::gather: gather_to_root(sent_by_all(request)); break;
         case Collective::scatter: scatter(sent_by_all(request)); break;
         default: all_to_all(sent_by_all(request)); break;
+        }
+    }
+
+    Substitute(Substitute&&) = default;
+    Substitute& operator=(Substitute&&) = delete;
+    /// Delivers, unless it unwinds: then the parts abort.
+    ~Substitute() {
+        if (copies_.empty() || unwinding_.has_begun()) {
+            return;
+        }
+        try {
+            wait();
+        } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
         }
     }
 
@@ -149,8 +163,7 @@ private:
             [&](int from, int to) { return word(size() + static_cast<std::size_t>(to), from); }
         );
         if (difference) {
-            posts_.abort(*difference);
-            throw_failure(*difference);
+            posts_.fail(*difference);
         }
         return Table(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(size() * size()));
     }
@@ -220,8 +233,9 @@ private:
     Buffer out_;
     Arena scratch_;
     std::vector<Copy> copies_;   ///< when all parts are done
-    std::vector<AnyWork> parts_; // the last member: its works end before the memory does
+    std::vector<AnyWork> parts_; // after the memory: its works end before that does
     std::size_t tested_ = 0;     ///< so many are done
+    Unwinding unwinding_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <chrono>
+#include <cstdlib>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include <mpi.h>
 
 #include <joinable/communicator/mpi/detail/api.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -30,7 +33,8 @@ public:
     }
 
     /// Collective if MPI is not initialised.
-    /// @throws ContractViolation   MPI is finalised already, and cannot begin anew.
+    /// @throws ContractViolation   MPI is finalised already, and cannot begin anew; or another MPI's launcher started
+    ///                             this process, so MPI connects it to nobody.
     /// @throws CommunicationError  MPI reports an error.
     [[nodiscard]] static MpiSession begin() {
         MpiSession session;
@@ -49,14 +53,32 @@ public:
             );
         } else if (!is_mpi_running()) {
             throw ContractViolation{
-                "MPI is finalised already, and a process can initialise it once; keep the communicator until no "
-                "other one is made"
+                "MPI is finalised already, and a process can initialise it only once: an earlier "
+                "from_environment() has ended it; destroy that communicator last"
             };
         }
+        check_launcher();
         return session;
     }
 
 private:
+    static void check_launcher() {
+        int size = 0;
+        check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+        for (char const* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+            char const* const told = std::getenv(name);
+            if (size == 1 && told != nullptr && std::string_view{told} != "1") {
+                throw ContractViolation{concat(
+                    "the launcher started ",
+                    told,
+                    " ranks (",
+                    name,
+                    "), but MPI connects this one to no other: it is the launcher of another MPI than the program "
+                    "was built with; use mpirun of that one"
+                )};
+            }
+        }
+    }
     static bool all_get_here() {
         using Clock = std::chrono::steady_clock;
         MPI_Request request = MPI_REQUEST_NULL;

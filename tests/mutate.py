@@ -84,7 +84,7 @@ MUTATIONS = [
     ),
     Mutation(
         "guards-over-a-group-do-not-believe-it", "agreement/control.hpp",
-        "return !reason.is_renumbered || is_aborted();", "return !reason.is_renumbered;",
+        "return !reason.is_renumbered || is_renumbered() || is_aborted();", "return !reason.is_renumbered;",
         "join/failure_in_group.test.cpp", "a guard over a group*",
     ),
     Mutation(
@@ -299,7 +299,7 @@ MUTATIONS = [
     # -- sharded optimizers in a guard ----------------------------------------------------------------
     Mutation(
         "strangers-may-communicate", "join/joinable.hpp",
-        "require_unguarded(std::addressof(comm), name);", "",
+        "require_unguarded(identity_of(comm), name);", "",
         "participant/guarded_optimizers.test.cpp", "an optimizer that the guard*,what gathers*",
     ),
     Mutation(

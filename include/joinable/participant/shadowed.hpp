@@ -235,7 +235,9 @@ public:
 private:
     using Step = detail::HiddenStep;
 
-    [[nodiscard]] void const* parent() const noexcept override { return detail::identity_of(parent_); }
+    [[nodiscard]] void const* parent() const noexcept override {
+        return detail::identity_of(parent_);
+    }
 
     // -- active ranks ----------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -830,13 +829,15 @@ TEST_CASE("in a guard that is not enabled two models clear their windows within 
         b.forward([] {}, {.weight = 2});
         of_a[0].g(0) = 0;
         of_b[0].g(0) = 0;
-        for (auto const& [ddp, params] : {std::pair{&a, &of_a}, std::pair{&b, &of_b}}) {
-            ddp->backward([&](auto ready) {
-                (*params)[0].g(0) += 2;
+        auto const finish = [](auto& ddp, Params& params) {
+            ddp.backward([&](auto ready) {
+                params[0].g(0) += 2;
                 ready(0);
             });
-            CHECK((*params)[0].g(0) == 1);
-        }
+            CHECK(params[0].g(0) == 1);
+        };
+        finish(a, of_a);
+        finish(b, of_b);
         guard.finish();
     });
 }

@@ -1063,7 +1063,7 @@ MUTATIONS = [
     Mutation(
         "guards-give-deadlines-back-in-their-order", "join/detail/attachments.ipp",
         "for (; !before_.empty(); before_.pop_back()) {", "for (; !before_.empty(); before_.erase(before_.begin())) {\n        before_.front().first->exchange_deadline(before_.front().second); continue;",
-        "communicator/any/communicator.test.cpp", "a guard knows the communicator*",
+        "join/attachments.test.cpp", "deadlines come back*",
     ),
     Mutation(
         "clearing-takes-the-batch-that-is-to-come", "join/detail/local_rounds.hpp",

@@ -82,6 +82,20 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("deadlines come back although one communicator sets another's") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        RecordingCommunicator outer{comm};
+        AllReducer of_outer{outer};
+        AllReducer of_comm{comm};
+        auto const before = comm.set_deadline(std::chrono::seconds{50});
+        {
+            Join guard{participants(of_outer, of_comm), {.timeout = std::chrono::seconds{40}}};
+            guard.finish();
+        }
+        CHECK(comm.set_deadline(before) == std::chrono::seconds{50});
+    });
+}
+
 TEST_CASE("a guard that is not enabled changes nothing inside one that is") {
     over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};

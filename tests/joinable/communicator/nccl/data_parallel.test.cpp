@@ -87,7 +87,7 @@ TEST_CASE("gradients are averaged over NCCL, by copies and as bucket views, in e
 TEST_CASE("NCCL behind a type of any transport of devices gives the same averages") {
     run_models({1, 2, 3, 4}, DType::f32, true, [&](auto& hosts, auto& comm, auto& model) {
         joinable::BasicAnyCommunicator<joinable::CudaDevice> any{comm};
-        CHECK(any.transport() == "NcclCommunicator");
+        CHECK(any.transport() == "nccl");
         DistributedDataParallel ddp{any, model.params, small_buckets(true)};
         joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
         for (int batch = 0; batch <= hosts.rank(); ++batch) { // uneven

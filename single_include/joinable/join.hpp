@@ -14867,7 +14867,7 @@ public:
                 "collectives of a model; use another sharding"
             };
         }
-        hidden_.attach(collectives, &comm_);
+        hidden_.attach(collectives, detail::identity_of(comm_));
     }
     /// Explains a communicator that shadowed() has not made.
     template <class Other>

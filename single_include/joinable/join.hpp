@@ -15508,13 +15508,13 @@ protected:
 
     Comm& comm_;
     detail::Averaging averaging_;
-    detail::ControlOver<Comm&> words_;       ///< outside guards
     std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ListedModel> listed_;
     std::optional<detail::ReadyCheck> ready_check_;     ///< with verify_ready
     std::optional<detail::ReplicaCheck> replica_check_; ///< with verify_replicas
-    detail::HiddenRounds hidden_;                       ///< collectives of the model
+    detail::ControlOver<Comm&> words_; ///< outside guards; ends before the memory that it sums does
+    detail::HiddenRounds hidden_;      ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
 

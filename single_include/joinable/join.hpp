@@ -4214,6 +4214,15 @@ template <class C>
 concept has_identity = requires(C const& comm) {
     { comm.identity() } -> std::same_as<void const*>;
 };
+/// Whether a communicator says that it is renumbered. False if it does not know.
+template <class C>
+[[nodiscard]] bool is_renumbered_group(C const& comm) {
+    if constexpr (has_is_renumbered<C>) {
+        return comm.is_renumbered();
+    } else {
+        return false;
+    }
+}
 /// By which a guard knows a communicator: the same for an object, and for what refers to it.
 template <class C>
 [[nodiscard]] void const* identity_of(C const& comm) noexcept {
@@ -7237,13 +7246,7 @@ public:
             return false;
         }
     }
-    [[nodiscard]] bool is_renumbered() const override {
-        if constexpr (has_is_renumbered<Comm>) {
-            return comm_.is_renumbered();
-        } else {
-            return false;
-        }
-    }
+    [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
 
     bool keep_alive() override {
         if constexpr (RenewsDeadline<Comm>) {
@@ -12503,6 +12506,14 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// Whether a participant averages gradients, and if so, what joined ranks do with theirs.
 enum class Averages : std::uint8_t { none, gradients, but_leaves_joined_untouched };
 
+/// How a participant takes part in a guard.
+struct AttachedAs {
+    std::size_t position; ///< in hook order
+    Averages
+        averages; ///< what its rank accumulated in the guard is the participant's when the guard ends
+    bool sees_all; ///< whether it takes part in every round
+};
+
 /// Sets a participant's state for as long as its guard lives.
 class Attachment {
 public:
@@ -12514,31 +12525,22 @@ public:
     static bool is_attached(JoinState const& state) noexcept {
         return state.session_ != nullptr || state.local_rounds_ != nullptr;
     }
-    /// `averages`: what its rank accumulated in the guard is the participant's when the guard ends.
-    void
-    attach(JoinState& state, Session& session, std::size_t position, Averages averages) noexcept {
-        begin(state, position, averages);
+    void attach(JoinState& state, Session& session, AttachedAs const& as) noexcept {
+        begin(state, as);
         state.session_ = &session;
         ++state.guards_;
     }
-    /// For a guard that is not enabled. If the state is in another guard, this changes nothing. `sees_all`: whether the
-    /// participant takes part in every round.
-    void attach(
-        JoinState& state,
-        LocalRounds& rounds,
-        std::size_t position,
-        Averages averages,
-        bool sees_all
-    ) noexcept;
+    /// For a guard that is not enabled. If the state is in another guard, this changes nothing.
+    void attach(JoinState& state, LocalRounds& rounds, AttachedAs const& as) noexcept;
 
     void detach() noexcept;
 
 private:
-    void begin(JoinState& state, std::size_t position, Averages averages) noexcept {
+    void begin(JoinState& state, AttachedAs const& as) noexcept {
         attached_.state = &state;
         state.attached_ = &attached_;
-        averages_ = averages;
-        state.position_ = position;
+        averages_ = as.averages;
+        state.position_ = as.position;
         state.may_be_cleared_ = true;
         forget_rounds();
     }
@@ -12602,13 +12604,12 @@ void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION void Attachment::attach(
-    JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages, bool sees_all
-) noexcept {
+JOINABLE_DEFINITION void
+Attachment::attach(JoinState& state, LocalRounds& rounds, AttachedAs const& as) noexcept {
     if (!is_attached(state)) {
-        begin(state, position, averages);
+        begin(state, as);
         state.local_rounds_ = &rounds;
-        state.has_window_of_guard_ = !sees_all;
+        state.has_window_of_guard_ = !as.sees_all;
     }
 }
 
@@ -13405,7 +13406,7 @@ private:
         if (!options.enable) {
             detail::check_options(options_);
             local_rounds_.begin(window_of(list.joinables), controls_.front()->size());
-            attach_local(list.joinables, Sequence{});
+            attach(list.joinables, local_rounds_, Sequence{});
             return;
         }
         AgreementList entry;
@@ -13427,7 +13428,7 @@ private:
             error = std::current_exception();
         }
         session_.enter(entry, window, error);
-        attach(list.joinables, Sequence{});
+        attach(list.joinables, session_, Sequence{});
     }
 
     /// What f() throws will leave the guard, and peers see its text.
@@ -13553,24 +13554,16 @@ private:
         claims.require_disjoint();
     }
 
-    template <std::size_t... Is>
-    void attach(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+    template <class Rounds, std::size_t... Is>
+    void attach(std::tuple<Js&...> const& joinables, Rounds& rounds, std::index_sequence<Is...>) {
         std::size_t position = 0;
-        (std::get<Is>(attachments_)
-             .attach(
-                 std::get<Is>(joinables).join_state(),
-                 session_,
-                 position++,
-                 detail::averages_of(std::get<Is>(joinables))
-             ),
-         ...);
-    }
-    template <std::size_t... Is>
-    void attach_local(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
-        std::size_t position = 0;
-        (std::get<Is>(attachments_)
-             .attach(std::get<Is>(joinables).join_state(), local_rounds_, position++, detail::averages_of(std::get<Is>(joinables)), !detail::has_takes_part<join_hook_t<std::tuple_element_t<Is, std::tuple<Js...>>>>),
-         ...);
+        auto const one = [&]<class J>(J& joinable, detail::Attachment& attachment) {
+            constexpr bool sees_all = !detail::has_takes_part<join_hook_t<J>>;
+            attachment.attach(
+                joinable.join_state(), rounds, {position++, detail::averages_of(joinable), sees_all}
+            );
+        };
+        (one(std::get<Is>(joinables), std::get<Is>(attachments_)), ...);
     }
 
     JoinOptions options_;

@@ -132,13 +132,7 @@ public:
             return false;
         }
     }
-    [[nodiscard]] bool is_renumbered() const override {
-        if constexpr (has_is_renumbered<Comm>) {
-            return comm_.is_renumbered();
-        } else {
-            return false;
-        }
-    }
+    [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
 
     bool keep_alive() override {
         if constexpr (RenewsDeadline<Comm>) {

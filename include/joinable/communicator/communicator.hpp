@@ -186,6 +186,15 @@ template <class C>
 concept has_identity = requires(C const& comm) {
     { comm.identity() } -> std::same_as<void const*>;
 };
+/// Whether a communicator says that it is renumbered. False if it does not know.
+template <class C>
+[[nodiscard]] bool is_renumbered_group(C const& comm) {
+    if constexpr (has_is_renumbered<C>) {
+        return comm.is_renumbered();
+    } else {
+        return false;
+    }
+}
 /// By which a guard knows a communicator: the same for an object, and for what refers to it.
 template <class C>
 [[nodiscard]] void const* identity_of(C const& comm) noexcept {

@@ -257,7 +257,7 @@ private:
         if (!options.enable) {
             detail::check_options(options_);
             local_rounds_.begin(window_of(list.joinables), controls_.front()->size());
-            attach_local(list.joinables, Sequence{});
+            attach(list.joinables, local_rounds_, Sequence{});
             return;
         }
         AgreementList entry;
@@ -279,7 +279,7 @@ private:
             error = std::current_exception();
         }
         session_.enter(entry, window, error);
-        attach(list.joinables, Sequence{});
+        attach(list.joinables, session_, Sequence{});
     }
 
     /// What f() throws will leave the guard, and peers see its text.
@@ -405,24 +405,16 @@ private:
         claims.require_disjoint();
     }
 
-    template <std::size_t... Is>
-    void attach(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+    template <class Rounds, std::size_t... Is>
+    void attach(std::tuple<Js&...> const& joinables, Rounds& rounds, std::index_sequence<Is...>) {
         std::size_t position = 0;
-        (std::get<Is>(attachments_)
-             .attach(
-                 std::get<Is>(joinables).join_state(),
-                 session_,
-                 position++,
-                 detail::averages_of(std::get<Is>(joinables))
-             ),
-         ...);
-    }
-    template <std::size_t... Is>
-    void attach_local(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
-        std::size_t position = 0;
-        (std::get<Is>(attachments_)
-             .attach(std::get<Is>(joinables).join_state(), local_rounds_, position++, detail::averages_of(std::get<Is>(joinables)), !detail::has_takes_part<join_hook_t<std::tuple_element_t<Is, std::tuple<Js...>>>>),
-         ...);
+        auto const one = [&]<class J>(J& joinable, detail::Attachment& attachment) {
+            constexpr bool sees_all = !detail::has_takes_part<join_hook_t<J>>;
+            attachment.attach(
+                joinable.join_state(), rounds, {position++, detail::averages_of(joinable), sees_all}
+            );
+        };
+        (one(std::get<Is>(joinables), std::get<Is>(attachments_)), ...);
     }
 
     JoinOptions options_;

@@ -134,13 +134,7 @@ public:
     [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
         return comm_.abort_reason();
     }
-    [[nodiscard]] bool is_renumbered() const override {
-        if constexpr (has_is_renumbered<Comm>) {
-            return comm_.is_renumbered();
-        } else {
-            return false;
-        }
-    }
+    [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) override {
         if constexpr (has_set_deadline<Comm>) {
             return comm_.set_deadline(deadline);

@@ -24,6 +24,14 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// Whether a participant averages gradients, and if so, what joined ranks do with theirs.
 enum class Averages : std::uint8_t { none, gradients, but_leaves_joined_untouched };
 
+/// How a participant takes part in a guard.
+struct AttachedAs {
+    std::size_t position; ///< in hook order
+    Averages
+        averages; ///< what its rank accumulated in the guard is the participant's when the guard ends
+    bool sees_all; ///< whether it takes part in every round
+};
+
 /// Sets a participant's state for as long as its guard lives.
 class Attachment {
 public:
@@ -35,31 +43,22 @@ public:
     static bool is_attached(JoinState const& state) noexcept {
         return state.session_ != nullptr || state.local_rounds_ != nullptr;
     }
-    /// `averages`: what its rank accumulated in the guard is the participant's when the guard ends.
-    void
-    attach(JoinState& state, Session& session, std::size_t position, Averages averages) noexcept {
-        begin(state, position, averages);
+    void attach(JoinState& state, Session& session, AttachedAs const& as) noexcept {
+        begin(state, as);
         state.session_ = &session;
         ++state.guards_;
     }
-    /// For a guard that is not enabled. If the state is in another guard, this changes nothing. `sees_all`: whether the
-    /// participant takes part in every round.
-    void attach(
-        JoinState& state,
-        LocalRounds& rounds,
-        std::size_t position,
-        Averages averages,
-        bool sees_all
-    ) noexcept;
+    /// For a guard that is not enabled. If the state is in another guard, this changes nothing.
+    void attach(JoinState& state, LocalRounds& rounds, AttachedAs const& as) noexcept;
 
     void detach() noexcept;
 
 private:
-    void begin(JoinState& state, std::size_t position, Averages averages) noexcept {
+    void begin(JoinState& state, AttachedAs const& as) noexcept {
         attached_.state = &state;
         state.attached_ = &attached_;
-        averages_ = averages;
-        state.position_ = position;
+        averages_ = as.averages;
+        state.position_ = as.position;
         state.may_be_cleared_ = true;
         forget_rounds();
     }

@@ -11,13 +11,12 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION void Attachment::attach(
-    JoinState& state, LocalRounds& rounds, std::size_t position, Averages averages, bool sees_all
-) noexcept {
+JOINABLE_DEFINITION void
+Attachment::attach(JoinState& state, LocalRounds& rounds, AttachedAs const& as) noexcept {
     if (!is_attached(state)) {
-        begin(state, position, averages);
+        begin(state, as);
         state.local_rounds_ = &rounds;
-        state.has_window_of_guard_ = !sees_all;
+        state.has_window_of_guard_ = !as.sees_all;
     }
 }
 

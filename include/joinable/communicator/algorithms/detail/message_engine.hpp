@@ -68,13 +68,7 @@ public:
         return run_ ? run_->missing_ranks() : std::vector<int>{};
     }
     /// See Communicator. False if the communicator does not know.
-    [[nodiscard]] bool is_renumbered() const {
-        if constexpr (has_is_renumbered<Comm>) {
-            return comm_.is_renumbered();
-        } else {
-            return false;
-        }
-    }
+    [[nodiscard]] bool is_renumbered() const { return is_renumbered_group(comm_); }
     /// Tells the others that an exception is leaving `what` on this rank, if the communicator can.
     void abort_for_exception(char const* what) {
         if constexpr (has_abort<Comm>) {

@@ -177,19 +177,22 @@ private:
             rank.held_at_entry = rank.held.batches;
         }
     }
-    /// Whether a rank sees in this round that its gradients are cleared, until its first backward pass after a
-    /// guard has begun or ended.
-    [[nodiscard]] bool may_see(Rank const& rank, Epoch const& epoch, RoundPlan const& plan) const {
+    /// Whether a rank looks if its gradients are cleared: until its first batch after a guard has begun or ended.
+    [[nodiscard]] bool looks(Rank const& rank) const {
         bool holds = false;
         for (std::size_t const p : training_.trained()) {
             holds = holds ||
                     (rank.accumulated[p] && joinable::numel(training_.parameters[p].extents) != 0);
         }
-        bool const announces = !plan.evaluates || epoch.has_loop();
-        return rank.looks && rank.held.batches != 0 && holds && announces && !is_alone();
+        return rank.looks && rank.held.batches != 0 && holds && !is_alone();
     }
-    void look(Rank& rank, Epoch const& epoch, RoundPlan const& plan) const {
-        if (may_see(rank, epoch, plan) && is_cleared(rank)) {
+    /// Whether it does in this round.
+    [[nodiscard]] bool may_see(Rank const& rank, Epoch const& epoch, RoundPlan const& plan) const {
+        return looks(rank) && (!plan.evaluates || epoch.has_loop());
+    }
+    /// If it `looks`, gradients that are cleared count no more.
+    void look(Rank& rank, bool looks) const {
+        if (looks && is_cleared(rank)) {
             rank.forget_window();
         }
     }
@@ -227,9 +230,12 @@ private:
             for (Rank& rank : ranks_) {
                 auto const r = static_cast<std::size_t>(rank.rank);
                 bool const is_active = k < epoch.lengths[r];
+                if (k == epoch.lengths[r]) {
+                    look(rank, looks(rank)); // before it says that it has no further input
+                }
                 if (is_active) {
                     reset(rank, plan.resets_late ? Reset::keep : plan.reset);
-                    look(rank, epoch, plan);
+                    look(rank, may_see(rank, epoch, plan));
                 }
                 if (plan.evaluates) {
                     continue;
@@ -252,6 +258,7 @@ private:
             record();
         }
         for (Rank& rank : ranks_) {
+            look(rank, epoch.is_guarded() && looks(rank)); // those that trained to the end, too
             for (std::size_t p = 0; p < rank.writers.size(); ++p) {
                 zero_if(rank, p, rank.writers[p] == Writer::joined);
             }
@@ -443,9 +450,10 @@ private:
         bool const has_pass = batch.fails == Fails::nowhere || batch.fails == Fails::in_backward;
         if (has_pass && plan.resets_late) {
             reset(rank, plan.reset);
-            look(rank, epoch, plan);
+            look(rank, may_see(rank, epoch, plan));
         }
-        rank.looks = false; // also where the batch is skipped
+        rank.looks =
+            rank.looks && skips; // a batch that has begun ends it, also where it is skipped then
         for (std::size_t m = 0; m < marks; ++m) {
             add(rank, e, k, batch.marks[m]);
             marked[batch.marks[m]] = true;

@@ -276,12 +276,12 @@ MUTATIONS = [
         "participant/shadowed.test.cpp", "a communicator that no participant*",
     ),
     Mutation(
-        "sharded-gradients-wait-for-ranks-that-follow", "participant/detail/shard_reducer.hpp",
-        "reduces_after_pass_ = reduces;", "static_cast<void>(reduces);",
+        "sharded-gradients-wait-for-ranks-that-follow", "bucket/reducer.hpp",
+        "reduces_after_pass_ = after_pass;", "static_cast<void>(after_pass);",
         "participant/shadowed.test.cpp", "such a net trains the same*",
     ),
     Mutation(
-        "steps-in-backward-meet-nobody", "participant/detail/sharded_reduction.hpp",
+        "steps-in-backward-meet-nobody", "participant/detail/to_owners.hpp",
         "return begin_ != nullptr;", "return false;",
         "participant/shadowed.test.cpp", "such a net trains the same*",
     ),
@@ -292,8 +292,8 @@ MUTATIONS = [
     ),
     Mutation(
         "unsynced-rounds-are-not-held-open", "participant/passes.hpp",
-        "bool const holds = gathers_values() || hidden_.are_followed();",
-        "bool const holds = gathers_values();",
+        "bool const holds = hooks().gathers_values() || hidden_.are_followed();",
+        "bool const holds = hooks().gathers_values();",
         "participant/shadowed.test.cpp", "nobody else communicates*",
     ),
     # -- sharded optimizers in a guard ----------------------------------------------------------------
@@ -424,7 +424,7 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "what is out of turn*",
     ),
     Mutation(
-        "extents-of-a-gradient-are-not-named", "bucket/detail/gradients.ipp",
+        "extents-of-a-gradient-are-not-named", "bucket/gradients.ipp",
         "return to_text(tensor) + (", "return concat(name_of(tensor.dtype())) + (",
         "bucket/reducer.test.cpp", "a model that cannot*",
     ),
@@ -566,7 +566,7 @@ MUTATIONS = [
     ),
     # -- gradients of joined ranks ------------------------------------------------------------------
     Mutation(
-        "joined-gradients-are-kept", "bucket/detail/gradients.ipp",
+        "joined-gradients-are-kept", "bucket/gradients.ipp",
         "if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {", "if (false) {",
         "participant/joined_gradients.test.cpp", "a rank that joined begins*",
     ),
@@ -854,13 +854,8 @@ MUTATIONS = [
         "optimizer/rules.test.cpp", "rules step*",
     ),
     Mutation(
-        "what-joined-ranks-accumulated-counts-again", "participant/detail/shard_reducer.hpp",
-        "clear_gradient(parameters_[i], device_);\n            }\n            advance();", "}\n            advance();",
-        "participant/sharded_data_parallel.test.cpp", "what a rank accumulated*",
-    ),
-    Mutation(
-        "copied-gradients-are-kept", "participant/detail/shard_reducer.hpp",
-        "if (is_on_host(device_)) {\n            parameters_[i].release_grad();", "if (false) {\n            parameters_[i].release_grad();",
+        "copied-gradients-are-kept", "participant/detail/gradients_for_owners.ipp",
+        "if (is_on_host(device())) {\n        parameters_[i].release_grad();", "if (false) {\n        parameters_[i].release_grad();",
         "participant/sharded_data_parallel.test.cpp", "gradients become ready*",
     ),
     Mutation(
@@ -870,8 +865,8 @@ MUTATIONS = [
         "checkpoint/checkpoint.test.cpp", "values that are sharded*",
     ),
     Mutation(
-        "gradients-wait-for-values-that-are-kept", "participant/detail/shard_reducer.hpp",
-        "values_->is_due(i) && values_->approach(i)", "false",
+        "gradients-wait-for-values-that-are-kept", "participant/detail/to_owners.hpp",
+        "units_->is_due(i) && units_->approach(i)", "false",
         "participant/sharded_parameters.test.cpp", "gradients travel while*",
     ),
     Mutation(
@@ -935,8 +930,8 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "a step that some ranks skip*",
     ),
     Mutation(
-        "a-missing-gradient-counts-as-zeros", "participant/detail/shard_reducer.hpp",
-        "!parameters_[i].grad() && !parameters_[i].can_set_grad()", "false",
+        "a-missing-gradient-counts-as-zeros", "participant/detail/gradients_for_owners.ipp",
+        "!has(i) && !parameters_[i].can_set_grad()", "false",
         "participant/sharded_data_parallel.test.cpp", "a gradient that is ready but not there*",
     ),
     Mutation(
@@ -945,8 +940,8 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "a Step that has nothing*",
     ),
     Mutation(
-        "a-shard-is-stepped-while-it-is-gathered", "participant/detail/shard_reducer.hpp",
-        "!values_ || values_->is_gathered(buckets_[stepped_].unit)", "true",
+        "a-shard-is-stepped-while-it-is-gathered", "participant/detail/to_owners.hpp",
+        "(!units_ || units_->is_gathered(unit_of(stepped_)))", "true",
         "participant/sharded_parameters.test.cpp", "a value that a pass reads late*",
     ),
     Mutation(
@@ -965,8 +960,8 @@ MUTATIONS = [
         "checkpoint/detail/file.test.cpp", "a folder that cannot be synced*",
     ),
     Mutation(
-        "early-steps-wait-for-the-end-of-the-pass", "participant/detail/shard_reducer.hpp",
-        "++finished_;\n        step_reduced();", "++finished_;",
+        "early-steps-wait-for-the-end-of-the-pass", "participant/detail/to_owners.hpp",
+        "++finished_;\n            step_reduced();", "++finished_;",
         "participant/sharded_data_parallel.test.cpp", "buckets are stepped while*",
     ),
     Mutation(
@@ -985,13 +980,13 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "every dtype*trains sharded",
     ),
     Mutation(
-        "each-bucket-has-memory-of-its-own", "participant/detail/shard_reducer.hpp",
-        "arenas_in_use_ >= overlapping && finished_", "arenas_in_use_ >= buckets_.size() && finished_",
+        "each-bucket-has-memory-of-its-own", "participant/detail/gradients_for_owners.hpp",
+        "arenas_in_use_ >= overlapping;", "arenas_in_use_ >= buckets_.size();",
         "participant/sharded_data_parallel.test.cpp", "gradients become ready*",
     ),
     Mutation(
-        "unused-gradients-are-left-in-the-bucket", "participant/detail/shard_reducer.hpp",
-        "if (states_[i] == State::unused) {", "if (states_[i] == State::frozen) {",
+        "unused-gradients-are-left-in-the-bucket", "bucket/detail/iteration.ipp",
+        "is_held ? gradients_.pack(i, factor_) : gradients_.zero(i);", "static_cast<void>(is_held);",
         "participant/sharded_data_parallel.test.cpp", "a parameter that no pass uses*,a batch that failed*",
     ),
     Mutation(
@@ -1259,13 +1254,13 @@ MUTATIONS = [
         "participant/window.test.cpp", "a joined rank that leaves*",
     ),
     Mutation(
-        "sharded-windows-lose-what-a-pass-does-not-use", "participant/detail/shard_reducer.hpp",
-        "accumulated_[i] ? take(i) : settle(i, State::unused);", "settle(i, State::unused);",
+        "sharded-windows-lose-what-a-pass-does-not-use", "bucket/detail/iteration.hpp",
+        "accumulated_[i] ? take_used(i) : settle(i, State::unused);", "settle(i, State::unused);",
         "participant/window.test.cpp", "sharded gradients hold*",
     ),
     Mutation(
-        "sharded-windows-send-what-no-pass-used", "participant/detail/shard_reducer.hpp",
-        "            take_accumulated(i);\n            if (has_joined) {", "            take(i);\n            if (has_joined) {",
+        "sharded-windows-send-what-no-pass-used", "bucket/detail/iteration.hpp",
+        "may_be_unused() ? take_or_leave(i) : take(i);", "used_ ? take_or_leave(i) : take(i);",
         "participant/window.test.cpp", "a sharded batch that is skipped*",
     ),
     Mutation(
@@ -1295,12 +1290,12 @@ MUTATIONS = [
         "participant/property.test.cpp", "any training*",
     ),
     Mutation(
-        "gradients-stay-in-memory-that-ends", "bucket/detail/gradients.ipp",
+        "gradients-stay-in-memory-that-ends", "bucket/gradients.ipp",
         "if (parameters_[i].can_release_grad() && is_resident(i)) {", "if (false) {",
         "participant/without_pass.test.cpp", "gradients that lie in buckets*",
     ),
     Mutation(
-        "gradients-of-the-engine-end-with-the-model", "bucket/detail/gradients.ipp",
+        "gradients-of-the-engine-end-with-the-model", "bucket/gradients.ipp",
         "if (parameters_[i].can_release_grad() && is_resident(i)) {",
         "if (parameters_[i].can_release_grad()) {",
         "participant/without_pass.test.cpp", "gradients that lie in buckets*",
@@ -1321,8 +1316,8 @@ MUTATIONS = [
         "participant/without_pass.test.cpp", "what a joined rank held*",
     ),
     Mutation(
-        "dropped-gradients-count-again", "participant/detail/shard_reducer.hpp",
-        "if (has_joined && !std::exchange(is_clear_, true)) { // what was dropped", "if (false) {",
+        "dropped-gradients-count-again", "participant/detail/gradients_for_owners.ipp",
+        "has_joined_ && !std::exchange(is_clear_, true);", "false;",
         "participant/without_pass.test.cpp", "what a joined rank held*",
     ),
     Mutation(

@@ -6976,8 +6976,8 @@ concept names_reduction = requires {
     { R::name } -> std::convertible_to<std::string_view>;
 };
 template <class R>
-concept says_whether_it_delivers = requires {
-    { R::delivers } -> std::convertible_to<bool>;
+concept says_whether_it_delivers = requires(R const& reduction) {
+    { reduction.delivers } -> std::convertible_to<bool>;
 };
 template <class R, class Comm>
 concept says_whether_it_scales = requires(R const& reduction, Comm& comm) {
@@ -6999,7 +6999,7 @@ concept finishes_runs =
 /// | expression                      | result      | meaning                                        |
 /// |---------------------------------|-------------|------------------------------------------------|
 /// | `R::name`                       | string view | for error texts; ranks compare it              |
-/// | `R::delivers`                   | bool        | whether run.buffer holds the averages after    |
+/// | `reduction.delivers`            | bool        | whether run.buffer holds the averages after    |
 /// |                                 |             | finish(): then the reducer writes them into    |
 /// |                                 |             | the gradients of all ranks. Else the reduction |
 /// |                                 |             | put them where they belong, such as to owners  |
@@ -7045,6 +7045,28 @@ consteval bool models_bucket_reduction() {
     );
     return BucketReduction<R, Comm>;
 }
+
+namespace detail {
+
+/// The turns of a reduction whose buckets alternate with other collectives. The defaults are those of a reduction
+/// without such collectives. A Reducer calls them on every rank in the same order.
+struct ReductionTurns {
+    /// An iteration begins.
+    static void begin_iteration() noexcept {}
+    /// Whether a full bucket may start now.
+    [[nodiscard]] static bool may_start(std::size_t /*bucket*/) noexcept { return true; }
+    static void note_started(std::size_t /*bucket*/) noexcept {}
+    /// Starts other collectives whose turn has come. Returns whether it did, and buckets may follow.
+    [[nodiscard]] static bool proceed() { return false; }
+    /// No pass needs anything of this iteration any more, or there is none.
+    static void end_pass() noexcept {}
+    /// All averages are where they belong.
+    static void end_iteration() {}
+    /// A guard begins: forgets what one that failed has left open.
+    static void begin_guard() noexcept {}
+};
+
+} // namespace detail
 
 /// Sums each bucket over all ranks, in place: every rank gets every average.
 struct AllReduce {
@@ -7276,413 +7298,6 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/bucket/without_pass.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// What ranks with a backward pass have as the gradient of a parameter that no rank used.
-enum class OtherGradient : std::uint8_t { zeros, none, unknown };
-
-/// The rule for a rank that runs no backward pass in a round, because it has joined, skips, or failed. It
-/// sends zeros, or what it accumulated in earlier rounds. The rule says what its gradients are afterwards, so
-/// that optimizers do the same on all ranks and nothing counts twice.
-struct WithoutPass {
-    bool has_joined = false;
-    bool sends_accumulated = false;
-    JoinedGradients joined = JoinedGradients::zeroed_at_end;
-
-    /// Whether the rank keeps what it holds, and receives nothing.
-    [[nodiscard]] constexpr bool is_untouched() const noexcept {
-        return has_joined && joined == JoinedGradients::untouched;
-    }
-    /// Whether the gradients of its engine count like those of a rank with a pass, where no rank uses a
-    /// parameter. A joined rank may hold averages of earlier rounds.
-    [[nodiscard]] constexpr bool is_like_pass() const noexcept {
-        return sends_accumulated && !has_joined;
-    }
-    /// Whether a gradient that receives no average becomes what the others have.
-    [[nodiscard]] constexpr bool follows_others() const noexcept {
-        return !is_untouched() && !is_like_pass();
-    }
-};
-
-/// Makes a gradient what `other` says. If the parameter cannot drop or take gradients, what it has becomes
-/// zeros. `zeros` makes a view of zeros for a parameter that has no gradient, but needs one. Enqueues.
-template <class Zeros>
-void follow_other(
-    AnyParameter const& parameter, OtherGradient other, Device& device, Zeros const& zeros
-) {
-    AnyView const gradient = parameter.grad();
-    if (gradient && other == OtherGradient::none && parameter.can_release_grad() &&
-        parameter.can_set_grad()) {
-        parameter.release_grad();
-    } else if (gradient) {
-        device.fill_zero(gradient);
-    } else if (other == OtherGradient::zeros && parameter.can_set_grad()) {
-        parameter.set_grad(zeros());
-    }
-}
-
-/// On a joined rank, where averages go to owners alone: nothing replaces what was sent or dropped, so it
-/// becomes zeros. Enqueues.
-inline void clear_gradient(AnyParameter const& parameter, Device& device) {
-    if (AnyView const gradient = parameter.grad()) {
-        device.fill_zero(gradient);
-    }
-}
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/bucket/detail/gradients.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// When gradients move into buckets: in the constructor, or in take_gradients() after all ranks
-/// have constructed theirs.
-enum class TakeGradients : bool { now, later };
-
-/// The gradients of a model and their places in buckets: packs, delivers and moves them.
-/// Independent of communicators and iterations; all members are local. Gradients on a device must
-/// keep their memory from pack() until device().submit().
-class Gradients {
-public:
-    /// Buckets are in `memory`; all gradients must be on the same device.
-    /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
-    Gradients(
-        ParameterList parameters,
-        BucketOptions const& options,
-        int rank,
-        BufferMemory const& memory = {},
-        TakeGradients take_them = TakeGradients::now
-    );
-
-    Gradients(Gradients const&) = delete; // places refer to the layout
-    Gradients& operator=(Gradients const&) = delete;
-    /// Releases gradients that lie in the buckets, where the parameter's traits can.
-    ~Gradients();
-
-    /// Moves gradients into the buckets, if they are to be views. If parameters may be unused, one
-    /// without a gradient stays without until it gets one.
-    void take() {
-        if (are_views_) {
-            move_into_buckets(only_existing_);
-        }
-    }
-
-    [[nodiscard]] int rank() const noexcept { return rank_; }
-    [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
-    /// The trained parameters, in the order in which buckets were cut.
-    [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }
-    [[nodiscard]] bool is_trained(std::size_t i) const noexcept {
-        return places_[i].view != nullptr;
-    }
-    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return layout_.buckets(); }
-    /// See BucketLayout::for_each_arena.
-    template <class F>
-    void for_each_arena(F const& f) const {
-        layout_.for_each_arena(f);
-    }
-    [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
-
-    /// Copies gradient `i`, times `factor`, into its bucket in one pass. Writes zeros if there is
-    /// no gradient or the factor is 0, because a mean over no samples is NaN. Complete after
-    /// device().submit().
-    void pack(std::size_t i, double factor) const;
-    void zero(std::size_t i) const { device().fill_zero(*places_[i].view); }
-    [[nodiscard]] bool has(std::size_t i) const { return bool{parameters_[i].grad()}; }
-
-    [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
-
-    /// Begins an iteration of a rank that has joined or has not.
-    void begin(bool has_joined);
-    [[nodiscard]] JoinedGradients joined_gradients() const noexcept { return joined_; }
-    /// On a rank that ran no pass: makes gradient `i`, which no rank used, what it is on ranks with
-    /// a pass. See follow_other().
-    void follow_others(std::size_t i, OtherGradient other);
-    /// Ends an iteration after all averages are delivered.
-    void complete() const;
-    /// Ends the guard, in any way: zeroes the averages that this rank got after it had joined, unless they
-    /// are kept. Enqueues.
-    void end_guard();
-
-    /// Makes the average in the bucket gradient `i`: copies it or sets a view. Complete after
-    /// device().finish().
-    void deliver(std::size_t i);
-
-    /// Cuts the buckets again, by `order`. Gradients that live in them move along.
-    void rebuild(std::vector<std::size_t> order);
-
-    /// The name of this rank's parameter `i` in error texts.
-    [[nodiscard]] std::string describe(std::size_t i) const;
-
-private:
-    struct Place {
-        AnyView const* view = nullptr; ///< null: the parameter is not trained
-        std::size_t bucket = 0;
-    };
-
-    static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
-
-    [[nodiscard]] bool needs_backup() const;
-
-    static void find_places(std::vector<Place>& places, BucketLayout const& layout);
-
-    [[nodiscard]] bool leaves_untouched() const noexcept {
-        return WithoutPass{.has_joined = has_joined_, .joined = joined_}.is_untouched();
-    }
-    /// Whether the gradient lives in its bucket.
-    [[nodiscard]] bool is_resident(std::size_t i) const;
-
-    void move_into_buckets(bool existing_only);
-
-    void require_fit(std::size_t i, AnyView const& gradient) const;
-
-    ParameterList parameters_;
-    BufferMemory memory_;
-    int rank_;
-    bool are_views_;
-    bool only_existing_;
-    JoinedGradients joined_;
-    bool has_joined_ = false; ///< in this iteration
-    std::vector<std::size_t> limits_;
-    std::vector<std::size_t> trained_;
-    BucketLayout layout_;
-    /// Holds gradients that live in buckets while the buckets carry the averages of others. All
-    /// ranks reduce in the same buckets, because communicators have registered them.
-    BucketLayout backup_;
-    std::vector<Place> places_;        ///< per parameter
-    std::vector<Place> backup_places_; ///< per parameter
-    std::vector<bool> is_of_others_;   ///< per parameter: written last after this rank joined
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/bucket/detail/gradients.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <algorithm>
-#include <utility>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION Gradients::Gradients(
-    ParameterList parameters,
-    BucketOptions const& options,
-    int rank,
-    BufferMemory const& memory,
-    TakeGradients take_them
-)
-    : parameters_{std::move(parameters)}, memory_{memory}, rank_{rank},
-      are_views_{options.gradient_as_bucket_view},
-      only_existing_{options.find_unused || options.static_graph},
-      joined_{options.joined_gradients}, limits_{bucket_limits(options)},
-      trained_{expected_ready_order(parameters_)},
-      layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
-      backup_{
-          needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
-                         : BucketLayout{}
-      },
-      places_(parameters_.size()), backup_places_(parameters_.size()),
-      is_of_others_(parameters_.size()) {
-    find_places(places_, layout_);
-    find_places(backup_places_, backup_);
-    for (std::size_t const i : trained_) {
-        if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
-            throw ContractViolation{concat(
-                describe(i),
-                " is of ",
-                name_of(dtype),
-                ": gradients are averaged, which needs floating point; set its requires_grad "
-                "to "
-                "false, or make it a buffer"
-            )};
-        }
-        if (AnyView const gradient = parameters_[i].grad()) {
-            require_fit(i, gradient);
-        }
-        if (are_views_ && !parameters_[i].can_set_grad()) {
-            throw ContractViolation{concat(
-                "gradients as bucket views need parameter_traits::set_grad, which ",
-                describe(i),
-                " has not; specialise it, or turn gradient_as_bucket_view off"
-            )};
-        }
-    }
-    if (take_them == TakeGradients::now) {
-        take();
-    }
-}
-
-JOINABLE_DEFINITION Gradients::~Gradients() {
-    for (std::size_t const i : trained_) {
-        try {
-            if (parameters_[i].can_release_grad() && is_resident(i)) {
-                parameters_[i].release_grad();
-            }
-        } catch (...) { // NOLINT(bugprone-empty-catch): nobody may read what ends
-        }
-    }
-}
-
-JOINABLE_DEFINITION void Gradients::pack(std::size_t i, double factor) const {
-    AnyView const gradient = parameters_[i].grad();
-    if (gradient) {
-        require_fit(i, gradient);
-    }
-    if (!gradient || factor == 0.0) {
-        zero(i);
-    } else {
-        device().scale_copy(gradient, factor, *places_[i].view);
-    }
-}
-
-JOINABLE_DEFINITION void Gradients::begin(bool has_joined) {
-    has_joined_ = has_joined;
-    if (!leaves_untouched()) {
-        return;
-    }
-    for (std::size_t const i : trained_) {
-        if (is_resident(i)) {
-            device().copy(*places_[i].view, *backup_places_[i].view);
-        }
-    }
-    device().submit(); // before zeros replace them
-}
-
-JOINABLE_DEFINITION void Gradients::follow_others(std::size_t i, OtherGradient other) {
-    is_of_others_[i] = has_joined_;
-    follow_other(parameters_[i], other, device(), [&] {
-        zero(i);
-        return *places_[i].view;
-    });
-}
-
-JOINABLE_DEFINITION void Gradients::complete() const {
-    for (std::size_t k = 0; leaves_untouched() && k < trained_.size(); ++k) {
-        if (std::size_t const i = trained_[k]; is_resident(i)) {
-            device().copy(*backup_places_[i].view, *places_[i].view);
-        }
-    }
-}
-
-JOINABLE_DEFINITION void Gradients::end_guard() {
-    for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
-        if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
-            clear_gradient(parameters_[i], device());
-        }
-        is_of_others_[i] = false;
-    }
-    device().finish();
-}
-
-JOINABLE_DEFINITION void Gradients::deliver(std::size_t i) {
-    if (leaves_untouched()) {
-        return;
-    }
-    is_of_others_[i] = has_joined_;
-    AnyParameter const& parameter = parameters_[i];
-    AnyView const& view = *places_[i].view;
-    AnyView const gradient = parameter.grad();
-    if (gradient) {
-        require_fit(i, gradient);
-        if (gradient.data() == view.data()) {
-            return;
-        }
-    }
-    if (gradient && !are_views_) {
-        device().copy(view, gradient);
-    } else if (parameter.can_set_grad()) {
-        parameter.set_grad(view);
-    } else {
-        throw ContractViolation{concat(
-            describe(i),
-            " has no gradient to receive the average in; give it a zero gradient before the "
-            "first iteration, or specialise parameter_traits::set_grad"
-        )};
-    }
-}
-
-JOINABLE_DEFINITION void Gradients::rebuild(std::vector<std::size_t> order) {
-    std::vector<std::size_t> residents;
-    for (std::size_t const i : trained_) {
-        if (is_resident(i)) {
-            residents.push_back(i);
-        }
-    }
-    trained_ = std::move(order);
-    layout_.rebuild(parameters_, trained_, limits_);
-    find_places(places_, layout_);
-    for (std::size_t const i : residents) {
-        parameters_[i].set_grad(*places_[i].view);
-    }
-}
-
-JOINABLE_DEFINITION std::string Gradients::describe(std::size_t i) const {
-    return concat(describe_parameter(parameters_, i), " on rank ", rank_);
-}
-
-JOINABLE_DEFINITION bool Gradients::needs_backup() const {
-    return joined_ == JoinedGradients::untouched &&
-           std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
-               return parameters_[i].can_set_grad();
-           });
-}
-
-JOINABLE_DEFINITION void
-Gradients::find_places(std::vector<Place>& places, BucketLayout const& layout) {
-    for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
-        Bucket const& bucket = layout.buckets()[b];
-        for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
-            places[bucket.parameters[k]] = {&bucket.views[k], b};
-        }
-    }
-}
-
-JOINABLE_DEFINITION bool Gradients::is_resident(std::size_t i) const {
-    AnyView const gradient = parameters_[i].grad();
-    return gradient && gradient.data() == places_[i].view->data();
-}
-
-JOINABLE_DEFINITION void Gradients::move_into_buckets(bool existing_only) {
-    for (std::size_t const i : trained_) {
-        AnyView const& view = *places_[i].view;
-        AnyView const gradient = parameters_[i].grad();
-        if (gradient) {
-            device().copy(gradient, view);
-        }
-        if (gradient || !existing_only) {
-            parameters_[i].set_grad(view);
-        }
-    }
-    device().finish();
-}
-
-JOINABLE_DEFINITION void Gradients::require_fit(std::size_t i, AnyView const& gradient) const {
-    check_gradient(parameters_, i, gradient);
-    AnyView const& view = *places_[i].view;
-    if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
-        gradient.device() != view.device()) {
-        bool const are_together = gradient.device() == view.device();
-        auto const text = [&](AnyView const& tensor) {
-            return to_text(tensor) + (are_together ? "" : " on " + to_text(tensor.device()));
-        };
-        throw ContractViolation{concat(
-            "the gradient of ",
-            describe(i),
-            " is ",
-            text(gradient),
-            ", but its value is ",
-            text(view),
-            "; both need the same dtype, extents and device"
-        )};
-    }
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
 // ---- joinable/bucket/detail/static_graph.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -7775,12 +7390,471 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/bucket/without_pass.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What ranks with a backward pass have as the gradient of a parameter that no rank used.
+enum class OtherGradient : std::uint8_t { zeros, none, unknown };
+
+/// The rule for a rank that runs no backward pass in a round, because it has joined, skips, or failed. It
+/// sends zeros, or what it accumulated in earlier rounds. The rule says what its gradients are afterwards, so
+/// that optimizers do the same on all ranks and nothing counts twice.
+struct WithoutPass {
+    bool has_joined = false;
+    bool sends_accumulated = false;
+    JoinedGradients joined = JoinedGradients::zeroed_at_end;
+
+    /// Whether the rank keeps what it holds, and receives nothing.
+    [[nodiscard]] constexpr bool is_untouched() const noexcept {
+        return has_joined && joined == JoinedGradients::untouched;
+    }
+    /// Whether the gradients of its engine count like those of a rank with a pass, where no rank uses a
+    /// parameter. A joined rank may hold averages of earlier rounds.
+    [[nodiscard]] constexpr bool is_like_pass() const noexcept {
+        return sends_accumulated && !has_joined;
+    }
+    /// Whether a gradient that receives no average becomes what the others have.
+    [[nodiscard]] constexpr bool follows_others() const noexcept {
+        return !is_untouched() && !is_like_pass();
+    }
+};
+
+/// Makes a gradient what `other` says. If the parameter cannot drop or take gradients, what it has becomes
+/// zeros. `zeros` makes a view of zeros for a parameter that has no gradient, but needs one. Enqueues.
+template <class Zeros>
+void follow_other(
+    AnyParameter const& parameter, OtherGradient other, Device& device, Zeros const& zeros
+) {
+    AnyView const gradient = parameter.grad();
+    if (gradient && other == OtherGradient::none && parameter.can_release_grad() &&
+        parameter.can_set_grad()) {
+        parameter.release_grad();
+    } else if (gradient) {
+        device.fill_zero(gradient);
+    } else if (other == OtherGradient::zeros && parameter.can_set_grad()) {
+        parameter.set_grad(zeros());
+    }
+}
+
+/// On a joined rank, where averages go to owners alone: nothing replaces what was sent or dropped, so it
+/// becomes zeros. Enqueues.
+inline void clear_gradient(AnyParameter const& parameter, Device& device) {
+    if (AnyView const gradient = parameter.grad()) {
+        device.fill_zero(gradient);
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/bucket/gradients.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// When gradients move into buckets: in the constructor, or in take_gradients() after all ranks
+/// have constructed theirs.
+enum class TakeGradients : bool { now, later };
+
+/// The gradients of a model and their places in buckets: packs, delivers and moves them.
+/// Independent of communicators and iterations; all members are local. Gradients on a device must
+/// keep their memory from pack() until submit().
+class Gradients {
+public:
+    Gradients(Gradients const&) = delete;
+    Gradients& operator=(Gradients const&) = delete;
+    virtual ~Gradients() = default;
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
+    /// The trained parameters, in the order in which buckets were cut.
+    [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }
+    [[nodiscard]] bool is_trained(std::size_t i) const noexcept { return bucket_of_[i] != nowhere; }
+    [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return bucket_of_[i]; }
+    /// In launch order. A bucket without memory gets it with its first gradient.
+    [[nodiscard]] virtual std::vector<Bucket> const& buckets() const noexcept = 0;
+    [[nodiscard]] bool has(std::size_t i) const { return bool{parameters_[i].grad()}; }
+    [[nodiscard]] Device& device() const noexcept { return *device_; }
+    /// The name of this rank's parameter `i` in error texts.
+    [[nodiscard]] std::string describe(std::size_t i) const;
+
+    /// Whether averages come back into the gradients. Else they go to owners, and a parameter that a pass does
+    /// not use counts as zeros.
+    [[nodiscard]] virtual bool receive_averages() const noexcept { return true; }
+
+    // -- an iteration ------------------------------------------------------------------------------
+
+    /// Begins an iteration of a rank that has joined or has not.
+    virtual void begin(bool has_joined) = 0;
+    /// @throws ContractViolation  gradient `i`, which a pass has marked, is missing and cannot be received.
+    virtual void require_marked(std::size_t /*i*/) const {}
+    /// Copies gradient `i`, times `factor`, into its bucket in one pass. Writes zeros if there is
+    /// no gradient or the factor is 0, because a mean over no samples is NaN. Complete after
+    /// submit().
+    virtual void pack(std::size_t i, double factor) = 0;
+    virtual void zero(std::size_t i) = 0;
+    /// Starts to copy what was packed of these parameters.
+    virtual void submit(std::vector<std::size_t> const& /*parameters*/) { device().submit(); }
+    /// Makes the average in the bucket gradient `i`: copies it or sets a view. Complete after
+    /// device().finish().
+    virtual void deliver(std::size_t /*i*/) {}
+    /// Ends an iteration after all averages are delivered.
+    virtual void complete() = 0;
+    /// Ends the guard, in any way.
+    virtual void end_guard() = 0;
+
+    // -- memory of buckets -------------------------------------------------------------------------
+
+    /// Whether a bucket has no memory and gets it best from a bucket that gives it back.
+    [[nodiscard]] virtual bool waits_for_memory(std::size_t /*bucket*/) const { return false; }
+    /// The contents of a bucket are where they belong.
+    virtual void give_back(std::size_t /*bucket*/) {}
+
+    // -- if averages are received ------------------------------------------------------------------
+
+    /// Moves gradients into the buckets, if they are to be views.
+    virtual void take() {}
+    [[nodiscard]] virtual JoinedGradients joined_gradients() const noexcept {
+        return JoinedGradients::zeroed_at_end;
+    }
+    /// On a rank that ran no pass: makes gradient `i`, which no rank used, what it is on ranks with
+    /// a pass. See follow_other().
+    virtual void follow_others(std::size_t /*i*/, OtherGradient /*other*/) {}
+    /// Cuts the buckets again, by `order`. Gradients that live in them move along.
+    virtual void rebuild(std::vector<std::size_t> /*order*/) {}
+    /// Calls f(arena) for each arena that lives as long as the buckets.
+    virtual void for_each_arena(std::function<void(Arena const&)> const& /*f*/) const {}
+
+protected:
+    static constexpr std::size_t nowhere = static_cast<std::size_t>(-1);
+
+    Gradients(ParameterList parameters, std::vector<std::size_t> trained, int rank, Device& device)
+        : parameters_{std::move(parameters)}, trained_{std::move(trained)},
+          bucket_of_(parameters_.size(), nowhere), rank_{rank}, device_{&device} {}
+
+    ParameterList parameters_;
+    std::vector<std::size_t> trained_;
+    std::vector<std::size_t> bucket_of_; ///< per parameter; nowhere if it is not trained
+
+private:
+    int rank_;
+    Device* device_;
+};
+
+/// Gradients in buckets with memory of their own, or copied there, where they receive averages.
+class BucketGradients final : public Gradients {
+public:
+    /// Buckets are in `memory`; all gradients must be on the same device.
+    /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
+    BucketGradients(
+        ParameterList parameters,
+        BucketOptions const& options,
+        int rank,
+        BufferMemory const& memory = {},
+        TakeGradients take_them = TakeGradients::now
+    );
+    /// Releases gradients that lie in the buckets, where the parameter's traits can.
+    ~BucketGradients() override;
+
+    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept override {
+        return layout_.buckets();
+    }
+    /// If parameters may be unused, one without a gradient stays without until it gets one.
+    void take() override {
+        if (are_views_) {
+            move_into_buckets(only_existing_);
+        }
+    }
+    void for_each_arena(std::function<void(Arena const&)> const& f) const override {
+        layout_.for_each_arena(f);
+    }
+
+    void pack(std::size_t i, double factor) override;
+    void zero(std::size_t i) override { device().fill_zero(*places_[i]); }
+
+    void begin(bool has_joined) override;
+    [[nodiscard]] JoinedGradients joined_gradients() const noexcept override { return joined_; }
+    void follow_others(std::size_t i, OtherGradient other) override;
+    void complete() override;
+    /// Zeroes the averages that this rank got after it had joined, unless they are kept. Enqueues.
+    void end_guard() override;
+
+    void deliver(std::size_t i) override;
+    void rebuild(std::vector<std::size_t> order) override;
+
+private:
+    static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
+
+    [[nodiscard]] bool needs_backup() const;
+
+    static void find_places(std::vector<AnyView const*>& places, BucketLayout const& layout);
+    void find_places();
+
+    [[nodiscard]] bool leaves_untouched() const noexcept {
+        return WithoutPass{.has_joined = has_joined_, .joined = joined_}.is_untouched();
+    }
+    /// Whether the gradient lives in its bucket.
+    [[nodiscard]] bool is_resident(std::size_t i) const;
+
+    void move_into_buckets(bool existing_only);
+
+    void require_fit(std::size_t i, AnyView const& gradient) const;
+
+    bool are_views_;
+    bool only_existing_;
+    JoinedGradients joined_;
+    bool has_joined_ = false; ///< in this iteration
+    std::vector<std::size_t> limits_;
+    BucketLayout layout_;
+    /// Holds gradients that live in buckets while the buckets carry the averages of others. All
+    /// ranks reduce in the same buckets, because communicators have registered them.
+    BucketLayout backup_;
+    std::vector<AnyView const*> places_;        ///< per parameter; null: it is not trained
+    std::vector<AnyView const*> backup_places_; ///< per parameter
+    std::vector<bool> is_of_others_; ///< per parameter: written last after this rank joined
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/bucket/gradients.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION BucketGradients::BucketGradients(
+    ParameterList parameters,
+    BucketOptions const& options,
+    int rank,
+    BufferMemory const& memory,
+    TakeGradients take_them
+)
+    : Gradients{parameters, expected_ready_order(parameters), rank, memory.device()},
+      are_views_{options.gradient_as_bucket_view},
+      only_existing_{options.find_unused || options.static_graph},
+      joined_{options.joined_gradients}, limits_{bucket_limits(options)},
+      layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
+      backup_{
+          needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
+                         : BucketLayout{}
+      },
+      places_(parameters_.size()), backup_places_(parameters_.size()),
+      is_of_others_(parameters_.size()) {
+    find_places();
+    find_places(backup_places_, backup_);
+    for (std::size_t const i : trained_) {
+        if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
+            throw ContractViolation{concat(
+                describe(i),
+                " is of ",
+                name_of(dtype),
+                ": gradients are averaged, which needs floating point; set its requires_grad "
+                "to "
+                "false, or make it a buffer"
+            )};
+        }
+        if (AnyView const gradient = parameters_[i].grad()) {
+            require_fit(i, gradient);
+        }
+        if (are_views_ && !parameters_[i].can_set_grad()) {
+            throw ContractViolation{concat(
+                "gradients as bucket views need parameter_traits::set_grad, which ",
+                describe(i),
+                " has not; specialise it, or turn gradient_as_bucket_view off"
+            )};
+        }
+    }
+    if (take_them == TakeGradients::now) {
+        take();
+    }
+}
+
+JOINABLE_DEFINITION BucketGradients::~BucketGradients() {
+    for (std::size_t const i : trained_) {
+        try {
+            if (parameters_[i].can_release_grad() && is_resident(i)) {
+                parameters_[i].release_grad();
+            }
+        } catch (...) { // NOLINT(bugprone-empty-catch): nobody may read what ends
+        }
+    }
+}
+
+JOINABLE_DEFINITION void BucketGradients::pack(std::size_t i, double factor) {
+    AnyView const gradient = parameters_[i].grad();
+    if (gradient) {
+        require_fit(i, gradient);
+    }
+    if (!gradient || factor == 0.0) {
+        zero(i);
+    } else {
+        device().scale_copy(gradient, factor, *places_[i]);
+    }
+}
+
+JOINABLE_DEFINITION void BucketGradients::begin(bool has_joined) {
+    has_joined_ = has_joined;
+    if (!leaves_untouched()) {
+        return;
+    }
+    for (std::size_t const i : trained_) {
+        if (is_resident(i)) {
+            device().copy(*places_[i], *backup_places_[i]);
+        }
+    }
+    device().submit(); // before zeros replace them
+}
+
+JOINABLE_DEFINITION void BucketGradients::follow_others(std::size_t i, OtherGradient other) {
+    is_of_others_[i] = has_joined_;
+    follow_other(parameters_[i], other, device(), [&] {
+        zero(i);
+        return *places_[i];
+    });
+}
+
+JOINABLE_DEFINITION void BucketGradients::complete() {
+    for (std::size_t k = 0; leaves_untouched() && k < trained_.size(); ++k) {
+        if (std::size_t const i = trained_[k]; is_resident(i)) {
+            device().copy(*backup_places_[i], *places_[i]);
+        }
+    }
+}
+
+JOINABLE_DEFINITION void BucketGradients::end_guard() {
+    for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
+        if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
+            clear_gradient(parameters_[i], device());
+        }
+        is_of_others_[i] = false;
+    }
+    device().finish();
+}
+
+JOINABLE_DEFINITION void BucketGradients::deliver(std::size_t i) {
+    if (leaves_untouched()) {
+        return;
+    }
+    is_of_others_[i] = has_joined_;
+    AnyParameter const& parameter = parameters_[i];
+    AnyView const& view = *places_[i];
+    AnyView const gradient = parameter.grad();
+    if (gradient) {
+        require_fit(i, gradient);
+        if (gradient.data() == view.data()) {
+            return;
+        }
+    }
+    if (gradient && !are_views_) {
+        device().copy(view, gradient);
+    } else if (parameter.can_set_grad()) {
+        parameter.set_grad(view);
+    } else {
+        throw ContractViolation{concat(
+            describe(i),
+            " has no gradient to receive the average in; give it a zero gradient before the "
+            "first iteration, or specialise parameter_traits::set_grad"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void BucketGradients::rebuild(std::vector<std::size_t> order) {
+    std::vector<std::size_t> residents;
+    for (std::size_t const i : trained_) {
+        if (is_resident(i)) {
+            residents.push_back(i);
+        }
+    }
+    trained_ = std::move(order);
+    layout_.rebuild(parameters_, trained_, limits_);
+    find_places();
+    for (std::size_t const i : residents) {
+        parameters_[i].set_grad(*places_[i]);
+    }
+}
+
+JOINABLE_DEFINITION std::string Gradients::describe(std::size_t i) const {
+    return concat(describe_parameter(parameters_, i), " on rank ", rank());
+}
+
+JOINABLE_DEFINITION bool BucketGradients::needs_backup() const {
+    return joined_ == JoinedGradients::untouched &&
+           std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+               return parameters_[i].can_set_grad();
+           });
+}
+
+JOINABLE_DEFINITION void
+BucketGradients::find_places(std::vector<AnyView const*>& places, BucketLayout const& layout) {
+    for (Bucket const& bucket : layout.buckets()) {
+        for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+            places[bucket.parameters[k]] = &bucket.views[k];
+        }
+    }
+}
+
+JOINABLE_DEFINITION void BucketGradients::find_places() {
+    find_places(places_, layout_);
+    for (std::size_t b = 0; b < buckets().size(); ++b) {
+        for (std::size_t const i : buckets()[b].parameters) {
+            bucket_of_[i] = b;
+        }
+    }
+}
+
+JOINABLE_DEFINITION bool BucketGradients::is_resident(std::size_t i) const {
+    AnyView const gradient = parameters_[i].grad();
+    return gradient && gradient.data() == places_[i]->data();
+}
+
+JOINABLE_DEFINITION void BucketGradients::move_into_buckets(bool existing_only) {
+    for (std::size_t const i : trained_) {
+        AnyView const& view = *places_[i];
+        AnyView const gradient = parameters_[i].grad();
+        if (gradient) {
+            device().copy(gradient, view);
+        }
+        if (gradient || !existing_only) {
+            parameters_[i].set_grad(view);
+        }
+    }
+    device().finish();
+}
+
+JOINABLE_DEFINITION void
+BucketGradients::require_fit(std::size_t i, AnyView const& gradient) const {
+    check_gradient(parameters_, i, gradient);
+    AnyView const& view = *places_[i];
+    if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
+        gradient.device() != view.device()) {
+        bool const are_together = gradient.device() == view.device();
+        auto const text = [&](AnyView const& tensor) {
+            return to_text(tensor) + (are_together ? "" : " on " + to_text(tensor.device()));
+        };
+        throw ContractViolation{concat(
+            "the gradient of ",
+            describe(i),
+            " is ",
+            text(gradient),
+            ", but its value is ",
+            text(view),
+            "; both need the same dtype, extents and device"
+        )};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/bucket/marks.hpp
 
 namespace joinable { inline namespace v0 {
 
 /// @file
-/// What Reducer and ShardReducer share for the marks of a rank's backward pass. Local.
+/// The marks of a rank's backward pass. Local.
 
 namespace detail {
 
@@ -7942,8 +8016,8 @@ public:
     Iteration(Gradients& gradients, BucketOptions const& options);
 
     /// Whether the map of used parameters is exchanged in every iteration.
-    [[nodiscard]] bool finds_unused() const noexcept { return finds_unused_; }
-    /// Empty if all parameters are used.
+    [[nodiscard]] bool sends_map() const noexcept { return finds_unused_ && used_; }
+    /// Empty if all parameters are used, or need not be: see Gradients::receive_averages().
     [[nodiscard]] std::optional<UsedMap>& used() noexcept { return used_; }
     [[nodiscard]] bool is_used(std::size_t i) const noexcept { return !used_ || used_->is_used(i); }
 
@@ -7967,7 +8041,12 @@ public:
     /// Leaves out the parameters that the recorded graph does not use.
     void leave_out_unrecorded();
 
-    void mark(std::size_t i);
+    /// Checks a mark. Returns whether the gradient is final; then take() follows.
+    [[nodiscard]] bool mark(std::size_t i);
+    void take(std::size_t i) {
+        gradients_.pack(i, factor_);
+        settle(i, State::ready);
+    }
     void mark_accumulated(std::size_t i) {
         require_trained(i);
         accumulated_.mark(i, gradients_.parameters()[i]);
@@ -7975,11 +8054,8 @@ public:
     [[nodiscard]] bool holds_accumulated() const noexcept { return accumulated_.has_elements(); }
 
     void contribute_nothing();
-    void contribute_accumulated() {
-        for (std::size_t const i : trained()) {
-            used_ ? take_or_leave(i) : take(i);
-        }
-    }
+    /// Handles a parameter of a rank without a pass.
+    void contribute_accumulated(std::size_t i) { may_be_unused() ? take_or_leave(i) : take(i); }
     /// Forgets what was accumulated. Between iterations.
     void discard_accumulated() noexcept { accumulated_.clear(); }
 
@@ -8003,8 +8079,16 @@ public:
     }
 
     void end();
+    /// Forgets an iteration that was not finished.
+    void abandon() noexcept { is_open_ = false; }
 
+    [[nodiscard]] bool is_open() const noexcept { return is_open_; }
     void require_open(std::string_view verb) const;
+    void require_closed() const;
+    /// Whether trained parameter `i` has not become ready.
+    [[nodiscard]] bool is_missing(std::size_t i) const {
+        return gradients_.is_trained(i) && states_[i] == State::pending;
+    }
 
 private:
     enum class State : std::uint8_t { pending, ready, unused };
@@ -8017,10 +8101,7 @@ private:
     }
     void fit_to_buckets() { pending_.resize(gradients_.buckets().size()); }
 
-    void take(std::size_t i) {
-        gradients_.pack(i, factor_);
-        settle(i, State::ready);
-    }
+    [[nodiscard]] bool may_be_unused() const noexcept { return finds_unused_ || graph_; }
     /// With a static graph, later iterations cannot send a parameter that no rank used in the first
     /// one.
     void take_used(std::size_t i);
@@ -8043,9 +8124,6 @@ private:
     void require_all_ready() const;
 
     [[nodiscard]] std::string concat_missing(std::string_view text) const;
-    [[nodiscard]] bool is_missing(std::size_t i) const {
-        return gradients_.is_trained(i) && states_[i] == State::pending;
-    }
     /// Whether trained parameter `i` was frozen since it was listed.
     [[nodiscard]] bool is_frozen(std::size_t i) const {
         return !gradients_.parameters()[i].requires_grad();
@@ -8083,7 +8161,7 @@ JOINABLE_DEFINITION Iteration::Iteration(Gradients& gradients, BucketOptions con
       sends_held_{options.unused_gradients == UnusedGradients::held},
       records_order_{rebuilds(options)} {
     accumulated_.resize(states_.size());
-    if (options.find_unused || options.static_graph) {
+    if (gradients.receive_averages() && (options.find_unused || options.static_graph)) {
         used_.emplace(states_.size());
     }
     if (options.static_graph) {
@@ -8102,11 +8180,7 @@ JOINABLE_DEFINITION void Iteration::take_unused(std::size_t i) const {
 
 JOINABLE_DEFINITION void
 Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
-    if (is_open_) {
-        throw ContractViolation{concat_missing(
-            "the previous iteration was not finalized; call finalize_backward() first"
-        )};
-    }
+    require_closed();
     is_open_ = true;
     factor_ = factor;
     without_ = without;
@@ -8116,7 +8190,7 @@ Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
     }
     std::fill(states_.begin(), states_.end(), State::pending);
     ready_order_.clear();
-    if (finds_unused_) {
+    if (sends_map()) {
         used_->clear();
     }
     if (graph_) {
@@ -8139,7 +8213,7 @@ JOINABLE_DEFINITION void Iteration::leave_out(std::size_t i) {
 }
 
 JOINABLE_DEFINITION void Iteration::leave_out_frozen() {
-    for (std::size_t k = 0; finds_unused_ && k < trained().size(); ++k) {
+    for (std::size_t k = 0; sends_map() && k < trained().size(); ++k) {
         if (std::size_t const i = trained()[k]; states_[i] == State::pending && is_frozen(i)) {
             take_or_leave(i);
         }
@@ -8154,18 +8228,17 @@ JOINABLE_DEFINITION void Iteration::leave_out_unrecorded() {
     }
 }
 
-JOINABLE_DEFINITION void Iteration::mark(std::size_t i) {
+JOINABLE_DEFINITION bool Iteration::mark(std::size_t i) {
     require_trained(i);
-    if (finds_unused_ && is_open_ && is_unused(i) && is_frozen(i)) {
-        return; // an engine may mark all parameters
+    if (sends_map() && is_open_ && is_unused(i) && is_frozen(i)) {
+        return false; // an engine may mark all parameters
     }
     require_markable(i);
+    gradients_.require_marked(i);
     if (records_order_) {
         ready_order_.push_back(i);
     }
-    if (!graph_ || graph_->mark(i)) {
-        take(i);
-    }
+    return !graph_ || graph_->mark(i);
 }
 
 JOINABLE_DEFINITION void Iteration::contribute_nothing() {
@@ -8178,6 +8251,14 @@ JOINABLE_DEFINITION void Iteration::contribute_nothing() {
         states_[i] = State::unused;
     }
     std::fill(pending_.begin(), pending_.end(), std::size_t{0});
+}
+
+JOINABLE_DEFINITION void Iteration::require_closed() const {
+    if (is_open_) {
+        throw ContractViolation{concat_missing(
+            "the previous iteration was not finalized; call finalize_backward() first"
+        )};
+    }
 }
 
 JOINABLE_DEFINITION void Iteration::complete() {
@@ -8293,10 +8374,13 @@ JOINABLE_DEFINITION void Iteration::require_markable(std::size_t i) const {
         : states_[i] == State::ready && graph_
             ? " became ready more often than in the first iteration: with static_graph all "
               "iterations use parameters equally often; turn it off"
-        : states_[i] == State::ready
+        : states_[i] == State::ready && gradients_.receive_averages()
             ? " was marked ready twice in an iteration; mark a parameter that is shared by "
               "modules or used in several passes once, when its last use is done, or turn "
               "static_graph on, which counts its uses"
+        : states_[i] == State::ready
+            ? " was marked ready twice in an iteration; mark a parameter that is shared by modules or used in "
+              "several passes once, when its last use is done"
             : nullptr;
     if (wrong != nullptr) {
         throw ContractViolation{gradients_.describe(i) + wrong};
@@ -8307,7 +8391,7 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
     if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
         bool is_frozen_now = false;
         for (std::size_t const i : trained()) {
-            is_frozen_now = is_frozen_now || (is_missing(i) && is_frozen(i));
+            is_frozen_now = is_frozen_now || (!finds_unused_ && is_missing(i) && is_frozen(i));
         }
         throw ContractViolation{concat_missing(
             is_frozen_now && graph_
@@ -8322,10 +8406,8 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
                        "static_graph all iterations use the same parameters; turn it off and "
                        "find_unused on"
             : finds_unused_
-                ? "not all gradients became ready; give those that the pass does not use to "
-                  "prepare_for_backward() as unused, or check that all outputs of forward "
-                  "reach "
-                  "the loss"
+                ? "not all gradients became ready; give those that the pass does not use to backward() or "
+                  "prepare_for_backward() as unused, or check that all outputs of forward reach the loss"
                 : "not all gradients became ready; mark every trainable parameter in each "
                   "iteration, set requires_grad to false where there is nothing to train, or "
                   "turn the option find_unused or static_graph on"
@@ -8386,17 +8468,32 @@ public:
         Reduction reduction = {},
         detail::TakeGradients take = detail::TakeGradients::now
     )
+        : Reducer{
+              comm,
+              checked(comm, std::move(reduction)), // before gradients move
+              std::make_unique<detail::BucketGradients>(
+                  std::move(parameters),
+                  options,
+                  static_cast<int>(comm.rank()),
+                  BufferMemory{comm},
+                  take
+              ),
+              options
+          } {}
+    /// For participants, which may keep the gradients elsewhere, and whose next reducer of more parameters tells
+    /// the same timeline.
+    Reducer(
+        Comm& comm,
+        Reduction reduction,
+        std::unique_ptr<detail::Gradients> gradients,
+        BucketOptions const& options,
+        std::shared_ptr<Times> timeline = std::make_shared<Times>()
+    )
         : comm_{comm}, host_{comm}, reduction_{checked(comm, std::move(reduction))},
-          gradients_{
-              std::move(parameters),
-              options,
-              static_cast<int>(comm.rank()),
-              BufferMemory{comm},
-              take
-          },
-          iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)},
+          gradients_{std::move(gradients)}, iteration_{*gradients_, options},
+          is_rebuild_due_{detail::rebuilds(options)}, timeline_{std::move(timeline)},
           words_{&own_words_}, own_words_{comm} {
-        order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
+        order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
         fit_to_buckets();
     }
 
@@ -8408,7 +8505,7 @@ public:
     /// iterations use that memory, also on ranks without gradients.
     void register_memory() {
         if constexpr (RegistersArenas<Comm>) {
-            gradients_.for_each_arena([this](Arena const& arena) {
+            gradients_->for_each_arena([this](Arena const& arena) {
                 static_cast<void>(comm_.register_arena(arena)); // else it is used unregistered
             });
         }
@@ -8416,20 +8513,23 @@ public:
 
     /// Makes gradients views of the buckets, if BucketOptions::gradient_as_bucket_view is set. For
     /// a reducer made with TakeGradients::later. Local.
-    void take_gradients() { gradients_.take(); }
+    void take_gradients() { gradients_->take(); }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {
-        return gradients_.parameters();
+        return gradients_->parameters();
     }
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
-        return gradients_.buckets();
+        return gradients_->buckets();
     }
 
     /// Whether buckets are still to be cut anew. Local.
     [[nodiscard]] bool is_rebuild_due() const noexcept { return is_rebuild_due_; }
 
     [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
-    [[nodiscard]] Times& timeline() noexcept { return timeline_; }
+    [[nodiscard]] Times& timeline() noexcept { return *timeline_; }
+    [[nodiscard]] std::shared_ptr<Times> const& shared_timeline() const noexcept {
+        return timeline_;
+    }
     /// Ends the timeline ranges of an iteration that failed. Local.
     void end_ranges() noexcept {
         for (auto& range : ranges_) {
@@ -8453,6 +8553,8 @@ public:
     /// communicator of the gradients. On a device, a map does not travel behind gradients then. The
     /// same on every rank. Local.
     void send_words_by(detail::ControlCommunicator& words) noexcept { words_ = &words; }
+    /// A communicator of the same ranks in host memory. Local.
+    [[nodiscard]] detail::ControlCommunicator& words() noexcept { return own_words_; }
     /// Called before `words` is destroyed. A map that is under way there is lost. Local.
     void forget_words() noexcept {
         words_ = &own_words_;
@@ -8471,13 +8573,15 @@ public:
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
         begin(factor, order_source, std::nullopt);
-        detail::for_each_unused(unused, gradients_.trained(), [&](std::size_t i) {
+        detail::for_each_unused(unused, gradients_->trained(), [&](std::size_t i) {
             iteration_.leave_out(i);
         });
         iteration_.leave_out_frozen();
         iteration_.leave_out_unrecorded();
-        if (iteration_.finds_unused()) {
+        if (iteration_.sends_map()) {
             launch_map();
+        }
+        while (turns().proceed()) { // no bucket starts before a gradient is ready
         }
     }
 
@@ -8497,12 +8601,27 @@ public:
     /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
         launches_.require_whole();
-        iteration_.mark(i);
+        if (iteration_.mark(i)) {
+            make_room(gradients_->bucket_of(i));
+            iteration_.take(i);
+        }
         advance();
         if (tested_ < launched_ && detail::make_progress(*works_[tested_])) {
             ++tested_;
+            if (!gradients_->receive_averages()) {
+                finish_oldest();
+            }
         }
     }
+    /// Whether the open iteration waits for a mark of trained parameter `i`. Local.
+    [[nodiscard]] bool is_missing(std::size_t i) const { return iteration_.is_missing(i); }
+
+    /// Launches what a reduction with other collectives can launch once one of these is over. Collective in
+    /// effect; does not block.
+    void proceed() { advance(); }
+    /// Whether a pass may wait until it is over for ranks that reduce nothing before. Then a bucket gets memory
+    /// without waiting for another one. Before an iteration. Local.
+    void reduce_after_pass(bool after_pass) noexcept { reduces_after_pass_ = after_pass; }
 
     /// Contributes zeros from now on, because a batch failed. Call finalize_backward() afterwards.
     /// Collective in effect; does not block.
@@ -8512,12 +8631,13 @@ public:
         if (launched_ != 0) {
             detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
-        gradients_.device().submit(); // what was packed, before zeros replace it
+        gradients_->submit(gradients_->trained()); // what was packed, before zeros replace it
         iteration_.contribute_nothing();
         contributes_ = false;
         factor_ = 1.0; // of zeros
         next_bucket_ = 0;
         launches_.reset();
+        turns().end_pass();
         advance();
     }
 
@@ -8537,14 +8657,20 @@ public:
             }
             wait_for_map();
         }
+        turns().end_pass();
         advance();
-        deliver();
+        while (finished_ < launched_) {
+            finish_oldest();
+        }
+        gradients_->complete();
+        iteration_.follow_others();
         if (is_rebuild_due_) {
             rebuild();
         }
-        gradients_.device().finish();
+        gradients_->device().finish();
         iteration_.end();
         words_ = &own_words_;
+        turns().end_iteration();
     }
 
     /// Runs a whole iteration for a rank that has no gradients: the same collectives with zeros;
@@ -8561,7 +8687,12 @@ public:
     /// earlier rounds (mark_accumulated). They are multiplied by `factor` and contribute.
     void contribute_accumulated(double factor, int order_source = 0, bool has_joined = false) {
         begin(factor, order_source, without_pass(has_joined, true));
-        iteration_.contribute_accumulated();
+        turns().end_pass();
+        for (std::size_t const i : gradients_->trained()) {
+            make_room(gradients_->bucket_of(i));
+            iteration_.contribute_accumulated(i);
+            advance();
+        }
         finalize_backward();
     }
 
@@ -8570,9 +8701,14 @@ public:
     /// Forgets what mark_accumulated() recorded, because the gradients were cleared. Between iterations. Local.
     void discard_window() { iteration_.discard_accumulated(); }
 
+    /// Called when a guard begins: forgets an iteration that was not finished. Local.
+    void begin_guard() noexcept {
+        iteration_.abandon();
+        turns().begin_guard();
+    }
     /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
     /// Enqueues on the device. Local.
-    void end_guard() { gradients_.end_guard(); }
+    void end_guard() { gradients_->end_guard(); }
 
 private:
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
@@ -8580,25 +8716,43 @@ private:
         std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
     ))>;
 
+    /// A run of a bucket that was launched, and where its parameters are in the bucket's.
+    struct Launched {
+        BucketRun run;
+        std::size_t first = 0;
+        std::size_t last = 0;
+    };
+
+    /// The turns of the reduction, if it has some.
+    [[nodiscard]] auto& turns() noexcept {
+        if constexpr (std::derived_from<Reduction, detail::ReductionTurns>) {
+            return reduction_;
+        } else {
+            static detail::ReductionTurns none;
+            return none;
+        }
+    }
+
     // The script of an iteration, the same on ranks with and without gradients.
 
     [[nodiscard]] detail::WithoutPass without_pass(bool has_joined, bool sends_accumulated) const {
-        return {has_joined, sends_accumulated, gradients_.joined_gradients()};
+        return {has_joined, sends_accumulated, gradients_->joined_gradients()};
     }
 
     void begin(double factor, int order_source, std::optional<detail::WithoutPass> const& without) {
         contributes_ = factor != 0.0; // else zeros are packed
         // A device may have got its kernels since the last iteration.
         bool const scales_later = scales(comm_, reduction_) && contributes_;
-        gradients_.begin(without && without->has_joined);
+        iteration_.require_closed();
+        turns().begin_iteration();
+        gradients_->begin(without && without->has_joined);
         end_ranges(); // of an iteration that failed
         iteration_.begin(scales_later ? 1.0 : factor, without);
         factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
         next_bucket_ = 0;
         launches_.reset();
-        launched_ = 0;
-        tested_ = 0;
+        launched_ = tested_ = finished_ = 0;
     }
 
     void launch_map() {
@@ -8612,8 +8766,8 @@ private:
         iteration_.used()->set_known();
     }
 
-    /// Launches the full buckets in index order. The map of used parameters is known before the
-    /// first one, so parameters that no rank uses are never sent.
+    /// Launches the full buckets in index order, and other collectives of the reduction in between. The map of used
+    /// parameters is known before the first one, so parameters that no rank uses are never sent.
     void advance() {
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!is_map_posted_ || !words_->test_sum()) {
@@ -8621,30 +8775,39 @@ private:
             }
             wait_for_map();
         }
-        while (next_bucket_ < buckets().size() && iteration_.is_full(next_bucket_)) {
-            launches_.start([&] { launch_bucket(next_bucket_); });
-            ++next_bucket_;
-        }
+        do {
+            while (iteration_.is_open() && next_bucket_ < buckets().size() &&
+                   iteration_.is_full(next_bucket_) && turns().may_start(next_bucket_)) {
+                launches_.start([&] { launch_bucket(next_bucket_); });
+                turns().note_started(next_bucket_++);
+            }
+        } while (turns().proceed());
     }
 
     void launch_bucket(std::size_t index) {
         Bucket const& bucket = buckets()[index];
+        make_room(index);
         for_each_run(bucket, [&](std::size_t first, std::size_t last) {
             for (std::size_t k = first; k < last; ++k) {
                 iteration_.take_unused(bucket.parameters[k]);
             }
-            gradients_.device().submit();
-            BucketRun const& run = runs_[launched_] = run_of(index, first, last);
-            static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.buffer.bytes())
-            ));
+            gradients_->submit(bucket.parameters);
+            Launched& launched = launched_runs_[launched_];
+            launched = {run_of(index, first, last), first, last};
             static_cast<void>(
-                works_[launched_].emplace(reduction_.start(comm_, run, factor_, contributes_))
+                ranges_[launched_].emplace(timeline_->bucket(index, launched.run.buffer.bytes()))
             );
+            static_cast<void>(works_[launched_].emplace(
+                reduction_.start(comm_, launched.run, factor_, contributes_)
+            ));
             ++launched_; // a work that could not start is not waited for
         });
     }
     [[nodiscard]] BucketRun run_of(std::size_t index, std::size_t first, std::size_t last) const {
         Bucket const& bucket = buckets()[index];
+        if (last - first == bucket.parameters.size()) {
+            return {index, bucket.buffer};
+        }
         BucketRun run{index, {bucket.views[first].data(), 0, bucket.buffer.dtype}};
         for (std::size_t k = first; k < last; ++k) {
             run.buffer.count += bucket.views[k].numel();
@@ -8667,21 +8830,23 @@ private:
         return can;
     }
 
-    void deliver() {
-        std::size_t work = 0;
-        for (Bucket const& bucket : buckets()) {
-            for_each_run(bucket, [&](std::size_t first, std::size_t last) {
-                works_[work]->wait();
-                ranges_[work].reset();
-                works_[work].reset();
-                reduction_.finish(comm_, runs_[work++]);
-                for (std::size_t k = first; Reduction::delivers && k < last; ++k) {
-                    gradients_.deliver(bucket.parameters[k]);
-                }
-            });
+    /// All ranks launch in one order, so at least one rank can continue while another one waits here.
+    void make_room(std::size_t bucket) {
+        if (finished_ < launched_ && !reduces_after_pass_ && gradients_->waits_for_memory(bucket)) {
+            finish_oldest();
         }
-        gradients_.complete();
-        iteration_.follow_others();
+    }
+    void finish_oldest() {
+        auto const& [run, first, last] = launched_runs_[finished_];
+        works_[finished_]->wait();
+        ranges_[finished_].reset();
+        works_[finished_].reset();
+        reduction_.finish(comm_, run);
+        for (std::size_t k = first; reduction_.delivers && k < last; ++k) {
+            gradients_->deliver(buckets()[run.bucket].parameters[k]);
+        }
+        gradients_->give_back(run.bucket);
+        tested_ = (std::max)(tested_, ++finished_);
     }
 
     /// Calls f(first, last) for every run of a bucket's parameters that some rank uses.
@@ -8714,7 +8879,7 @@ private:
         Buffer const message{order_message_.data(), order_message_.size(), DType::u64};
         host_.broadcast(message, order_source_).wait();
         if (order_message_[0] != 0) {
-            gradients_.rebuild({order_message_.begin() + 1, order_message_.end()});
+            gradients_->rebuild({order_message_.begin() + 1, order_message_.end()});
             iteration_.set_ordered();
             fit_to_buckets();
             is_rebuild_due_ = false;
@@ -8723,10 +8888,11 @@ private:
 
     void fit_to_buckets() {
         // With a map each parameter may be a run of its own, between two unused ones.
-        std::size_t const runs = iteration_.used() ? gradients_.trained().size() : buckets().size();
+        std::size_t const runs =
+            iteration_.used() ? gradients_->trained().size() : buckets().size();
         works_ = std::vector<std::optional<BucketWork>>(runs);
         ranges_ = std::vector<std::optional<Range>>(runs);
-        runs_.resize(runs);
+        launched_runs_.resize(runs);
     }
 
     Comm& comm_;
@@ -8734,17 +8900,19 @@ private:
     Reduction reduction_;
     double factor_ = 1; ///< applied by the reduction
     bool contributes_ = false;
-    detail::Gradients gradients_;
+    std::unique_ptr<detail::Gradients> gradients_;
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
     detail::Launches launches_;
     std::size_t launched_ = 0; ///< number of works started
     std::size_t tested_ = 0;   ///< number of works known to be complete
+    std::size_t finished_ = 0; ///< number of works whose averages are where they belong
+    bool reduces_after_pass_ = false;
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
-    Times timeline_;
-    std::vector<BucketRun> runs_;              ///< of the works
+    std::shared_ptr<Times> timeline_;
+    std::vector<Launched> launched_runs_;      ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
     bool is_map_posted_ = false;
     detail::ControlCommunicator* words_ = nullptr; ///< of the open or the next iteration
@@ -14622,6 +14790,31 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/participant/detail/pass_hooks.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What a reduction does in the passes of a model, besides its buckets. The defaults are those of a reduction that
+/// does nothing there. The same calls on every rank in the same order.
+struct PassHooks {
+    /// Whether passes gather values, which are there while a pass uses them.
+    [[nodiscard]] static bool gathers_values() noexcept { return false; }
+    static void begin_forward() noexcept {}
+    static void finish_forward() noexcept {}
+    /// The backward pass of a round that does not sync begins.
+    static void begin_accumulating() noexcept {}
+    /// Runs what is left of the passes of a round that does not sync.
+    static void finish_passes(bool /*trains*/) noexcept {}
+    /// @throws ContractViolation  values are held.
+    static void require_let_go() noexcept {}
+    /// Whether begin_round() is collective.
+    [[nodiscard]] static bool meets_between_passes() noexcept { return false; }
+    /// Between the passes of a round that syncs.
+    static void begin_round(Round const& /*round*/) noexcept {}
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/participant/detail/ready_check.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -14816,10 +15009,12 @@ JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ran
 namespace joinable { inline namespace v0 {
 
 /// The passes of a model whose gradients are averaged: the verbs that DistributedDataParallel and
-/// ShardedDataParallel share. `GradientReducer` has the interface of Reducer and averages gradients
-/// as they become ready.
+/// ShardedDataParallel share. `GradientReducer` is a Reducer. If its reduction has `use(i, reducer)`, which waits for a
+/// value, passes may take `use` as their last argument; see also detail::PassHooks.
 template <Communicator Comm, class GradientReducer>
 class Passes {
+    using Reduction = std::remove_cvref_t<decltype(std::declval<GradientReducer&>().reduction())>;
+
 public:
     /// Attaches tensors of an optimizer's state (momentum, step counts). `ranges` are ranges that
     /// joinable::buffers() takes. All ranks agree on count, extents and dtypes and take rank 0's
@@ -14854,7 +15049,7 @@ public:
     ///         attached already, or another one is; or Sharding::parameters, whose passes gather values.
     void attach_collectives(detail::HiddenCollectives& collectives) {
         require_outside("attach_collectives()");
-        if (gathers_values()) {
+        if (hooks().gathers_values()) {
             throw ContractViolation{
                 "with Sharding::parameters joined ranks follow only the gathering of values, not the "
                 "collectives of a model; use another sharding"
@@ -14936,7 +15131,7 @@ public:
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice notice = {}) {
         guarded([&] {
-            if (gathers_values()) {
+            if (hooks().gathers_values()) {
                 throw ContractViolation{
                     "with Sharding::parameters values are there while a pass uses them; call forward(pass) and "
                     "backward(pass)"
@@ -14965,9 +15160,7 @@ public:
             window().stop_looking(); // zeros from here on are gradients
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
-                if constexpr (gathers) {
-                    reducer_->begin_accumulating();
-                }
+                hooks().begin_accumulating();
                 ranges_.open_backward(reducer_->timeline());
                 return;
             }
@@ -15060,9 +15253,7 @@ public:
         guarded([&] {
             require_stepped();
             hidden_.require_pass("skip()");
-            if constexpr (gathers) {
-                reducer_->require_let_go(); // before any collective, so skip() can be called again
-            }
+            hooks().require_let_go();      // before any collective, so skip() can be called again
             detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
             ranges_.end_passes();
             auto const* const session = detail::session_of(state_);
@@ -15130,41 +15321,87 @@ public:
     }
 
 protected:
-    friend GradientReducer;
+    /// Whether passes may take `use`.
+    static constexpr bool gives_use = requires(Reduction& reduction, GradientReducer& reducer) {
+        reduction.use(std::size_t{}, reducer);
+    };
+    /// What the reduction does in passes.
+    [[nodiscard]] auto& hooks() const noexcept {
+        if constexpr (std::derived_from<Reduction, detail::PassHooks>) {
+            return reducer_->reduction();
+        } else {
+            static detail::PassHooks none;
+            return none;
+        }
+    }
 
-    /// Whether `GradientReducer` may gather values for passes, as detail::ShardedReduction does. It
-    /// then also passes `use` to them.
-    static constexpr bool gathers = requires(GradientReducer& reducer) { reducer.begin_forward(); };
+    /// The argument `use` of a pass. A template, because most reductions have none.
+    template <class R = Reduction>
+    class Use {
+    public:
+        explicit Use(Passes& passes) noexcept : passes_{passes} {}
+        [[nodiscard("the value is there while what use() returns lives")]] auto
+        operator()(std::size_t i) const {
+            return passes_.guarded([&] {
+                auto& reducer = *passes_.reducer_;
+                auto const rank = static_cast<int>(passes_.comm_.rank());
+                detail::require_in_range(i, reducer.parameters().size(), rank);
+                R& reduction = reducer.reduction();
+                return reduction.use(i, reducer);
+            });
+        }
+        /// Explains an argument that is no index.
+        template <class Other>
+            requires(!std::convertible_to<Other, std::size_t>)
+        auto operator()(Other const&) const {
+            static_assert(
+                std::convertible_to<Other, std::size_t>,
+                "use: it takes the index of a parameter in the list that was given, as in use(0)"
+            );
+            return 0; // for the result that is kept
+        }
 
+    private:
+        Passes& passes_;
+    };
+
+    template <class F, class... Args>
+    [[nodiscard]] static consteval bool takes_use() {
+        if constexpr (gives_use) {
+            return std::invocable<F, Args..., Use<>>;
+        }
+        return false;
+    }
     /// Whether a pass takes these arguments.
     template <class F, class... Args>
     [[nodiscard]] static consteval bool takes() {
-        if constexpr (gathers) {
-            return GradientReducer::template takes<Passes, F, Args...>();
-        } else {
-            return std::invocable<F, Args...>;
-        }
+        return takes_use<F, Args...>() || std::invocable<F, Args...>;
     }
+    /// Runs a backward pass, or a forward pass, which has no arguments but `use`.
     template <class F, class... Args>
     decltype(auto) run(F&& pass, Args const&... args) {
-        if constexpr (gathers) {
-            return GradientReducer::run(*this, pass, args...);
+        constexpr bool is_forward = sizeof...(Args) == 0;
+        if constexpr (takes_use<F&, Args...>()) {
+            if constexpr (is_forward) {
+                hooks().begin_forward();
+            }
+            return pass(args..., Use<>{*this});
         } else {
+            if (hooks().gathers_values()) {
+                throw ContractViolation{detail::concat(
+                    is_forward ? "forward" : "backward",
+                    ": with Sharding::parameters values are there while the pass uses them; it takes 'use' last, and "
+                    "calls 'auto const held = use(i);' before it reads value i"
+                )};
+            }
             return std::forward<F>(pass)(args...);
         }
-    }
-    [[nodiscard]] bool gathers_values() const noexcept {
-        if constexpr (gathers) {
-            return reducer_->gathers_values();
-        }
-        return false;
     }
 
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
     /// step; otherwise the round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, words_{comm}, hidden_{state}, state_{state},
-          steps_{steps} {}
+        : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
     Passes(Passes const&) = delete;
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
@@ -15191,7 +15428,7 @@ protected:
     }
     void require_outside(std::string_view verb) const {
         bool const is_over = // an evaluation that failed
-            stage_ == Stage::failed && !gathers_values() && !hidden_.are_followed();
+            stage_ == Stage::failed && !hooks().gathers_values() && !hidden_.are_followed();
         if ((stage_ != Stage::idle && !is_over) || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(
                 verb, " was called in a guard or in a round; call it before, on every rank"
@@ -15206,7 +15443,7 @@ protected:
             bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
             require_stepped();
             bool const has_failed = stage_ == Stage::failed;
-            if (gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
+            if (hooks().gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
                 throw ContractViolation{
                     "the passes of the previous round have not ended, and all ranks gather values in them; "
                     "call backward(), or skip() after a failure"
@@ -15249,7 +15486,7 @@ protected:
     }
     void open_round(RoundNotice notice) {
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
-        if (gathers_values() || (notice.will_sync && notice.phase == Phase::train)) {
+        if (hooks().gathers_values() || (notice.will_sync && notice.phase == Phase::train)) {
             detail::require_listed(state_, comm_, name_in_texts());
         }
         ranges_.end_all();
@@ -15262,8 +15499,8 @@ protected:
         ranges_.announce(reducer_->timeline(), pending_.is_answered());
         bool syncs = pending_.will_sync();
         hidden_.begin(pending_);
-        bool const holds = gathers_values() || hidden_.are_followed();
-        if (!syncs || gathers_values() || module_->syncs_before_forward() ||
+        bool const holds = hooks().gathers_values() || hidden_.are_followed();
+        if (!syncs || hooks().gathers_values() || module_->syncs_before_forward() ||
             pending_.is_answered()) {
             hear_round();
             syncs = round_.will_sync();
@@ -15285,7 +15522,7 @@ protected:
     [[nodiscard]] bool is_last_evaluation_open(detail::Session const* session) const noexcept {
         bool const is_of_loop = session != nullptr && session->loop_opens_rounds() &&
                                 session->round().number() == round_.number();
-        return gathers_values() || hidden_.are_followed() || is_of_loop;
+        return hooks().gathers_values() || hidden_.are_followed() || is_of_loop;
     }
     void hear_round() {
         round_ = pending_.wait();
@@ -15301,11 +15538,8 @@ protected:
     }
     /// Whether ranks wait for each other between the passes.
     [[nodiscard]] bool meets_between_passes() const noexcept {
-        bool meets = module_->syncs_after_forward() || replica_check_.has_value();
-        if constexpr (gathers) {
-            meets = meets || reducer_->meets_between_passes();
-        }
-        return meets;
+        return module_->syncs_after_forward() || replica_check_.has_value() ||
+               hooks().meets_between_passes();
     }
     [[nodiscard]] bool steps_joined_ranks() const noexcept {
         auto const* const session = detail::session_of(state_);
@@ -15315,19 +15549,14 @@ protected:
     /// delay, and outside a guard the communicator of the gradients.
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
         auto const* const session = detail::session_of(state_);
-        return session != nullptr ? session->words() : words_;
+        return session != nullptr ? session->words() : reducer_->words();
     }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
         reducer_->send_words_by(words());
-        if constexpr (gathers) {
-            reducer_->reduces_after_pass(
-                hidden_.are_followed() && round.active_count() < comm_.size()
-            );
-            reducer_->finish_forward();
-            // If it refuses, no message was sent, so skip() can follow.
-            reducer_->begin_round(round);
-        }
+        reducer_->reduce_after_pass(hidden_.are_followed() && round.active_count() < comm_.size());
+        hooks().finish_forward();
+        hooks().begin_round(round); // if it refuses, no message was sent, so skip() can follow
         if (!module_->syncs_before_forward()) {
             module_->sync_buffers(round);
         }
@@ -15355,12 +15584,10 @@ protected:
         round_.done();
     }
     /// A round that reduces nothing was held if its passes communicate.
-    void end_unsynced([[maybe_unused]] bool trains) {
-        if constexpr (gathers) {
-            if (reducer_->gathers_values()) {
-                reducer_->finish_passes(trains);
-                round_.done();
-            }
+    void end_unsynced(bool trains) {
+        if (hooks().gathers_values()) {
+            hooks().finish_passes(trains);
+            round_.done();
         }
         hidden_.end(round_);
         if (hidden_.are_followed()) {
@@ -15380,9 +15607,7 @@ protected:
             if (unwinding.has_begun()) {
                 return;
             }
-            if constexpr (gathers) {
-                passes.reducer_->finish_forward();
-            }
+            passes.hooks().finish_forward();
             if (passes.stage_ == Stage::idle) { // an evaluation
                 passes.end_unsynced(false);
             }
@@ -15447,9 +15672,7 @@ protected:
     void begin_guard() {
         stage_ = Stage::idle; // discards what was left open
         hidden_.reset();
-        if constexpr (gathers) {
-            reducer_->begin_guard();
-        }
+        reducer_->begin_guard();
     }
     /// On every path out of a guard. Runs no collective and does not wait.
     void end_guard() noexcept {
@@ -15501,13 +15724,12 @@ protected:
 
     Comm& comm_;
     detail::Averaging averaging_;
-    std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
+    std::unique_ptr<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ListedModel> listed_;
     std::optional<detail::ReadyCheck> ready_check_;     ///< with verify_ready
     std::optional<detail::ReplicaCheck> replica_check_; ///< with verify_replicas
-    detail::ControlOver<Comm&> words_; ///< outside guards; ends before the memory that it sums does
-    detail::HiddenRounds hidden_;      ///< collectives of the model
+    detail::HiddenRounds hidden_;                       ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
 
@@ -15783,7 +16005,7 @@ private:
             model_ = detail::agree_on(compared, list);
             detail::agree_on(compared, buffers, "buffer");
             model_ += detail::concat(", hash ", compared.hash_from(first));
-            reducer_.emplace(
+            reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
                 comm,
                 list,
                 bucket_options(options),
@@ -25077,10 +25299,9 @@ JOINABLE_DEFINITION void run_processes_of(
     if (others != 0 && !options.other_threads) {
         throw ContractViolation{concat(
             "run_processes: expected a process with one thread, but it has ",
-            others == 1 ? "another thread" : concat(others, " other threads"),
-            ", which its ranks do not get: a rank that waits for such a thread (of OpenMP, a BLAS) "
-            "hangs for ever; call run_processes before threads start, or give it "
-            "{.other_threads = true} if the ranks need none"
+            others + 1,
+            " threads, of which its ranks get one: a rank that waits for another one (of OpenMP, a BLAS) hangs for "
+            "ever; call run_processes before threads start, or give it {.other_threads = true} if the ranks need none"
         )};
     }
     ProcessSegment segment{world_size};

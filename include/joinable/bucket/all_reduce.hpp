@@ -27,8 +27,8 @@ concept names_reduction = requires {
     { R::name } -> std::convertible_to<std::string_view>;
 };
 template <class R>
-concept says_whether_it_delivers = requires {
-    { R::delivers } -> std::convertible_to<bool>;
+concept says_whether_it_delivers = requires(R const& reduction) {
+    { reduction.delivers } -> std::convertible_to<bool>;
 };
 template <class R, class Comm>
 concept says_whether_it_scales = requires(R const& reduction, Comm& comm) {
@@ -50,7 +50,7 @@ concept finishes_runs =
 /// | expression                      | result      | meaning                                        |
 /// |---------------------------------|-------------|------------------------------------------------|
 /// | `R::name`                       | string view | for error texts; ranks compare it              |
-/// | `R::delivers`                   | bool        | whether run.buffer holds the averages after    |
+/// | `reduction.delivers`            | bool        | whether run.buffer holds the averages after    |
 /// |                                 |             | finish(): then the reducer writes them into    |
 /// |                                 |             | the gradients of all ranks. Else the reduction |
 /// |                                 |             | put them where they belong, such as to owners  |
@@ -96,6 +96,28 @@ consteval bool models_bucket_reduction() {
     );
     return BucketReduction<R, Comm>;
 }
+
+namespace detail {
+
+/// The turns of a reduction whose buckets alternate with other collectives. The defaults are those of a reduction
+/// without such collectives. A Reducer calls them on every rank in the same order.
+struct ReductionTurns {
+    /// An iteration begins.
+    static void begin_iteration() noexcept {}
+    /// Whether a full bucket may start now.
+    [[nodiscard]] static bool may_start(std::size_t /*bucket*/) noexcept { return true; }
+    static void note_started(std::size_t /*bucket*/) noexcept {}
+    /// Starts other collectives whose turn has come. Returns whether it did, and buckets may follow.
+    [[nodiscard]] static bool proceed() { return false; }
+    /// No pass needs anything of this iteration any more, or there is none.
+    static void end_pass() noexcept {}
+    /// All averages are where they belong.
+    static void end_iteration() {}
+    /// A guard begins: forgets what one that failed has left open.
+    static void begin_guard() noexcept {}
+};
+
+} // namespace detail
 
 /// Sums each bucket over all ranks, in place: every rank gets every average.
 struct AllReduce {

@@ -16,7 +16,7 @@
 namespace joinable { inline namespace v0 {
 
 /// @file
-/// What Reducer and ShardReducer share for the marks of a rank's backward pass. Local.
+/// The marks of a rank's backward pass. Local.
 
 namespace detail {
 

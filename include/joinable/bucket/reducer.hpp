@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -14,8 +16,8 @@
 #include <joinable/agreement/host_collectives.hpp>
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket.hpp>
-#include <joinable/bucket/detail/gradients.hpp>
 #include <joinable/bucket/detail/iteration.hpp>
+#include <joinable/bucket/gradients.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
@@ -64,17 +66,32 @@ public:
         Reduction reduction = {},
         detail::TakeGradients take = detail::TakeGradients::now
     )
+        : Reducer{
+              comm,
+              checked(comm, std::move(reduction)), // before gradients move
+              std::make_unique<detail::BucketGradients>(
+                  std::move(parameters),
+                  options,
+                  static_cast<int>(comm.rank()),
+                  BufferMemory{comm},
+                  take
+              ),
+              options
+          } {}
+    /// For participants, which may keep the gradients elsewhere, and whose next reducer of more parameters tells
+    /// the same timeline.
+    Reducer(
+        Comm& comm,
+        Reduction reduction,
+        std::unique_ptr<detail::Gradients> gradients,
+        BucketOptions const& options,
+        std::shared_ptr<Times> timeline = std::make_shared<Times>()
+    )
         : comm_{comm}, host_{comm}, reduction_{checked(comm, std::move(reduction))},
-          gradients_{
-              std::move(parameters),
-              options,
-              static_cast<int>(comm.rank()),
-              BufferMemory{comm},
-              take
-          },
-          iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)},
+          gradients_{std::move(gradients)}, iteration_{*gradients_, options},
+          is_rebuild_due_{detail::rebuilds(options)}, timeline_{std::move(timeline)},
           words_{&own_words_}, own_words_{comm} {
-        order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
+        order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
         fit_to_buckets();
     }
 
@@ -86,7 +103,7 @@ public:
     /// iterations use that memory, also on ranks without gradients.
     void register_memory() {
         if constexpr (RegistersArenas<Comm>) {
-            gradients_.for_each_arena([this](Arena const& arena) {
+            gradients_->for_each_arena([this](Arena const& arena) {
                 static_cast<void>(comm_.register_arena(arena)); // else it is used unregistered
             });
         }
@@ -94,20 +111,23 @@ public:
 
     /// Makes gradients views of the buckets, if BucketOptions::gradient_as_bucket_view is set. For
     /// a reducer made with TakeGradients::later. Local.
-    void take_gradients() { gradients_.take(); }
+    void take_gradients() { gradients_->take(); }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {
-        return gradients_.parameters();
+        return gradients_->parameters();
     }
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
-        return gradients_.buckets();
+        return gradients_->buckets();
     }
 
     /// Whether buckets are still to be cut anew. Local.
     [[nodiscard]] bool is_rebuild_due() const noexcept { return is_rebuild_due_; }
 
     [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
-    [[nodiscard]] Times& timeline() noexcept { return timeline_; }
+    [[nodiscard]] Times& timeline() noexcept { return *timeline_; }
+    [[nodiscard]] std::shared_ptr<Times> const& shared_timeline() const noexcept {
+        return timeline_;
+    }
     /// Ends the timeline ranges of an iteration that failed. Local.
     void end_ranges() noexcept {
         for (auto& range : ranges_) {
@@ -131,6 +151,8 @@ public:
     /// communicator of the gradients. On a device, a map does not travel behind gradients then. The
     /// same on every rank. Local.
     void send_words_by(detail::ControlCommunicator& words) noexcept { words_ = &words; }
+    /// A communicator of the same ranks in host memory. Local.
+    [[nodiscard]] detail::ControlCommunicator& words() noexcept { return own_words_; }
     /// Called before `words` is destroyed. A map that is under way there is lost. Local.
     void forget_words() noexcept {
         words_ = &own_words_;
@@ -149,13 +171,15 @@ public:
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
         begin(factor, order_source, std::nullopt);
-        detail::for_each_unused(unused, gradients_.trained(), [&](std::size_t i) {
+        detail::for_each_unused(unused, gradients_->trained(), [&](std::size_t i) {
             iteration_.leave_out(i);
         });
         iteration_.leave_out_frozen();
         iteration_.leave_out_unrecorded();
-        if (iteration_.finds_unused()) {
+        if (iteration_.sends_map()) {
             launch_map();
+        }
+        while (turns().proceed()) { // no bucket starts before a gradient is ready
         }
     }
 
@@ -175,12 +199,27 @@ public:
     /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
         launches_.require_whole();
-        iteration_.mark(i);
+        if (iteration_.mark(i)) {
+            make_room(gradients_->bucket_of(i));
+            iteration_.take(i);
+        }
         advance();
         if (tested_ < launched_ && detail::make_progress(*works_[tested_])) {
             ++tested_;
+            if (!gradients_->receive_averages()) {
+                finish_oldest();
+            }
         }
     }
+    /// Whether the open iteration waits for a mark of trained parameter `i`. Local.
+    [[nodiscard]] bool is_missing(std::size_t i) const { return iteration_.is_missing(i); }
+
+    /// Launches what a reduction with other collectives can launch once one of these is over. Collective in
+    /// effect; does not block.
+    void proceed() { advance(); }
+    /// Whether a pass may wait until it is over for ranks that reduce nothing before. Then a bucket gets memory
+    /// without waiting for another one. Before an iteration. Local.
+    void reduce_after_pass(bool after_pass) noexcept { reduces_after_pass_ = after_pass; }
 
     /// Contributes zeros from now on, because a batch failed. Call finalize_backward() afterwards.
     /// Collective in effect; does not block.
@@ -190,12 +229,13 @@ public:
         if (launched_ != 0) {
             detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
-        gradients_.device().submit(); // what was packed, before zeros replace it
+        gradients_->submit(gradients_->trained()); // what was packed, before zeros replace it
         iteration_.contribute_nothing();
         contributes_ = false;
         factor_ = 1.0; // of zeros
         next_bucket_ = 0;
         launches_.reset();
+        turns().end_pass();
         advance();
     }
 
@@ -215,14 +255,20 @@ public:
             }
             wait_for_map();
         }
+        turns().end_pass();
         advance();
-        deliver();
+        while (finished_ < launched_) {
+            finish_oldest();
+        }
+        gradients_->complete();
+        iteration_.follow_others();
         if (is_rebuild_due_) {
             rebuild();
         }
-        gradients_.device().finish();
+        gradients_->device().finish();
         iteration_.end();
         words_ = &own_words_;
+        turns().end_iteration();
     }
 
     /// Runs a whole iteration for a rank that has no gradients: the same collectives with zeros;
@@ -239,7 +285,12 @@ public:
     /// earlier rounds (mark_accumulated). They are multiplied by `factor` and contribute.
     void contribute_accumulated(double factor, int order_source = 0, bool has_joined = false) {
         begin(factor, order_source, without_pass(has_joined, true));
-        iteration_.contribute_accumulated();
+        turns().end_pass();
+        for (std::size_t const i : gradients_->trained()) {
+            make_room(gradients_->bucket_of(i));
+            iteration_.contribute_accumulated(i);
+            advance();
+        }
         finalize_backward();
     }
 
@@ -248,9 +299,14 @@ public:
     /// Forgets what mark_accumulated() recorded, because the gradients were cleared. Between iterations. Local.
     void discard_window() { iteration_.discard_accumulated(); }
 
+    /// Called when a guard begins: forgets an iteration that was not finished. Local.
+    void begin_guard() noexcept {
+        iteration_.abandon();
+        turns().begin_guard();
+    }
     /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
     /// Enqueues on the device. Local.
-    void end_guard() { gradients_.end_guard(); }
+    void end_guard() { gradients_->end_guard(); }
 
 private:
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
@@ -258,25 +314,43 @@ private:
         std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
     ))>;
 
+    /// A run of a bucket that was launched, and where its parameters are in the bucket's.
+    struct Launched {
+        BucketRun run;
+        std::size_t first = 0;
+        std::size_t last = 0;
+    };
+
+    /// The turns of the reduction, if it has some.
+    [[nodiscard]] auto& turns() noexcept {
+        if constexpr (std::derived_from<Reduction, detail::ReductionTurns>) {
+            return reduction_;
+        } else {
+            static detail::ReductionTurns none;
+            return none;
+        }
+    }
+
     // The script of an iteration, the same on ranks with and without gradients.
 
     [[nodiscard]] detail::WithoutPass without_pass(bool has_joined, bool sends_accumulated) const {
-        return {has_joined, sends_accumulated, gradients_.joined_gradients()};
+        return {has_joined, sends_accumulated, gradients_->joined_gradients()};
     }
 
     void begin(double factor, int order_source, std::optional<detail::WithoutPass> const& without) {
         contributes_ = factor != 0.0; // else zeros are packed
         // A device may have got its kernels since the last iteration.
         bool const scales_later = scales(comm_, reduction_) && contributes_;
-        gradients_.begin(without && without->has_joined);
+        iteration_.require_closed();
+        turns().begin_iteration();
+        gradients_->begin(without && without->has_joined);
         end_ranges(); // of an iteration that failed
         iteration_.begin(scales_later ? 1.0 : factor, without);
         factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
         next_bucket_ = 0;
         launches_.reset();
-        launched_ = 0;
-        tested_ = 0;
+        launched_ = tested_ = finished_ = 0;
     }
 
     void launch_map() {
@@ -290,8 +364,8 @@ private:
         iteration_.used()->set_known();
     }
 
-    /// Launches the full buckets in index order. The map of used parameters is known before the
-    /// first one, so parameters that no rank uses are never sent.
+    /// Launches the full buckets in index order, and other collectives of the reduction in between. The map of used
+    /// parameters is known before the first one, so parameters that no rank uses are never sent.
     void advance() {
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!is_map_posted_ || !words_->test_sum()) {
@@ -299,30 +373,39 @@ private:
             }
             wait_for_map();
         }
-        while (next_bucket_ < buckets().size() && iteration_.is_full(next_bucket_)) {
-            launches_.start([&] { launch_bucket(next_bucket_); });
-            ++next_bucket_;
-        }
+        do {
+            while (iteration_.is_open() && next_bucket_ < buckets().size() &&
+                   iteration_.is_full(next_bucket_) && turns().may_start(next_bucket_)) {
+                launches_.start([&] { launch_bucket(next_bucket_); });
+                turns().note_started(next_bucket_++);
+            }
+        } while (turns().proceed());
     }
 
     void launch_bucket(std::size_t index) {
         Bucket const& bucket = buckets()[index];
+        make_room(index);
         for_each_run(bucket, [&](std::size_t first, std::size_t last) {
             for (std::size_t k = first; k < last; ++k) {
                 iteration_.take_unused(bucket.parameters[k]);
             }
-            gradients_.device().submit();
-            BucketRun const& run = runs_[launched_] = run_of(index, first, last);
-            static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.buffer.bytes())
-            ));
+            gradients_->submit(bucket.parameters);
+            Launched& launched = launched_runs_[launched_];
+            launched = {run_of(index, first, last), first, last};
             static_cast<void>(
-                works_[launched_].emplace(reduction_.start(comm_, run, factor_, contributes_))
+                ranges_[launched_].emplace(timeline_->bucket(index, launched.run.buffer.bytes()))
             );
+            static_cast<void>(works_[launched_].emplace(
+                reduction_.start(comm_, launched.run, factor_, contributes_)
+            ));
             ++launched_; // a work that could not start is not waited for
         });
     }
     [[nodiscard]] BucketRun run_of(std::size_t index, std::size_t first, std::size_t last) const {
         Bucket const& bucket = buckets()[index];
+        if (last - first == bucket.parameters.size()) {
+            return {index, bucket.buffer};
+        }
         BucketRun run{index, {bucket.views[first].data(), 0, bucket.buffer.dtype}};
         for (std::size_t k = first; k < last; ++k) {
             run.buffer.count += bucket.views[k].numel();
@@ -345,21 +428,23 @@ private:
         return can;
     }
 
-    void deliver() {
-        std::size_t work = 0;
-        for (Bucket const& bucket : buckets()) {
-            for_each_run(bucket, [&](std::size_t first, std::size_t last) {
-                works_[work]->wait();
-                ranges_[work].reset();
-                works_[work].reset();
-                reduction_.finish(comm_, runs_[work++]);
-                for (std::size_t k = first; Reduction::delivers && k < last; ++k) {
-                    gradients_.deliver(bucket.parameters[k]);
-                }
-            });
+    /// All ranks launch in one order, so at least one rank can continue while another one waits here.
+    void make_room(std::size_t bucket) {
+        if (finished_ < launched_ && !reduces_after_pass_ && gradients_->waits_for_memory(bucket)) {
+            finish_oldest();
         }
-        gradients_.complete();
-        iteration_.follow_others();
+    }
+    void finish_oldest() {
+        auto const& [run, first, last] = launched_runs_[finished_];
+        works_[finished_]->wait();
+        ranges_[finished_].reset();
+        works_[finished_].reset();
+        reduction_.finish(comm_, run);
+        for (std::size_t k = first; reduction_.delivers && k < last; ++k) {
+            gradients_->deliver(buckets()[run.bucket].parameters[k]);
+        }
+        gradients_->give_back(run.bucket);
+        tested_ = (std::max)(tested_, ++finished_);
     }
 
     /// Calls f(first, last) for every run of a bucket's parameters that some rank uses.
@@ -392,7 +477,7 @@ private:
         Buffer const message{order_message_.data(), order_message_.size(), DType::u64};
         host_.broadcast(message, order_source_).wait();
         if (order_message_[0] != 0) {
-            gradients_.rebuild({order_message_.begin() + 1, order_message_.end()});
+            gradients_->rebuild({order_message_.begin() + 1, order_message_.end()});
             iteration_.set_ordered();
             fit_to_buckets();
             is_rebuild_due_ = false;
@@ -401,10 +486,11 @@ private:
 
     void fit_to_buckets() {
         // With a map each parameter may be a run of its own, between two unused ones.
-        std::size_t const runs = iteration_.used() ? gradients_.trained().size() : buckets().size();
+        std::size_t const runs =
+            iteration_.used() ? gradients_->trained().size() : buckets().size();
         works_ = std::vector<std::optional<BucketWork>>(runs);
         ranges_ = std::vector<std::optional<Range>>(runs);
-        runs_.resize(runs);
+        launched_runs_.resize(runs);
     }
 
     Comm& comm_;
@@ -412,17 +498,19 @@ private:
     Reduction reduction_;
     double factor_ = 1; ///< applied by the reduction
     bool contributes_ = false;
-    detail::Gradients gradients_;
+    std::unique_ptr<detail::Gradients> gradients_;
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
     detail::Launches launches_;
     std::size_t launched_ = 0; ///< number of works started
     std::size_t tested_ = 0;   ///< number of works known to be complete
+    std::size_t finished_ = 0; ///< number of works whose averages are where they belong
+    bool reduces_after_pass_ = false;
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
-    Times timeline_;
-    std::vector<BucketRun> runs_;              ///< of the works
+    std::shared_ptr<Times> timeline_;
+    std::vector<Launched> launched_runs_;      ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
     bool is_map_posted_ = false;
     detail::ControlCommunicator* words_ = nullptr; ///< of the open or the next iteration

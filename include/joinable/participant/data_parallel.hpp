@@ -290,7 +290,7 @@ private:
             model_ = detail::agree_on(compared, list);
             detail::agree_on(compared, buffers, "buffer");
             model_ += detail::concat(", hash ", compared.hash_from(first));
-            reducer_.emplace(
+            reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
                 comm,
                 list,
                 bucket_options(options),

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <type_traits>
@@ -30,6 +31,7 @@
 #include <joinable/participant/detail/hidden_rounds.hpp>
 #include <joinable/participant/detail/listed_model.hpp>
 #include <joinable/participant/detail/module_state.hpp>
+#include <joinable/participant/detail/pass_hooks.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/participant/detail/replica_check.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -37,10 +39,12 @@
 namespace joinable { inline namespace v0 {
 
 /// The passes of a model whose gradients are averaged: the verbs that DistributedDataParallel and
-/// ShardedDataParallel share. `GradientReducer` has the interface of Reducer and averages gradients
-/// as they become ready.
+/// ShardedDataParallel share. `GradientReducer` is a Reducer. If its reduction has `use(i, reducer)`, which waits for a
+/// value, passes may take `use` as their last argument; see also detail::PassHooks.
 template <Communicator Comm, class GradientReducer>
 class Passes {
+    using Reduction = std::remove_cvref_t<decltype(std::declval<GradientReducer&>().reduction())>;
+
 public:
     /// Attaches tensors of an optimizer's state (momentum, step counts). `ranges` are ranges that
     /// joinable::buffers() takes. All ranks agree on count, extents and dtypes and take rank 0's
@@ -75,7 +79,7 @@ public:
     ///         attached already, or another one is; or Sharding::parameters, whose passes gather values.
     void attach_collectives(detail::HiddenCollectives& collectives) {
         require_outside("attach_collectives()");
-        if (gathers_values()) {
+        if (hooks().gathers_values()) {
             throw ContractViolation{
                 "with Sharding::parameters joined ranks follow only the gathering of values, not the "
                 "collectives of a model; use another sharding"
@@ -157,7 +161,7 @@ public:
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice notice = {}) {
         guarded([&] {
-            if (gathers_values()) {
+            if (hooks().gathers_values()) {
                 throw ContractViolation{
                     "with Sharding::parameters values are there while a pass uses them; call forward(pass) and "
                     "backward(pass)"
@@ -186,9 +190,7 @@ public:
             window().stop_looking(); // zeros from here on are gradients
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
-                if constexpr (gathers) {
-                    reducer_->begin_accumulating();
-                }
+                hooks().begin_accumulating();
                 ranges_.open_backward(reducer_->timeline());
                 return;
             }
@@ -281,9 +283,7 @@ public:
         guarded([&] {
             require_stepped();
             hidden_.require_pass("skip()");
-            if constexpr (gathers) {
-                reducer_->require_let_go(); // before any collective, so skip() can be called again
-            }
+            hooks().require_let_go();      // before any collective, so skip() can be called again
             detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
             ranges_.end_passes();
             auto const* const session = detail::session_of(state_);
@@ -351,41 +351,87 @@ public:
     }
 
 protected:
-    friend GradientReducer;
+    /// Whether passes may take `use`.
+    static constexpr bool gives_use = requires(Reduction& reduction, GradientReducer& reducer) {
+        reduction.use(std::size_t{}, reducer);
+    };
+    /// What the reduction does in passes.
+    [[nodiscard]] auto& hooks() const noexcept {
+        if constexpr (std::derived_from<Reduction, detail::PassHooks>) {
+            return reducer_->reduction();
+        } else {
+            static detail::PassHooks none;
+            return none;
+        }
+    }
 
-    /// Whether `GradientReducer` may gather values for passes, as detail::ShardedReduction does. It
-    /// then also passes `use` to them.
-    static constexpr bool gathers = requires(GradientReducer& reducer) { reducer.begin_forward(); };
+    /// The argument `use` of a pass. A template, because most reductions have none.
+    template <class R = Reduction>
+    class Use {
+    public:
+        explicit Use(Passes& passes) noexcept : passes_{passes} {}
+        [[nodiscard("the value is there while what use() returns lives")]] auto
+        operator()(std::size_t i) const {
+            return passes_.guarded([&] {
+                auto& reducer = *passes_.reducer_;
+                auto const rank = static_cast<int>(passes_.comm_.rank());
+                detail::require_in_range(i, reducer.parameters().size(), rank);
+                R& reduction = reducer.reduction();
+                return reduction.use(i, reducer);
+            });
+        }
+        /// Explains an argument that is no index.
+        template <class Other>
+            requires(!std::convertible_to<Other, std::size_t>)
+        auto operator()(Other const&) const {
+            static_assert(
+                std::convertible_to<Other, std::size_t>,
+                "use: it takes the index of a parameter in the list that was given, as in use(0)"
+            );
+            return 0; // for the result that is kept
+        }
 
+    private:
+        Passes& passes_;
+    };
+
+    template <class F, class... Args>
+    [[nodiscard]] static consteval bool takes_use() {
+        if constexpr (gives_use) {
+            return std::invocable<F, Args..., Use<>>;
+        }
+        return false;
+    }
     /// Whether a pass takes these arguments.
     template <class F, class... Args>
     [[nodiscard]] static consteval bool takes() {
-        if constexpr (gathers) {
-            return GradientReducer::template takes<Passes, F, Args...>();
-        } else {
-            return std::invocable<F, Args...>;
-        }
+        return takes_use<F, Args...>() || std::invocable<F, Args...>;
     }
+    /// Runs a backward pass, or a forward pass, which has no arguments but `use`.
     template <class F, class... Args>
     decltype(auto) run(F&& pass, Args const&... args) {
-        if constexpr (gathers) {
-            return GradientReducer::run(*this, pass, args...);
+        constexpr bool is_forward = sizeof...(Args) == 0;
+        if constexpr (takes_use<F&, Args...>()) {
+            if constexpr (is_forward) {
+                hooks().begin_forward();
+            }
+            return pass(args..., Use<>{*this});
         } else {
+            if (hooks().gathers_values()) {
+                throw ContractViolation{detail::concat(
+                    is_forward ? "forward" : "backward",
+                    ": with Sharding::parameters values are there while the pass uses them; it takes 'use' last, and "
+                    "calls 'auto const held = use(i);' before it reads value i"
+                )};
+            }
             return std::forward<F>(pass)(args...);
         }
-    }
-    [[nodiscard]] bool gathers_values() const noexcept {
-        if constexpr (gathers) {
-            return reducer_->gathers_values();
-        }
-        return false;
     }
 
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
     /// step; otherwise the round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, words_{comm}, hidden_{state}, state_{state},
-          steps_{steps} {}
+        : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
     Passes(Passes const&) = delete;
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
@@ -412,7 +458,7 @@ protected:
     }
     void require_outside(std::string_view verb) const {
         bool const is_over = // an evaluation that failed
-            stage_ == Stage::failed && !gathers_values() && !hidden_.are_followed();
+            stage_ == Stage::failed && !hooks().gathers_values() && !hidden_.are_followed();
         if ((stage_ != Stage::idle && !is_over) || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(
                 verb, " was called in a guard or in a round; call it before, on every rank"
@@ -427,7 +473,7 @@ protected:
             bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
             require_stepped();
             bool const has_failed = stage_ == Stage::failed;
-            if (gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
+            if (hooks().gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
                 throw ContractViolation{
                     "the passes of the previous round have not ended, and all ranks gather values in them; "
                     "call backward(), or skip() after a failure"
@@ -470,7 +516,7 @@ protected:
     }
     void open_round(RoundNotice notice) {
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
-        if (gathers_values() || (notice.will_sync && notice.phase == Phase::train)) {
+        if (hooks().gathers_values() || (notice.will_sync && notice.phase == Phase::train)) {
             detail::require_listed(state_, comm_, name_in_texts());
         }
         ranges_.end_all();
@@ -483,8 +529,8 @@ protected:
         ranges_.announce(reducer_->timeline(), pending_.is_answered());
         bool syncs = pending_.will_sync();
         hidden_.begin(pending_);
-        bool const holds = gathers_values() || hidden_.are_followed();
-        if (!syncs || gathers_values() || module_->syncs_before_forward() ||
+        bool const holds = hooks().gathers_values() || hidden_.are_followed();
+        if (!syncs || hooks().gathers_values() || module_->syncs_before_forward() ||
             pending_.is_answered()) {
             hear_round();
             syncs = round_.will_sync();
@@ -506,7 +552,7 @@ protected:
     [[nodiscard]] bool is_last_evaluation_open(detail::Session const* session) const noexcept {
         bool const is_of_loop = session != nullptr && session->loop_opens_rounds() &&
                                 session->round().number() == round_.number();
-        return gathers_values() || hidden_.are_followed() || is_of_loop;
+        return hooks().gathers_values() || hidden_.are_followed() || is_of_loop;
     }
     void hear_round() {
         round_ = pending_.wait();
@@ -522,11 +568,8 @@ protected:
     }
     /// Whether ranks wait for each other between the passes.
     [[nodiscard]] bool meets_between_passes() const noexcept {
-        bool meets = module_->syncs_after_forward() || replica_check_.has_value();
-        if constexpr (gathers) {
-            meets = meets || reducer_->meets_between_passes();
-        }
-        return meets;
+        return module_->syncs_after_forward() || replica_check_.has_value() ||
+               hooks().meets_between_passes();
     }
     [[nodiscard]] bool steps_joined_ranks() const noexcept {
         auto const* const session = detail::session_of(state_);
@@ -536,19 +579,14 @@ protected:
     /// delay, and outside a guard the communicator of the gradients.
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
         auto const* const session = detail::session_of(state_);
-        return session != nullptr ? session->words() : words_;
+        return session != nullptr ? session->words() : reducer_->words();
     }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
         reducer_->send_words_by(words());
-        if constexpr (gathers) {
-            reducer_->reduces_after_pass(
-                hidden_.are_followed() && round.active_count() < comm_.size()
-            );
-            reducer_->finish_forward();
-            // If it refuses, no message was sent, so skip() can follow.
-            reducer_->begin_round(round);
-        }
+        reducer_->reduce_after_pass(hidden_.are_followed() && round.active_count() < comm_.size());
+        hooks().finish_forward();
+        hooks().begin_round(round); // if it refuses, no message was sent, so skip() can follow
         if (!module_->syncs_before_forward()) {
             module_->sync_buffers(round);
         }
@@ -576,12 +614,10 @@ protected:
         round_.done();
     }
     /// A round that reduces nothing was held if its passes communicate.
-    void end_unsynced([[maybe_unused]] bool trains) {
-        if constexpr (gathers) {
-            if (reducer_->gathers_values()) {
-                reducer_->finish_passes(trains);
-                round_.done();
-            }
+    void end_unsynced(bool trains) {
+        if (hooks().gathers_values()) {
+            hooks().finish_passes(trains);
+            round_.done();
         }
         hidden_.end(round_);
         if (hidden_.are_followed()) {
@@ -601,9 +637,7 @@ protected:
             if (unwinding.has_begun()) {
                 return;
             }
-            if constexpr (gathers) {
-                passes.reducer_->finish_forward();
-            }
+            passes.hooks().finish_forward();
             if (passes.stage_ == Stage::idle) { // an evaluation
                 passes.end_unsynced(false);
             }
@@ -668,9 +702,7 @@ protected:
     void begin_guard() {
         stage_ = Stage::idle; // discards what was left open
         hidden_.reset();
-        if constexpr (gathers) {
-            reducer_->begin_guard();
-        }
+        reducer_->begin_guard();
     }
     /// On every path out of a guard. Runs no collective and does not wait.
     void end_guard() noexcept {
@@ -722,13 +754,12 @@ protected:
 
     Comm& comm_;
     detail::Averaging averaging_;
-    std::optional<GradientReducer> reducer_; ///< set by the derived class, like the next one
+    std::unique_ptr<GradientReducer> reducer_; ///< set by the derived class, like the next one
     std::optional<detail::ModuleState<Comm>> module_;
     std::optional<detail::ListedModel> listed_;
     std::optional<detail::ReadyCheck> ready_check_;     ///< with verify_ready
     std::optional<detail::ReplicaCheck> replica_check_; ///< with verify_replicas
-    detail::ControlOver<Comm&> words_; ///< outside guards; ends before the memory that it sums does
-    detail::HiddenRounds hidden_;      ///< collectives of the model
+    detail::HiddenRounds hidden_;                       ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
 

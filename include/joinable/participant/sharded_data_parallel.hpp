@@ -11,7 +11,10 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/gradients.hpp>
+#include <joinable/bucket/memory.hpp>
+#include <joinable/bucket/options.hpp>
+#include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scoped_flag.hpp>
@@ -21,10 +24,12 @@
 #include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/participant/detail/compared_model.hpp>
+#include <joinable/participant/detail/gradients_for_owners.hpp>
 #include <joinable/participant/detail/listed_model.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
-#include <joinable/participant/detail/sharded_reduction.hpp>
+#include <joinable/participant/detail/sharded_units.hpp>
+#include <joinable/participant/detail/to_owners.hpp>
 #include <joinable/participant/needs_header.hpp>
 #include <joinable/participant/passes.hpp>
 #include <joinable/participant/sharded_optimizer.hpp>
@@ -39,7 +44,7 @@ namespace detail {
 template <class Comm, class Times>
 struct ShardedPassesOver {
     static_assert(models_communicator<Comm>());
-    using type = Passes<Comm, ShardedReduction<Comm, Times>>;
+    using type = Passes<Comm, Reducer<Comm, ToOwners<Comm>, Times>>;
 };
 
 } // namespace detail
@@ -98,7 +103,7 @@ class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gra
 public:
     /// The result of use() in a pass: values exist during its lifetime, or until its let_go().
     /// Move-only.
-    using HeldValues = typename detail::ShardedUnits<Comm>::Held;
+    using HeldValues = typename detail::ToOwners<Comm>::Held;
 
     /// Collective. `parameters` is a range that joinable::parameters() takes, `buffers` the result
     /// of joinable::buffers(). All ranks agree on them, on the rule and on the options, then take
@@ -161,7 +166,7 @@ public:
         std::vector<std::size_t> const& units = {}
     ) {
         Training::require_outside("add_parameter_group()");
-        this->reducer_->require_let_go();
+        this->hooks().require_let_go();
         auto const nothing = [](AgreementList&) {};
         detail::ShardChoices const choices{owners, units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, nothing, [] {});
@@ -176,7 +181,7 @@ public:
     ///         throw PeerFailed.
     [[nodiscard]] std::vector<HeldValues> use_all() {
         Training::require_outside("use_all()");
-        auto* const units = this->reducer_->values();
+        auto* const units = this->hooks().units();
         if (units == nullptr) {
             return {};
         }
@@ -186,7 +191,7 @@ public:
     [[nodiscard]] Times& timeline() noexcept { return this->reducer_->timeline(); }
     /// Bytes of the memory in which passes gather values. Local.
     [[nodiscard]] std::size_t unit_bytes() const noexcept {
-        auto const* const units = this->reducer_->values();
+        auto const* const units = this->hooks().units();
         return units == nullptr ? 0 : units->bytes();
     }
 
@@ -254,7 +259,7 @@ public:
                 sharded_.shadow(round);
             } else {
                 sharded_.hidden_.follow(round);
-                sharded_.reducer_->finish_passes(trains);
+                sharded_.hooks().finish_passes(trains);
             }
         }
 
@@ -291,7 +296,7 @@ public:
     void list_averaged(std::vector<void const*>&) const noexcept {}
 
 private:
-    using Reduction = detail::ShardedReduction<Comm, Times>;
+    using Averages = Reducer<Comm, detail::ToOwners<Comm>, Times>;
 
     void compare_sharding(AgreementList& list) const {
         list.add("sharding", name_of(this->sharding()));
@@ -323,7 +328,7 @@ private:
         detail::ShardChoices const& choices,
         Compare const& compare,
         F const& prepare) {
-        std::optional<Reduction> reduction;
+        std::unique_ptr<Averages> reducer;
         std::optional<detail::ReadyCheck> check;
         std::optional<detail::ListedModel> listed;
         auto const also = [&](detail::ShardGroup const& group) {
@@ -334,7 +339,7 @@ private:
                 };
             }
             ParameterList const all = parameters_with(group);
-            reduction.emplace(reduction_with(group, all));
+            reducer = reducer_with(group, all);
             prepare();
             listed.emplace(all, this->sharding() != Sharding::parameters);
             if (this->module_->options().verify_ready) {
@@ -350,9 +355,9 @@ private:
             std::forward<Parameters>(parameters), std::move(rule), choices, compare, also
         );
         if (this->reducer_ && !reduces_to_owners(this->sharding())) {
-            former_.push_back(std::move(*this->reducer_)); // gradients may lie in its buckets
+            former_.push_back(std::move(this->reducer_)); // gradients may lie in its buckets
         }
-        this->reducer_ = std::move(reduction);
+        this->reducer_ = std::move(reducer);
         this->listed_ = std::move(listed);
         if (check) {
             this->ready_check_.emplace(std::move(*check));
@@ -370,36 +375,45 @@ private:
         append(all, next.given());
         return all;
     }
-    [[nodiscard]] Reduction reduction_with(detail::ShardGroup const& group, ParameterList all) {
+    [[nodiscard]] std::unique_ptr<Averages>
+    reducer_with(detail::ShardGroup const& group, ParameterList all) {
         Comm& comm = Training::comm_;
+        auto const rank = static_cast<int>(comm.rank());
         auto times = this->reducer_ ? this->reducer_->shared_timeline() : std::make_shared<Times>();
-        if (reduces_to_owners(this->sharding())) {
-            std::unique_ptr<detail::ShardedUnits<Comm>> values;
-            if (this->sharding() == Sharding::parameters) {
-                values = std::make_unique<detail::ShardedUnits<Comm>>(comm, this->groups(), group);
-            }
-            detail::StepShard step;
-            std::function<void(Round const&)> begin;
-            if (steps_in_backward_) {
-                step = [this](std::size_t k, OptimizerShard const& s) { this->step_shard(k, s); };
-                begin = [this](Round const& round) { this->begin_step(round); };
-            }
-            auto parts = std::make_unique<typename Reduction::Parts>(
+        if (!reduces_to_owners(this->sharding())) {
+            return std::make_unique<Averages>(
                 comm,
-                std::move(all),
-                this->groups(),
-                group,
-                this->arenas(),
-                std::move(values),
-                std::move(step),
-                *times
+                detail::ToOwners<Comm>{},
+                std::make_unique<detail::BucketGradients>(
+                    std::move(all), buckets_, rank, BufferMemory{comm}, detail::TakeGradients::later
+                ),
+                buckets_,
+                std::move(times)
             );
-            return Reduction{std::move(times), std::move(parts), std::move(begin)};
         }
-        auto whole = std::make_unique<typename Reduction::Whole>(
-            comm, std::move(all), buckets_, AllReduce{}, detail::TakeGradients::later
+        std::unique_ptr<detail::ShardedUnits<Comm>> units;
+        if (this->sharding() == Sharding::parameters) {
+            units = std::make_unique<detail::ShardedUnits<Comm>>(comm, this->groups(), group);
+        }
+        detail::StepShard step;
+        std::function<void(Round const&)> begin;
+        if (steps_in_backward_) {
+            step = [this](std::size_t k, OptimizerShard const& s) { this->step_shard(k, s); };
+            begin = [this](Round const& round) { this->begin_step(round); };
+        }
+        auto gradients = std::make_unique<detail::GradientsForOwners>(
+            std::move(all), this->groups(), group, rank, detail::device_of(comm), this->arenas()
         );
-        return Reduction{std::move(times), std::move(whole)};
+        detail::ToOwners<Comm> reduction{
+            *gradients, std::move(units), std::move(step), std::move(begin)
+        };
+        return std::make_unique<Averages>(
+            comm,
+            std::move(reduction),
+            std::move(gradients),
+            BucketOptions{.find_unused = true},
+            std::move(times)
+        );
     }
 
     /// The same on active and shadowing ranks.
@@ -413,8 +427,8 @@ private:
     }
 
     bool steps_in_backward_;
-    std::vector<Reduction> former_; ///< of earlier group lists
-    BucketOptions buckets_;         ///< used if all ranks have all averages
+    std::vector<std::unique_ptr<Averages>> former_; ///< of earlier group lists
+    BucketOptions buckets_;                         ///< used if all ranks have all averages
 };
 
 template <class Comm, class Parameters, class Rule>

@@ -300,7 +300,7 @@ TEST_CASE("misuse of unused parameters says what to do") {
                 r.prepare_for_backward(1.0, {1});
                 r.finalize_backward();
             }) ==
-            "not all gradients became ready; give those that the pass does not use to "
+            "not all gradients became ready; give those that the pass does not use to backward() or "
             "prepare_for_backward() as unused, or check that all outputs of forward reach the loss "
             "(rank 0 did not mark parameter 0)"
         );

@@ -532,7 +532,7 @@ TEST_CASE("a gradient that is ready but not there is refused where it cannot be 
         sharded.forward([] {});
         CHECK_THROWS_WITH_AS(
             sharded.backward([](auto ready) { ready(0); }),
-            "parameter 0 was marked ready, but has no gradient; give it one before, or give the parameter to "
+            "parameter 0 on rank 0 was marked ready, but has no gradient; give it one before, or give the parameter to "
             "backward() as unused",
             ContractViolation
         );
@@ -724,13 +724,14 @@ TEST_CASE("verbs out of order are refused in a sentence") {
                 ready(1);
                 ready(1);
             }) ==
-            "parameter 1 was marked ready twice in an iteration, or was said to be unused; mark a "
-            "parameter once, when its last use is done"
+            "parameter 1 on rank 0 was marked ready twice in an iteration; mark a parameter that is shared by "
+            "modules or used in several passes once, when its last use is done"
         );
         CHECK(
             text_of([&](auto ready) { ready(1); }) ==
-            "not all gradients became ready; mark every trainable parameter in each iteration, or give "
-            "those that the pass does not use to backward() as unused (rank 0 did not mark parameter 0)"
+            "not all gradients became ready; give those that the pass does not use to backward() or "
+            "prepare_for_backward() as unused, or check that all outputs of forward reach the loss (rank 0 did not "
+            "mark parameter 0)"
         );
     });
 }

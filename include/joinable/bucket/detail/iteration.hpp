@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include <joinable/bucket/detail/gradients.hpp>
 #include <joinable/bucket/detail/static_graph.hpp>
 #include <joinable/bucket/detail/used_map.hpp>
+#include <joinable/bucket/gradients.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/bucket/without_pass.hpp>
@@ -25,8 +25,8 @@ public:
     Iteration(Gradients& gradients, BucketOptions const& options);
 
     /// Whether the map of used parameters is exchanged in every iteration.
-    [[nodiscard]] bool finds_unused() const noexcept { return finds_unused_; }
-    /// Empty if all parameters are used.
+    [[nodiscard]] bool sends_map() const noexcept { return finds_unused_ && used_; }
+    /// Empty if all parameters are used, or need not be: see Gradients::receive_averages().
     [[nodiscard]] std::optional<UsedMap>& used() noexcept { return used_; }
     [[nodiscard]] bool is_used(std::size_t i) const noexcept { return !used_ || used_->is_used(i); }
 
@@ -50,7 +50,12 @@ public:
     /// Leaves out the parameters that the recorded graph does not use.
     void leave_out_unrecorded();
 
-    void mark(std::size_t i);
+    /// Checks a mark. Returns whether the gradient is final; then take() follows.
+    [[nodiscard]] bool mark(std::size_t i);
+    void take(std::size_t i) {
+        gradients_.pack(i, factor_);
+        settle(i, State::ready);
+    }
     void mark_accumulated(std::size_t i) {
         require_trained(i);
         accumulated_.mark(i, gradients_.parameters()[i]);
@@ -58,11 +63,8 @@ public:
     [[nodiscard]] bool holds_accumulated() const noexcept { return accumulated_.has_elements(); }
 
     void contribute_nothing();
-    void contribute_accumulated() {
-        for (std::size_t const i : trained()) {
-            used_ ? take_or_leave(i) : take(i);
-        }
-    }
+    /// Handles a parameter of a rank without a pass.
+    void contribute_accumulated(std::size_t i) { may_be_unused() ? take_or_leave(i) : take(i); }
     /// Forgets what was accumulated. Between iterations.
     void discard_accumulated() noexcept { accumulated_.clear(); }
 
@@ -86,8 +88,16 @@ public:
     }
 
     void end();
+    /// Forgets an iteration that was not finished.
+    void abandon() noexcept { is_open_ = false; }
 
+    [[nodiscard]] bool is_open() const noexcept { return is_open_; }
     void require_open(std::string_view verb) const;
+    void require_closed() const;
+    /// Whether trained parameter `i` has not become ready.
+    [[nodiscard]] bool is_missing(std::size_t i) const {
+        return gradients_.is_trained(i) && states_[i] == State::pending;
+    }
 
 private:
     enum class State : std::uint8_t { pending, ready, unused };
@@ -100,10 +110,7 @@ private:
     }
     void fit_to_buckets() { pending_.resize(gradients_.buckets().size()); }
 
-    void take(std::size_t i) {
-        gradients_.pack(i, factor_);
-        settle(i, State::ready);
-    }
+    [[nodiscard]] bool may_be_unused() const noexcept { return finds_unused_ || graph_; }
     /// With a static graph, later iterations cannot send a parameter that no rank used in the first
     /// one.
     void take_used(std::size_t i);
@@ -126,9 +133,6 @@ private:
     void require_all_ready() const;
 
     [[nodiscard]] std::string concat_missing(std::string_view text) const;
-    [[nodiscard]] bool is_missing(std::size_t i) const {
-        return gradients_.is_trained(i) && states_[i] == State::pending;
-    }
     /// Whether trained parameter `i` was frozen since it was listed.
     [[nodiscard]] bool is_frozen(std::size_t i) const {
         return !gradients_.parameters()[i].requires_grad();

@@ -16,7 +16,7 @@ JOINABLE_DEFINITION Iteration::Iteration(Gradients& gradients, BucketOptions con
       sends_held_{options.unused_gradients == UnusedGradients::held},
       records_order_{rebuilds(options)} {
     accumulated_.resize(states_.size());
-    if (options.find_unused || options.static_graph) {
+    if (gradients.receive_averages() && (options.find_unused || options.static_graph)) {
         used_.emplace(states_.size());
     }
     if (options.static_graph) {
@@ -35,11 +35,7 @@ JOINABLE_DEFINITION void Iteration::take_unused(std::size_t i) const {
 
 JOINABLE_DEFINITION void
 Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
-    if (is_open_) {
-        throw ContractViolation{concat_missing(
-            "the previous iteration was not finalized; call finalize_backward() first"
-        )};
-    }
+    require_closed();
     is_open_ = true;
     factor_ = factor;
     without_ = without;
@@ -49,7 +45,7 @@ Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
     }
     std::fill(states_.begin(), states_.end(), State::pending);
     ready_order_.clear();
-    if (finds_unused_) {
+    if (sends_map()) {
         used_->clear();
     }
     if (graph_) {
@@ -72,7 +68,7 @@ JOINABLE_DEFINITION void Iteration::leave_out(std::size_t i) {
 }
 
 JOINABLE_DEFINITION void Iteration::leave_out_frozen() {
-    for (std::size_t k = 0; finds_unused_ && k < trained().size(); ++k) {
+    for (std::size_t k = 0; sends_map() && k < trained().size(); ++k) {
         if (std::size_t const i = trained()[k]; states_[i] == State::pending && is_frozen(i)) {
             take_or_leave(i);
         }
@@ -87,18 +83,17 @@ JOINABLE_DEFINITION void Iteration::leave_out_unrecorded() {
     }
 }
 
-JOINABLE_DEFINITION void Iteration::mark(std::size_t i) {
+JOINABLE_DEFINITION bool Iteration::mark(std::size_t i) {
     require_trained(i);
-    if (finds_unused_ && is_open_ && is_unused(i) && is_frozen(i)) {
-        return; // an engine may mark all parameters
+    if (sends_map() && is_open_ && is_unused(i) && is_frozen(i)) {
+        return false; // an engine may mark all parameters
     }
     require_markable(i);
+    gradients_.require_marked(i);
     if (records_order_) {
         ready_order_.push_back(i);
     }
-    if (!graph_ || graph_->mark(i)) {
-        take(i);
-    }
+    return !graph_ || graph_->mark(i);
 }
 
 JOINABLE_DEFINITION void Iteration::contribute_nothing() {
@@ -111,6 +106,14 @@ JOINABLE_DEFINITION void Iteration::contribute_nothing() {
         states_[i] = State::unused;
     }
     std::fill(pending_.begin(), pending_.end(), std::size_t{0});
+}
+
+JOINABLE_DEFINITION void Iteration::require_closed() const {
+    if (is_open_) {
+        throw ContractViolation{concat_missing(
+            "the previous iteration was not finalized; call finalize_backward() first"
+        )};
+    }
 }
 
 JOINABLE_DEFINITION void Iteration::complete() {
@@ -226,10 +229,13 @@ JOINABLE_DEFINITION void Iteration::require_markable(std::size_t i) const {
         : states_[i] == State::ready && graph_
             ? " became ready more often than in the first iteration: with static_graph all "
               "iterations use parameters equally often; turn it off"
-        : states_[i] == State::ready
+        : states_[i] == State::ready && gradients_.receive_averages()
             ? " was marked ready twice in an iteration; mark a parameter that is shared by "
               "modules or used in several passes once, when its last use is done, or turn "
               "static_graph on, which counts its uses"
+        : states_[i] == State::ready
+            ? " was marked ready twice in an iteration; mark a parameter that is shared by modules or used in "
+              "several passes once, when its last use is done"
             : nullptr;
     if (wrong != nullptr) {
         throw ContractViolation{gradients_.describe(i) + wrong};
@@ -240,7 +246,7 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
     if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
         bool is_frozen_now = false;
         for (std::size_t const i : trained()) {
-            is_frozen_now = is_frozen_now || (is_missing(i) && is_frozen(i));
+            is_frozen_now = is_frozen_now || (!finds_unused_ && is_missing(i) && is_frozen(i));
         }
         throw ContractViolation{concat_missing(
             is_frozen_now && graph_
@@ -255,10 +261,8 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
                        "static_graph all iterations use the same parameters; turn it off and "
                        "find_unused on"
             : finds_unused_
-                ? "not all gradients became ready; give those that the pass does not use to "
-                  "prepare_for_backward() as unused, or check that all outputs of forward "
-                  "reach "
-                  "the loss"
+                ? "not all gradients became ready; give those that the pass does not use to backward() or "
+                  "prepare_for_backward() as unused, or check that all outputs of forward reach the loss"
                 : "not all gradients became ready; mark every trainable parameter in each "
                   "iteration, set requires_grad to false where there is nothing to train, or "
                   "turn the option find_unused or static_graph on"

@@ -107,10 +107,9 @@ JOINABLE_DEFINITION void run_processes_of(
     if (others != 0 && !options.other_threads) {
         throw ContractViolation{concat(
             "run_processes: expected a process with one thread, but it has ",
-            others == 1 ? "another thread" : concat(others, " other threads"),
-            ", which its ranks do not get: a rank that waits for such a thread (of OpenMP, a BLAS) "
-            "hangs for ever; call run_processes before threads start, or give it "
-            "{.other_threads = true} if the ranks need none"
+            others + 1,
+            " threads, of which its ranks get one: a rank that waits for another one (of OpenMP, a BLAS) hangs for "
+            "ever; call run_processes before threads start, or give it {.other_threads = true} if the ranks need none"
         )};
     }
     ProcessSegment segment{world_size};

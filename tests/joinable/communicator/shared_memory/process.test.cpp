@@ -555,15 +555,15 @@ TEST_CASE(
             text = error.what();
         }
         CHECK(
-            text == "run_processes: expected a process with one thread, but it has another thread, "
-                    "which its ranks do not get: a rank that waits for such a thread (of OpenMP, a "
-                    "BLAS) hangs for ever; call run_processes before threads start, or give it "
-                    "{.other_threads = true} if the ranks need none"
+            text ==
+            "run_processes: expected a process with one thread, but it has 2 threads, of which its ranks get "
+            "one: a rank that waits for another one (of OpenMP, a BLAS) hangs for ever; call run_processes "
+            "before threads start, or give it {.other_threads = true} if the ranks need none"
         );
         PooledThread const two;
         CHECK_THROWS_WITH_AS(
             joinable::run_processes(2, body),
-            doctest::Contains("but it has 2 other threads, which"),
+            doctest::Contains("but it has 3 threads, of which"),
             joinable::ContractViolation
         );
         joinable::run_processes(2, body, {.other_threads = true});

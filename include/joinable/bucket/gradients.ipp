@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <joinable/bucket/detail/gradients.hpp>
+#include <joinable/bucket/gradients.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -11,18 +11,17 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION Gradients::Gradients(
+JOINABLE_DEFINITION BucketGradients::BucketGradients(
     ParameterList parameters,
     BucketOptions const& options,
     int rank,
     BufferMemory const& memory,
     TakeGradients take_them
 )
-    : parameters_{std::move(parameters)}, memory_{memory}, rank_{rank},
+    : Gradients{parameters, expected_ready_order(parameters), rank, memory.device()},
       are_views_{options.gradient_as_bucket_view},
       only_existing_{options.find_unused || options.static_graph},
       joined_{options.joined_gradients}, limits_{bucket_limits(options)},
-      trained_{expected_ready_order(parameters_)},
       layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
       backup_{
           needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
@@ -30,7 +29,7 @@ JOINABLE_DEFINITION Gradients::Gradients(
       },
       places_(parameters_.size()), backup_places_(parameters_.size()),
       is_of_others_(parameters_.size()) {
-    find_places(places_, layout_);
+    find_places();
     find_places(backup_places_, backup_);
     for (std::size_t const i : trained_) {
         if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
@@ -59,7 +58,7 @@ JOINABLE_DEFINITION Gradients::Gradients(
     }
 }
 
-JOINABLE_DEFINITION Gradients::~Gradients() {
+JOINABLE_DEFINITION BucketGradients::~BucketGradients() {
     for (std::size_t const i : trained_) {
         try {
             if (parameters_[i].can_release_grad() && is_resident(i)) {
@@ -70,7 +69,7 @@ JOINABLE_DEFINITION Gradients::~Gradients() {
     }
 }
 
-JOINABLE_DEFINITION void Gradients::pack(std::size_t i, double factor) const {
+JOINABLE_DEFINITION void BucketGradients::pack(std::size_t i, double factor) {
     AnyView const gradient = parameters_[i].grad();
     if (gradient) {
         require_fit(i, gradient);
@@ -78,40 +77,40 @@ JOINABLE_DEFINITION void Gradients::pack(std::size_t i, double factor) const {
     if (!gradient || factor == 0.0) {
         zero(i);
     } else {
-        device().scale_copy(gradient, factor, *places_[i].view);
+        device().scale_copy(gradient, factor, *places_[i]);
     }
 }
 
-JOINABLE_DEFINITION void Gradients::begin(bool has_joined) {
+JOINABLE_DEFINITION void BucketGradients::begin(bool has_joined) {
     has_joined_ = has_joined;
     if (!leaves_untouched()) {
         return;
     }
     for (std::size_t const i : trained_) {
         if (is_resident(i)) {
-            device().copy(*places_[i].view, *backup_places_[i].view);
+            device().copy(*places_[i], *backup_places_[i]);
         }
     }
     device().submit(); // before zeros replace them
 }
 
-JOINABLE_DEFINITION void Gradients::follow_others(std::size_t i, OtherGradient other) {
+JOINABLE_DEFINITION void BucketGradients::follow_others(std::size_t i, OtherGradient other) {
     is_of_others_[i] = has_joined_;
     follow_other(parameters_[i], other, device(), [&] {
         zero(i);
-        return *places_[i].view;
+        return *places_[i];
     });
 }
 
-JOINABLE_DEFINITION void Gradients::complete() const {
+JOINABLE_DEFINITION void BucketGradients::complete() {
     for (std::size_t k = 0; leaves_untouched() && k < trained_.size(); ++k) {
         if (std::size_t const i = trained_[k]; is_resident(i)) {
-            device().copy(*backup_places_[i].view, *places_[i].view);
+            device().copy(*backup_places_[i], *places_[i]);
         }
     }
 }
 
-JOINABLE_DEFINITION void Gradients::end_guard() {
+JOINABLE_DEFINITION void BucketGradients::end_guard() {
     for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
         if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
             clear_gradient(parameters_[i], device());
@@ -121,13 +120,13 @@ JOINABLE_DEFINITION void Gradients::end_guard() {
     device().finish();
 }
 
-JOINABLE_DEFINITION void Gradients::deliver(std::size_t i) {
+JOINABLE_DEFINITION void BucketGradients::deliver(std::size_t i) {
     if (leaves_untouched()) {
         return;
     }
     is_of_others_[i] = has_joined_;
     AnyParameter const& parameter = parameters_[i];
-    AnyView const& view = *places_[i].view;
+    AnyView const& view = *places_[i];
     AnyView const gradient = parameter.grad();
     if (gradient) {
         require_fit(i, gradient);
@@ -148,7 +147,7 @@ JOINABLE_DEFINITION void Gradients::deliver(std::size_t i) {
     }
 }
 
-JOINABLE_DEFINITION void Gradients::rebuild(std::vector<std::size_t> order) {
+JOINABLE_DEFINITION void BucketGradients::rebuild(std::vector<std::size_t> order) {
     std::vector<std::size_t> residents;
     for (std::size_t const i : trained_) {
         if (is_resident(i)) {
@@ -157,17 +156,17 @@ JOINABLE_DEFINITION void Gradients::rebuild(std::vector<std::size_t> order) {
     }
     trained_ = std::move(order);
     layout_.rebuild(parameters_, trained_, limits_);
-    find_places(places_, layout_);
+    find_places();
     for (std::size_t const i : residents) {
-        parameters_[i].set_grad(*places_[i].view);
+        parameters_[i].set_grad(*places_[i]);
     }
 }
 
 JOINABLE_DEFINITION std::string Gradients::describe(std::size_t i) const {
-    return concat(describe_parameter(parameters_, i), " on rank ", rank_);
+    return concat(describe_parameter(parameters_, i), " on rank ", rank());
 }
 
-JOINABLE_DEFINITION bool Gradients::needs_backup() const {
+JOINABLE_DEFINITION bool BucketGradients::needs_backup() const {
     return joined_ == JoinedGradients::untouched &&
            std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
                return parameters_[i].can_set_grad();
@@ -175,23 +174,31 @@ JOINABLE_DEFINITION bool Gradients::needs_backup() const {
 }
 
 JOINABLE_DEFINITION void
-Gradients::find_places(std::vector<Place>& places, BucketLayout const& layout) {
-    for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
-        Bucket const& bucket = layout.buckets()[b];
+BucketGradients::find_places(std::vector<AnyView const*>& places, BucketLayout const& layout) {
+    for (Bucket const& bucket : layout.buckets()) {
         for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
-            places[bucket.parameters[k]] = {&bucket.views[k], b};
+            places[bucket.parameters[k]] = &bucket.views[k];
         }
     }
 }
 
-JOINABLE_DEFINITION bool Gradients::is_resident(std::size_t i) const {
-    AnyView const gradient = parameters_[i].grad();
-    return gradient && gradient.data() == places_[i].view->data();
+JOINABLE_DEFINITION void BucketGradients::find_places() {
+    find_places(places_, layout_);
+    for (std::size_t b = 0; b < buckets().size(); ++b) {
+        for (std::size_t const i : buckets()[b].parameters) {
+            bucket_of_[i] = b;
+        }
+    }
 }
 
-JOINABLE_DEFINITION void Gradients::move_into_buckets(bool existing_only) {
+JOINABLE_DEFINITION bool BucketGradients::is_resident(std::size_t i) const {
+    AnyView const gradient = parameters_[i].grad();
+    return gradient && gradient.data() == places_[i]->data();
+}
+
+JOINABLE_DEFINITION void BucketGradients::move_into_buckets(bool existing_only) {
     for (std::size_t const i : trained_) {
-        AnyView const& view = *places_[i].view;
+        AnyView const& view = *places_[i];
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
             device().copy(gradient, view);
@@ -203,9 +210,10 @@ JOINABLE_DEFINITION void Gradients::move_into_buckets(bool existing_only) {
     device().finish();
 }
 
-JOINABLE_DEFINITION void Gradients::require_fit(std::size_t i, AnyView const& gradient) const {
+JOINABLE_DEFINITION void
+BucketGradients::require_fit(std::size_t i, AnyView const& gradient) const {
     check_gradient(parameters_, i, gradient);
-    AnyView const& view = *places_[i].view;
+    AnyView const& view = *places_[i];
     if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
         gradient.device() != view.device()) {
         bool const are_together = gradient.device() == view.device();

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/participant/detail/gradients_for_owners.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include <joinable/bucket/without_pass.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION GradientsForOwners::GradientsForOwners(
+    ParameterList parameters,
+    std::vector<ShardGroup> const& groups,
+    ShardGroup const& next,
+    int rank,
+    Device& device,
+    BucketArenas& arenas
+)
+    : Gradients{std::move(parameters), {}, rank, device}, groups_{groups}, arenas_{arenas},
+      piece_of_(bucket_of_.size()), is_packed_(bucket_of_.size()) {
+    struct Cut {
+        Slot slot;
+        Bucket bucket;
+    };
+    std::vector<Cut> cuts;
+    std::size_t largest = 0;
+    for (std::size_t g = 0; g <= groups.size(); ++g) {
+        ShardGroup const& group = g == groups.size() ? next : groups[g];
+        for (std::size_t s = 0; s < group.shards.size(); ++s) {
+            ShardBucket const& layout = group.shards[s].bucket();
+            largest = (std::max)(largest, group.shards[s].bucket_bytes());
+            Cut cut{{g, s, nowhere}, {{nullptr, layout.count(), layout.dtype}, {}, {}}};
+            for (std::size_t p = 0; p < layout.pieces.size(); ++p) {
+                if (layout.pieces[p].begin == 0) {
+                    std::size_t const i = group.first + layout.pieces[p].parameter;
+                    piece_of_[i] = p;
+                    cut.bucket.parameters.push_back(i);
+                    cut.slot.first = (std::min)(cut.slot.first, i);
+                }
+            }
+            cuts.push_back(std::move(cut));
+        }
+    }
+    // The order in which buckets fill when gradients become ready from the last one to the first.
+    std::sort(cuts.begin(), cuts.end(), [](Cut const& a, Cut const& b) {
+        return a.slot.first > b.slot.first;
+    });
+    for (Cut& cut : cuts) {
+        for (std::size_t const i : cut.bucket.parameters) {
+            bucket_of_[i] = buckets_.size();
+        }
+        slots_.push_back(cut.slot);
+        buckets_.push_back(std::move(cut.bucket));
+    }
+    for (std::size_t i = bucket_of_.size(); i-- > 0;) {
+        if (is_trained(i)) {
+            trained_.push_back(i);
+        }
+    }
+    free_.reserve(buckets_.size());
+    arenas_.reserve((std::min)(buckets_.size(), overlapping), largest);
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::begin(bool has_joined) {
+    has_joined_ = has_joined;
+    is_packed_.assign(is_packed_.size(), false);
+    free_.clear();
+    arenas_in_use_ = 0;
+    for (Slot& slot : slots_) {
+        slot.arena = nowhere;
+    }
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::require_marked(std::size_t i) const {
+    if (!has(i) && !parameters_[i].can_set_grad()) {
+        throw ContractViolation{
+            describe(i) +
+            " was marked ready, but has no gradient; give it one before, or give the parameter to "
+            "backward() as unused"
+        };
+    }
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::pack(std::size_t i, double factor) {
+    pack_into_bucket(i, factor);
+    if (is_on_host(device())) {
+        parameters_[i].release_grad();
+    } else {
+        is_packed_[i] = true;
+    }
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::zero(std::size_t i) {
+    pack_into_bucket(i, 0.0);
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::pack_into_bucket(std::size_t i, double factor) {
+    std::size_t const bucket = bucket_of_[i];
+    Slot& slot = slots_[bucket];
+    if (slot.arena == nowhere) {
+        if (free_.empty()) {
+            free_.push_back(arenas_in_use_++);
+        }
+        slot.arena = free_.back();
+        free_.pop_back();
+        std::size_t const bytes = buckets_[bucket].buffer.bytes();
+        buckets_[bucket].buffer.data = arenas_.data(slot.arena, bytes);
+    }
+    auto* const memory = static_cast<std::byte*>(buckets_[bucket].buffer.data);
+    ParameterList const& parameters = groups_[slot.group].parameters;
+    shard_of(bucket).pack_gradient(parameters, piece_of_[i], factor, memory);
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::submit(std::vector<std::size_t> const& parameters) {
+    if (is_on_host(device())) {
+        return;
+    }
+    device().finish();
+    for (std::size_t const i : parameters) {
+        if (is_packed_[i]) {
+            is_packed_[i] = false;
+            parameters_[i].release_grad();
+        }
+    }
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::complete() {
+    bool const is_first = has_joined_ && !std::exchange(is_clear_, true);
+    if (is_first) { // what was sent or dropped does not count again
+        for (std::size_t const i : trained_) {
+            clear_gradient(parameters_[i], device());
+        }
+    }
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::give_back(std::size_t bucket) {
+    free_.push_back(std::exchange(slots_[bucket].arena, nowhere));
+}
+
+}}} // namespace joinable::v0::detail

@@ -266,7 +266,7 @@ MUTATIONS = [
         "participant/shadowed.test.cpp", "a broadcast from a rank*",
     ),
     Mutation(
-        "skip-goes-on-beside-collectives-within-passes", "participant/passes.hpp",
+        "skip-goes-on-beside-collectives-within-passes", "participant/gradient_participant.hpp",
         'hidden_.require_pass("skip()");', "",
         "participant/shadowed.test.cpp", "skip() between*",
     ),
@@ -286,12 +286,12 @@ MUTATIONS = [
         "participant/shadowed.test.cpp", "such a net trains the same*",
     ),
     Mutation(
-        "an-evaluation-has-no-end", "participant/passes.hpp",
+        "an-evaluation-has-no-end", "participant/gradient_participant.hpp",
         "passes.end_unsynced(false);", "passes.round_.done();",
         "participant/shadowed.test.cpp", "a net that normalises*",
     ),
     Mutation(
-        "unsynced-rounds-are-not-held-open", "participant/passes.hpp",
+        "unsynced-rounds-are-not-held-open", "participant/gradient_participant.hpp",
         "bool const holds = hooks().gathers_values() || hidden_.are_followed();",
         "bool const holds = hooks().gathers_values();",
         "participant/shadowed.test.cpp", "nobody else communicates*",
@@ -328,12 +328,12 @@ MUTATIONS = [
         "participant/listed_model.test.cpp", "a value with another dtype*",
     ),
     Mutation(
-        "other-ranks-hear-of-a-changed-model-in-guards-only", "participant/passes.hpp",
+        "other-ranks-hear-of-a-changed-model-in-guards-only", "participant/gradient_participant.hpp",
         "detail::abort_if_throws(comm_, compare);", "compare();",
         "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
     ),
     Mutation(
-        "an-evaluation-compares-what-was-listed", "participant/passes.hpp",
+        "an-evaluation-compares-what-was-listed", "participant/gradient_participant.hpp",
         "return (announced != nullptr ? announced->phase : notice.phase) == Phase::train;",
         "return notice.phase == Phase::train;",
         "participant/listed_model.test.cpp", "an evaluation and*",
@@ -990,7 +990,7 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "a parameter that no pass uses*,a batch that failed*",
     ),
     Mutation(
-        "a-step-may-be-forgotten", "participant/passes.hpp",
+        "a-step-may-be-forgotten", "participant/gradient_participant.hpp",
         "if (stage_ == Stage::reduced) {", "if (stage_ == Stage::unsynced) {",
         "participant/sharded_data_parallel.test.cpp", "verbs out of order*",
     ),
@@ -1153,7 +1153,7 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "what cannot be sharded*",
     ),
     Mutation(
-        "skip-sends-again-what-was-exchanged", "participant/passes.hpp",
+        "skip-sends-again-what-was-exchanged", "participant/gradient_participant.hpp",
         "stage_ = Stage::backward; // skip() can follow if `unused` throws\n"
         "            reducer_->prepare_for_backward(factor, unused, round_.buffer_source());",
         "reducer_->prepare_for_backward(factor, unused, round_.buffer_source());\n"
@@ -1187,17 +1187,17 @@ MUTATIONS = [
         "participant/window.test.cpp", "a window over the end*",
     ),
     Mutation(
-        "cleared-windows-keep-their-weight", "participant/passes.hpp",
+        "cleared-windows-keep-their-weight", "participant/gradient_participant.hpp",
         "if (!window().may_be_cleared() || !reducer_->holds_accumulated() || !are_cleared()) {", "if (true) {",
         "participant/window.test.cpp", "a window over the end*",
     ),
     Mutation(
-        "windows-are-not-looked-at-before-guards", "participant/passes.hpp",
+        "windows-are-not-looked-at-before-guards", "participant/gradient_participant.hpp",
         "!window().window().is_empty() &&", "false &&",
         "participant/window.test.cpp", "a rank that cleared*",
     ),
     Mutation(
-        "passes-without-gradients-look-cleared", "participant/passes.hpp",
+        "passes-without-gradients-look-cleared", "participant/gradient_participant.hpp",
         "!reducer_->holds_accumulated() ||", "",
         "participant/accumulation.test.cpp", "several forward passes*",
     ),
@@ -1212,7 +1212,7 @@ MUTATIONS = [
         "participant/window.test.cpp", "clearing after*",
     ),
     Mutation(
-        "skipped-evaluations-end-the-look", "participant/passes.hpp",
+        "skipped-evaluations-end-the-look", "participant/gradient_participant.hpp",
         "if (has_begun && round_.phase() == Phase::train) {\n                window().stop_looking();", "if (true) {\n"
         "                window().stop_looking();",
         "participant/window.test.cpp", "evaluations that open an epoch*",
@@ -1239,7 +1239,7 @@ MUTATIONS = [
         "participant/window.test.cpp", "a window that began*",
     ),
     Mutation(
-        "an-unused-forward-takes-the-window", "participant/passes.hpp",
+        "an-unused-forward-takes-the-window", "participant/gradient_participant.hpp",
         "detail::WindowEnd::reduction", "detail::WindowEnd::opening",
         "participant/window.test.cpp", "outside a guard*",
     ),
@@ -1336,7 +1336,7 @@ MUTATIONS = [
         "participant/without_pass.test.cpp", "a bucket whose collective*",
     ),
     Mutation(
-        "skip-ends-an-evaluation-that-is-over", "participant/passes.hpp",
+        "skip-ends-an-evaluation-that-is-over", "participant/gradient_participant.hpp",
         "if (stage_ == Stage::failed && !is_last_evaluation_open(session)) {", "if (false) {",
         "participant/without_pass.test.cpp", "skip() after an evaluation*",
     ),
@@ -1351,7 +1351,7 @@ MUTATIONS = [
         "participant/window.test.cpp", "a rank without inputs that clears*",
     ),
     Mutation(
-        "skips-before-a-pass-end-the-look", "participant/passes.hpp",
+        "skips-before-a-pass-end-the-look", "participant/gradient_participant.hpp",
         "if (has_begun && round_.phase()", "if (round_.phase()",
         "participant/window.test.cpp", "a rank without inputs that clears*",
     ),
@@ -1397,7 +1397,7 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "*for the next step*",
     ),
     Mutation(
-        "joined-ranks-without-a-step-differ", "participant/passes.hpp",
+        "joined-ranks-without-a-step-differ", "participant/gradient_participant.hpp",
         "all || !round.is_shadow()}", "true}",
         "participant/verify_replicas.test.cpp", "a joined rank's values*",
     ),
@@ -1412,7 +1412,7 @@ MUTATIONS = [
         "participant/verify_replicas.test.cpp", "all ranks hear which one*",
     ),
     Mutation(
-        "ends-of-guards-compare-all-ranks", "participant/passes.hpp",
+        "ends-of-guards-compare-all-ranks", "participant/gradient_participant.hpp",
         "detail::is_last_joiner(result, comm_.rank())}", "true}",
         "participant/verify_replicas.test.cpp", "where a guard ends*",
     ),

@@ -14597,7 +14597,7 @@ public:
         }
     }
 
-    /// @throws ContractViolation  see Passes::attach_collectives.
+    /// @throws ContractViolation  see GradientParticipant::attach_collectives.
     void attach(HiddenCollectives& collectives, void const* communicator) {
         char const* const why =
             collectives.parent() != communicator
@@ -15004,7 +15004,7 @@ JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ran
 
 #endif
 
-// ---- joinable/participant/passes.hpp
+// ---- joinable/participant/gradient_participant.hpp
 
 namespace joinable { inline namespace v0 {
 
@@ -15012,7 +15012,7 @@ namespace joinable { inline namespace v0 {
 /// ShardedDataParallel share. `GradientReducer` is a Reducer. If its reduction has `use(i, reducer)`, which waits for a
 /// value, passes may take `use` as their last argument; see also detail::PassHooks.
 template <Communicator Comm, class GradientReducer>
-class Passes {
+class GradientParticipant {
     using Reduction = std::remove_cvref_t<decltype(std::declval<GradientReducer&>().reduction())>;
 
 public:
@@ -15339,7 +15339,7 @@ protected:
     template <class R = Reduction>
     class Use {
     public:
-        explicit Use(Passes& passes) noexcept : passes_{passes} {}
+        explicit Use(GradientParticipant& passes) noexcept : passes_{passes} {}
         [[nodiscard("the value is there while what use() returns lives")]] auto
         operator()(std::size_t i) const {
             return passes_.guarded([&] {
@@ -15362,7 +15362,7 @@ protected:
         }
 
     private:
-        Passes& passes_;
+        GradientParticipant& passes_;
     };
 
     template <class F, class... Args>
@@ -15400,11 +15400,11 @@ protected:
 
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
     /// step; otherwise the round ends with the reduction.
-    Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
+    GradientParticipant(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
         : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
-    Passes(Passes const&) = delete;
-    Passes& operator=(Passes const&) = delete;
-    ~Passes() = default;
+    GradientParticipant(GradientParticipant const&) = delete;
+    GradientParticipant& operator=(GradientParticipant const&) = delete;
+    ~GradientParticipant() = default;
 
     /// The stage of the open round.
     /// - idle: no round is open, or it has no gradients
@@ -15596,10 +15596,10 @@ protected:
     }
     /// Ends a forward pass, and the round too if the pass returned and nothing follows.
     struct ForwardEnd {
-        Passes& passes;
+        GradientParticipant& passes;
         detail::Unwinding unwinding{};
 
-        explicit ForwardEnd(Passes& of) : passes{of} {}
+        explicit ForwardEnd(GradientParticipant& of) : passes{of} {}
         ForwardEnd(ForwardEnd const&) = delete;
         ForwardEnd& operator=(ForwardEnd const&) = delete;
         ~ForwardEnd() noexcept(false) {
@@ -15774,14 +15774,14 @@ ListedParameters listed(Parameters&& parameters) {
 
 /// Checks the communicator before a base class does.
 template <class Comm, class Reduction, class Times>
-struct PassesOver {
+struct ParticipantOver {
     static_assert(models_communicator<Comm>());
     static_assert(
         !Timeline<Reduction>,
         "DistributedDataParallel: a timeline is the third template argument, as in "
         "DistributedDataParallel<Comm, AllReduce, TraceTimeline>"
     );
-    using type = Passes<Comm, Reducer<Comm, Reduction, Times>>;
+    using type = GradientParticipant<Comm, Reducer<Comm, Reduction, Times>>;
 };
 
 } // namespace detail
@@ -15807,8 +15807,8 @@ struct PassesOver {
 /// pass in the next guard starts from zeros (DataParallelOptions::joined_gradients). If the body of
 /// a Step zeros gradients after the step, it does so on joined ranks as well.
 template <class Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
-class DistributedDataParallel : public detail::PassesOver<Comm, Reduction, Times>::type {
-    using Base = typename detail::PassesOver<Comm, Reduction, Times>::type;
+class DistributedDataParallel : public detail::ParticipantOver<Comm, Reduction, Times>::type {
+    using Base = typename detail::ParticipantOver<Comm, Reduction, Times>::type;
 
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
@@ -25679,7 +25679,7 @@ JOINABLE_INSTANTIATE(class detail::ControlOver<ThreadCommunicator&>)
 JOINABLE_INSTANTIATE(void CoalescedBroadcast::run(ThreadCommunicator&, int))
 JOINABLE_INSTANTIATE(class detail::ModuleState<ThreadCommunicator>)
 JOINABLE_INSTANTIATE(class Reducer<ThreadCommunicator>)
-JOINABLE_INSTANTIATE(class Passes<ThreadCommunicator, Reducer<ThreadCommunicator>>)
+JOINABLE_INSTANTIATE(class GradientParticipant<ThreadCommunicator, Reducer<ThreadCommunicator>>)
 JOINABLE_INSTANTIATE(class DistributedDataParallel<ThreadCommunicator>)
 
 #if defined(__linux__) // elsewhere there are no process ranks
@@ -25687,7 +25687,7 @@ JOINABLE_INSTANTIATE(class detail::ControlOver<ProcessCommunicator&>)
 JOINABLE_INSTANTIATE(void CoalescedBroadcast::run(ProcessCommunicator&, int))
 JOINABLE_INSTANTIATE(class detail::ModuleState<ProcessCommunicator>)
 JOINABLE_INSTANTIATE(class Reducer<ProcessCommunicator>)
-JOINABLE_INSTANTIATE(class Passes<ProcessCommunicator, Reducer<ProcessCommunicator>>)
+JOINABLE_INSTANTIATE(class GradientParticipant<ProcessCommunicator, Reducer<ProcessCommunicator>>)
 JOINABLE_INSTANTIATE(class DistributedDataParallel<ProcessCommunicator>)
 #endif
 

@@ -29,8 +29,8 @@
 #include <joinable/participant/detail/check_parameters.hpp>
 #include <joinable/participant/detail/compared_model.hpp>
 #include <joinable/participant/detail/listed_model.hpp>
+#include <joinable/participant/gradient_participant.hpp>
 #include <joinable/participant/options.hpp>
-#include <joinable/participant/passes.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -59,14 +59,14 @@ ListedParameters listed(Parameters&& parameters) {
 
 /// Checks the communicator before a base class does.
 template <class Comm, class Reduction, class Times>
-struct PassesOver {
+struct ParticipantOver {
     static_assert(models_communicator<Comm>());
     static_assert(
         !Timeline<Reduction>,
         "DistributedDataParallel: a timeline is the third template argument, as in "
         "DistributedDataParallel<Comm, AllReduce, TraceTimeline>"
     );
-    using type = Passes<Comm, Reducer<Comm, Reduction, Times>>;
+    using type = GradientParticipant<Comm, Reducer<Comm, Reduction, Times>>;
 };
 
 } // namespace detail
@@ -92,8 +92,8 @@ struct PassesOver {
 /// pass in the next guard starts from zeros (DataParallelOptions::joined_gradients). If the body of
 /// a Step zeros gradients after the step, it does so on joined ranks as well.
 template <class Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
-class DistributedDataParallel : public detail::PassesOver<Comm, Reduction, Times>::type {
-    using Base = typename detail::PassesOver<Comm, Reduction, Times>::type;
+class DistributedDataParallel : public detail::ParticipantOver<Comm, Reduction, Times>::type {
+    using Base = typename detail::ParticipantOver<Comm, Reduction, Times>::type;
 
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;

@@ -9,7 +9,7 @@
 #include <joinable/config.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/detail/module_state.hpp>
-#include <joinable/participant/passes.hpp>
+#include <joinable/participant/gradient_participant.hpp>
 
 // Models over ranks of one machine, with defaults. A program that compiles the library once compiles these classes
 // there as well.
@@ -20,7 +20,7 @@ JOINABLE_INSTANTIATE(class detail::ControlOver<ThreadCommunicator&>)
 JOINABLE_INSTANTIATE(void CoalescedBroadcast::run(ThreadCommunicator&, int))
 JOINABLE_INSTANTIATE(class detail::ModuleState<ThreadCommunicator>)
 JOINABLE_INSTANTIATE(class Reducer<ThreadCommunicator>)
-JOINABLE_INSTANTIATE(class Passes<ThreadCommunicator, Reducer<ThreadCommunicator>>)
+JOINABLE_INSTANTIATE(class GradientParticipant<ThreadCommunicator, Reducer<ThreadCommunicator>>)
 JOINABLE_INSTANTIATE(class DistributedDataParallel<ThreadCommunicator>)
 
 #if defined(__linux__) // elsewhere there are no process ranks
@@ -28,7 +28,7 @@ JOINABLE_INSTANTIATE(class detail::ControlOver<ProcessCommunicator&>)
 JOINABLE_INSTANTIATE(void CoalescedBroadcast::run(ProcessCommunicator&, int))
 JOINABLE_INSTANTIATE(class detail::ModuleState<ProcessCommunicator>)
 JOINABLE_INSTANTIATE(class Reducer<ProcessCommunicator>)
-JOINABLE_INSTANTIATE(class Passes<ProcessCommunicator, Reducer<ProcessCommunicator>>)
+JOINABLE_INSTANTIATE(class GradientParticipant<ProcessCommunicator, Reducer<ProcessCommunicator>>)
 JOINABLE_INSTANTIATE(class DistributedDataParallel<ProcessCommunicator>)
 #endif
 

@@ -30,8 +30,8 @@
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/participant/detail/sharded_units.hpp>
 #include <joinable/participant/detail/to_owners.hpp>
+#include <joinable/participant/gradient_participant.hpp>
 #include <joinable/participant/needs_header.hpp>
-#include <joinable/participant/passes.hpp>
 #include <joinable/participant/sharded_optimizer.hpp>
 #include <joinable/participant/sharded_options.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -42,9 +42,9 @@ namespace detail {
 
 /// Checks the communicator before a base class does.
 template <class Comm, class Times>
-struct ShardedPassesOver {
+struct ShardedParticipantOver {
     static_assert(models_communicator<Comm>());
-    using type = Passes<Comm, Reducer<Comm, ToOwners<Comm>, Times>>;
+    using type = GradientParticipant<Comm, Reducer<Comm, ToOwners<Comm>, Times>>;
 };
 
 } // namespace detail
@@ -96,8 +96,8 @@ struct ShardedPassesOver {
 /// gradients begin and end.
 template <class Comm, class Rule, Timeline Times>
 class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gradients in flight
-                            public detail::ShardedPassesOver<Comm, Times>::type {
-    using Training = typename detail::ShardedPassesOver<Comm, Times>::type;
+                            public detail::ShardedParticipantOver<Comm, Times>::type {
+    using Training = typename detail::ShardedParticipantOver<Comm, Times>::type;
     using Optimizer = ShardedOptimizer<Comm, Rule>;
 
 public:

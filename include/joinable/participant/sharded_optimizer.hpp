@@ -234,7 +234,7 @@ protected:
 
     [[nodiscard]] ZeroOptions const& optimizer_options() const noexcept { return options_; }
     [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
-    /// By which all ranks sum a few words: see Passes::words().
+    /// By which all ranks sum a few words: see GradientParticipant::words().
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
         auto const* const session = detail::session_of(join_state_);
         return session != nullptr ? session->words() : words_;

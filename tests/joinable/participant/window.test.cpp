@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // What a rank accumulated since the last round that synced lives across guards, and ends where gradients are
 // reduced or cleared.
-#include <joinable/participant/passes.hpp>
+#include <joinable/participant/gradient_participant.hpp>
 
 #include <cstddef>
 #include <cstdint>

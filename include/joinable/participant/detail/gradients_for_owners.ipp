@@ -21,39 +21,39 @@ JOINABLE_DEFINITION GradientsForOwners::GradientsForOwners(
 )
     : Gradients{std::move(parameters), {}, rank, device}, groups_{groups}, arenas_{arenas},
       piece_of_(bucket_of_.size()), is_packed_(bucket_of_.size()) {
-    struct Cut {
+    struct Planned {
         Slot slot;
         Bucket bucket;
     };
-    std::vector<Cut> cuts;
+    std::vector<Planned> planned;
     std::size_t largest = 0;
     for (std::size_t g = 0; g <= groups.size(); ++g) {
         ShardGroup const& group = g == groups.size() ? next : groups[g];
         for (std::size_t s = 0; s < group.shards.size(); ++s) {
             ShardBucket const& layout = group.shards[s].bucket();
             largest = (std::max)(largest, group.shards[s].bucket_bytes());
-            Cut cut{{g, s, nowhere}, {{nullptr, layout.count(), layout.dtype}, {}, {}}};
+            Planned one{{g, s, nowhere}, {{nullptr, layout.count(), layout.dtype}, {}, {}}};
             for (std::size_t p = 0; p < layout.pieces.size(); ++p) {
                 if (layout.pieces[p].begin == 0) {
                     std::size_t const i = group.first + layout.pieces[p].parameter;
                     piece_of_[i] = p;
-                    cut.bucket.parameters.push_back(i);
-                    cut.slot.first = (std::min)(cut.slot.first, i);
+                    one.bucket.parameters.push_back(i);
+                    one.slot.first = (std::min)(one.slot.first, i);
                 }
             }
-            cuts.push_back(std::move(cut));
+            planned.push_back(std::move(one));
         }
     }
     // The order in which buckets fill when gradients become ready from the last one to the first.
-    std::sort(cuts.begin(), cuts.end(), [](Cut const& a, Cut const& b) {
+    std::sort(planned.begin(), planned.end(), [](Planned const& a, Planned const& b) {
         return a.slot.first > b.slot.first;
     });
-    for (Cut& cut : cuts) {
-        for (std::size_t const i : cut.bucket.parameters) {
+    for (Planned& one : planned) {
+        for (std::size_t const i : one.bucket.parameters) {
             bucket_of_[i] = buckets_.size();
         }
-        slots_.push_back(cut.slot);
-        buckets_.push_back(std::move(cut.bucket));
+        slots_.push_back(one.slot);
+        buckets_.push_back(std::move(one.bucket));
     }
     for (std::size_t i = bucket_of_.size(); i-- > 0;) {
         if (is_trained(i)) {

@@ -58,7 +58,7 @@ public:
         }
     }
 
-    /// @throws ContractViolation  see Passes::attach_collectives.
+    /// @throws ContractViolation  see GradientParticipant::attach_collectives.
     void attach(HiddenCollectives& collectives, void const* communicator) {
         char const* const why =
             collectives.parent() != communicator

@@ -42,7 +42,7 @@ namespace joinable { inline namespace v0 {
 /// ShardedDataParallel share. `GradientReducer` is a Reducer. If its reduction has `use(i, reducer)`, which waits for a
 /// value, passes may take `use` as their last argument; see also detail::PassHooks.
 template <Communicator Comm, class GradientReducer>
-class Passes {
+class GradientParticipant {
     using Reduction = std::remove_cvref_t<decltype(std::declval<GradientReducer&>().reduction())>;
 
 public:
@@ -369,7 +369,7 @@ protected:
     template <class R = Reduction>
     class Use {
     public:
-        explicit Use(Passes& passes) noexcept : passes_{passes} {}
+        explicit Use(GradientParticipant& passes) noexcept : passes_{passes} {}
         [[nodiscard("the value is there while what use() returns lives")]] auto
         operator()(std::size_t i) const {
             return passes_.guarded([&] {
@@ -392,7 +392,7 @@ protected:
         }
 
     private:
-        Passes& passes_;
+        GradientParticipant& passes_;
     };
 
     template <class F, class... Args>
@@ -430,11 +430,11 @@ protected:
 
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
     /// step; otherwise the round ends with the reduction.
-    Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
+    GradientParticipant(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
         : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
-    Passes(Passes const&) = delete;
-    Passes& operator=(Passes const&) = delete;
-    ~Passes() = default;
+    GradientParticipant(GradientParticipant const&) = delete;
+    GradientParticipant& operator=(GradientParticipant const&) = delete;
+    ~GradientParticipant() = default;
 
     /// The stage of the open round.
     /// - idle: no round is open, or it has no gradients
@@ -626,10 +626,10 @@ protected:
     }
     /// Ends a forward pass, and the round too if the pass returned and nothing follows.
     struct ForwardEnd {
-        Passes& passes;
+        GradientParticipant& passes;
         detail::Unwinding unwinding{};
 
-        explicit ForwardEnd(Passes& of) : passes{of} {}
+        explicit ForwardEnd(GradientParticipant& of) : passes{of} {}
         ForwardEnd(ForwardEnd const&) = delete;
         ForwardEnd& operator=(ForwardEnd const&) = delete;
         ~ForwardEnd() noexcept(false) {

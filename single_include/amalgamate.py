@@ -1,27 +1,36 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Writes single_include/joinable/join.hpp: <joinable/join.hpp> and all that it includes, as one file.
+"""Writes single_include/joinable/: each header that users include, with all that it includes, as one file.
 
-  python3 single_include/amalgamate.py           writes the file
-  python3 single_include/amalgamate.py --check   fails when the file is not what would be written
+  python3 single_include/amalgamate.py           writes the files
+  python3 single_include/amalgamate.py --check   fails when one is not what would be written
 
 Every header is pasted once, where it is first included; one that is only included where conditions
-hold is pasted under them. The text depends on the headers alone (no date, no path), so that the
-same headers always give the same bytes.
+hold is pasted under them. An opt-in header includes "join.hpp" and what else lies beside it, and has
+what these lack; what two of the files have is guarded, so that a program includes any of them. The
+text depends on the headers alone (no date, no path), so that the same headers always give the same
+bytes.
 """
 import argparse
+import collections
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INCLUDE = ROOT / "include"
-OUTPUT = ROOT / "single_include/joinable/join.hpp"
+OUTPUT = ROOT / "single_include/joinable"
+# Each after those that it includes, and those that need another library last.
+NAMES = (
+    "join zero trace tcp algorithms shadowed hierarchical any_communicator src checkpoint mpi gloo cuda nvtx nccl nccl_graphs"
+).split()
+# What a file includes beside it, because it needs most of that.
+BESIDE = {"checkpoint": "zero", "gloo": "tcp", "nccl": "cuda"}
 LICENCE = "// SPDX-License-Identifier: BSL-1.0"
 TOP = f"""{LICENCE}
 #pragma once
 
-// joinable as one header, for projects that copy one file. Generated from include/joinable by
+// joinable in single headers, for projects that copy files. Generated from include/joinable by
 // single_include/amalgamate.py: change the headers there, not this file.
 """
 
@@ -62,13 +71,26 @@ def lines_of(name):
 
 
 class Amalgamation:
-    def __init__(self, name):
+    def __init__(self, name, others):
+        """`others`: by name, the files beside this one that may be included."""
+        self.others = others
+        self.name = f"joinable/{name}.hpp"
+        self.beside = []  # included
         self.system = set()  # included unconditionally: hoisted to the top, each once
         self.conditions = {}  # by name, those under which a header is pasted
-        self.find_conditions(name, ())
+        self.find_conditions(self.name, ())
+        self.sections = []  # header, conditions and text
         self.seen = set()
-        self.sections = []
-        self.add(name)
+        for beside in ("join", BESIDE.get(name)):
+            if beside in others:
+                self.include_beside(beside)
+        self.add(self.name)
+
+    def include_beside(self, name):
+        if name not in self.beside:
+            self.beside.append(name)
+            other = self.others[name]
+            self.seen.update(h for h in other.seen if set(other.conditions.get(h, ())) <= set(self.conditions.get(h, ())))
 
     def find_conditions(self, name, outer):
         """What all lines have in common that include a header. `outer`: the conditions of one of them."""
@@ -87,6 +109,9 @@ class Amalgamation:
 
     def add(self, name):
         """Pastes a header, and before its own text the headers that this includes."""
+        beside = name.removeprefix("joinable/").removesuffix(".hpp")
+        if beside in self.others:
+            self.include_beside(beside)
         if name in self.seen:
             return
         self.seen.add(name)
@@ -116,40 +141,66 @@ class Amalgamation:
 
     def paste(self, name, kept, outer):
         body = "\n".join(kept).strip("\n")
-        if not body and name.endswith(".hpp") and any(s.startswith(f"// ---- {name}\n") for s in self.sections):
+        if not body and name.endswith(".hpp") and any(section[0] == name for section in self.sections):
             return # nothing follows what it includes last
-        if outer:
-            body = "\n".join([*outer, "", body, "", *["#endif"] * len(outer)])
-        body = re.sub(r"\n{3,}", "\n\n", body)
-        # tests/cmake/single_include.cmake reads these lines
-        self.sections.append(f"// ---- {name}\n\n{body}\n")
+        self.sections.append((name, outer, body))
 
-    def text(self):
+    def text(self, shared):
+        """`shared`: the names of headers that more than one file has."""
+        parts = collections.Counter()
+        pasted = []
+        for name, outer, body in self.sections:
+            parts[name] += 1
+            before, after = list(outer), ["#endif"] * len(outer)
+            if name in shared and body:
+                guard = re.sub(r"\W", "_", f"{name.upper()}_PART_{parts[name]}")
+                before += [f"#ifndef {guard}", f"#define {guard}"]
+                after += ["#endif"]
+            if before:
+                body = "\n".join([*before, "", body, "", *after])
+            body = re.sub(r"\n{3,}", "\n\n", body)
+            # tests/cmake/single_include.cmake reads these lines
+            pasted.append(f"// ---- {name}\n\n{body}\n")
+        if self.name == "joinable/src.hpp": # it has nothing but includes, which follow its macro
+            return "\n".join([TOP, *pasted, *(f'#include "{name}.hpp"' for name in self.beside), ""])
         includes = "".join(f"#include <{header}>\n" for header in sorted(self.system))
-        return "\n".join([TOP, includes, *self.sections])
+        beside = "".join(f'#include "{name}.hpp"\n' for name in self.beside)
+        return "\n".join([TOP, *([includes] if includes else []), *([beside] if beside else []), *pasted])
+
+
+def texts():
+    """By name, the text of each file."""
+    files = {}
+    for name in NAMES:
+        files[name] = Amalgamation(name, files)
+    count = collections.Counter()
+    for file in files.values():
+        count.update({section[0] for section in file.sections})
+    shared = {name for name, n in count.items() if n > 1}
+    return {OUTPUT / f"{name}.hpp": file.text(shared).encode() for name, file in files.items()}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, fail when it is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail when one is stale")
     check = parser.parse_args().check
     try:
-        amalgamation = Amalgamation("joinable/join.hpp")
+        wanted = texts()
     except Unsupported as error:
         sys.exit(f"single_include/amalgamate.py: {error}")
-    text = amalgamation.text().encode()
-    name = OUTPUT.relative_to(ROOT)
     if check:
-        if not OUTPUT.is_file() or OUTPUT.read_bytes() != text:
+        stale = [path for path, text in wanted.items() if not path.is_file() or path.read_bytes() != text]
+        if stale:
             sys.exit(
-                f"{name} is not what include/joinable gives now: "
+                f"{stale[0].relative_to(ROOT)} is not what include/joinable gives now: "
                 "run python3 single_include/amalgamate.py and commit the result"
             )
-        print(f"{name} is up to date")
+        print(f"{len(wanted)} single headers are up to date")
         return
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_bytes(text)
-    print(f"{name}: {len(amalgamation.seen)} headers, {len(text.splitlines())} lines")
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    for path, text in wanted.items():
+        path.write_bytes(text)
+        print(f"{path.relative_to(ROOT)}: {len(text.splitlines())} lines")
 
 
 main()

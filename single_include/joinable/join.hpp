@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// joinable as one header, for projects that copy one file. Generated from include/joinable by
+// joinable in single headers, for projects that copy files. Generated from include/joinable by
 // single_include/amalgamate.py: change the headers there, not this file.
 
 #include <algorithm>
@@ -2167,6 +2167,8 @@ void fill_zero(StridedView<T> const& to) {
 // ---- joinable/reduction/arithmetic.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_REDUCTION_ARITHMETIC_HPP_PART_1
+#define JOINABLE_REDUCTION_ARITHMETIC_HPP_PART_1
 
 #include <bit>
 #include <concepts>
@@ -2342,10 +2344,13 @@ struct Assign {
 }}} // namespace joinable::v0::detail
 
 #endif
+#endif
 
 // ---- joinable/reduction/rows.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_REDUCTION_ROWS_HPP_PART_1
+#define JOINABLE_REDUCTION_ROWS_HPP_PART_1
 
 #include <array>
 #include <concepts>
@@ -2552,10 +2557,13 @@ auto rows_function(InstructionSet set = instruction_set()) noexcept {
 }}} // namespace joinable::v0::detail
 
 #endif
+#endif
 
 // ---- joinable/device/detail/transpose.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_DEVICE_DETAIL_TRANSPOSE_HPP_PART_1
+#define JOINABLE_DEVICE_DETAIL_TRANSPOSE_HPP_PART_1
 
 #include <array>
 #include <cstddef>
@@ -2778,10 +2786,13 @@ auto transpose_function(InstructionSet set = instruction_set()) noexcept {
 }}} // namespace joinable::v0::detail
 
 #endif
+#endif
 
 // ---- joinable/device/detail/loops.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_DEVICE_DETAIL_LOOPS_HPP_PART_1
+#define JOINABLE_DEVICE_DETAIL_LOOPS_HPP_PART_1
 
 #include <algorithm>
 #include <array>
@@ -3001,6 +3012,7 @@ void for_all_rows(
 
 }}} // namespace joinable::v0::detail
 
+#endif
 #endif
 
 // ---- joinable/device/copy.ipp
@@ -19499,6 +19511,8 @@ void combine_contributions(
 // ---- joinable/reduction/reduce.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
+#define JOINABLE_REDUCTION_REDUCE_HPP_PART_1
 
 #include <cstddef>
 
@@ -19546,10 +19560,13 @@ void reduce_to(
 }}} // namespace joinable::v0::detail
 
 #endif
+#endif
 
 // ---- joinable/reduction/halves.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_REDUCTION_HALVES_HPP_PART_1
+#define JOINABLE_REDUCTION_HALVES_HPP_PART_1
 
 #include <cstddef>
 #include <cstdint>
@@ -19648,6 +19665,7 @@ auto* conversion_function(InstructionSet set) noexcept {
 
 }}} // namespace joinable::v0::detail
 
+#endif
 #endif
 
 // ---- joinable/reduction/lanes.hpp
@@ -23181,6 +23199,8 @@ private:
 // ---- joinable/communicator/detail/shared_mapping.hpp
 
 #if defined(__linux__)
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_SHARED_MAPPING_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_SHARED_MAPPING_HPP_PART_1
 
 #include <array>
 #include <cstddef>
@@ -23303,11 +23323,14 @@ template <class Comm>
 }}} // namespace joinable::v0::detail
 
 #endif
+#endif
 
 // ---- joinable/communicator/detail/background_thread.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
 #if defined(__linux__)
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_BACKGROUND_THREAD_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_BACKGROUND_THREAD_HPP_PART_1
 
 #include <string_view>
 #include <system_error>
@@ -23377,6 +23400,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+#endif
 #endif
 #endif
 

@@ -35,6 +35,8 @@ if(CONSUMER STREQUAL "install") # for those that look for the package
 endif()
 if(CONSUMER STREQUAL "single_header")
     run(${one_line} ${sources}/main.cpp ${sources}/two_units/other.cpp)
+elseif(CONSUMER STREQUAL "single_headers")
+    build_project(single_headers -DCMAKE_BUILD_TYPE=Debug)
 elseif(CONSUMER STREQUAL "compiled_once")
     build_project(compiled_once)
     # A program of both kinds is refused, whichever file comes first; the symbol says why.
@@ -58,7 +60,7 @@ elseif(CONSUMER STREQUAL "compiled_once")
         message(FATAL_ERROR "forgotten: expected a linker's error about src.hpp, but it ended with ${result}:\n${output}")
     endif()
     # The single header, too.
-    file(WRITE ${build}/source.cpp "#define JOINABLE_SOURCE\n#include <joinable/join.hpp>\n")
+    file(WRITE ${build}/source.cpp "#include <joinable/src.hpp>\n")
     run(${one_line}_single -DJOINABLE_SEPARATE_COMPILATION ${sources}/main.cpp ${build}/source.cpp)
     run(${build}/consumer_single)
 elseif(CONSUMER STREQUAL "cxx_23")

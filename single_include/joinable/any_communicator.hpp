@@ -1,0 +1,795 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// joinable in single headers, for projects that copy files. Generated from include/joinable by
+// single_include/amalgamate.py: change the headers there, not this file.
+
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "join.hpp"
+
+// ---- joinable/communicator/any/work.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// A collective of any communicator. Works of up to `capacity` bytes, such as those of all transports here, lie
+/// within; larger ones on the heap.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] AnyWork {
+public:
+    static constexpr std::size_t capacity = 112;
+
+    template <class W>
+        requires(!std::same_as<std::remove_cvref_t<W>, AnyWork> && Work<std::remove_cvref_t<W>>)
+    explicit AnyWork(W&& work) {
+        using Given = std::remove_cvref_t<W>;
+        if constexpr (fits<Held<Given>>) {
+            work_ = ::new (static_cast<void*>(&storage_)) Held<Given>{std::forward<W>(work)};
+        } else {
+            work_ = ::new (static_cast<void*>(&storage_))
+                Held<OnHeap<Given>>{OnHeap<Given>{std::make_unique<Given>(std::forward<W>(work))}};
+        }
+    }
+    AnyWork(AnyWork&& other) noexcept : work_{other.work_->move_to(&storage_)} {}
+    AnyWork& operator=(AnyWork&&) = delete;
+    ~AnyWork() { work_->~Interface(); }
+
+    /// @throws what the communicator's works throw.
+    void wait() { work_->wait(); }
+    /// Makes progress; true once wait() would return at once.
+    [[nodiscard]] bool test() { return work_->test(); }
+    /// test() without the deadline, for a rank that finally waits.
+    [[nodiscard]] bool progress() { return work_->progress(); }
+
+private:
+    struct Interface {
+        Interface() = default;
+        Interface(Interface&&) noexcept = default;
+        virtual ~Interface() = default;
+        virtual Interface* move_to(void* place) noexcept = 0;
+        virtual void wait() = 0;
+        virtual bool test() = 0;
+        virtual bool progress() = 0;
+    };
+    template <class W>
+    struct Held final : Interface {
+        explicit Held(W from) : work{std::move(from)} {}
+        Interface* move_to(void* place) noexcept override {
+            return ::new (place) Held{std::move(*this)};
+        }
+        void wait() override { work.wait(); }
+        bool test() override { return work.test(); }
+        bool progress() override { return detail::make_progress(work); }
+        W work;
+    };
+    template <class W>
+    struct OnHeap {
+        void wait() { work->wait(); }
+        [[nodiscard]] bool test() { return work->test(); }
+        [[nodiscard]] bool progress() { return detail::make_progress(*work); }
+        std::unique_ptr<W> work;
+    };
+    template <class H>
+    static constexpr bool fits = sizeof(H) <= capacity && alignof(H) <= alignof(std::max_align_t) &&
+                                 std::is_nothrow_move_constructible_v<H>;
+
+    alignas(std::max_align_t) std::byte storage_[capacity];
+    Interface* work_; ///< in storage_; after a move it holds a work that was moved from
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/communicator/any/detail/substitute.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What every communicator that can abort has. The other collectives can be made of it.
+struct BasicPosts {
+    int rank;
+    int size;
+    std::function<AnyWork(Buffer, ReduceOp)> all_reduce;
+    std::function<AnyWork(Buffer, int)> broadcast;
+    std::function<void(AbortReason)> fail; ///< aborts, and throws what was the first reason
+};
+
+/// A collective over host memory that a communicator lacks, made of sums and broadcasts of whole buffers. All are
+/// posted at once. Only tables of counts that not every rank has are exchanged before, which blocks.
+class Substitute {
+public:
+    /// @throws Mismatch  on all ranks: their tables of counts differ. The communicator is aborted.
+    Substitute(BasicPosts const& posts, Request const& request)
+        : posts_{posts}, said_{request.signature}, in_{request.in}, out_{request.out} {
+        switch (said_.collective) {
+        case Collective::scaled_all_reduce: sum(scaled(in_, out_)); break;
+        case Collective::reduce:
+            sum(out_.data == nullptr ? copied(in_, allocated(in_.count)) : out_);
+            break;
+        case Collective::reduce_scatter:
+            take(copied(in_, allocated(in_.count)), request.sends);
+            break;
+        case Collective::scaled_reduce_scatter:
+            take(scaled(in_, allocated(in_.count)), request.sends);
+            break;
+        case Collective::all_gather: gather(out_, table_of(request.expects)); break;
+        case Collective::gather: gather_to_root(sent_by_all(request)); break;
+        case Collective::scatter: scatter(sent_by_all(request)); break;
+        default: all_to_all(sent_by_all(request)); break;
+        }
+    }
+
+    Substitute(Substitute&&) = default;
+    Substitute& operator=(Substitute&&) = delete;
+    /// Delivers, unless it unwinds: then the parts abort.
+    ~Substitute() {
+        if (copies_.empty() || unwinding_.has_begun()) {
+            return;
+        }
+        try {
+            wait();
+        } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
+        }
+    }
+
+    void wait() {
+        for (AnyWork& part : parts_) {
+            part.wait();
+        }
+        finish();
+    }
+    [[nodiscard]] bool test() {
+        return is_done([](AnyWork& part) { return part.test(); });
+    }
+    [[nodiscard]] bool progress() {
+        return is_done([](AnyWork& part) { return part.progress(); });
+    }
+
+private:
+    using Table = std::vector<std::size_t>; ///< elements by rank, or by sender and then receiver
+    struct Copy {
+        Buffer to;
+        Buffer from;
+    };
+
+    void sum(Buffer buffer) { parts_.push_back(posts_.all_reduce(buffer, said_.op)); }
+    void send(Buffer buffer, int from) {
+        if (buffer.count != 0) {
+            parts_.push_back(posts_.broadcast(buffer, from));
+        }
+    }
+    void take(Buffer all, PartSizes const& sends) {
+        sum(all);
+        copies_.push_back({out_, within(all, offset_of(table_of(sends), index()), out_.count)});
+    }
+    void gather(Buffer all, Table const& counts) {
+        copied(in_, within(all, offset_of(counts, index()), in_.count));
+        std::size_t begin = 0;
+        for (int rank = 0; rank < posts_.size; ++rank) {
+            std::size_t const count = counts[static_cast<std::size_t>(rank)];
+            send(within(all, begin, count), rank);
+            begin += count;
+        }
+    }
+    void gather_to_root(Table const& sent) {
+        Table counts;
+        for (std::size_t rank = 0; rank < size(); ++rank) {
+            counts.push_back(sent[rank * size() + root()]);
+        }
+        gather(out_.data == nullptr ? allocated(sum_of(counts)) : out_, counts);
+    }
+    void scatter(Table const& sent) {
+        std::span<std::size_t const> const counts = row_of(sent, root());
+        Buffer const all = posts_.rank == said_.root ? read(in_) : allocated(sum_of(counts));
+        send(all, said_.root);
+        copies_.push_back({out_, within(all, offset_of(counts, index()), out_.count)});
+    }
+    /// Each rank broadcasts all that it sends.
+    void all_to_all(Table const& sent) {
+        Buffer const others = allocated(sum_of(sent) - in_.count);
+        std::size_t begin = 0;
+        std::size_t written = 0;
+        for (std::size_t rank = 0; rank < size(); ++rank) {
+            std::span<std::size_t const> const counts = row_of(sent, rank);
+            bool const is_own = rank == index();
+            Buffer const all = is_own ? read(in_) : within(others, begin, sum_of(counts));
+            begin += is_own ? 0 : all.count;
+            send(all, static_cast<int>(rank));
+            std::size_t const count = counts[index()];
+            copies_.push_back(
+                {within(out_, written, count), within(all, offset_of(counts, index()), count)}
+            );
+            written += count;
+        }
+    }
+
+    /// What each rank sends to each. Ranks exchange it unless all parts are equal.
+    [[nodiscard]] Table sent_by_all(Request const& request) {
+        if (!said_.has_counts) {
+            return Table(size() * size(), said_.count);
+        }
+        std::vector<std::uint64_t> words(2 * size() * size());
+        std::span<std::uint64_t> const all{words};
+        request.sends.copy_to(all.subspan(index() * size(), size()));
+        request.expects.copy_to(all.subspan((size() + index()) * size(), size()));
+        posts_.all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
+        auto const word = [&](std::size_t row, int column) {
+            return words[row * size() + static_cast<std::size_t>(column)];
+        };
+        auto const difference = find_difference_of_counts(
+            posts_.size,
+            said_,
+            [&](int from, int to) { return word(static_cast<std::size_t>(from), to); },
+            [&](int from, int to) { return word(size() + static_cast<std::size_t>(to), from); }
+        );
+        if (difference) {
+            posts_.fail(*difference);
+        }
+        return Table(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(size() * size()));
+    }
+
+    template <class Test>
+    [[nodiscard]] bool is_done(Test const& test) {
+        for (; tested_ < parts_.size(); ++tested_) {
+            if (!test(parts_[tested_])) {
+                return false;
+            }
+        }
+        finish();
+        return true;
+    }
+    void finish() {
+        for (Copy const& copy : std::exchange(copies_, {})) {
+            copied(copy.from, copy.to);
+        }
+    }
+
+    // -- memory -----------------------------------------------------------------------------------
+
+    [[nodiscard]] Buffer allocated(std::size_t count) {
+        scratch_ = Arena{count * size_of(said_.dtype)};
+        return {scratch_.data(), count, said_.dtype};
+    }
+    static Buffer copied(ConstBuffer from, Buffer to) {
+        if (from.count != 0 && from.data != to.data) {
+            std::memcpy(to.data, from.data, from.bytes());
+        }
+        return to;
+    }
+    [[nodiscard]] Buffer scaled(ConstBuffer from, Buffer to) const {
+        auto const view = [](Buffer buffer) {
+            return AnyView{buffer.data, buffer.dtype, {buffer.count}, {1}};
+        };
+        scale_copy(view(read(from)), said_.factor, view(to));
+        return to;
+    }
+    /// For a collective that only reads it here.
+    [[nodiscard]] static Buffer read(ConstBuffer in) {
+        return {const_cast<void*>(in.data), in.count, in.dtype};
+    }
+    [[nodiscard]] static Buffer within(Buffer memory, std::size_t begin, std::size_t count) {
+        std::size_t const bytes = begin * size_of(memory.dtype);
+        return {static_cast<std::byte*>(memory.data) + bytes, count, memory.dtype};
+    }
+
+    [[nodiscard]] std::size_t index() const { return static_cast<std::size_t>(posts_.rank); }
+    [[nodiscard]] std::size_t root() const { return static_cast<std::size_t>(said_.root); }
+    [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(posts_.size); }
+    [[nodiscard]] Table table_of(PartSizes const& parts) const {
+        Table table(size());
+        parts.copy_to(std::span{table});
+        return table;
+    }
+    [[nodiscard]] std::span<std::size_t const> row_of(Table const& sent, std::size_t rank) const {
+        return std::span{sent}.subspan(rank * size(), size());
+    }
+    [[nodiscard]] static std::size_t sum_of(std::span<std::size_t const> counts) {
+        return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    }
+
+    BasicPosts const& posts_; ///< used by the constructor alone
+    Descriptor said_;
+    ConstBuffer in_;
+    Buffer out_;
+    Arena scratch_;
+    std::vector<Copy> copies_;   ///< when all parts are done
+    std::vector<AnyWork> parts_; // after the memory: its works end before that does
+    std::size_t tested_ = 0;     ///< so many are done
+    Unwinding unwinding_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/detail/by_members.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_BY_MEMBERS_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_BY_MEMBERS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Starts a request by the members of any communicator, and returns run(its work). If the communicator lacks the
+/// collective, returns lacks(its name) instead.
+template <Communicator Comm, class Run, class Lacks>
+[[nodiscard]] auto
+by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lacks) {
+    Descriptor const& said = request.signature;
+    ConstBuffer const in = request.in;
+    Buffer const out = request.out;
+    // Where a collective has one buffer, a rank that only sends reads it.
+    Buffer const in_place =
+        out.data == nullptr ? Buffer{const_cast<void*>(in.data), in.count, said.dtype} : out;
+    auto const by_parts = [&](PartSizes const& parts, auto const& post) {
+        return said.has_counts ? run(post(parts.table(comm.size()))) : run(post());
+    };
+    switch (said.collective) {
+    case Collective::barrier: comm.barrier(); return run(CompletedWork{});
+    case Collective::broadcast: return run(comm.broadcast(in_place, said.root));
+    case Collective::all_reduce: return run(comm.all_reduce(in_place, said.op));
+    case Collective::scaled_all_reduce:
+        if constexpr (has_scaled_all_reduce<Comm>) {
+            return run(comm.all_reduce(in_place, said.op, said.factor));
+        }
+        break;
+    case Collective::reduce:
+        if constexpr (has_reduce<Comm>) {
+            return run(comm.reduce(in_place, said.op, said.root));
+        }
+        break;
+    case Collective::all_gather:
+        if constexpr (has_all_gather<Comm>) {
+            return by_parts(request.expects, [&](auto... counts) {
+                return comm.all_gather(in, out, counts...);
+            });
+        }
+        break;
+    case Collective::reduce_scatter:
+        if constexpr (has_reduce_scatter<Comm>) {
+            return by_parts(request.sends, [&](auto... counts) {
+                return comm.reduce_scatter(in, out, said.op, counts...);
+            });
+        }
+        break;
+    case Collective::scaled_reduce_scatter:
+        if constexpr (has_scaled_reduce_scatter<Comm>) {
+            return by_parts(request.sends, [&](auto... counts) {
+                return comm.reduce_scatter(in, out, said.op, said.factor, counts...);
+            });
+        }
+        break;
+    case Collective::gather:
+        if constexpr (has_gather<Comm>) {
+            return by_parts(request.expects, [&](auto... counts) {
+                return comm.gather(in, out, said.root, counts...);
+            });
+        }
+        break;
+    case Collective::scatter:
+        if constexpr (has_scatter<Comm>) {
+            return by_parts(request.sends, [&](auto... counts) {
+                return comm.scatter(in, out, said.root, counts...);
+            });
+        }
+        break;
+    case Collective::all_to_all:
+        if constexpr (has_all_to_all<Comm>) {
+            int const size = comm.size();
+            return said.has_counts
+                       ? run(comm.all_to_all(
+                             in, out, request.sends.table(size), request.expects.table(size)
+                         ))
+                       : run(comm.all_to_all(in, out));
+        }
+        break;
+    }
+    return lacks(said.collective);
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/any/communicator.hpp
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+template <class C>
+concept names_transport = requires {
+    { C::transport } -> std::convertible_to<std::string_view>;
+};
+
+/// A communicator as a BasicAnyCommunicator calls it.
+class AnyInterface {
+public:
+    AnyInterface() = default;
+    AnyInterface(AnyInterface const&) = delete;
+    AnyInterface& operator=(AnyInterface const&) = delete;
+    virtual ~AnyInterface() = default;
+
+    [[nodiscard]] virtual std::string_view transport() const = 0;
+    [[nodiscard]] virtual void const* identity() const noexcept = 0;
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    [[nodiscard]] virtual AnyWork post(Request const& request) = 0;
+    [[nodiscard]] virtual AnyWork send(ConstBuffer buffer, int to, int tag) = 0;
+    [[nodiscard]] virtual AnyWork receive(Buffer buffer, int from, int tag) = 0;
+    [[nodiscard]] virtual std::unique_ptr<AnyInterface> split(int color, int key) = 0;
+    virtual void abort(AbortReason const& reason) = 0;
+    [[nodiscard]] virtual bool is_aborted() const = 0;
+    [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
+    [[nodiscard]] virtual bool is_renumbered() const = 0;
+    virtual std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) = 0;
+    virtual void keep_alive() = 0;
+    [[nodiscard]] virtual std::vector<int> missing_ranks() const = 0;
+    [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
+    [[nodiscard]] virtual ModelTable* model_table() = 0;
+    [[nodiscard]] virtual void* device_memory() = 0;
+};
+
+/// `Held` is a communicator, or a reference or a std::unique_ptr to one.
+template <class Held>
+class AnyHeld final : public AnyInterface {
+    template <class T>
+    static auto& target_of(T& comm) noexcept {
+        return comm;
+    }
+    template <class T>
+    static T& target_of(std::unique_ptr<T>& comm) noexcept {
+        return *comm;
+    }
+    using Comm =
+        std::remove_reference_t<decltype(target_of(std::declval<std::remove_reference_t<Held>&>())
+        )>;
+
+public:
+    /// `make()` returns the communicator, which need not be movable.
+    template <std::invocable Make>
+    explicit AnyHeld(Make const& make) : held_(make()), comm_{target_of(held_)} {}
+
+    [[nodiscard]] std::string_view transport() const override {
+        if constexpr (names_transport<Comm>) {
+            return Comm::transport;
+        } else {
+            return class_name<Comm>();
+        }
+    }
+    [[nodiscard]] void const* identity() const noexcept override { return identity_of(comm_); }
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    [[nodiscard]] AnyWork post(Request const& request) override {
+        return by_members(
+            comm_,
+            request,
+            []<Work W>(W&& work) { return AnyWork{std::forward<W>(work)}; },
+            [&](Collective collective) { return substituted(collective, request); }
+        );
+    }
+    [[nodiscard]] AnyWork send(ConstBuffer buffer, int to, int tag) override {
+        if constexpr (has_send<Comm>) {
+            return AnyWork{comm_.send(buffer, to, tag)};
+        } else {
+            lacks("messages between two ranks");
+        }
+    }
+    [[nodiscard]] AnyWork receive(Buffer buffer, int from, int tag) override {
+        if constexpr (has_receive<Comm>) {
+            return AnyWork{comm_.receive(buffer, from, tag)};
+        } else {
+            lacks("messages between two ranks");
+        }
+    }
+    [[nodiscard]] std::unique_ptr<AnyInterface> split(int color, int key) override {
+        if constexpr (has_split<Comm>) {
+            using Part = decltype(comm_.split(color, key));
+            return std::make_unique<AnyHeld<Part>>([&] { return comm_.split(color, key); });
+        } else {
+            check_color(color);
+            if (comm_.size() != 1) {
+                lacks("split()");
+            }
+            return std::make_unique<AnyHeld<SelfCommunicator>>([] { return SelfCommunicator{}; });
+        }
+    }
+    void abort(AbortReason const& reason) override { comm_.abort(reason); }
+    [[nodiscard]] bool is_aborted() const override { return comm_.is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
+        return comm_.abort_reason();
+    }
+    [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) override {
+        if constexpr (has_set_deadline<Comm>) {
+            return comm_.set_deadline(deadline);
+        } else {
+            lacks("deadlines");
+        }
+    }
+    void keep_alive() override {
+        if constexpr (has_keep_alive<Comm>) {
+            comm_.keep_alive();
+        }
+    }
+    [[nodiscard]] std::vector<int> missing_ranks() const override {
+        if constexpr (has_missing_ranks<Comm>) {
+            return comm_.missing_ranks();
+        } else {
+            return {};
+        }
+    }
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) override {
+        return make_arena(comm_, bytes, alignment);
+    }
+    [[nodiscard]] ModelTable* model_table() override {
+        if constexpr (has_model_table<Comm>) {
+            return comm_.model_table();
+        } else {
+            return nullptr;
+        }
+    }
+    [[nodiscard]] void* device_memory() override {
+        if constexpr (reduces_host_memory<Comm>) {
+            return nullptr;
+        } else {
+            return std::addressof(comm_.device_memory());
+        }
+    }
+
+private:
+    [[noreturn]] static void lacks(std::string_view what) {
+        throw ContractViolation{concat(
+            "a ",
+            class_name<Comm>(),
+            " has no ",
+            what,
+            "; choose a transport that has it on all ranks"
+        )};
+    }
+    [[nodiscard]] AnyWork substituted(Collective collective, Request const& request) {
+        if constexpr (reduces_host_memory<Comm>) {
+            BasicPosts const posts{
+                comm_.rank(),
+                comm_.size(),
+                [this](Buffer buffer, ReduceOp op) {
+                    return AnyWork{comm_.all_reduce(buffer, op)};
+                },
+                [this](Buffer buffer, int root) { return AnyWork{comm_.broadcast(buffer, root)}; },
+                [this](AbortReason reason) {
+                    reason.is_renumbered = is_renumbered();
+                    comm_.abort(reason);
+                    throw_failure(comm_.abort_reason().value_or(reason));
+                }
+            };
+            return AnyWork{Substitute{posts, request}};
+        } else {
+            lacks(name_of(collective));
+        }
+    }
+
+    Held held_;
+    Comm& comm_;
+};
+
+/// What a BasicAnyCommunicator takes.
+template <class Comm, class Memory>
+consteval bool fits_any() {
+    static_assert(
+        std::same_as<typename device_type_of<Comm>::type, Memory>,
+        "BasicAnyCommunicator: this communicator moves memory of another device; AnyCommunicator is for host "
+        "memory, and BasicAnyCommunicator<CudaDevice> for NCCL"
+    );
+    static_assert(
+        TellsReason<Comm>,
+        "BasicAnyCommunicator: expected members 'abort(AbortReason)', 'bool is_aborted()' and "
+        "'std::optional<AbortReason> abort_reason() const'; use a communicator that models TellsReason"
+    );
+    return models_communicator<Comm>();
+}
+
+} // namespace detail
+
+/// A communicator of any transport behind one type, for programs that choose the transport when they run, and
+/// compile their training once.
+///
+/// @code
+/// joinable::AnyCommunicator refers{comm};
+/// joinable::AnyCommunicator owns{std::make_unique<joinable::MpiCommunicator>(MPI_COMM_WORLD)};
+/// @endcode
+///
+/// A collective costs one virtual call more and allocates nothing more. In host memory, all_gather, gather, scatter,
+/// all_to_all, reduce, reduce_scatter and scaled sums that the transport lacks are made of its all_reduce and
+/// broadcast of whole buffers. A scaled sum then rounds each product to the dtype, in the buffer, before ranks compare
+/// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and takes
+/// two words for each pair of ranks. Messages, split() and deadlines that the transport lacks are a
+/// ContractViolation; a keep_alive() that it lacks does nothing. Everything else is as the transport documents it.
+template <class DeviceType>
+class BasicAnyCommunicator : public detail::Collectives<BasicAnyCommunicator<DeviceType>, AnyWork> {
+public:
+    using device_type = DeviceType;
+
+    /// Refers to `comm`, which must outlive this object. Local.
+    template <Communicator Comm>
+        requires(!std::same_as<Comm, BasicAnyCommunicator>)
+    explicit BasicAnyCommunicator(Comm& comm)
+        : comm_{std::make_unique<detail::AnyHeld<Comm&>>([&]() -> Comm& { return comm; })} {
+        static_assert(detail::fits_any<Comm, DeviceType>());
+    }
+    /// Owns `comm`. Local.
+    /// @throws ContractViolation  the pointer is null.
+    template <Communicator Comm>
+    explicit BasicAnyCommunicator(std::unique_ptr<Comm> comm)
+        : comm_{std::make_unique<detail::AnyHeld<std::unique_ptr<Comm>>>([&] {
+              if (comm == nullptr) {
+                  throw ContractViolation{
+                      "AnyCommunicator: expected a std::unique_ptr to a communicator, given a null one"
+                  };
+              }
+              return std::move(comm);
+          })} {
+        static_assert(detail::fits_any<Comm, DeviceType>());
+    }
+
+    /// The transport's name, such as "mpi"; the name of the class if it names no `transport`.
+    [[nodiscard]] std::string_view transport() const { return comm_->transport(); }
+
+    [[nodiscard]] int rank() const { return comm_->rank(); }
+    [[nodiscard]] int size() const { return comm_->size(); }
+
+    /// Not collective. See SendsAndReceives.
+    /// @throws ContractViolation  the transport has no messages.
+    AnyWork send(ConstBuffer buffer, int to, int tag = 0) { return comm_->send(buffer, to, tag); }
+    AnyWork receive(Buffer buffer, int from, int tag = 0) {
+        return comm_->receive(buffer, from, tag);
+    }
+    /// Collective; blocks. See Splits.
+    /// @throws ContractViolation  on all ranks: the transport cannot split.
+    [[nodiscard]] BasicAnyCommunicator split(int color, int key) {
+        return BasicAnyCommunicator{comm_->split(color, key)};
+    }
+
+    /// Local. See Aborts and TellsReason.
+    void abort(AbortReason const& reason) { comm_->abort(reason); }
+    [[nodiscard]] bool is_aborted() const { return comm_->is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return comm_->abort_reason(); }
+    /// Local. Whether its group numbers some ranks differently from the communicator that was split.
+    [[nodiscard]] bool is_renumbered() const { return comm_->is_renumbered(); }
+    /// Local. See HasDeadline.
+    /// @throws ContractViolation  the transport has none.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
+        return comm_->set_deadline(deadline);
+    }
+    /// Local. See RenewsDeadline. Does nothing if the transport cannot renew deadlines.
+    void keep_alive() { comm_->keep_alive(); }
+    /// Local. Empty if the transport does not report them.
+    [[nodiscard]] std::vector<int> missing_ranks() const { return comm_->missing_ranks(); }
+
+    /// Local. See make_arena().
+    [[nodiscard]] Arena
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
+        return comm_->allocate(bytes, alignment);
+    }
+    [[nodiscard]] device_type& device_memory()
+        requires(!std::same_as<DeviceType, HostDevice>)
+    {
+        return *static_cast<DeviceType*>(comm_->device_memory());
+    }
+    /// For participants that train a model.
+    [[nodiscard]] detail::ModelTable* model_table() { return comm_->model_table(); }
+    /// For guards.
+    [[nodiscard]] void const* identity() const noexcept { return comm_->identity(); }
+
+private:
+    friend class detail::BasicCollectives<BasicAnyCommunicator, AnyWork>;
+
+    explicit BasicAnyCommunicator(std::unique_ptr<detail::AnyInterface> comm)
+        : comm_{std::move(comm)} {}
+    [[nodiscard]] AnyWork post(detail::Request const& request) { return comm_->post(request); }
+
+    std::unique_ptr<detail::AnyInterface> comm_;
+};
+
+/// For transports of host memory.
+using AnyCommunicator = BasicAnyCommunicator<HostDevice>;
+
+}} // namespace joinable::v0
+
+// ---- joinable/communicator/any/connect.hpp
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+template <class C>
+concept is_launchable = Communicator<C> && names_transport<C> && requires {
+    { C::is_launched() } -> std::same_as<bool>;
+    { C::from_environment() } -> std::same_as<C>;
+};
+
+template <class Comm, class Memory>
+consteval bool check_launchable() {
+    static_assert(
+        is_launchable<Comm>,
+        "connect: a transport needs 'static constexpr std::string_view transport', 'static bool is_launched()' "
+        "and 'static from_environment()'; threads have none, because run_threads() starts them"
+    );
+    static_assert(
+        std::same_as<typename device_type_of<Comm>::type, Memory>,
+        "connect: the transports move memory of different devices; name those of one"
+    );
+    return true;
+}
+
+} // namespace detail
+
+/// Connects the ranks of a job by the transport of this name, or by the first one that was launched: what PyTorch's
+/// init_process_group(backend) does. Collective; blocks. All ranks must choose the same.
+///
+/// @code
+/// auto comm = joinable::connect<joinable::MpiCommunicator, joinable::ProcessCommunicator>(name);
+/// @endcode
+///
+/// `C` is each of `Comms`.
+/// | expression              | result      | meaning                                                      |
+/// |-------------------------|-------------|--------------------------------------------------------------|
+/// | `C::transport`          | string_view | static constexpr; its name, such as "mpi"                    |
+/// | `C::is_launched()`      | bool        | static; local, without an exchange: this process seems to be |
+/// |                         |             | one of its ranks; throws what the variables make it throw    |
+/// | `C::from_environment()` | C           | static; collective: connects them                            |
+/// @throws ContractViolation  no transport has that name; or none was launched.
+/// @throws what from_environment() of the chosen one throws.
+template <class First, class... Comms>
+[[nodiscard]] auto connect(std::string_view transport = {}) {
+    using Memory = typename detail::device_type_of<First>::type;
+    static_assert(
+        (detail::check_launchable<First, Memory>() && ... &&
+         detail::check_launchable<Comms, Memory>())
+    );
+    std::optional<BasicAnyCommunicator<Memory>> comm;
+    std::string names;
+    auto const connects = [&]<class Comm>(std::type_identity<Comm>) {
+        names += detail::concat(names.empty() ? "" : ", ", Comm::transport);
+        if (transport.empty() ? Comm::is_launched() : transport == Comm::transport) {
+            comm.emplace(std::unique_ptr<Comm>{new Comm(Comm::from_environment())});
+        }
+        return comm.has_value();
+    };
+    if (!(connects(std::type_identity<First>{}) || ... || connects(std::type_identity<Comms>{}))) {
+        throw ContractViolation{
+            transport.empty()
+                ? detail::concat(
+                      "expected that a launcher of one of these transports started this process: ",
+                      names,
+                      "; start the ranks by mpirun, torchrun or srun, which set one of ",
+                      detail::own_environment().names_of_ranks(),
+                      "; a transport between machines needs JOINABLE_ADDR or MASTER_ADDR, too, and "
+                      "processes must be on one machine"
+                  )
+                : detail::concat(
+                      "expected the name of one of these transports: ",
+                      names,
+                      "; given \"",
+                      transport,
+                      "\""
+                  )
+        };
+    }
+    return std::move(*comm);
+}
+
+}} // namespace joinable::v0
+
+// ---- joinable/any_communicator.hpp
+
+/// @file
+/// A communicator of any transport behind one type, for programs that choose the transport when they run.

@@ -1,0 +1,3670 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// joinable in single headers, for projects that copy files. Generated from include/joinable by
+// single_include/amalgamate.py: change the headers there, not this file.
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <concepts>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <fcntl.h>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mpi.h>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <thread>
+#include <type_traits>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "join.hpp"
+
+// ---- joinable/communicator/detail/shared_mapping.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_SHARED_MAPPING_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_SHARED_MAPPING_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Gives a file this size. Returns 0, or why the system refuses.
+[[nodiscard]] inline int resize_file(int file, std::size_t bytes) noexcept {
+    rlimit limit{};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    if (limit.rlim_cur < bytes) {
+        return EFBIG; // ftruncate would kill the process
+    }
+    return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+}
+
+/// Maps memory of a file. Without a file, only processes that are created later share the memory.
+/// If the system refuses, returns an empty arena and sets errno.
+[[nodiscard]] inline Arena map_shared(std::size_t bytes, int file = -1) noexcept {
+    int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0);
+    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
+    if (memory == MAP_FAILED) {
+        return {};
+    }
+    auto const unmap = [](void*, std::byte* data, std::size_t size) noexcept {
+        munmap(data, size);
+    };
+    return {static_cast<std::byte*>(memory), bytes, unmap, nullptr};
+}
+
+class FileHandle {
+public:
+    explicit FileHandle(int number) noexcept : number_{number} {}
+    ~FileHandle() {
+        if (number_ >= 0) {
+            close(number_);
+        }
+    }
+    FileHandle(FileHandle const&) = delete;
+    FileHandle& operator=(FileHandle const&) = delete;
+    [[nodiscard]] int number() const noexcept { return number_; }
+
+private:
+    int number_;
+};
+
+/// Memory that the processes of all ranks map, each at its own address. The system counts its
+/// mappings, so killing any process leaves nothing of it. Collective; blocks. Rank 0 makes a file
+/// without a name, and the others open it through rank 0's process. A process number may mean
+/// another process there, as in another container, so they compare device and inode.
+/// @throws Mismatch            see check_same_size.
+/// @throws CommunicationError  a rank cannot map it; on all ranks.
+template <class Comm>
+[[nodiscard]] Arena share_mapping(Comm& comm, std::size_t bytes) {
+    std::uint64_t const mine = bytes;
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
+    comm.all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64}).wait();
+    check_same_size(all);
+    if (bytes == 0) {
+        return {};
+    }
+    enum Word : std::size_t { error, process, number, device, inode, words };
+    auto const identity = [](int file) noexcept {
+        struct stat status{};
+        fstat(file, &status);
+        return std::array{
+            static_cast<std::int64_t>(status.st_dev), static_cast<std::int64_t>(status.st_ino)
+        };
+    };
+    bool const is_maker = comm.rank() == 0;
+    FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
+    int const refused = made.number() < 0 ? errno : resize_file(made.number(), bytes);
+    auto const own = identity(made.number());
+    std::array<std::int64_t, words> maker{refused, getpid(), made.number(), own[0], own[1]};
+    comm.broadcast({maker.data(), maker.size(), DType::i64}, 0).wait();
+
+    Arena memory;
+    auto failure = static_cast<std::int32_t>(maker[error]);
+    if (failure == 0) {
+        std::string const path = concat("/proc/", maker[process], "/fd/", maker[number]);
+        FileHandle const opened{
+            is_maker ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
+        };
+        int const file = is_maker ? made.number() : opened.number();
+        if (file < 0) {
+            failure = errno;
+        } else if (identity(file) != std::array{maker[device], maker[inode]}) {
+            failure = ESTALE;
+        } else {
+            memory = map_shared(bytes, file);
+            failure = memory.data() != nullptr ? 0 : errno;
+        }
+    }
+    comm.all_reduce({&failure, 1, DType::i32}, ReduceOp::max).wait();
+    if (failure != 0) {
+        throw CommunicationError{concat(
+            "expected ",
+            bytes,
+            " bytes of memory that all ranks share, but on one of them ",
+            failure == ESTALE ? "rank 0's process number is another process"
+                              : concat("the system says: ", std::strerror(failure)),
+            "; ranks need memfd_create() and each other's /proc/<process>/fd, and so one machine, "
+            "one user and one namespace of processes"
+        )};
+    }
+    return memory;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/reduction/reduce.hpp
+
+#ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
+#define JOINABLE_REDUCTION_REDUCE_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A function from an index to a value, or none. Refers to the given function.
+template <class T>
+class Numbered {
+public:
+    Numbered() = default;
+    template <class Function>
+    Numbered(std::size_t number, Function const& function) noexcept
+        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
+              return (*static_cast<Function const*>(called))(i);
+          }} {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
+
+private:
+    std::size_t size_ = 0;
+    void const* function_ = nullptr;
+    T (*call_)(void const*, std::size_t) = nullptr;
+};
+/// The addresses of all ranks' inputs, or of the outputs.
+using Places = Numbered<std::byte*>;
+/// The factors by which inputs are multiplied before they are added. May be empty.
+using Factors = Numbered<double>;
+
+/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
+/// do not depend on which rank computes them or on how the work was divided. There is at least one
+/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
+/// are multiplied as floats.
+void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    Factors const& factors = {},
+    InstructionSet set = instruction_set()
+);
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/mpi/detail/api.hpp
+
+/// @file
+/// Maps datatypes, operations and errors to those of MPI.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+[[nodiscard]] inline std::string mpi_text(int code) {
+    std::array<char, MPI_MAX_ERROR_STRING> text{};
+    int length = 0;
+    if (MPI_Error_string(code, text.data(), &length) != MPI_SUCCESS) {
+        return concat("error ", code);
+    }
+    return {text.data(), static_cast<std::size_t>(length)};
+}
+
+/// @throws CommunicationError  `code` is an error; with MPI's text.
+inline void check_mpi(int code, std::string_view call) {
+    if (code != MPI_SUCCESS) {
+        throw CommunicationError{concat(call, " failed: ", mpi_text(code))};
+    }
+}
+
+[[nodiscard]] inline bool is_mpi_running() noexcept {
+    int is_initialized = 0;
+    int is_finalized = 0;
+    static_cast<void>(MPI_Initialized(&is_initialized));
+    static_cast<void>(MPI_Finalized(&is_finalized));
+    return is_initialized != 0 && is_finalized == 0;
+}
+
+/// 16-bit numbers travel as integers, which only our own operators combine.
+[[nodiscard]] inline MPI_Datatype mpi_type_of(DType dtype) noexcept {
+    switch (dtype) {
+    case DType::f16:
+    case DType::bf16: return MPI_UINT16_T;
+    case DType::f32: return MPI_FLOAT;
+    case DType::f64: return MPI_DOUBLE;
+    case DType::i8: return MPI_INT8_T;
+    case DType::u8: return MPI_UINT8_T;
+    case DType::i32: return MPI_INT32_T;
+    case DType::u32: return MPI_UINT32_T;
+    case DType::i64: return MPI_INT64_T;
+    case DType::u64: break;
+    }
+    return MPI_UINT64_T;
+}
+
+/// The callback with which MPI combines numbers as the library does.
+template <DType dtype, ReduceOp op>
+void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
+    std::array<std::byte*, 2> const inputs{
+        static_cast<std::byte*>(in), static_cast<std::byte*>(in_out)
+    };
+    auto const input = [&](std::size_t i) { return inputs[i]; };
+    auto const output = [&](std::size_t) { return inputs[1]; };
+    reduce_to(dtype, op, {2, input}, {1, output}, static_cast<std::size_t>(*count));
+}
+
+/// Our own operator. It lives until MPI is finalised.
+template <DType dtype, ReduceOp op>
+[[nodiscard]] MPI_Op own_operator() {
+    static MPI_Op const made = [] {
+        MPI_Op created = MPI_OP_NULL;
+        check_mpi(MPI_Op_create(&combine<dtype, op>, 1, &created), "MPI_Op_create");
+        return created;
+    }();
+    return made;
+}
+/// MPI's operator, or ours where MPI's does not combine numbers as the library does: 16-bit numbers are
+/// computed in f32, each combination rounded, MPICH 4.0 orders unsigned numbers as if they were signed, and a
+/// NaN among floating-point numbers may end on some ranks only, or nowhere.
+template <class T, ReduceOp op>
+[[nodiscard]] MPI_Op operator_of([[maybe_unused]] MPI_Op standard) {
+    constexpr bool orders = op == ReduceOp::min || op == ReduceOp::max;
+    if constexpr (is_half_precision(dtype_of<T>) || (orders && !std::signed_integral<T>)) {
+        return own_operator<dtype_of<T>, op>();
+    } else {
+        return standard;
+    }
+}
+
+[[nodiscard]] inline MPI_Op mpi_op_of(DType dtype, ReduceOp op) {
+    return visit_dtype(dtype, [&]<class T>(std::type_identity<T>) -> MPI_Op {
+        switch (op) {
+        case ReduceOp::sum: return operator_of<T, ReduceOp::sum>(MPI_SUM);
+        case ReduceOp::product: return operator_of<T, ReduceOp::product>(MPI_PROD);
+        case ReduceOp::min: return operator_of<T, ReduceOp::min>(MPI_MIN);
+        case ReduceOp::max: return operator_of<T, ReduceOp::max>(MPI_MAX);
+        case ReduceOp::bit_and: return MPI_BAND; // integers only
+        case ReduceOp::bit_or: break;
+        }
+        return MPI_BOR;
+    });
+}
+
+/// The limits of one MPI call: elements in a count, and bytes in a displacement. Tests lower them.
+struct MpiLimits {
+    std::size_t most = INT_MAX;
+};
+
+/// An MPI type for `count` elements that start at byte `at_bytes` of a buffer, for when one of the
+/// two does not fit into an int. The caller frees it.
+[[nodiscard]] inline MPI_Datatype
+type_of_part(DType dtype, std::size_t count, std::size_t at_bytes, std::size_t most) {
+    MPI_Datatype const element = mpi_type_of(dtype);
+    MPI_Datatype chunk = MPI_DATATYPE_NULL;
+    check_mpi(MPI_Type_contiguous(static_cast<int>(most), element, &chunk), "MPI_Type_contiguous");
+    std::array<int, 2> const lengths{
+        static_cast<int>(count / most), static_cast<int>(count % most)
+    };
+    std::array<MPI_Aint, 2> const places{
+        static_cast<MPI_Aint>(at_bytes),
+        static_cast<MPI_Aint>(at_bytes + count / most * most * size_of(dtype))
+    };
+    std::array<MPI_Datatype, 2> const types{chunk, element};
+    MPI_Datatype made = MPI_DATATYPE_NULL;
+    int const code = MPI_Type_create_struct(2, lengths.data(), places.data(), types.data(), &made);
+    static_cast<void>(MPI_Type_free(&chunk)); // the made type keeps it
+    check_mpi(code, "MPI_Type_create_struct");
+    if (int const committed = MPI_Type_commit(&made); committed != MPI_SUCCESS) {
+        static_cast<void>(MPI_Type_free(&made));
+        check_mpi(committed, "MPI_Type_commit");
+    }
+    return made;
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/calls.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether the result replaces the input.
+[[nodiscard]] inline bool is_one_buffer(Collective collective) noexcept {
+    return collective == Collective::all_reduce || collective == Collective::scaled_all_reduce ||
+           collective == Collective::reduce || collective == Collective::broadcast;
+}
+
+/// A collective as MPI runs it. Buffers and tables stay valid until it is complete. `in` is either
+/// `out` or does not overlap it.
+struct MpiTransfer {
+    Descriptor said; ///< its dtype is the one that is sent
+    std::byte const* in = nullptr;
+    std::byte* out = nullptr;
+    PartSizes sends = {};
+    PartSizes expects = {};
+};
+
+/// The tables that MPI reads until a collective is complete. Their memory is reused.
+struct MpiTables {
+    std::vector<MPI_Request> requests;
+    std::vector<int> counts;
+    std::vector<int> places;
+    std::vector<MPI_Datatype> types;
+    std::vector<MPI_Datatype> made; ///< those of `types` that must be freed
+
+    void clear() noexcept {
+        for (MPI_Datatype& type : made) {
+            static_cast<void>(MPI_Type_free(&type));
+        }
+        made.clear();
+        requests.clear();
+    }
+};
+
+[[nodiscard]] inline bool has_ended(MpiTables& tables) {
+    int is_done = 0;
+    check_mpi(
+        MPI_Testall(
+            static_cast<int>(tables.requests.size()),
+            tables.requests.data(),
+            &is_done,
+            MPI_STATUSES_IGNORE
+        ),
+        "MPI_Testall"
+    );
+    return is_done != 0;
+}
+
+/// Starts MPI collectives. All ranks start the same ones in the same order, so decisions by size
+/// use only sizes that all ranks know.
+class MpiCalls {
+public:
+    MpiCalls(MPI_Comm comm, int rank, int size, MpiLimits limits)
+        : comm_{comm}, rank_{rank}, size_{size}, most_{limits.most} {}
+
+    void start(MpiTransfer const& transfer, MpiTables& tables) const {
+        switch (transfer.said.collective) {
+        case Collective::all_reduce:
+        case Collective::scaled_all_reduce: all_reduce(transfer, tables); break;
+        case Collective::broadcast: broadcast(transfer, tables); break;
+        case Collective::barrier:
+            check_mpi(MPI_Ibarrier(comm_, &add_to(tables)), "MPI_Ibarrier");
+            break;
+        case Collective::reduce: reduce(transfer, tables); break;
+        case Collective::reduce_scatter:
+        case Collective::scaled_reduce_scatter: reduce_scatter(transfer, tables); break;
+        default:
+            if (has_equal_parts(transfer)) {
+                exchange_equal(transfer, tables);
+            } else if (!gather_by_counts(transfer, tables)) {
+                exchange(transfer, tables);
+            }
+        }
+    }
+
+private:
+    [[nodiscard]] static MPI_Request& add_to(MpiTables& tables) {
+        return tables.requests.emplace_back(MPI_REQUEST_NULL);
+    }
+    /// Calls f(at, count) for pieces of `count` elements that MPI accepts; once if there are none.
+    template <class F>
+    void in_pieces(std::size_t count, F const& f) const {
+        std::size_t at = 0;
+        do {
+            std::size_t const piece = (std::min)(most_, count - at);
+            f(at, static_cast<int>(piece));
+            at += piece;
+        } while (at < count);
+    }
+    [[nodiscard]] static void const*
+    or_in_place(MpiTransfer const& transfer, std::size_t at_bytes) {
+        return transfer.in == transfer.out ? MPI_IN_PLACE
+                                           : static_cast<void const*>(transfer.in + at_bytes);
+    }
+
+    void all_reduce(MpiTransfer const& transfer, MpiTables& tables) const {
+        auto const& said = transfer.said;
+        in_pieces(said.count, [&](std::size_t at, int count) {
+            std::size_t const at_bytes = at * size_of(said.dtype);
+            check_mpi(
+                MPI_Iallreduce(
+                    or_in_place(transfer, at_bytes),
+                    transfer.out + at_bytes,
+                    count,
+                    mpi_type_of(said.dtype),
+                    mpi_op_of(said.dtype, said.op),
+                    comm_,
+                    &add_to(tables)
+                ),
+                "MPI_Iallreduce"
+            );
+        });
+    }
+    void reduce(MpiTransfer const& transfer, MpiTables& tables) const {
+        auto const& said = transfer.said;
+        in_pieces(said.count, [&](std::size_t at, int count) {
+            std::size_t const at_bytes = at * size_of(said.dtype);
+            reduce_piece(
+                rank_ == said.root ? or_in_place(transfer, at_bytes) : transfer.in + at_bytes,
+                rank_ == said.root ? transfer.out + at_bytes : nullptr,
+                count,
+                said,
+                said.root,
+                tables
+            );
+        });
+    }
+    void reduce_piece(
+        void const* in, void* out, int count, Descriptor const& said, int root, MpiTables& tables
+    ) const {
+        check_mpi(
+            MPI_Ireduce(
+                in,
+                out,
+                count,
+                mpi_type_of(said.dtype),
+                mpi_op_of(said.dtype, said.op),
+                root,
+                comm_,
+                &add_to(tables)
+            ),
+            "MPI_Ireduce"
+        );
+    }
+    void broadcast(MpiTransfer const& transfer, MpiTables& tables) const {
+        auto const& said = transfer.said;
+        in_pieces(said.count, [&](std::size_t at, int count) {
+            check_mpi(
+                MPI_Ibcast(
+                    transfer.out + at * size_of(said.dtype),
+                    count,
+                    mpi_type_of(said.dtype),
+                    said.root,
+                    comm_,
+                    &add_to(tables)
+                ),
+                "MPI_Ibcast"
+            );
+        });
+    }
+
+    /// Every rank knows all parts: they are in `sends`.
+    void reduce_scatter(MpiTransfer const& transfer, MpiTables& tables) const {
+        auto const& said = transfer.said;
+        std::size_t total = 0;
+        for (int rank = 0; rank < size_; ++rank) {
+            total += transfer.sends[rank];
+        }
+        if (total > most_) { // one reduction per rank, for its part
+            std::size_t at_bytes = 0;
+            for (int rank = 0; rank < size_; ++rank) {
+                in_pieces(transfer.sends[rank], [&](std::size_t at, int count) {
+                    std::size_t const bytes = at * size_of(said.dtype);
+                    reduce_piece(
+                        transfer.in + at_bytes + bytes,
+                        rank == rank_ ? transfer.out + bytes : nullptr,
+                        count,
+                        said,
+                        rank,
+                        tables
+                    );
+                });
+                at_bytes += transfer.sends[rank] * size_of(said.dtype);
+            }
+            return;
+        }
+        tables.counts.resize(static_cast<std::size_t>(size_));
+        for (int rank = 0; rank < size_; ++rank) {
+            tables.counts[static_cast<std::size_t>(rank)] = static_cast<int>(transfer.sends[rank]);
+        }
+        check_mpi(
+            MPI_Ireduce_scatter(
+                transfer.in,
+                transfer.out,
+                tables.counts.data(),
+                mpi_type_of(said.dtype),
+                mpi_op_of(said.dtype, said.op),
+                comm_,
+                &add_to(tables)
+            ),
+            "MPI_Ireduce_scatter"
+        );
+    }
+
+    [[nodiscard]] bool has_equal_parts(MpiTransfer const& transfer) const noexcept {
+        return !transfer.said.has_counts &&
+               transfer.said.count <= most_ / static_cast<std::size_t>(size_);
+    }
+    void exchange_equal(MpiTransfer const& transfer, MpiTables& tables) const {
+        auto const& said = transfer.said;
+        int const count = static_cast<int>(said.count);
+        MPI_Datatype const type = mpi_type_of(said.dtype);
+        void const* const in = transfer.in;
+        void* const out = transfer.out;
+        MPI_Request* const request = &add_to(tables);
+        switch (said.collective) {
+        case Collective::all_gather:
+            check_mpi(
+                MPI_Iallgather(in, count, type, out, count, type, comm_, request), "MPI_Iallgather"
+            );
+            break;
+        case Collective::gather:
+            check_mpi(
+                MPI_Igather(in, count, type, out, count, type, said.root, comm_, request),
+                "MPI_Igather"
+            );
+            break;
+        case Collective::scatter:
+            check_mpi(
+                MPI_Iscatter(in, count, type, out, count, type, said.root, comm_, request),
+                "MPI_Iscatter"
+            );
+            break;
+        default:
+            check_mpi(
+                MPI_Ialltoall(in, count, type, out, count, type, comm_, request), "MPI_Ialltoall"
+            );
+        }
+    }
+
+    /// Only all_gather with counts has all counts on all ranks.
+    [[nodiscard]] bool gather_by_counts(MpiTransfer const& transfer, MpiTables& tables) const {
+        auto const& said = transfer.said;
+        if (said.collective != Collective::all_gather) {
+            return false;
+        }
+        tables.counts.clear();
+        tables.places.clear();
+        std::size_t total = 0;
+        for (int rank = 0; rank < size_; ++rank) {
+            std::size_t const part = transfer.expects[rank];
+            tables.counts.push_back(static_cast<int>(part));
+            tables.places.push_back(static_cast<int>(total));
+            total += part;
+            if (total > most_) {
+                return false;
+            }
+        }
+        MPI_Datatype const type = mpi_type_of(said.dtype);
+        check_mpi(
+            MPI_Iallgatherv(
+                transfer.in,
+                tables.counts[static_cast<std::size_t>(rank_)],
+                type,
+                transfer.out,
+                tables.counts.data(),
+                tables.places.data(),
+                type,
+                comm_,
+                &add_to(tables)
+            ),
+            "MPI_Iallgatherv"
+        );
+        return true;
+    }
+
+    /// For parts of any sizes: each rank describes its own with derived types.
+    void exchange(MpiTransfer const& transfer, MpiTables& tables) const {
+        auto const ranks = static_cast<std::size_t>(size_);
+        std::size_t const element = size_of(transfer.said.dtype);
+        bool const sends_one_part = transfer.said.collective == Collective::all_gather ||
+                                    transfer.said.collective == Collective::gather;
+        tables.counts.assign(2 * ranks, 0);
+        tables.places.assign(2 * ranks, 0);
+        tables.types.assign(2 * ranks, MPI_BYTE);
+        std::size_t in_at = 0;
+        std::size_t out_at = 0;
+        for (std::size_t rank = 0; rank < ranks; ++rank) {
+            std::size_t const sent = transfer.sends[static_cast<int>(rank)];
+            std::size_t const expected = transfer.expects[static_cast<int>(rank)];
+            describe(transfer.said.dtype, sent, in_at, rank, tables);
+            describe(transfer.said.dtype, expected, out_at, ranks + rank, tables);
+            in_at += sends_one_part ? 0 : sent * element;
+            out_at += expected * element;
+        }
+        std::byte nothing[2]{}; // MPI needs two distinct buffers, even for nothing
+        check_mpi(
+            MPI_Ialltoallw(
+                transfer.in == nullptr ? &nothing[0] : transfer.in,
+                tables.counts.data(),
+                tables.places.data(),
+                tables.types.data(),
+                transfer.out == nullptr ? &nothing[1] : transfer.out,
+                tables.counts.data() + ranks,
+                tables.places.data() + ranks,
+                tables.types.data() + ranks,
+                comm_,
+                &add_to(tables)
+            ),
+            "MPI_Ialltoallw"
+        );
+    }
+    void describe(
+        DType dtype, std::size_t count, std::size_t at_bytes, std::size_t index, MpiTables& tables
+    ) const {
+        if (count == 0) {
+            return;
+        }
+        if (count <= most_ && at_bytes <= most_) {
+            tables.counts[index] = static_cast<int>(count);
+            tables.places[index] = static_cast<int>(at_bytes);
+            tables.types[index] = mpi_type_of(dtype);
+        } else {
+            tables.counts[index] = 1;
+            tables.types[index] =
+                tables.made.emplace_back(type_of_part(dtype, count, at_bytes, most_));
+        }
+    }
+
+    MPI_Comm comm_;
+    int rank_;
+    int size_;
+    std::size_t most_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/lock.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Keeps ProgressThreads apart from the one thread that uses a communicator. A communicator shares
+/// it with all groups split from it, because a group receives aborts through its parents.
+///
+/// The rule: what a rank, its memory, its control messages and those of its parents hold is read
+/// and changed under this lock alone. The user's thread takes it in each member of MpiCommunicator
+/// and MpiWork and when an arena is freed, and holds it to the end of the call, waits included. A
+/// ProgressThread takes it for one pass over the operations. No caller's code runs under it, so
+/// nobody takes it twice. Only what never changes is read without it: rank, size, options but the
+/// deadline, limits, and the handles of MPI. A result is written to the caller's buffer under it,
+/// before the operation becomes complete.
+///
+/// Without a ProgressThread the user's thread locks nothing.
+class MpiLock {
+public:
+    using Held = std::unique_lock<std::mutex>;
+
+    /// For the user's thread. A ProgressThread makes way for it.
+    [[nodiscard]] Held take() {
+        if (helpers_ == 0) {
+            return {};
+        }
+        ++wanted_; // a mutex alone would let the ProgressThread win again and again
+        Held held{mutex_};
+        --wanted_;
+        return held;
+    }
+    /// The user's thread has posted something.
+    void notify() noexcept {
+        if (helpers_ != 0) {
+            posted_.notify_all();
+        }
+    }
+    /// The user's thread starts or ends a ProgressThread. @pre that does not run
+    void add_helper(int number) noexcept { helpers_ += number; }
+
+    // -- for a ProgressThread ---------------------------------------------------------------------
+
+    [[nodiscard]] Held take_turn() {
+        while (wanted_.load() != 0) {
+            std::this_thread::yield();
+        }
+        return Held{mutex_};
+    }
+    /// Sleeps until something is posted, stop() was called, or the time is over.
+    void sleep(Held& held, std::chrono::nanoseconds time) { posted_.wait_for(held, time); }
+    /// For the user's thread: `stops` becomes true.
+    void stop(bool& stops) {
+        {
+            Held const held{mutex_};
+            stops = true;
+        }
+        posted_.notify_all();
+    }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable posted_;
+    std::atomic<int> wanted_{0};
+    int helpers_ = 0; ///< only the user's thread reads and writes it
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/memory.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The memory of one rank that MPI reads and writes. MPI cannot cancel a collective, so it gets no
+/// buffer of the caller, except those in an arena from here.
+class MpiMemory {
+public:
+    explicit MpiMemory(std::shared_ptr<MpiLock> lock) : lock_{std::move(lock)} {}
+    MpiMemory(MpiMemory const&) = delete;
+    MpiMemory& operator=(MpiMemory const&) = delete;
+    ~MpiMemory() {
+        for (auto const& blocks : free_) {
+            for (std::byte* const block : blocks) {
+                ::operator delete(block);
+            }
+        }
+    }
+
+    /// A block for an operation in flight. Blocks are reused, so repeating a size allocates
+    /// nothing.
+    [[nodiscard]] std::byte* take(std::size_t bytes) {
+        auto& blocks = free_[class_of(bytes)];
+        if (blocks.empty()) {
+            return static_cast<std::byte*>(::operator new(std::size_t{1} << class_of(bytes)));
+        }
+        std::byte* const block = blocks.back();
+        blocks.pop_back();
+        return block;
+    }
+    /// `bytes` is the size given to take().
+    void give_back(std::byte* block, std::size_t bytes) { free_[class_of(bytes)].push_back(block); }
+
+    /// Whether MPI may use the buffer directly.
+    [[nodiscard]] bool has(ConstBuffer buffer) const noexcept {
+        auto const* const data = static_cast<std::byte const*>(buffer.data);
+        return std::any_of(arenas_.begin(), arenas_.end(), [&](Arena const& arena) {
+            return data >= arena.data() && data + buffer.bytes() <= arena.data() + arena.bytes();
+        });
+    }
+
+    /// From here on nothing is freed, because MPI may still write to it.
+    void hold() noexcept { is_held_ = true; }
+    /// MPI has finished with the held memory.
+    void let_go() noexcept {
+        is_held_ = false;
+        held_.clear();
+    }
+
+    /// Zeroed memory from the heap. MPI's own allocator would end the job on failure, and its
+    /// memory could not be freed once MPI is finalised. The arena may outlive the rank; both share
+    /// this object.
+    /// @throws std::bad_alloc
+    [[nodiscard]] static Arena
+    allocate(std::shared_ptr<MpiMemory> const& memory, std::size_t bytes, std::size_t alignment) {
+        if (bytes > PTRDIFF_MAX) {
+            throw std::bad_alloc{};
+        }
+        Arena own{bytes, alignment};
+        if (bytes == 0) {
+            return own;
+        }
+        auto owner = std::make_unique<std::shared_ptr<MpiMemory>>(memory);
+        memory->held_.reserve(memory->held_.size() + memory->arenas_.size() + 1);
+        std::byte* const data = own.data();
+        memory->arenas_.push_back(std::move(own));
+        return Arena{data, bytes, &release, owner.release()};
+    }
+
+private:
+    /// Sizes are rounded up to a power of two, so that a few blocks serve many sizes.
+    [[nodiscard]] static std::size_t class_of(std::size_t bytes) noexcept {
+        constexpr std::size_t least = 64;
+        return static_cast<std::size_t>(std::bit_width((std::max)(bytes, least) - 1));
+    }
+    static void release(void* context, std::byte* data, std::size_t) noexcept {
+        std::unique_ptr<std::shared_ptr<MpiMemory>> const owner{
+            static_cast<std::shared_ptr<MpiMemory>*>(context)
+        };
+        MpiMemory& memory = **owner;
+        auto const held = memory.lock_->take();
+        auto const found =
+            std::find_if(memory.arenas_.begin(), memory.arenas_.end(), [&](Arena const& arena) {
+                return arena.data() == data;
+            });
+        if (memory.is_held_) {
+            memory.held_.push_back(std::move(*found)); // it has capacity for all arenas
+        }
+        memory.arenas_.erase(found);
+    }
+
+    std::shared_ptr<MpiLock> lock_;                ///< the rank's
+    std::array<std::vector<std::byte*>, 65> free_; ///< by the logarithm of their size
+    std::vector<Arena> arenas_;                    ///< the memory of the callers' arenas
+    std::vector<Arena> held_;                      ///< of callers' arenas that were destroyed
+    bool is_held_ = false;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/reduction/arithmetic.hpp
+
+#ifndef JOINABLE_REDUCTION_ARITHMETIC_HPP_PART_1
+#define JOINABLE_REDUCTION_ARITHMETIC_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+// The functions below are written for vectorisers: they have no branches and compare only signed
+// numbers (SSE2 has no other comparison). They are always inlined, so that they are compiled for
+// their caller's instruction set.
+
+/// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
+[[gnu::always_inline]] constexpr std::uint32_t
+select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
+    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
+    return (yes & mask) | (no & ~mask);
+}
+
+/// Converts between float and a 16-bit format in the low half of a word. The bits are the same as
+/// those of BFloat16 and Half.
+template <class T>
+struct Conversion;
+
+template <>
+struct Conversion<BFloat16> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        return std::bit_cast<float>(bits << 16);
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
+        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
+        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
+    }
+};
+
+template <>
+struct Conversion<Half> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
+        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
+        // Zero and subnormals: the mantissa times 2^-24, exactly.
+        auto const subnormal =
+            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+        // Others: the exponent is rebiased from 15 to 127; that of infinity and NaN becomes 255.
+        std::uint32_t const other =
+            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
+        return std::bit_cast<float>(
+            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, subnormal, other)
+        );
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
+        auto const bits = static_cast<std::uint32_t>(magnitude);
+        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal.
+        std::uint32_t const subnormal =
+            std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5F) - 0x3f00'0000U;
+        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
+        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
+        std::uint32_t result = select(magnitude < 0x3880'0000, subnormal, normal);
+        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
+        result = select(magnitude > 0x7f80'0000, nan, result);
+        return ((word >> 16) & 0x8000U) | result;
+    }
+};
+
+template <class T>
+concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
+
+/// The unsigned integer of a size. Integers are added in it, because it wraps.
+template <std::size_t Bytes>
+struct unsigned_of_size;
+template <>
+struct unsigned_of_size<1> {
+    using type = std::uint8_t;
+};
+template <>
+struct unsigned_of_size<2> {
+    using type = std::uint16_t;
+};
+template <>
+struct unsigned_of_size<4> {
+    using type = std::uint32_t;
+};
+template <>
+struct unsigned_of_size<8> {
+    using type = std::uint64_t;
+};
+template <std::size_t Bytes>
+using bits_of_size = typename unsigned_of_size<Bytes>::type;
+
+/// Applies an operation to the halves of two words, and returns a word of the two results.
+template <class T, class Operation>
+[[gnu::always_inline]] inline std::uint32_t
+each_half(Operation const& operation, std::uint32_t source, std::uint32_t target) noexcept {
+    using C = Conversion<T>;
+    float low = C::widen(target & 0xffffU);
+    float high = C::widen(target >> 16);
+    operation.compute(C::widen(source & 0xffffU), low);
+    operation.compute(C::widen(source >> 16), high);
+    return C::narrow(low) | (C::narrow(high) << 16);
+}
+
+// An operation on elements. `Element` is the type in memory. `Word` is the type of one computation:
+// one element, or two of 16 bits (a single one is then in the low half). The call takes a word of
+// the source and the word of the target that it replaces. `compute` does the same to widened 16-bit
+// numbers, to one or to a register full.
+
+/// target = source * factor
+template <class T>
+struct Scale {
+    using Element = T;
+    using Word = T;
+    T factor;
+
+    explicit Scale(double number) noexcept : factor{static_cast<T>(number)} {}
+    [[gnu::always_inline]] T operator()(T source, T) const noexcept { return source * factor; }
+};
+
+template <sixteen_bits T>
+struct Scale<T> {
+    using Element = std::uint16_t;
+    using Word = std::uint32_t;
+    using Number = T;
+    float factor;
+
+    explicit Scale(double number) noexcept : factor{static_cast<float>(number)} {}
+    template <class Floats>
+    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
+        target = source * factor;
+    }
+    [[gnu::always_inline]] Word operator()(Word source, Word) const noexcept {
+        return each_half<T>(*this, source, 0);
+    }
+};
+
+/// target = target + source
+template <class T>
+struct Add {
+    using Element = T;
+    using Word = T;
+
+    [[gnu::always_inline]] T operator()(T source, T target) const noexcept {
+        return static_cast<T>(target + source);
+    }
+};
+
+template <sixteen_bits T>
+struct Add<T> {
+    using Element = std::uint16_t;
+    using Word = std::uint32_t;
+    using Number = T;
+
+    template <class Floats>
+    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
+        target = target + source;
+    }
+    [[gnu::always_inline]] Word operator()(Word source, Word target) const noexcept {
+        return each_half<T>(*this, source, target);
+    }
+};
+
+/// target = source; only the bits matter.
+template <class Bits>
+struct Assign {
+    using Element = Bits;
+    using Word = Bits;
+
+    [[gnu::always_inline]] Bits operator()(Bits source, Bits) const noexcept { return source; }
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/reduction/rows.hpp
+
+#ifndef JOINABLE_REDUCTION_ROWS_HPP_PART_1
+#define JOINABLE_REDUCTION_ROWS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Rows of elements at equal distances, in bytes.
+template <class Byte>
+struct Rows {
+    Byte* data;
+    std::size_t step;     ///< from element to element
+    std::size_t next = 0; ///< from row to row
+};
+
+/// Memory is read and written as bytes, so no engine's element type can alias.
+template <class T>
+[[gnu::always_inline]] inline T load(std::byte const* from) noexcept {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return value;
+}
+template <class T>
+[[gnu::always_inline]] inline void store(std::byte* to, T value) noexcept {
+    std::memcpy(to, &value, sizeof(T));
+}
+
+/// Writes a register past the caches, to a multiple of 16 bytes, if the processor can. Other
+/// threads see the data after `finish_streams()`.
+using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
+template <class Register>
+[[gnu::always_inline]] inline void stream(std::byte* to, Register const& value) noexcept {
+    if constexpr (has_streaming_stores) {
+        std::array<Bytes16, sizeof(Register) / 16> pieces;
+        std::memcpy(&pieces, &value, sizeof(Register));
+        for (Bytes16 const& piece : pieces) {
+            asm volatile("movntdq %1, %0" : "=m"(*reinterpret_cast<Bytes16*>(to)) : "x"(piece));
+            to += sizeof(piece);
+        }
+    }
+}
+template <bool exist = has_streaming_stores>
+[[gnu::always_inline]] inline void finish_streams() noexcept {
+    if constexpr (exist) {
+        asm volatile("sfence" : : : "memory");
+    }
+}
+
+template <class Operation>
+[[gnu::always_inline]] inline void
+words(Operation const& operation, std::byte const* from, std::byte* to, std::size_t count) {
+    using Word = typename Operation::Word;
+    for (std::size_t i = 0; i < count; ++i) {
+        std::size_t const at = i * sizeof(Word);
+        store<Word>(to + at, operation(load<Word>(from + at), load<Word>(to + at)));
+    }
+}
+
+/// The same for rows that do not overlap, so that the compiler need not check it.
+template <class Operation>
+[[gnu::always_inline]] inline void words_apart(
+    Operation const& operation,
+    std::byte const* __restrict from,
+    std::byte* __restrict to,
+    std::size_t count
+) {
+    words(operation, from, to, count);
+}
+template <class Bits>
+void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std::size_t count) {
+    std::memcpy(to, from, count * sizeof(Bits));
+}
+
+/// One row from element `done` on, compiled for the caller's instruction set. The rows are the same
+/// or do not overlap.
+template <class Operation>
+[[gnu::always_inline]] inline void apply(
+    Operation const operation,
+    Rows<std::byte const> const& from,
+    Rows<std::byte> const& to,
+    std::size_t done,
+    std::size_t count
+) {
+    using Element = typename Operation::Element;
+    using Word = typename Operation::Word;
+    if (from.step == sizeof(Element) && to.step == sizeof(Element) && done == 0) {
+        std::size_t const whole = count * sizeof(Element) / sizeof(Word);
+        if (from.data == to.data) {
+            words(operation, to.data, to.data, whole);
+        } else {
+            words_apart(operation, from.data, to.data, whole);
+        }
+        done = whole * sizeof(Word) / sizeof(Element);
+    }
+    for (std::size_t i = done; i < count; ++i) {
+        std::byte* const target = to.data + i * to.step;
+        Word const result =
+            operation(load<Element>(from.data + i * from.step), load<Element>(target));
+        store<Element>(target, static_cast<Element>(result));
+    }
+}
+
+/// Rows from element `done` on.
+template <class Operation>
+[[gnu::always_inline]] inline void apply_from(
+    std::size_t done,
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+        apply(operation, from, to, done, count);
+    }
+}
+
+template <class Operation>
+inline constexpr bool is_of_halves = false;
+template <class Operation>
+    requires std::same_as<typename Operation::Number, Half>
+inline constexpr bool is_of_halves<Operation> = true;
+
+/// Applies an operation to the f16 numbers in each row that fill whole registers, which the
+/// processor converts. Returns their number.
+template <class Operation>
+JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    if constexpr (has_half_conversions && is_of_halves<Operation>) {
+        if (from.step == 2 && to.step == 2) {
+            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+                for (std::size_t i = 0; i + 8 <= count; i += 8) {
+                    EightHalves halves;
+                    EightFloats source;
+                    EightFloats target;
+                    std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
+                    widen(halves, source);
+                    std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
+                    widen(halves, target);
+                    operation.compute(source, target);
+                    narrow(target, halves);
+                    std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
+                }
+            }
+            return count / 8 * 8;
+        }
+    }
+    return 0;
+}
+
+// The same loop for each instruction set. AVX2 conversions run before it, because only a function
+// for AVX2 can inline them.
+template <class Operation>
+JOINABLE_LOOP void apply_baseline(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    apply_from(0, operation, from, to, count, rows);
+}
+template <class Operation>
+JOINABLE_LOOP_AVX2 void apply_avx2(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
+    apply_from(done, operation, from, to, count, rows);
+}
+template <class Operation>
+JOINABLE_LOOP_AVX512 void apply_avx512(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
+    apply_from(done, operation, from, to, count, rows);
+}
+
+/// The function that applies an operation to some rows on this processor.
+template <class Operation>
+auto rows_function(InstructionSet set = instruction_set()) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &apply_avx512<Operation>;
+    case InstructionSet::avx2: return &apply_avx2<Operation>;
+    case InstructionSet::baseline: break;
+    }
+    return &apply_baseline<Operation>;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/reduction/halves.hpp
+
+#ifndef JOINABLE_REDUCTION_HALVES_HPP_PART_1
+#define JOINABLE_REDUCTION_HALVES_HPP_PART_1
+
+/// @file
+/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
+/// Compiled for each instruction set. Rows do not overlap.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <sixteen_bits T>
+struct Widen {
+    static constexpr std::size_t from_bytes = sizeof(T);
+    static constexpr std::size_t to_bytes = sizeof(float);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        widen(load<EightHalves>(from), floats);
+        std::memcpy(to, &floats, sizeof(floats));
+    }
+};
+
+template <sixteen_bits T>
+struct Narrow {
+    static constexpr std::size_t from_bytes = sizeof(float);
+    static constexpr std::size_t to_bytes = sizeof(T);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        EightHalves halves;
+        std::memcpy(&floats, from, sizeof(floats));
+        narrow(floats, halves);
+        store(to, halves);
+    }
+};
+
+template <class C>
+[[gnu::always_inline]] inline void convert_from(
+    std::size_t done, std::byte const* __restrict from, std::byte* __restrict to, std::size_t count
+) noexcept {
+    for (std::size_t i = done; i < count; ++i) {
+        C::one(from + i * C::from_bytes, to + i * C::to_bytes);
+    }
+}
+/// Converts with the processor's instruction, if there is one. Returns the number of converted
+/// elements.
+template <class C>
+JOINABLE_INLINE_AVX2 std::size_t
+convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    std::size_t done = 0;
+    if constexpr (C::has_instruction) {
+        for (; done + 8 <= count; done += 8) {
+            C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+        }
+    }
+    return done;
+}
+
+template <class C>
+JOINABLE_LOOP void
+convert_baseline(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(0, from, to, count);
+}
+template <class C>
+JOINABLE_LOOP_AVX2 void
+convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
+template <class C>
+JOINABLE_LOOP_AVX512 void
+convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
+/// The function that converts a row on this processor.
+template <class C>
+auto* conversion_function(InstructionSet set) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &convert_avx512<C>;
+    case InstructionSet::avx2: return &convert_avx2<C>;
+    case InstructionSet::baseline: break;
+    }
+    return &convert_baseline<C>;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/mpi/detail/operation.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Asks all other ranks what they have posted.
+struct MpiQuestion {
+    std::uint64_t number = 0; ///< from 1 on; 0: no question
+    std::chrono::steady_clock::time_point asked_at{};
+};
+
+/// One collective or message of this rank, from its post to its end. The object is reused.
+struct MpiOperation {
+    enum class State {
+        checking,        ///< ranks compare their signatures
+        checking_counts, ///< and then their tables
+        under_way,
+        complete,
+        lost, ///< an abort came first: MPI still has the memory
+    };
+    /// A block of MpiMemory.
+    struct Block {
+        std::byte* data = nullptr;
+        std::size_t bytes = 0;
+    };
+
+    State state = State::under_way;
+    MpiTransfer transfer;
+    MpiTables tables;
+    std::uint64_t number = 0; ///< among this rank's collectives, or messages with its peer
+    int peer = -1;            ///< of a message
+    bool is_send = false;
+    int tag = 0;
+    std::vector<std::uint64_t> words; ///< of all ranks, while they compare
+    PolledTime polled;
+    MpiQuestion question;    ///< asked at its deadline
+    bool is_refused = false; ///< by MPI: its requests must not be tested again
+    bool is_stalled = false; ///< all ranks had posted it one deadline ago
+
+    [[nodiscard]] bool is_message() const noexcept { return peer >= 0; }
+    [[nodiscard]] bool is_receive() const noexcept { return is_message() && !is_send; }
+    /// The caller's request, which must be the same on all ranks.
+    [[nodiscard]] Descriptor signature() const noexcept {
+        Descriptor asked = transfer.said;
+        asked.dtype = dtype_;
+        return asked;
+    }
+    /// Whether the comparison, if any, is over. This does not change when an abort comes.
+    [[nodiscard]] bool moves_data() const noexcept { return words.empty(); }
+    [[nodiscard]] std::string text() const {
+        if (!is_message()) {
+            return signature().text();
+        }
+        return concat(
+            is_send ? "a send to rank " : "a receive from rank ", peer, " with tag ", tag
+        );
+    }
+
+    /// Takes `memory` for buffers that MPI must not have, and copies the inputs there. `is_wide`:
+    /// 16-bit numbers are sent as f32 if they are combined.
+    void prepare(Request const& request, MpiMemory& memory, bool is_wide) {
+        auto const& [said, in, out, sends, expects] = request;
+        widens_ = is_wide && is_half_precision(said.dtype) && said.is_reduction();
+        dtype_ = said.dtype;
+        transfer = {said, nullptr, nullptr, sends, expects};
+        transfer.said.dtype = widens_ ? DType::f32 : said.dtype;
+        if (said.has_counts) { // the caller's tables may end
+            send_sizes_.resize(request_size);
+            expected_sizes_.resize(request_size);
+            sends.copy_to(std::span{send_sizes_});
+            expects.copy_to(std::span{expected_sizes_});
+            transfer.sends = PartSizes::of(send_sizes_);
+            transfer.expects = PartSizes::of(expected_sizes_);
+        }
+        bool const is_one = is_one_buffer(said.collective) && in.data == out.data;
+        // If one buffer is a part of the other, MPI does not get the smaller one.
+        bool const has_part = !is_one && overlap(in, out);
+        bool const keeps_in = !widens_ && memory.has(in) &&
+                              (is_one || !is_scaled(said.collective)) &&
+                              !(has_part && in.count <= out.count);
+        bool const keeps_out = !widens_ && memory.has(out) && !(has_part && out.count < in.count);
+        if (out.count != 0) {
+            transfer.out =
+                keeps_out ? static_cast<std::byte*>(out.data) : take(memory, out_, out.count);
+        }
+        if (in.count != 0) {
+            if (is_one) {
+                fill(in, transfer.out);
+                transfer.in = transfer.out;
+            } else if (keeps_in) {
+                transfer.in = static_cast<std::byte const*>(in.data);
+            } else {
+                std::byte* const copy = take(memory, in_, in.count);
+                fill(in, copy);
+                transfer.in = copy;
+            }
+        }
+        bool const is_source = said.collective == Collective::broadcast && in.count != 0;
+        result_ = keeps_out || is_source ? Buffer{} : out;
+    }
+    /// The same for a message.
+    void prepare_message(Buffer buffer, MpiMemory& memory) {
+        transfer = {};
+        transfer.said.dtype = buffer.dtype;
+        transfer.said.count = buffer.count;
+        widens_ = false;
+        bool const keeps = memory.has(buffer);
+        transfer.out = keeps || buffer.count == 0 ? static_cast<std::byte*>(buffer.data)
+                                                  : take(memory, out_, buffer.count);
+        if (is_send && !keeps) {
+            fill(buffer, transfer.out);
+        }
+        result_ = keeps || is_send ? Buffer{} : buffer;
+    }
+    /// Copies the result to the caller's buffer, and gives back the memory.
+    void deliver(MpiMemory& memory) {
+        if (result_.count != 0) {
+            auto* const to = static_cast<std::byte*>(result_.data);
+            if (widens_) {
+                convert<Narrow>(result_.dtype, transfer.out, to, result_.count);
+            } else {
+                std::memcpy(to, transfer.out, result_.bytes());
+            }
+        }
+        give_back(memory);
+        state = State::complete;
+    }
+    /// Gives back the memory. @pre MPI has finished with it
+    void give_back(MpiMemory& memory) {
+        tables.clear();
+        for (Block* const block : {&in_, &out_}) {
+            if (block->data != nullptr) {
+                memory.give_back(block->data, block->bytes);
+                *block = {};
+            }
+        }
+    }
+
+    std::size_t request_size = 0; ///< ranks in the request
+
+private:
+    [[nodiscard]] std::byte* take(MpiMemory& memory, Block& block, std::size_t count) const {
+        std::size_t const bytes = count * size_of(transfer.said.dtype);
+        block = {memory.take(bytes), bytes};
+        return block.data;
+    }
+    /// Copies, applying the factor if there is one. `to` may be the buffer itself.
+    void fill(ConstBuffer from, std::byte* to) const {
+        if (widens_) {
+            convert<Widen>(from.dtype, static_cast<std::byte const*>(from.data), to, from.count);
+            from = {to, from.count, DType::f32};
+        }
+        if (is_scaled(transfer.said.collective)) {
+            auto const view = [&](void const* data) {
+                return AnyView{const_cast<void*>(data), from.dtype, {from.count}, {1}};
+            };
+            scale_copy(view(from.data), transfer.said.factor, view(to));
+        } else if (from.data != to) {
+            std::memcpy(to, from.data, from.bytes());
+        }
+    }
+    template <template <class> class Conversion>
+    static void convert(DType dtype, std::byte const* from, std::byte* to, std::size_t count) {
+        InstructionSet const set = instruction_set();
+        auto* const function = dtype == DType::f16 ? conversion_function<Conversion<Half>>(set)
+                                                   : conversion_function<Conversion<BFloat16>>(set);
+        function(from, to, count);
+    }
+
+    Block in_;
+    Block out_;
+    Buffer result_{};                     ///< the copy's target; empty: MPI wrote there directly
+    DType dtype_ = DType::u8;             ///< the caller's dtype
+    bool widens_ = false;                 ///< it is sent as f32
+    std::vector<std::size_t> send_sizes_; ///< of a collective with counts
+    std::vector<std::size_t> expected_sizes_;
+};
+
+/// The operations of a rank, which are reused.
+class MpiOperations {
+public:
+    explicit MpiOperations(int ranks) : ranks_{static_cast<std::size_t>(ranks)} {}
+
+    [[nodiscard]] MpiOperation& next() {
+        if (free_.empty()) {
+            all_.push_back(std::make_unique<MpiOperation>());
+            all_.back()->request_size = ranks_;
+            free_.reserve(all_.size());
+            return *all_.back();
+        }
+        MpiOperation& operation = *free_.back();
+        free_.pop_back();
+        operation.peer = -1;
+        operation.polled = {};
+        operation.question = {};
+        operation.is_refused = false;
+        operation.is_stalled = false;
+        return operation;
+    }
+    void give_back(MpiOperation& operation) noexcept { free_.push_back(&operation); } // has room
+
+private:
+    std::size_t ranks_;
+    std::vector<std::unique_ptr<MpiOperation>> all_;
+    std::vector<MpiOperation*> free_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/check.hpp
+
+/// @file
+/// The optional comparison before data moves: first of the signatures, then, in a collective with
+/// counts, of the tables.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Gathers the first `count` words of all ranks, and stores them after these, in rank order.
+inline void gather_words(MpiOperation& operation, int count, MPI_Comm comm) {
+    std::uint64_t* const words = operation.words.data();
+    MPI_Request& request = operation.tables.requests.emplace_back(MPI_REQUEST_NULL);
+    check_mpi(
+        MPI_Iallgather(
+            words, count, MPI_UINT64_T, words + count, count, MPI_UINT64_T, comm, &request
+        ),
+        "MPI_Iallgather"
+    );
+}
+
+inline constexpr int mpi_said_words = 3;
+
+inline void gather_said(MpiOperation& operation, int size, MPI_Comm comm) {
+    Descriptor const said = operation.signature();
+    operation.words.assign(mpi_said_words * (static_cast<std::size_t>(size) + 1), 0);
+    operation.words[0] = said.word();
+    operation.words[1] = said.count;
+    operation.words[2] = said.has_counts ? 1 : 0;
+    gather_words(operation, mpi_said_words, comm);
+}
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_said(MpiOperation const& operation, int size) {
+    return find_difference(size, [&](int rank) {
+        auto const at = static_cast<std::size_t>(mpi_said_words * (rank + 1));
+        auto const* const said = &operation.words[at];
+        return Descriptor::of_word(said[0], said[1], said[2] != 0);
+    });
+}
+
+/// The tables of a rank: the sizes that it sends to each rank, then those that it expects from
+/// each.
+inline void gather_tables(MpiOperation& operation, int size, MPI_Comm comm) {
+    auto const ranks = static_cast<std::size_t>(size);
+    operation.words.assign(2 * ranks * (ranks + 1), 0);
+    for (int rank = 0; rank < size; ++rank) {
+        operation.words[static_cast<std::size_t>(rank)] = operation.transfer.sends[rank];
+        operation.words[static_cast<std::size_t>(size + rank)] = operation.transfer.expects[rank];
+    }
+    gather_words(operation, 2 * size, comm);
+}
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_tables(MpiOperation const& operation, int size) {
+    auto const word = [&](int of, int place) {
+        return operation.words[static_cast<std::size_t>(2 * size * (of + 1) + place)];
+    };
+    return find_difference_of_counts(
+        size,
+        operation.signature(),
+        [&](int from, int to) { return word(from, to); },
+        [&](int from, int to) { return word(to, size + from); }
+    );
+}
+
+/// The reason when ranks did not compare their collectives, all have posted one, and `rank` still
+/// waits.
+[[nodiscard]] inline AbortReason reason_of_stall(int rank, MpiOperation const& operation) {
+    return {
+        FailureKind::communication,
+        {},
+        concat(
+            "all ranks have posted a collective, but MPI does not complete it; rank ",
+            rank,
+            " waits in ",
+            operation.text(),
+            ": MpiOptions{.check = true} tells whether the others do"
+        )
+    };
+}
+
+/// Why ranks meet before they block inside MPI. No other words have these values by chance.
+enum class MpiMeeting : std::uint64_t {
+    split = 0x7469'6c70'7326'494d,
+    share = 0x6572'6168'7326'494d,
+};
+/// `words` has two words from each rank: its MpiMeeting, or a word of another collective, and one
+/// more.
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_meetings(std::span<std::uint64_t const> words) {
+    auto const text = [&](std::size_t rank) -> std::string_view {
+        switch (static_cast<MpiMeeting>(words[2 * rank])) {
+        case MpiMeeting::split: return "split";
+        case MpiMeeting::share: return "share";
+        }
+        return "another collective";
+    };
+    AbortReason reason{FailureKind::mismatch, {}, {}};
+    for (std::size_t rank = 1; rank < words.size() / 2; ++rank) {
+        if (words[2 * rank] != words[0]) {
+            reason.ranks.push_back(static_cast<int>(rank));
+            reason.message += concat(", rank ", rank, " ", text(rank));
+        }
+    }
+    if (reason.ranks.empty()) {
+        return std::nullopt;
+    }
+    reason.message = concat("ranks run different collectives: rank 0 ", text(0), reason.message);
+    return reason;
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/detail/poll_pause.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_POLL_PAUSE_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_POLL_PAUSE_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A pause between two polls of a wait. There is none at first, as long as `spins` says. Then the
+/// wait yields, because others may need this core. After 10 ms it sleeps.
+class PollPause {
+public:
+    explicit PollPause(std::chrono::nanoseconds spins) noexcept : spins_{spins} {}
+
+    void operator()() {
+        auto const now = std::chrono::steady_clock::now();
+        if (began_at_ == std::chrono::steady_clock::time_point{}) {
+            began_at_ = now;
+        }
+        if (now - began_at_ >= std::chrono::milliseconds{10}) {
+            std::this_thread::sleep_for(std::chrono::microseconds{50});
+        } else if (now - began_at_ >= spins_) {
+            std::this_thread::yield();
+        }
+    }
+
+private:
+    std::chrono::nanoseconds spins_;
+    std::chrono::steady_clock::time_point began_at_{};
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/mpi/detail/pause.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// How long a rank waits for answers, for its last messages to be sent, and for the others to
+/// complete its collectives.
+inline constexpr std::chrono::seconds mpi_patience{2};
+
+/// In the first millisecond there is no pause: each poll moves data, and MPI itself yields if it
+/// knows that ranks share cores.
+struct MpiPause : PollPause {
+    MpiPause() noexcept : PollPause{std::chrono::milliseconds{1}} {}
+};
+
+/// Polls until `is_so()`, for the time `moment`. Returns whether it came true.
+template <class IsSo>
+bool wait_for_a_moment(IsSo const& is_so, std::chrono::nanoseconds moment = mpi_patience) {
+    auto const end = std::chrono::steady_clock::now() + moment;
+    for (MpiPause pause; !is_so(); pause()) {
+        if (std::chrono::steady_clock::now() >= end) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/duplicate.hpp
+
+/// @file
+/// Makes MPI communicators from a given one.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// @throws ContractViolation  MPI is not running, or `comm` is not an intracommunicator with at
+///                            most as many ranks as a host communicator may have.
+inline void check_mpi_communicator(MPI_Comm comm) {
+    if (!is_mpi_running()) {
+        throw ContractViolation{
+            "expected MPI to run, but it is not initialised, or it is finalised already: make the "
+            "communicator between MPI_Init and MPI_Finalize"
+        };
+    }
+    int connects_two = 0;
+    if (comm == MPI_COMM_NULL || MPI_Comm_test_inter(comm, &connects_two) != MPI_SUCCESS ||
+        connects_two != 0) {
+        throw ContractViolation{
+            "expected the communicator of one group of ranks, but was given MPI_COMM_NULL, or one "
+            "that connects two groups"
+        };
+    }
+    int size = 0;
+    check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+    if (size > max_ranks) {
+        throw ContractViolation{
+            concat("expected at most ", max_ranks, " ranks, but the communicator has ", size)
+        };
+    }
+}
+
+/// While this object lives, MPI returns the errors of `comm`; its duplicates return theirs for
+/// ever. By default errors end the job.
+class MpiErrorsReturned {
+public:
+    explicit MpiErrorsReturned(MPI_Comm comm) : comm_{comm} {
+        check_mpi(MPI_Comm_get_errhandler(comm, &before_), "MPI_Comm_get_errhandler");
+        static_cast<void>(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
+    }
+    ~MpiErrorsReturned() {
+        if (!is_kept_) {
+            static_cast<void>(MPI_Comm_set_errhandler(comm_, before_));
+        }
+        static_cast<void>(MPI_Errhandler_free(&before_));
+    }
+    MpiErrorsReturned(MpiErrorsReturned const&) = delete;
+    MpiErrorsReturned& operator=(MpiErrorsReturned const&) = delete;
+
+    /// From here on errors are returned for ever.
+    void keep() noexcept { is_kept_ = true; }
+
+private:
+    MPI_Comm comm_;
+    MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
+    bool is_kept_ = false;
+};
+
+/// The memory that MPI writes to until all ranks have arrived.
+struct MpiPending {
+    MPI_Comm made = MPI_COMM_NULL;
+    MPI_Request request = MPI_REQUEST_NULL;
+};
+/// @throws TimedOut  not all ranks have arrived by the deadline. `pending` is then never freed.
+inline MPI_Comm
+finish(std::unique_ptr<MpiPending> pending, std::chrono::nanoseconds deadline, char const* call) {
+    auto const end = end_of_wait(deadline);
+    for (MpiPause pause;; pause()) {
+        int is_done = 0;
+        check_mpi(MPI_Test(&pending->request, &is_done, MPI_STATUS_IGNORE), call);
+        if (is_done != 0) {
+            return pending->made;
+        }
+        if (std::chrono::steady_clock::now() >= end) {
+            static_cast<void>(pending.release());
+            throw TimedOut{
+                {},
+                concat(
+                    "some ranks of an MPI communicator did not come within ",
+                    std::chrono::duration<double>(deadline).count(),
+                    " s; MPI does not tell which"
+                )
+            };
+        }
+    }
+}
+
+/// Collective; ends at the deadline. Only all ranks together can free an MPI communicator. If a
+/// rank throws later, its duplicate is never freed, and neither is one that is incomplete at the
+/// deadline.
+/// @throws TimedOut            some ranks did not come.
+/// @throws CommunicationError  MPI reports an error.
+[[nodiscard]] inline MPI_Comm duplicate(MPI_Comm comm, std::chrono::nanoseconds deadline) {
+    auto pending = std::make_unique<MpiPending>();
+    check_mpi(MPI_Comm_idup(comm, &pending->made, &pending->request), "MPI_Comm_idup");
+    return finish(std::move(pending), deadline, "MPI_Comm_idup");
+}
+/// Collective; ends at the deadline. A rank whose deadline passed earlier does not call this. A
+/// late rank that found the others' earlier part complete thus ends at its own deadline.
+/// @throws as duplicate() does.
+inline void meet(MPI_Comm comm, std::chrono::nanoseconds deadline) {
+    auto pending = std::make_unique<MpiPending>();
+    check_mpi(MPI_Ibarrier(comm, &pending->request), "MPI_Ibarrier");
+    finish(std::move(pending), deadline, "MPI_Ibarrier");
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/alarm.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The control messages between ranks. The value is the message's tag.
+enum class MpiWord : int {
+    abort,      ///< with a reason
+    leave,      ///< the last message of a rank that closes: what it has done
+    gone,       ///< the last message of a rank that has stopped
+    unwound,    ///< the same of a rank whose operations were complete when an exception ended it
+    keep_alive, ///< it is working
+    question,   ///< how many collectives have you posted? Has a number
+    answer,     ///< that number, and the count
+};
+
+/// Small control messages between all ranks, over a separate communicator, so that data does not
+/// delay them. Every wait polls them. They are small enough that MPI sends them at once, whatever
+/// the receivers do.
+class MpiAlarm {
+public:
+    /// MPI implementations send about 4 KiB without asking the receiver. A reason also has a bit
+    /// for each rank.
+    static constexpr std::size_t most_bytes = 3800;
+
+    MpiAlarm(MPI_Comm comm, int rank, int size) : comm_{comm}, rank_{rank}, size_{size} {
+        listen();
+    }
+    MpiAlarm(MpiAlarm const&) = delete;
+    MpiAlarm& operator=(MpiAlarm const&) = delete;
+
+    void tell(int to, MpiWord word, std::span<std::byte const> body = {}) {
+        Sent& sent = sent_.emplace_back();
+        sent.body.assign(body.begin(), body.end());
+        check_mpi(
+            MPI_Isend(
+                sent.body.data(),
+                static_cast<int>(body.size()),
+                MPI_BYTE,
+                to,
+                static_cast<int>(word),
+                comm_,
+                &sent.request
+            ),
+            "MPI_Isend"
+        );
+    }
+    void tell_all(MpiWord word, std::span<std::byte const> body = {}) {
+        for (int to = 0; to < size_; ++to) {
+            if (to != rank_) {
+                tell(to, word, body);
+            }
+        }
+    }
+
+    /// Calls take(word, from, body) for each message that has arrived.
+    template <class Take>
+    void poll(Take const& take) {
+        while (receive_ != MPI_REQUEST_NULL) {
+            int is_there = 0;
+            MPI_Status status;
+            int const code = MPI_Test(&receive_, &is_there, &status);
+            if (code != MPI_SUCCESS) {
+                receive_ = MPI_REQUEST_NULL; // do not test it again: MPI may have freed it
+            }
+            check_mpi(code, "MPI_Test");
+            if (is_there == 0) {
+                break;
+            }
+            int bytes = 0;
+            check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+            std::vector<std::byte> const body(received_.begin(), received_.begin() + bytes);
+            listen();
+            take(static_cast<MpiWord>(status.MPI_TAG), status.MPI_SOURCE, std::span{body});
+        }
+        if (!sent_.empty()) {
+            static_cast<void>(has_sent());
+        }
+    }
+    /// Whether MPI has taken all messages.
+    [[nodiscard]] bool has_sent() {
+        sent_.remove_if([](Sent& sent) {
+            int is_done = 0;
+            check_mpi(MPI_Test(&sent.request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
+            return is_done != 0;
+        });
+        return sent_.empty();
+    }
+
+    /// Stops receiving.
+    void stop_listening() {
+        if (receive_ != MPI_REQUEST_NULL) {
+            check_mpi(MPI_Cancel(&receive_), "MPI_Cancel");
+            check_mpi(MPI_Wait(&receive_, MPI_STATUS_IGNORE), "MPI_Wait");
+        }
+    }
+    /// Frees the communicator. @pre each rank has sent its last message and has received the last
+    /// messages of all
+    void close() {
+        stop_listening();
+        check_mpi(MPI_Comm_free(&comm_), "MPI_Comm_free");
+    }
+
+private:
+    struct Sent {
+        std::vector<std::byte> body;
+        MPI_Request request = MPI_REQUEST_NULL;
+    };
+
+    void listen() {
+        if (size_ > 1) {
+            check_mpi(
+                MPI_Irecv(
+                    received_.data(),
+                    static_cast<int>(received_.size()),
+                    MPI_BYTE,
+                    MPI_ANY_SOURCE,
+                    MPI_ANY_TAG,
+                    comm_,
+                    &receive_
+                ),
+                "MPI_Irecv"
+            );
+        }
+    }
+
+    MPI_Comm comm_;
+    int rank_;
+    int size_;
+    std::array<std::byte, most_bytes> received_{};
+    MPI_Request receive_ = MPI_REQUEST_NULL;
+    std::list<Sent> sent_; ///< a list, because bodies must not move
+};
+
+/// The bytes of an abort before the bits of its ranks.
+inline constexpr std::size_t mpi_abort_head = 8;
+
+/// A reason in the form that all ranks send: its text is cut to fit into a message.
+[[nodiscard]] inline AbortReason sendable(AbortReason reason, int size) {
+    int const ranks = reason.origin < 0 ? size : max_ranks;
+    std::size_t const room =
+        MpiAlarm::most_bytes - mpi_abort_head - (static_cast<std::size_t>(ranks) + 7) / 8;
+    if (reason.message.size() > room) {
+        reason.message.resize(length_before_cut(reason.message, room));
+        reason.message += cut_mark;
+    }
+    std::erase_if(reason.ranks, [&](int rank) { return rank < 0 || rank >= ranks; });
+    return reason;
+}
+/// The kind, has_left, the number of bytes that have the bits of ranks, the origin, these bytes, and
+/// the text. A group may receive the reason of its parent, with ranks that the group does not have.
+[[nodiscard]] inline std::vector<std::byte> body_of_abort(AbortReason const& reason) {
+    std::vector<std::byte> bytes(mpi_abort_head);
+    for (int const rank : reason.ranks) {
+        auto const bit = static_cast<std::size_t>(rank);
+        bytes.resize((std::max)(bytes.size(), mpi_abort_head + bit / 8 + 1));
+        bytes[mpi_abort_head + bit / 8] |= std::byte{1} << (bit % 8);
+    }
+    auto const mask = static_cast<std::uint16_t>(bytes.size() - mpi_abort_head);
+    auto const origin = static_cast<std::int32_t>(reason.origin);
+    bytes[0] = static_cast<std::byte>(reason.kind);
+    bytes[1] = static_cast<std::byte>(reason.has_left ? 1 : 0);
+    std::memcpy(&bytes[2], &mask, sizeof mask);
+    std::memcpy(&bytes[4], &origin, sizeof origin);
+    auto const text = std::as_bytes(std::span{reason.message});
+    bytes.insert(bytes.end(), text.begin(), text.end());
+    return bytes;
+}
+[[nodiscard]] inline AbortReason reason_of_abort(std::span<std::byte const> bytes) {
+    AbortReason reason;
+    reason.kind = static_cast<FailureKind>(bytes[0]);
+    reason.has_left = bytes[1] != std::byte{0};
+    std::uint16_t mask = 0;
+    std::memcpy(&mask, &bytes[2], sizeof mask);
+    std::int32_t origin = -1;
+    std::memcpy(&origin, &bytes[4], sizeof origin);
+    reason.origin = origin;
+    bytes = bytes.subspan(mpi_abort_head);
+    for (std::size_t bit = 0; bit < 8 * std::size_t{mask}; ++bit) {
+        if ((bytes[bit / 8] >> (bit % 8) & std::byte{1}) != std::byte{0}) {
+            reason.ranks.push_back(static_cast<int>(bit));
+        }
+    }
+    bytes = bytes.subspan(mask);
+    reason.message.assign(reinterpret_cast<char const*>(bytes.data()), bytes.size());
+    return reason;
+}
+
+/// The last message of a rank that closes, to one other rank.
+struct MpiLeave {
+    /// A collective that the rank has posted and that is not complete.
+    struct Open {
+        std::uint64_t number = 0;
+        std::uint64_t word = 0; ///< of its Descriptor
+        std::uint64_t count = 0;
+        std::uint64_t has_counts = 0;
+
+        friend bool operator==(Open const&, Open const&) = default;
+    };
+    std::uint64_t posted = 0;   ///< collectives
+    std::uint64_t sent = 0;     ///< messages to that rank
+    std::uint64_t received = 0; ///< receives that it has posted for messages from that rank
+    std::uint64_t blamed = 0;   ///< the rank whose exception came first, if it is unwound
+    std::vector<Open> open = {};
+    bool is_gone = false;
+
+    static constexpr std::size_t most_open = (MpiAlarm::most_bytes - 32) / sizeof(Open);
+
+    [[nodiscard]] std::vector<std::byte> packed() const {
+        std::vector<std::byte> bytes(32 + open.size() * sizeof(Open));
+        std::memcpy(bytes.data(), &posted, 8);
+        std::memcpy(bytes.data() + 8, &sent, 8);
+        std::memcpy(bytes.data() + 16, &received, 8);
+        std::memcpy(bytes.data() + 24, &blamed, 8);
+        if (!open.empty()) {
+            std::memcpy(bytes.data() + 32, open.data(), open.size() * sizeof(Open));
+        }
+        return bytes;
+    }
+    [[nodiscard]] static MpiLeave unpacked(std::span<std::byte const> bytes) {
+        MpiLeave leave;
+        std::memcpy(&leave.posted, bytes.data(), 8);
+        std::memcpy(&leave.sent, bytes.data() + 8, 8);
+        std::memcpy(&leave.received, bytes.data() + 16, 8);
+        std::memcpy(&leave.blamed, bytes.data() + 24, 8);
+        leave.open.resize((bytes.size() - 32) / sizeof(Open));
+        if (!leave.open.empty()) {
+            std::memcpy(leave.open.data(), bytes.data() + 32, leave.open.size() * sizeof(Open));
+        }
+        return leave;
+    }
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/messages.hpp
+
+/// @file
+/// Messages between two ranks, including those that no rank has received.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+[[nodiscard]] inline std::size_t bytes_of_message(MpiOperation const& operation) noexcept {
+    return operation.transfer.said.count * size_of(operation.transfer.said.dtype);
+}
+
+inline void start_message(MpiOperation& operation, MpiLimits limits, MPI_Comm comm) {
+    std::size_t const bytes = bytes_of_message(operation);
+    MPI_Datatype type = MPI_BYTE;
+    int count = static_cast<int>(bytes);
+    if (bytes > limits.most) {
+        type = operation.tables.made.emplace_back(type_of_part(DType::u8, bytes, 0, limits.most));
+        count = 1;
+    }
+    MPI_Request& request = operation.tables.requests.emplace_back(MPI_REQUEST_NULL);
+    std::byte* const data = operation.transfer.out;
+    if (operation.is_send) {
+        check_mpi(
+            MPI_Isend(data, count, type, operation.peer, operation.tag, comm, &request), "MPI_Isend"
+        );
+    } else {
+        check_mpi(
+            MPI_Irecv(data, count, type, operation.peer, operation.tag, comm, &request), "MPI_Irecv"
+        );
+    }
+}
+
+/// Whether a receive of `rank` is complete. Calls fail(reason), which throws, if the message has
+/// another size.
+template <class Fail>
+[[nodiscard]] bool has_received(MpiOperation& operation, int rank, Fail const& fail) {
+    int is_done = 0;
+    MPI_Status status;
+    int const code = MPI_Test(&operation.tables.requests.front(), &is_done, &status);
+    MPI_Count bytes = 0;
+    if (code == MPI_SUCCESS && is_done != 0) {
+        check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
+    }
+    int error_class = MPI_SUCCESS;
+    if (code != MPI_SUCCESS) {
+        check_mpi(MPI_Error_class(code, &error_class), "MPI_Error_class");
+    }
+    std::size_t const expected = bytes_of_message(operation);
+    if (error_class == MPI_ERR_TRUNCATE ||
+        (code == MPI_SUCCESS && is_done != 0 && static_cast<std::size_t>(bytes) != expected)) {
+        operation.tables.requests.front() = MPI_REQUEST_NULL; // it has ended
+        operation.state = MpiOperation::State::lost;
+        operation.is_refused = false;
+        std::vector<int> ranks{(std::min)(rank, operation.peer), (std::max)(rank, operation.peer)};
+        fail(AbortReason{
+            FailureKind::mismatch,
+            std::move(ranks),
+            concat(
+                "rank ",
+                rank,
+                " expects ",
+                expected,
+                " bytes in ",
+                operation.text(),
+                ", which sent ",
+                code == MPI_SUCCESS ? to_text(bytes) : to_text(std::string_view{"more"})
+            )
+        });
+    }
+    check_mpi(code, "MPI_Test");
+    return is_done != 0;
+}
+
+/// Whether MPI has cancelled a receive as requested (true) or has delivered its message (false).
+/// Nothing if neither.
+[[nodiscard]] inline std::optional<bool> is_cancelled(MpiOperation& receive) {
+    int is_done = 0;
+    MPI_Status status;
+    check_mpi(MPI_Test(&receive.tables.requests.front(), &is_done, &status), "MPI_Test");
+    if (is_done == 0) {
+        return std::nullopt;
+    }
+    int is_so = 0;
+    check_mpi(MPI_Test_cancelled(&status, &is_so), "MPI_Test_cancelled");
+    return is_so != 0;
+}
+
+/// Receives and discards the next message of a rank. Returns whether there was one.
+[[nodiscard]] inline bool drop_message(int from, MPI_Comm comm) {
+    int is_there = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    check_mpi(MPI_Improbe(from, MPI_ANY_TAG, comm, &is_there, &message, &status), "MPI_Improbe");
+    if (is_there == 0) {
+        return false;
+    }
+    MPI_Count bytes = 0;
+    check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
+    int const room = static_cast<int>((std::min)(bytes, static_cast<MPI_Count>(INT_MAX)));
+    std::vector<std::byte> dropped(static_cast<std::size_t>(room));
+    check_mpi(MPI_Mrecv(dropped.data(), room, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+    return true;
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/shadow.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A rank's part, with `zeros` that must stay, in a collective that only the others have posted.
+/// Like the others, it passes the parts of a request to MPI, and one buffer if that is both input
+/// and output, because MPI's algorithms may depend on this.
+[[nodiscard]] inline MpiTransfer
+shadow_of(Descriptor const& said, int rank, int size, std::deque<std::vector<std::byte>>& zeros) {
+    bool const is_one = is_one_buffer(said.collective) || said.collective == Collective::barrier;
+    auto const parts = is_one ? std::size_t{1} : static_cast<std::size_t>(size);
+    std::size_t const bytes = said.count * size_of(said.dtype) * parts;
+    std::byte* const in = zeros.emplace_back(bytes).data();
+    std::byte* const out = is_one ? in : zeros.emplace_back(bytes).data();
+    auto const all = PartSizes::equal(said.count);
+    auto const those_of_root = rank == said.root ? all : PartSizes{};
+    auto const only_root = PartSizes::only(said.root, said.count);
+    switch (said.collective) {
+    case Collective::gather: return {said, in, out, only_root, those_of_root};
+    case Collective::scatter: return {said, in, out, those_of_root, only_root};
+    default: return {said, in, out, all, all};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/options.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// How an MPI communicator behaves. The same on all ranks.
+struct MpiOptions {
+    /// Applies to construction and all waits. A collective that all ranks have posted in time gets
+    /// one more deadline to complete; after that it ends in CommunicationError, even if it is only
+    /// slow. In split() and share() MPI blocks once all ranks have met, and no deadline ends that.
+    std::chrono::nanoseconds deadline = default_deadline;
+    /// Ranks compare what they are about to do before data moves, and all throw Mismatch if it
+    /// differs. This puts a small collective before each one. Without the comparison MPI may report
+    /// an error, give wrong numbers, crash, or never finish; the last ends in CommunicationError
+    /// two deadlines later. Ranks with two such communicators must wait for the collectives of both
+    /// in the same order, because the data of a collective starts to move in its own waits and
+    /// tests.
+    bool check = false;
+    /// Reductions of f16 and bf16 send f32 and round once. Otherwise MPI sends 16 bits and rounds
+    /// every combination of two.
+    bool wide = false;
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/communicator/mpi/detail/in_flight.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Why an MPI error on this rank ends all ranks.
+[[nodiscard]] inline AbortReason reason_of_mpi_error(int rank, CommunicationError const& error) {
+    return {FailureKind::communication, {}, concat("rank ", rank, ": ", error.what())};
+}
+
+/// A rank's operations that MPI has not completed: starts them, compares them, and ends them. It
+/// knows nothing of the rank's failure but that it has lost() them.
+class MpiInFlight {
+public:
+    /// Ends the rank for a reason, and throws.
+    using Fail = std::function<void(AbortReason const&)>;
+
+    /// `beside` is a communicator of the same ranks, on which they compare collectives.
+    MpiInFlight(
+        MPI_Comm data,
+        MPI_Comm beside,
+        int rank,
+        int size,
+        MpiLimits limits,
+        std::shared_ptr<MpiLock> lock,
+        Fail fail
+    )
+        : data_{data}, beside_{beside}, rank_{rank}, size_{size}, limits_{limits},
+          calls_{data, rank, size, limits}, fail_{std::move(fail)},
+          memory_{std::make_shared<MpiMemory>(std::move(lock))} {}
+    MpiInFlight(MpiInFlight const&) = delete;
+    MpiInFlight& operator=(MpiInFlight const&) = delete;
+
+    [[nodiscard]] std::shared_ptr<MpiMemory> const& memory() const noexcept { return memory_; }
+    /// How many collectives the rank has posted.
+    [[nodiscard]] std::uint64_t posted() const noexcept { return posted_; }
+
+    [[nodiscard]] MpiOperation& post(Request const& request, MpiOptions const& options) {
+        MpiOperation& operation = operations_.next();
+        operation.prepare(request, *memory_, options.wide);
+        operation.number = posted_++;
+        open_.push_back(&operation);
+        if (options.check) {
+            operation.state = MpiOperation::State::checking;
+            ++unchecked_;
+            require_for(operation, [&] { gather_said(operation, size_, beside_); });
+        } else {
+            operation.state = MpiOperation::State::under_way;
+            require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
+        }
+        return operation;
+    }
+    /// `number` counts the messages with this peer in this direction.
+    [[nodiscard]] MpiOperation&
+    post_message(bool is_send, int peer, int tag, Buffer buffer, std::uint64_t number) {
+        MpiOperation& operation = operations_.next();
+        operation.is_send = is_send;
+        operation.peer = peer;
+        operation.tag = tag;
+        operation.number = number;
+        operation.prepare_message(buffer, *memory_);
+        operation.state = MpiOperation::State::under_way;
+        open_.push_back(&operation);
+        require_for(operation, [&] { start_message(operation, limits_, data_); });
+        return operation;
+    }
+    /// Whether it is complete now.
+    [[nodiscard]] bool advance(MpiOperation& operation) {
+        if (unchecked_ != 0) { // else a rank that waits for another one would delay this one
+            for (MpiOperation* const open : open_) { // in the order of posts
+                if (!start_when_checked(*open)) {
+                    break;
+                }
+            }
+        }
+        if (operation.state != MpiOperation::State::under_way || !have_requests_ended(operation)) {
+            return false;
+        }
+        complete(operation);
+        return true;
+    }
+    /// The same for all operations.
+    void advance_all() {
+        for (std::size_t i = 0; i < open_.size();) { // advance() removes what is complete
+            i += advance(*open_[i]) ? 0U : 1U;
+        }
+    }
+    /// The operations that are not complete, in the order of posts.
+    [[nodiscard]] std::deque<MpiOperation*> const& open() const noexcept { return open_; }
+    /// @pre MPI has finished it
+    void complete(MpiOperation& operation) {
+        operation.deliver(*memory_);
+        open_.erase(std::find(open_.begin(), open_.end(), &operation));
+    }
+    /// The caller no longer waits for it.
+    void release(MpiOperation& operation) {
+        if (operation.state == MpiOperation::State::complete) {
+            operations_.give_back(operation);
+        } else { // its buffer belongs to the caller again
+            operation.state = MpiOperation::State::lost;
+        }
+    }
+    /// The oldest collective that is not complete; null if there is none.
+    [[nodiscard]] MpiOperation* oldest_collective() const {
+        auto const oldest = std::find_if(open_.begin(), open_.end(), [](MpiOperation const* one) {
+            return !one->is_message();
+        });
+        return oldest == open_.end() ? nullptr : *oldest;
+    }
+
+    // -- the end ----------------------------------------------------------------------------------
+
+    /// The rank has failed. Finishes the operations that MPI has completed. Open ones stay with
+    /// MPI, except receives.
+    void lose() {
+        memory_->hold();
+        unchecked_ = 0;
+        for (MpiOperation* const operation : open_) {
+            if (has_just_ended(*operation)) {
+                operation->deliver(*memory_);
+                continue;
+            }
+            operation->state = MpiOperation::State::lost;
+            auto& requests = operation->tables.requests;
+            if (operation->is_receive() && !operation->is_refused && !requests.empty() &&
+                requests.front() != MPI_REQUEST_NULL) {
+                static_cast<void>(MPI_Cancel(&requests.front()));
+            }
+        }
+        std::erase_if(open_, [](MpiOperation const* operation) {
+            return operation->state == MpiOperation::State::complete;
+        });
+    }
+    /// Whether the other ranks can complete the collectives that are open here. `compares`: ranks
+    /// compare collectives before they start them.
+    [[nodiscard]] bool can_be_left(bool compares) const {
+        return open_.size() <= MpiLeave::most_open && (open_.empty() || !compares) &&
+               std::none_of(open_.begin(), open_.end(), [](MpiOperation* operation) {
+                   return operation->is_refused || (operation->is_message() && operation->is_send &&
+                                                    !has_ended(operation->tables));
+               });
+    }
+    [[nodiscard]] std::vector<MpiLeave::Open> open_collectives() const {
+        std::vector<MpiLeave::Open> open;
+        for (MpiOperation const* const operation : open_) {
+            auto const& said = operation->transfer.said;
+            if (!operation->is_message()) {
+                open.push_back(
+                    {operation->number, said.word(), said.count, said.has_counts ? 1U : 0U}
+                );
+            }
+        }
+        return open;
+    }
+    /// Completes the collectives that are open on any rank. A rank that has not posted one takes
+    /// part with zeros. `is_cancelled(peer)` hears of a receive that MPI will not complete. Returns
+    /// whether MPI has finished with all operations.
+    template <class IsCancelled>
+    [[nodiscard]] bool
+    drain(std::vector<MpiLeave::Open> const& open_anywhere, IsCancelled const& is_cancelled) {
+        for (MpiLeave::Open const& one : open_anywhere) {
+            if (one.number >= posted_) {
+                shadow(Descriptor::of_word(one.word, one.count, false));
+            }
+        }
+        bool const is_over = wait_for_a_moment([&] {
+            return std::all_of(open_.begin(), open_.end(), [&](MpiOperation* const operation) {
+                return has_stopped(*operation, is_cancelled);
+            });
+        });
+        for (MpiOperation* const operation : open_) {
+            if (is_over) {
+                operation->give_back(*memory_);
+            }
+        }
+        return is_over;
+    }
+
+private:
+    /// Runs f(). An MPI error in it ends all ranks, and MPI keeps the operation's memory.
+    template <class F>
+    void require_for(MpiOperation& operation, F const& f) {
+        operation.is_refused = true;
+        try {
+            f();
+        } catch (CommunicationError const& error) {
+            fail_(reason_of_mpi_error(rank_, error));
+        }
+        operation.is_refused = false;
+    }
+    [[nodiscard]] bool have_requests_ended(MpiOperation& operation) {
+        bool is_done = false;
+        require_for(operation, [&] {
+            is_done = operation.is_receive() ? has_received(operation, rank_, fail_)
+                                             : has_ended(operation.tables);
+        });
+        return is_done;
+    }
+    /// Whether its data has started to move.
+    [[nodiscard]] bool start_when_checked(MpiOperation& operation) {
+        if (operation.state >= MpiOperation::State::under_way) {
+            return true;
+        }
+        if (!have_requests_ended(operation)) {
+            return false;
+        }
+        operation.tables.requests.clear();
+        bool const has_tables = operation.state == MpiOperation::State::checking_counts;
+        if (auto const reason = has_tables ? difference_of_tables(operation, size_)
+                                           : difference_of_said(operation, size_)) {
+            fail_(*reason);
+        }
+        if (operation.transfer.said.has_counts && !has_tables) {
+            operation.state = MpiOperation::State::checking_counts;
+            require_for(operation, [&] { gather_tables(operation, size_, data_); });
+            return false;
+        }
+        operation.words.clear();
+        operation.state = MpiOperation::State::under_way;
+        --unchecked_;
+        require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
+        return true;
+    }
+    /// The same after the rank has failed: it cannot fail again.
+    [[nodiscard]] bool has_just_ended(MpiOperation& operation) {
+        try {
+            return operation.state == MpiOperation::State::under_way && !operation.is_refused &&
+                   have_requests_ended(operation);
+        } catch (...) {
+            return false;
+        }
+    }
+    /// Whether MPI has finished with an operation that an abort interrupted.
+    template <class IsCancelled>
+    [[nodiscard]] bool has_stopped(MpiOperation& operation, IsCancelled const& is_cancelled) {
+        if (!operation.is_receive()) {
+            return has_ended(operation.tables);
+        }
+        auto const is_so = detail::is_cancelled(operation);
+        if (is_so.value_or(false)) {
+            is_cancelled(operation.peer);
+        }
+        return is_so.has_value();
+    }
+    /// Takes part in a collective that the others have posted.
+    void shadow(Descriptor const& said) {
+        MpiOperation& operation = operations_.next();
+        operation.transfer = shadow_of(said, rank_, size_, zeros_);
+        operation.number = posted_++;
+        operation.state = MpiOperation::State::lost;
+        open_.push_back(&operation);
+        calls_.start(operation.transfer, operation.tables);
+    }
+
+    MPI_Comm data_;
+    MPI_Comm beside_;
+    int rank_;
+    int size_;
+    MpiLimits limits_;
+    MpiCalls calls_;
+    Fail fail_;
+    std::shared_ptr<MpiMemory> memory_;
+    MpiOperations operations_{size_};
+    std::deque<MpiOperation*> open_;           ///< in the order of posts
+    std::uint64_t posted_ = 0;                 ///< collectives
+    std::size_t unchecked_ = 0;                ///< those that are not compared yet
+    std::deque<std::vector<std::byte>> zeros_; ///< for collectives of other ranks
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/peers.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// An exception ended a rank between its operations.
+struct MpiUnwinding {
+    int blamed = -1;                                  ///< the rank where that was first
+    std::chrono::steady_clock::time_point heard_at{}; ///< here
+};
+
+/// One rank's control messages to and from the others, and what it has learned from them.
+class MpiPeers {
+public:
+    MpiPeers(MPI_Comm comm, int rank, int size)
+        : rank_{rank}, others_(static_cast<std::size_t>(size)), alarm_{comm, rank, size} {}
+
+    [[nodiscard]] int size() const noexcept { return static_cast<int>(others_.size()); }
+
+    void tell_all(MpiWord word, std::span<std::byte const> body = {}) {
+        alarm_.tell_all(word, body);
+    }
+    [[nodiscard]] bool has_sent() { return alarm_.has_sent(); }
+    /// Reports that this rank is working, but at most ten times per deadline, or once a second.
+    /// Busy ranks receive nothing, so MPI has to keep all messages to them.
+    void keep_alive(std::chrono::nanoseconds deadline) {
+        constexpr std::chrono::nanoseconds longest = std::chrono::seconds{1};
+        auto const now = Clock::now();
+        if (!said_alive_at_ || now - *said_alive_at_ >= (std::min)(deadline / 10, longest)) {
+            said_alive_at_ = now;
+            static_cast<void>(alarm_.has_sent());
+            alarm_.tell_all(MpiWord::keep_alive);
+        }
+    }
+
+    /// Receives messages. While `answers`, it answers that this rank has posted `posted`
+    /// collectives. Calls end(reason) with the reason of an abort.
+    template <class End>
+    void poll(std::uint64_t posted, bool answers, End const& end) {
+        if (is_closed_) {
+            return;
+        }
+        if (asked_ != 0) {
+            heard_at_ = Clock::now();
+        }
+        alarm_.poll([&](MpiWord word, int from, std::span<std::byte const> body) {
+            Other& other = others_[index(from)];
+            switch (word) {
+            case MpiWord::abort: end(reason_of_abort(body)); break;
+            case MpiWord::leave: take_leave(other, MpiLeave::unpacked(body)); break;
+            case MpiWord::gone: take_leave(other, MpiLeave{.is_gone = true}); break;
+            case MpiWord::unwound: {
+                MpiLeave leave = MpiLeave::unpacked(body);
+                leave.is_gone = true;
+                if (!unwinding_) {
+                    unwinding_ = MpiUnwinding{static_cast<int>(leave.blamed), Clock::now()};
+                }
+                take_leave(other, std::move(leave));
+                break;
+            }
+            case MpiWord::keep_alive: other.alive_at = Clock::now(); break;
+            case MpiWord::question:
+                if (answers && !has_said_last_word_) {
+                    Answer answer{0, posted};
+                    std::memcpy(&answer.question, body.data(), sizeof answer.question);
+                    alarm_.tell(from, MpiWord::answer, std::as_bytes(std::span{&answer, 1}));
+                }
+                break;
+            case MpiWord::answer: {
+                Answer answer;
+                std::memcpy(&answer, body.data(), sizeof answer);
+                other.posted = answer.posted;
+                other.answered = answer.question;
+                break;
+            }
+            }
+        });
+    }
+
+    /// The number of the next message to or from that rank.
+    [[nodiscard]] std::uint64_t count_message(int peer, bool is_send) noexcept {
+        Other& other = others_[index(peer)];
+        return is_send ? other.sent++ : other.received++;
+    }
+
+    /// MPI has cancelled a receive from that rank.
+    void discount_receive(int peer) noexcept { --others_[index(peer)].received; }
+    /// Whether that rank has sent more messages than were received here. @pre have_all_left()
+    [[nodiscard]] bool has_unreceived(int from) const noexcept {
+        Other const& other = others_[index(from)];
+        return (from == rank_ ? other.sent : other.left->sent) > other.received;
+    }
+
+    /// A rank that has left without doing its part of the operation, if there is one.
+    [[nodiscard]] std::optional<int> deserter(MpiOperation const& operation) const noexcept {
+        for (int rank = 0; has_any_left_ && rank < size(); ++rank) {
+            auto const& left = others_[index(rank)].left;
+            if (!left || (operation.is_message() && rank != operation.peer)) {
+                continue;
+            }
+            std::uint64_t const last = !operation.is_message() ? left->posted
+                                       : operation.is_send     ? left->received
+                                                               : left->sent;
+            if (operation.number >= last) {
+                return rank;
+            }
+        }
+        return std::nullopt;
+    }
+
+    /// What the first unwound rank has said, if there is one.
+    [[nodiscard]] std::optional<MpiUnwinding> const& unwinding() const noexcept {
+        return unwinding_;
+    }
+
+    // -- the deadline -----------------------------------------------------------------------------
+
+    /// Asks the others what they have posted, unless this operation has asked already. Each
+    /// operation has its own question, because the answers to an earlier one may be older than its
+    /// deadline.
+    void ask(MpiOperation& operation) {
+        if (operation.question.number == 0) {
+            operation.question = {++asked_, Clock::now()};
+            alarm_.tell_all(MpiWord::question, std::as_bytes(std::span{&asked_, 1}));
+        }
+    }
+    /// Whether all have answered, or their time was over when this rank last received messages: it
+    /// may have slept since then, and their answers have come.
+    [[nodiscard]] bool has_answers(MpiOperation const& operation) const {
+        auto const& [question, asked_at] = operation.question;
+        bool has_all = true;
+        for (int rank = 0; rank < size(); ++rank) {
+            Other const& other = others_[index(rank)];
+            has_all = has_all && (rank == rank_ || other.answered >= question || other.left);
+        }
+        return has_all || heard_at_ - asked_at >= mpi_patience;
+    }
+    /// The ranks that have not answered that they have posted the operation. The next ask() asks
+    /// again.
+    [[nodiscard]] std::vector<int> missing(MpiOperation& operation) const {
+        operation.question = {};
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size(); ++rank) {
+            bool const is_here = others_[index(rank)].posted > operation.number;
+            if (operation.is_message() ? rank == operation.peer : rank != rank_ && !is_here) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+    /// See detail::take_ranks_at_work.
+    [[nodiscard]] std::chrono::nanoseconds
+    take_at_work(std::vector<int>& overdue, std::chrono::nanoseconds deadline) const {
+        auto const now = Clock::now();
+        return take_ranks_at_work(overdue, deadline, [&](int rank) {
+            auto const alive_at = others_[index(rank)].alive_at;
+            return alive_at == Clock::time_point{} ? deadline
+                                                   : std::chrono::nanoseconds{now - alive_at};
+        });
+    }
+
+    // -- closing ----------------------------------------------------------------------------------
+
+    /// Tells all ranks what this one leaves behind. It sends nothing more after that. `word` is
+    /// leave, gone or unwound.
+    void say_last_word(MpiWord word, MpiLeave leave) {
+        leave.is_gone = word != MpiWord::leave;
+        for (int to = 0; to < size(); ++to) {
+            if (to != rank_) {
+                leave.sent = others_[index(to)].sent;
+                leave.received = others_[index(to)].received;
+                alarm_.tell(
+                    to, word, word == MpiWord::gone ? std::vector<std::byte>{} : leave.packed()
+                );
+            }
+        }
+        others_[index(rank_)].left = std::move(leave);
+        has_said_last_word_ = true;
+    }
+    [[nodiscard]] bool have_all_left() const noexcept {
+        return std::all_of(others_.begin(), others_.end(), [](Other const& other) {
+            return other.left.has_value();
+        });
+    }
+    [[nodiscard]] bool is_any_gone() const noexcept {
+        return std::any_of(others_.begin(), others_.end(), [](Other const& other) {
+            return other.left && other.left->is_gone;
+        });
+    }
+    /// The collectives that are open on any rank, sorted by number. They include all that some rank
+    /// has not posted. Nothing if these are unknown: ranks have different collectives of one
+    /// number, or some with counts, or the ranks that posted one have completed it. All ranks find
+    /// the same. @pre have_all_left()
+    [[nodiscard]] std::optional<std::vector<MpiLeave::Open>> open() const {
+        std::vector<MpiLeave::Open> open;
+        auto const [least, most] =
+            std::minmax_element(others_.begin(), others_.end(), [](Other const& a, Other const& b) {
+                return a.left->posted < b.left->posted;
+            });
+        for (Other const& other : others_) {
+            open.insert(open.end(), other.left->open.begin(), other.left->open.end());
+        }
+        std::sort(open.begin(), open.end(), [](auto const& a, auto const& b) {
+            return a.number < b.number;
+        });
+        std::uint64_t next = least->left->posted;
+        for (std::size_t i = 0; i < open.size(); ++i) {
+            bool const is_new = i == 0 || open[i].number != open[i - 1].number;
+            if (open[i].has_counts != 0 || (!is_new && open[i] != open[i - 1])) {
+                return std::nullopt;
+            }
+            next += open[i].number == next ? 1U : 0U;
+        }
+        if (next < most->left->posted) {
+            return std::nullopt;
+        }
+        open.erase(std::unique(open.begin(), open.end()), open.end());
+        return open;
+    }
+    /// Frees the communicator. @pre have_all_left()
+    void close() {
+        is_closed_ = true;
+        alarm_.close();
+    }
+    /// Stops receiving, but leaves the communicator to those that still receive.
+    void stop_listening() {
+        is_closed_ = true;
+        alarm_.stop_listening();
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    struct Answer {
+        std::uint64_t question = 0;
+        std::uint64_t posted = 0; ///< collectives
+    };
+    struct Other {
+        std::uint64_t posted = 0;     ///< collectives, by its last message
+        std::uint64_t answered = 0;   ///< the last of our questions that it has answered
+        Clock::time_point alive_at{}; ///< its last keep_alive(); none: the clock's epoch
+        std::optional<MpiLeave> left;
+        std::uint64_t sent = 0; ///< messages from this rank to it
+        std::uint64_t received = 0;
+    };
+
+    [[nodiscard]] static std::size_t index(int rank) noexcept {
+        return static_cast<std::size_t>(rank);
+    }
+    void take_leave(Other& other, MpiLeave leave) {
+        other.posted = leave.posted;
+        other.left = std::move(leave);
+        has_any_left_ = true;
+    }
+
+    int rank_;
+    std::vector<Other> others_; ///< including this one
+    MpiAlarm alarm_;            ///< last, because it starts to receive, and others may throw
+    bool has_any_left_ = false;
+    bool has_said_last_word_ = false;
+    bool is_closed_ = false;
+    std::uint64_t asked_ = 0;      ///< questions
+    Clock::time_point heard_at_{}; ///< when it last began to receive, if it has asked
+    std::optional<Clock::time_point> said_alive_at_;
+    std::optional<MpiUnwinding> unwinding_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/rank.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The ranks of `group`, as numbered in `whole`.
+[[nodiscard]] inline std::vector<int> numbers_in(MPI_Comm whole, MPI_Comm group, int size) {
+    MPI_Group from = MPI_GROUP_NULL;
+    MPI_Group to = MPI_GROUP_NULL;
+    check_mpi(MPI_Comm_group(group, &from), "MPI_Comm_group");
+    check_mpi(MPI_Comm_group(whole, &to), "MPI_Comm_group");
+    std::vector<int> ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    std::vector<int> numbers(ranks.size());
+    check_mpi(
+        MPI_Group_translate_ranks(from, size, ranks.data(), to, numbers.data()),
+        "MPI_Group_translate_ranks"
+    );
+    check_mpi(MPI_Group_free(&from), "MPI_Group_free");
+    check_mpi(MPI_Group_free(&to), "MPI_Group_free");
+    return numbers;
+}
+
+/// One rank of an MPI communicator: its operations (MpiInFlight), its control messages (MpiPeers),
+/// and its end. If MPI may still use its memory, it is kept until the process ends: keep().
+class MpiRank : public HasWorks, public std::enable_shared_from_this<MpiRank> {
+public:
+    /// Owns both MPI communicators. An abort of `parent` aborts this rank.
+    MpiRank(
+        MPI_Comm data,
+        MPI_Comm alarm,
+        int rank,
+        int size,
+        MpiOptions const& options,
+        MpiLimits limits,
+        std::shared_ptr<MpiRank> parent
+    )
+        : data_{data}, rank_{rank}, size_{size}, options_{options}, limits_{limits},
+          parent_{std::move(parent)},
+          is_renumbered_{parent_ != nullptr && renumbers(numbers_in(parent_->data_, data, size))},
+          lock_{parent_ == nullptr ? std::make_shared<MpiLock>() : parent_->lock_},
+          in_flight_{
+              data,
+              alarm,
+              rank,
+              size,
+              limits,
+              lock_,
+              [this](AbortReason const& reason) { fail(reason); }
+          },
+          peers_{alarm, rank, size} {}
+    MpiRank(MpiRank const&) = delete;
+    MpiRank& operator=(MpiRank const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return size_; }
+    [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
+    [[nodiscard]] MPI_Comm data() const noexcept { return data_; }
+    [[nodiscard]] MpiOptions const& options() const noexcept { return options_; }
+    [[nodiscard]] MpiLimits limits() const noexcept { return limits_; }
+    /// The callers of all functions below hold it.
+    [[nodiscard]] MpiLock& lock() const noexcept { return *lock_; }
+    [[nodiscard]] MpiLock::Held hold() const { return lock_->take(); }
+    [[nodiscard]] std::shared_ptr<MpiMemory> const& memory() const noexcept {
+        return in_flight_.memory();
+    }
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return std::exchange(options_.deadline, deadline);
+    }
+
+    // -- collectives and messages -----------------------------------------------------------------
+
+    [[nodiscard]] MpiOperation& post(Request const& request) {
+        throw_if_aborted([&] { return request.signature.text(); });
+        lock_->notify();
+        return in_flight_.post(request, options_);
+    }
+    [[nodiscard]] MpiOperation& post_message(bool is_send, int peer, int tag, Buffer buffer) {
+        throw_if_aborted([&] { return std::string{is_send ? "a send" : "a receive"}; });
+        lock_->notify();
+        std::uint64_t const number = peers_.count_message(peer, is_send);
+        return in_flight_.post_message(is_send, peer, tag, buffer, number);
+    }
+    void finish(MpiOperation& operation) {
+        auto end = end_of_wait(options_.deadline);
+        for (MpiPause pause; !progress(operation); pause()) {
+            if (std::chrono::steady_clock::now() >= end) {
+                if (auto const left = more_time(operation)) {
+                    end = end_of_wait(*left);
+                }
+            }
+        }
+    }
+    /// The same for the meeting before ranks block inside MPI. When an abort comes, others may
+    /// already be inside. This rank then follows them, if its part of the meeting ends within half
+    /// the time for which closing ranks wait for it.
+    void finish_meeting(MpiOperation& operation) {
+        try {
+            finish(operation);
+        } catch (...) { // an abort may be a ContractViolation, too, which is no Error
+            bool const is_met =
+                operation.state == MpiOperation::State::lost && operation.moves_data() &&
+                wait_for_a_moment([&] { return has_ended(operation.tables); }, mpi_patience / 2);
+            if (!is_met) {
+                throw;
+            }
+            in_flight_.complete(operation);
+        }
+    }
+    [[nodiscard]] bool test(MpiOperation& operation) {
+        if (progress(operation)) {
+            return true;
+        }
+        if (operation.polled.reaches(options_.deadline)) {
+            if (auto const left = more_time(operation)) {
+                operation.polled.set(options_.deadline - *left);
+            }
+        }
+        return false;
+    }
+    /// Whether the operation is complete.
+    /// @throws the error that ended the rank, if that came first.
+    [[nodiscard]] bool progress(MpiOperation& operation) {
+        if (operation.state == MpiOperation::State::complete) {
+            return true;
+        }
+        if (operation.state != MpiOperation::State::lost) {
+            if (in_flight_.advance(operation)) {
+                return true;
+            }
+            poll();
+            if (operation.state == MpiOperation::State::complete) { // before an abort
+                return true;
+            }
+            if (auto const rank = peers_.deserter(operation); rank && !failure_) {
+                abort(reason_of_leaving(*rank));
+            }
+        }
+        throw_if_aborted([&] { return operation.text(); });
+        return false;
+    }
+    /// Whether waiting for it would return at once, or throw.
+    [[nodiscard]] static bool is_done(MpiOperation const& operation) noexcept {
+        return operation.state >= MpiOperation::State::complete;
+    }
+    [[nodiscard]] static char const* kind_of(MpiOperation const& operation) noexcept {
+        return operation.is_message() ? "a message" : "a collective";
+    }
+    /// What is in flight.
+    struct InFlight {
+        std::size_t open = 0;
+        std::uint64_t posted = 0;
+
+        friend bool operator==(InFlight const&, InFlight const&) = default;
+    };
+    /// What tests of all open operations do, without a deadline. A failure ends all ranks; the
+    /// user's thread throws it.
+    InFlight help() noexcept {
+        try {
+            in_flight_.advance_all();
+            poll();
+            for (MpiOperation const* const operation : in_flight_.open()) {
+                if (auto const rank = peers_.deserter(*operation); rank && !failure_) {
+                    fail(reason_of_leaving(*rank));
+                }
+            }
+        } catch (...) {
+            if (!failure_) { // there is no memory
+                abort_for_exception("its ProgressThread");
+            }
+        }
+        return {failure_ ? 0 : in_flight_.open().size(), in_flight_.posted()};
+    }
+    void release(MpiOperation& operation) { in_flight_.release(operation); }
+
+    /// The ranks that have not posted this rank's oldest unfinished collective, as far as ranks
+    /// answer. Ranks answer while they wait or test.
+    [[nodiscard]] std::vector<int> missing_ranks() {
+        poll();
+        MpiOperation* const oldest = in_flight_.oldest_collective();
+        if (oldest == nullptr || failure_) {
+            return {};
+        }
+        MpiOperation& operation = *oldest;
+        require([&] { peers_.ask(operation); });
+        for (MpiPause pause; !peers_.has_answers(operation) && !failure_; pause()) {
+            poll();
+        }
+        std::vector<int> missing = peers_.missing(operation);
+        return failure_ || in_flight_.advance(operation) ? std::vector<int>{} : missing;
+    }
+
+    // -- the end ----------------------------------------------------------------------------------
+
+    void abort(AbortReason const& reason) {
+        if (!failure_) {
+            poll();
+        }
+        if (!failure_) {
+            take_over(sendable(reason, size_));
+            tell_reason();
+        }
+    }
+    void abort_for_exception(std::string const& what) { abort(reason_of_exception(rank_, what)); }
+    [[noreturn]] void fail(AbortReason const& reason) {
+        abort(reason);
+        throw_failure(*failure_);
+    }
+    [[nodiscard]] std::optional<AbortReason> const& abort_reason() {
+        poll();
+        return failure_;
+    }
+    [[nodiscard]] bool is_aborted() { return abort_reason().has_value(); }
+    /// `what()` names what begins or waits now.
+    template <class F>
+    void throw_if_aborted(F const& what) {
+        take_over_from_parents();
+        if (failure_) {
+            throw_failure(in_words_of(rank_, what(), *failure_));
+        }
+    }
+    void keep_alive() {
+        if (!failure_) {
+            require([&] { peers_.keep_alive(options_.deadline); });
+        }
+    }
+    /// Runs f(). An MPI error in it ends all ranks.
+    template <class F>
+    void require(F const& f) {
+        try {
+            f();
+        } catch (CommunicationError const& error) {
+            fail(reason_of_mpi_error(rank_, error));
+        }
+    }
+
+    /// The rank's last act. Collective unless it is unwinding: waits for the others up to the
+    /// deadline, or briefly after an abort. Ranks complete for each other the collectives that an
+    /// abort interrupted. If they cannot, or a rank has ended, MPI keeps this rank's memory.
+    void close(bool is_unwinding) noexcept {
+        if (!is_mpi_running()) {
+            keep();
+            return;
+        }
+        try {
+            poll();
+            if (is_unwinding && !failure_) {
+                if (in_flight_.open().empty()) {
+                    take_over_unwinding({rank_, std::chrono::steady_clock::now()});
+                } else {
+                    abort_for_exception(what_unwinds);
+                }
+            }
+            if (failure_ && !has_told_ && !unwinding_) {
+                tell_reason(); // else others may first learn that this rank has left
+            }
+            bool const is_staying =
+                !is_unwinding && !unwinding_ && in_flight_.can_be_left(options_.check);
+            say_last_word(is_staying);
+            bool const is_over = is_staying && hear_last_words() && drain() && drop_messages();
+            bool const has_sent = wait_for_a_moment([&] { return peers_.has_sent(); });
+            if (!is_over || !has_sent) {
+                keep();
+                peers_.stop_listening();
+                return;
+            }
+            memory()->let_go();
+            peers_.close();
+            check_mpi(MPI_Comm_free(&data_), "MPI_Comm_free");
+        } catch (...) {
+            keep();
+        }
+    }
+
+private:
+    static constexpr char const* what_unwinds = "the scope of its communicator";
+
+    [[nodiscard]] static AbortReason reason_of_exception(int rank, std::string const& what) {
+        return blamed_on(rank, {FailureKind::peer_failed, {}, "an exception left " + what});
+    }
+
+    // -- what the others say ----------------------------------------------------------------------
+
+    /// Receives messages, here and in the parent groups. An MPI error there ends this rank.
+    void poll() {
+        if (parent_ != nullptr) {
+            parent_->poll();
+            take_over_from_parents();
+        }
+        try {
+            peers_.poll(in_flight_.posted(), !failure_, [this](AbortReason const& reason) {
+                take_over(reason);
+            });
+            if (auto const& heard = peers_.unwinding(); heard && !can_complete(*heard)) {
+                take_over_unwinding(*heard);
+            }
+        } catch (CommunicationError const& error) {
+            if (!failure_) {
+                take_over(sendable(reason_of_mpi_error(rank_, error), size_));
+                tell_reason();
+            }
+        }
+    }
+    /// Whether what is open here may still complete without the unwound ranks. They have completed
+    /// their part of it, and what it brings may be the reason for which they ended: a guard tells
+    /// all ranks of a failure in a collective. Their messages are faster than the data.
+    [[nodiscard]] bool can_complete(MpiUnwinding const& unwinding) const {
+        auto const& open = in_flight_.open();
+        return !open.empty() &&
+               std::none_of(
+                   open.begin(),
+                   open.end(),
+                   [&](MpiOperation const* one) { return peers_.deserter(*one).has_value(); }
+               ) &&
+               std::chrono::steady_clock::now() - unwinding.heard_at < mpi_patience / 2;
+    }
+    /// All ranks have heard, or will hear, of that from the unwound rank, so this one does not tell
+    /// them; it repeats the blame in its last word, which may come first.
+    void take_over_unwinding(MpiUnwinding const& unwinding) {
+        if (!failure_) {
+            unwinding_ = unwinding;
+            take_over(reason_of_exception(unwinding.blamed, what_unwinds));
+        }
+    }
+    /// Tells the others why this rank has failed, as far as MPI can. Ranks that do not receive this
+    /// learn later that this rank has left.
+    void tell_reason() noexcept {
+        has_told_ = true;
+        try {
+            peers_.tell_all(MpiWord::abort, body_of_abort(*failure_));
+            static_cast<void>(peers_.has_sent());
+        } catch (...) { // NOLINT(bugprone-empty-catch): this rank has failed already
+        }
+    }
+    void take_over_from_parents() {
+        for (MpiRank const* one = parent_.get(); one != nullptr; one = one->parent_.get()) {
+            if (one->unwinding_ && !can_complete(*one->unwinding_)) {
+                take_over_unwinding(*one->unwinding_);
+            } else if (one->failure_ && !one->unwinding_) {
+                AbortReason reason = *one->failure_;
+                reason.has_left = false; // not this group, in which its ranks have other numbers
+                take_over(reason);
+            }
+        }
+    }
+    void take_over(AbortReason const& reason) {
+        if (!failure_) {
+            failure_ = reason;
+            failure_->is_renumbered = is_renumbered_;
+            in_flight_.lose();
+        }
+    }
+    /// At the deadline: how much longer to wait. Nothing if that is not known yet.
+    /// @throws TimedOut
+    [[nodiscard]] std::optional<std::chrono::nanoseconds> more_time(MpiOperation& operation) {
+        require([&] { peers_.ask(operation); });
+        if (!peers_.has_answers(operation)) {
+            return std::nullopt;
+        }
+        std::vector<int> overdue = peers_.missing(operation);
+        if (overdue.empty()) { // all ranks have arrived, and MPI is working
+            if (std::exchange(operation.is_stalled, true)) {
+                fail(reason_of_stall(rank_, operation));
+            }
+            return options_.deadline;
+        }
+        auto const left = peers_.take_at_work(overdue, options_.deadline);
+        if (!overdue.empty()) {
+            fail(reason_of_delay(
+                overdue, "arrive", options_.deadline, rank_, "waits in " + operation.text()
+            ));
+        }
+        return left;
+    }
+
+    // -- closing ----------------------------------------------------------------------------------
+
+    void say_last_word(bool is_staying) {
+        MpiLeave leave{.posted = in_flight_.posted()};
+        if (is_staying) {
+            leave.open = in_flight_.open_collectives();
+        } else if (unwinding_) {
+            leave.blamed = static_cast<std::uint64_t>(unwinding_->blamed);
+        }
+        peers_.say_last_word(
+            is_staying   ? MpiWord::leave
+            : unwinding_ ? MpiWord::unwound
+                         : MpiWord::gone,
+            std::move(leave)
+        );
+    }
+    /// Whether all ranks have left in time, and none has stopped before.
+    [[nodiscard]] bool hear_last_words() {
+        auto end = end_of_wait(options_.deadline);
+        bool is_short = false;
+        for (MpiPause pause; !peers_.have_all_left(); pause()) {
+            poll();
+            auto const now = std::chrono::steady_clock::now();
+            if (failure_ && !std::exchange(is_short, true)) {
+                end = (std::min)(end, end_of_wait(mpi_patience, now));
+            }
+            if (now >= end || peers_.is_any_gone()) {
+                return false;
+            }
+        }
+        return !peers_.is_any_gone();
+    }
+    /// Completes the collectives that are open on any rank. All ranks have received the same
+    /// messages, so all decide alike.
+    [[nodiscard]] bool drain() {
+        auto const open = peers_.open();
+        return open && in_flight_.drain(*open, [&](int peer) { peers_.discount_receive(peer); });
+    }
+    /// Discards messages that no rank has received. MPI may give this communicator's number to the
+    /// next one, which would then receive them. Returns whether all have come.
+    [[nodiscard]] bool drop_messages() {
+        return wait_for_a_moment([&] {
+            for (int from = 0; from < size_; ++from) {
+                while (peers_.has_unreceived(from)) {
+                    if (!drop_message(from, data_)) {
+                        return false;
+                    }
+                    static_cast<void>(peers_.count_message(from, false));
+                }
+            }
+            return true;
+        });
+    }
+    void keep() noexcept;
+
+    MPI_Comm data_;
+    int rank_;
+    int size_;
+    MpiOptions options_;
+    MpiLimits limits_;
+    std::shared_ptr<MpiRank> parent_;
+    bool is_renumbered_;
+    std::optional<AbortReason> failure_;
+    bool has_told_ = false;                 ///< the reason to the others
+    std::optional<MpiUnwinding> unwinding_; ///< the failure, if it is one
+    std::shared_ptr<MpiLock> lock_;
+    MpiInFlight in_flight_;
+    MpiPeers peers_; ///< last, because it starts to receive, and others may throw
+};
+
+/// Memory that MPI may still use after its rank was destroyed. It is never freed.
+inline std::vector<std::shared_ptr<MpiRank>>& kept_mpi_ranks() {
+    static auto& kept = *new std::vector<std::shared_ptr<MpiRank>>;
+    return kept;
+}
+
+inline void MpiRank::keep() noexcept {
+    static auto& mutex = *new std::mutex; // several threads may end communicators
+    memory()->hold();
+    try {
+        std::scoped_lock const lock{mutex};
+        kept_mpi_ranks().push_back(shared_from_this());
+    } catch (...) {
+        new std::shared_ptr<MpiRank>{shared_from_this()};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/helper.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// @throws ContractViolation  MPI does not let several threads call it at once.
+inline void require_mpi_thread_multiple() {
+    int level = MPI_THREAD_SINGLE;
+    check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
+    if (level >= MPI_THREAD_MULTIPLE) {
+        return;
+    }
+    std::string_view const name = level == MPI_THREAD_SERIALIZED ? "MPI_THREAD_SERIALIZED"
+                                  : level == MPI_THREAD_FUNNELED ? "MPI_THREAD_FUNNELED"
+                                                                 : "MPI_THREAD_SINGLE";
+    throw ContractViolation{concat(
+        "a ProgressThread needs MPI_THREAD_MULTIPLE, but MPI runs with ",
+        name,
+        ": start MPI by MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) and look at the level that "
+        "it gives, or do without a ProgressThread and call test() now and then"
+    )};
+}
+
+/// What a ProgressThread does for a rank of MPI.
+class MpiHelper {
+public:
+    /// @throws ContractViolation  MPI's thread level is too low.
+    explicit MpiHelper(std::shared_ptr<MpiRank> rank) : rank_{std::move(rank)} {
+        require_mpi_thread_multiple();
+        rank_->lock().add_helper(1);
+    }
+    ~MpiHelper() { rank_->lock().add_helper(-1); }
+    MpiHelper(MpiHelper const&) = delete;
+    MpiHelper& operator=(MpiHelper const&) = delete;
+
+    /// Runs until stop().
+    void run() {
+        MpiRank::InFlight seen;
+        PollPause pause{std::chrono::nanoseconds{0}};
+        while (true) {
+            auto held = rank_->lock().take_turn();
+            if (stops_) {
+                return;
+            }
+            auto const now = rank_->help();
+            if (now.open == 0) {
+                rank_->lock().sleep(held, std::chrono::milliseconds{10});
+            }
+            held.unlock();
+            if (now != seen) { // something was posted, or has ended: more will follow soon
+                seen = now;
+                pause = PollPause{std::chrono::nanoseconds{0}};
+            }
+            if (now.open != 0) {
+                pause();
+            }
+        }
+    }
+    void stop() { rank_->lock().stop(stops_); }
+
+private:
+    std::shared_ptr<MpiRank> rank_;
+    bool stops_ = false; ///< under the lock
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/detail/session.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// MPI from its initialisation to its end, if this object has initialised it.
+class MpiSession {
+public:
+    MpiSession() = default; ///< others have, or will
+    MpiSession(MpiSession&& other) noexcept : ends_{std::exchange(other.ends_, false)} {}
+    MpiSession& operator=(MpiSession&& other) noexcept {
+        std::swap(ends_, other.ends_);
+        return *this;
+    }
+    /// MPI_Finalize waits for all ranks, without a deadline. So it is called only if all ranks get here within 5 s. If
+    /// one does not, mpirun ends the job, because this process ends without that call.
+    ~MpiSession() {
+        if (ends_ && is_mpi_running() && all_get_here()) {
+            static_cast<void>(MPI_Finalize());
+        }
+    }
+
+    /// Collective if MPI is not initialised.
+    /// @throws ContractViolation   MPI is finalised already, and cannot begin anew; or another MPI's launcher started
+    ///                             this process, so MPI connects it to nobody.
+    /// @throws CommunicationError  MPI reports an error.
+    [[nodiscard]] static MpiSession begin() {
+        MpiSession session;
+        int is_initialized = 0;
+        static_cast<void>(MPI_Initialized(&is_initialized));
+        if (is_initialized == 0) {
+            int level = 0;
+            check_mpi(
+                MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread"
+            );
+            session.ends_ = true;
+            // MPI reports some errors of waits there, whichever communicator they concern.
+            check_mpi(
+                MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+                "MPI_Comm_set_errhandler"
+            );
+        } else if (!is_mpi_running()) {
+            throw ContractViolation{
+                "MPI is finalised already, and a process can initialise it only once: an earlier "
+                "from_environment() has ended it; destroy that communicator last"
+            };
+        }
+        check_launcher();
+        return session;
+    }
+
+private:
+    static void check_launcher() {
+        int size = 0;
+        check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+        for (char const* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+            char const* const told = std::getenv(name);
+            if (size == 1 && told != nullptr && std::string_view{told} != "1") {
+                throw ContractViolation{concat(
+                    "the launcher started ",
+                    told,
+                    " ranks (",
+                    name,
+                    "), but MPI connects this one to no other: it is the launcher of another MPI than the program "
+                    "was built with; use mpirun of that one"
+                )};
+            }
+        }
+    }
+    static bool all_get_here() {
+        using Clock = std::chrono::steady_clock;
+        MPI_Request request = MPI_REQUEST_NULL;
+        int is_met = 0;
+        if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) {
+            return false;
+        }
+        for (auto const end = Clock::now() + std::chrono::seconds{5};
+             MPI_Test(&request, &is_met, MPI_STATUS_IGNORE) == MPI_SUCCESS && is_met == 0 &&
+             Clock::now() < end;) {
+            std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        }
+        return is_met != 0;
+    }
+
+    bool ends_ = false;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/mpi/communicator.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// A collective or a message of MPI. After its end MPI may still write to this rank's buffer if that
+/// is in an arena. At the deadline test() first gives the ranks 2 s to answer.
+using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::MpiOperation>>;
+
+/// Ranks are those of an MPI communicator: processes on any machines, started by mpirun.
+///
+/// Collectives are MPI's non-blocking ones. They run on a duplicate of the given communicator, so
+/// they never match the engine's. MPI determines the results: it chooses the order of
+/// floating-point sums. Collectives make progress inside wait() and test(), and in a ProgressThread.
+/// 16-bit numbers are combined in f32, and every combination of two is rounded; see
+/// MpiOptions::wide. Counts are not limited.
+///
+/// MPI cannot cancel a collective. It therefore gets copies of buffers, in memory that the
+/// communicator owns. Buffers in an arena of allocate() are not copied.
+///
+/// An abort travels as a message that every wait and test polls, so a busy rank sees it at its next
+/// wait. Collectives in flight then stay with MPI, and their memory, arenas included, is kept until
+/// the process ends. Ranks that all destroy their communicators without unwinding avoid this: for
+/// up to 2 s they complete these collectives for each other. That fails if a rank has more than 117
+/// collectives open, compared ones (MpiOptions::check), ones with counts, or a send. It also fails
+/// if a collective is complete on all ranks that have posted it.
+///
+/// If two ranks abort at the same moment, others may hear of either first, so ranks may throw
+/// different reasons. MPI handles the death of a rank: mpirun ends the job. This library never
+/// calls MPI_Abort.
+///
+/// A wait ends at the deadline. The rank then asks the others what they have posted. Ranks that do
+/// not answer within 2 s are named as missing: they neither wait nor test here, and have no
+/// ProgressThread.
+///
+/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
+/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
+/// on floating-point numbers. The caller must keep buffers until the work has been waited for;
+/// spans of counts are copied. MPI errors become CommunicationError with MPI's text. But Open MPI
+/// and MPICH raise some errors of waits at MPI_COMM_WORLD. These end the job unless the program has
+/// set MPI_ERRORS_RETURN there.
+///
+/// One thread at a time may use an object, its arenas, and all groups split from it or from one of
+/// its groups, because a group receives aborts through its parents. ProgressThreads of these may
+/// run beside it: its calls and theirs exclude each other. Without one there is no lock. Threads that run in parallel
+/// need communicators that were each constructed from one of MPI's, for example from
+/// native_handle(). Aborts do not pass between these. If several threads use MPI, it must be
+/// initialised with MPI_THREAD_MULTIPLE.
+class MpiCommunicator : public detail::Collectives<MpiCommunicator, MpiWork> {
+public:
+    static constexpr std::string_view transport = "mpi";
+    /// Whether MPI is initialised, or its launcher started this process. Local.
+    [[nodiscard]] static bool is_launched() {
+        return detail::is_mpi_running() ||
+               detail::own_environment().finds_any({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
+               );
+    }
+    /// Collective; blocks. Connects all ranks of MPI_COMM_WORLD. If nobody has initialised MPI, this does, for
+    /// several threads if MPI can, and the destructor finalises it; destroy groups and arenas before. It does not if
+    /// a rank does not get there within 5 s; mpirun then ends the job.
+    /// @throws as the constructor; ContractViolation  MPI is finalised already, or the ranks were started by the
+    ///         launcher of another MPI.
+    [[nodiscard]] static MpiCommunicator from_environment(MpiOptions const& options = {}) {
+        return MpiCommunicator{detail::MpiSession::begin(), options};
+    }
+
+    /// Collective; blocks. Works on duplicates of `comm`, which stays the caller's. If it throws,
+    /// MPI keeps the objects that it has made until the process ends, because only all ranks
+    /// together can free them.
+    /// @throws ContractViolation   MPI is not initialised or is finalised; `comm` is null, an
+    ///                             intercommunicator, or has more than 8192 ranks.
+    /// @throws TimedOut            some ranks did not come; MPI cannot tell which. They end at
+    ///                             their own deadlines. From then on nothing frees `comm`.
+    /// @throws CommunicationError  MPI reports an error.
+    explicit MpiCommunicator(
+        MPI_Comm comm, MpiOptions const& options = {}, detail::MpiLimits limits = {}
+    )
+        : MpiCommunicator{duplicated(comm, options), options, limits, nullptr} {}
+
+    /// Collective; blocks. Takes ownership of `comm`: nothing else may use it, and this object
+    /// frees it. If this throws, `comm` stays the caller's.
+    [[nodiscard]] static MpiCommunicator
+    from_native_handle(MPI_Comm comm, MpiOptions const& options = {}) {
+        detail::check_mpi_communicator(comm);
+        return MpiCommunicator{comm, options, {}, nullptr};
+    }
+
+    MpiCommunicator(MpiCommunicator const&) = delete;
+    MpiCommunicator& operator=(MpiCommunicator const&) = delete;
+    /// Collective. Waits for all ranks up to the deadline, or for 2 s after an abort. Ranks that
+    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting. What it has
+    /// done its part of the others may then still complete, for up to 1 s: that may be how they
+    /// hear why it unwinds.
+    ~MpiCommunicator() {
+        auto const held = rank_->hold();
+        rank_->close(unwinding_.has_begun());
+    }
+
+    [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
+    [[nodiscard]] int size() const noexcept { return rank_->size(); }
+    /// The communicator on which collectives run. This object keeps ownership.
+    [[nodiscard]] MPI_Comm native_handle() const noexcept { return rank_->data(); }
+
+    /// Not collective. Complete when MPI has the message; the caller may then reuse the buffer.
+    /// Messages between two ranks with the same tag arrive in order. `tag` is at least 0 and at
+    /// most MPI's largest.
+    MpiWork send(ConstBuffer buffer, int to, int tag = 0) {
+        check_message("destination", buffer, to, tag);
+        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
+        auto const held = rank_->hold();
+        return {*rank_, rank_->post_message(true, to, tag, read)};
+    }
+    /// Not collective. Receives a message of send(). wait() throws Mismatch if the sender sent
+    /// another number of bytes. Dtypes are not compared.
+    MpiWork receive(Buffer buffer, int from, int tag = 0) {
+        check_message("source", buffer, from, tag);
+        auto const held = rank_->hold();
+        return {*rank_, rank_->post_message(false, from, tag, buffer)};
+    }
+
+    /// Local. The first reason that this rank receives wins; every wait that is not complete throws
+    /// it.
+    void abort(AbortReason const& reason) {
+        auto const held = rank_->hold();
+        rank_->abort(reason);
+    }
+    [[nodiscard]] bool is_aborted() const {
+        auto const held = rank_->hold();
+        return rank_->is_aborted();
+    }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
+        auto const held = rank_->hold();
+        return rank_->abort_reason();
+    }
+    [[nodiscard]] bool is_renumbered() const noexcept { return rank_->is_renumbered(); }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        auto const held = rank_->hold();
+        return rank_->set_deadline(deadline);
+    }
+    /// Local. Ranks that wait for this one wait for one more deadline from when they learn of it.
+    /// Calls are cheap: at most ten per deadline, and one per second, send a message.
+    void keep_alive() {
+        auto const held = rank_->hold();
+        rank_->keep_alive();
+    }
+    /// Local, but asks the others for up to 2 s. The ranks that have not posted this rank's oldest
+    /// unfinished collective, and those that do not answer because they neither wait nor test.
+    [[nodiscard]] std::vector<int> missing_ranks() const {
+        auto const held = rank_->hold();
+        return rank_->missing_ranks();
+    }
+
+    /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
+    /// then by their rank here. The group inherits deadline and options. Aborting this communicator
+    /// aborts the group, but not the reverse. Errors name ranks by their numbers in the group where
+    /// they occur. Use the group from one thread only while no thread uses this communicator or its
+    /// other groups.
+    ///
+    /// MPI blocks here, so the ranks meet first. A rank that learns of an abort while it waits
+    /// there continues for 1 s, because the others may have met already. If all meet, the group is
+    /// made, and its first wait throws the reason.
+    /// @throws Mismatch  some ranks call share() or something else. MPI may report an error first.
+    [[nodiscard]] MpiCommunicator split(int color, int key) {
+        detail::check_color(color);
+        static_cast<void>(meet(detail::MpiMeeting::split, 0));
+        MPI_Comm made = MPI_COMM_NULL;
+        require([&] {
+            detail::check_mpi(MPI_Comm_split(rank_->data(), color, key, &made), "MPI_Comm_split");
+        });
+        return MpiCommunicator{made, rank_->options(), rank_->limits(), rank_};
+    }
+
+    /// Local. Zeroed memory for buffers that are reduced often: MPI uses buffers in it directly,
+    /// without copies. It may outlive the communicator.
+    /// @throws std::bad_alloc; ContractViolation  alignment is not a power of two.
+    [[nodiscard]] Arena
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
+        auto const held = rank_->hold();
+        return detail::MpiMemory::allocate(rank_->memory(), bytes, alignment);
+    }
+
+    /// For ProgressThread.
+    [[nodiscard]] detail::MpiHelper helper() { return detail::MpiHelper{rank_}; }
+
+    /// Collective; blocks. The ranks meet first, as in split(). See shared_buffer(). The memory is
+    /// not MPI's, and may be used after MPI_Finalize().
+    /// @throws Mismatch            sizes differ, or some ranks call something else.
+    /// @throws ContractViolation   on all ranks: they are on several machines.
+    /// @throws std::bad_alloc      on all ranks: `bytes` exceeds the largest possible object.
+    /// @throws CommunicationError  on all ranks: one of them cannot map the memory.
+    [[nodiscard]] Arena share(std::size_t bytes) {
+        detail::check_same_size(meet(detail::MpiMeeting::share, bytes));
+        if (bytes > PTRDIFF_MAX) {
+            throw std::bad_alloc{};
+        }
+        bool are_here = false;
+        require([&] { are_here = are_on_this_machine(); });
+        if (!are_here) {
+            throw ContractViolation{
+                "expected all ranks on one machine, as they are to share memory, but MPI has them on "
+                "several: start them on one machine, or split the communicator by machines"
+            };
+        }
+        return detail::share_mapping(*this, bytes); // a window of MPI ends with MPI
+    }
+
+private:
+    MpiCommunicator(detail::MpiSession session, MpiOptions const& options)
+        : MpiCommunicator{MPI_COMM_WORLD, options} {
+        session_ = std::move(session);
+    }
+    MpiCommunicator(
+        MPI_Comm owned,
+        MpiOptions const& options,
+        detail::MpiLimits limits,
+        std::shared_ptr<detail::MpiRank> parent
+    ) {
+        detail::MpiErrorsReturned errors{owned};
+        MPI_Comm const alarm = detail::duplicate(owned, options.deadline);
+        detail::meet(alarm, options.deadline);
+        int rank = 0;
+        int size = 0;
+        detail::check_mpi(MPI_Comm_rank(owned, &rank), "MPI_Comm_rank");
+        detail::check_mpi(MPI_Comm_size(owned, &size), "MPI_Comm_size");
+        rank_ = std::make_shared<detail::MpiRank>(
+            owned, alarm, rank, size, options, limits, std::move(parent)
+        );
+        errors.keep();
+    }
+
+    static MPI_Comm duplicated(MPI_Comm comm, MpiOptions const& options) {
+        detail::check_mpi_communicator(comm);
+        detail::MpiErrorsReturned const errors{comm};
+        return detail::duplicate(comm, options.deadline);
+    }
+
+    /// The ranks are about to block inside MPI, where neither an abort nor the deadline can end the
+    /// wait. All of them meet first and compare what they are about to do. Returns one word from
+    /// each rank.
+    [[nodiscard]] std::vector<std::uint64_t> meet(detail::MpiMeeting meeting, std::uint64_t word) {
+        static_cast<void>(is_aborted()); // receives an abort for which the others no longer wait
+        std::array<std::uint64_t, 2> const own{static_cast<std::uint64_t>(meeting), word};
+        std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(size()));
+        {
+            auto work = all_gather(
+                {own.data(), own.size(), DType::u64}, {all.data(), all.size(), DType::u64}
+            );
+            with_rank(work, [](detail::MpiRank& rank, detail::MpiOperation& operation) {
+                rank.finish_meeting(operation);
+            });
+        }
+        if (auto const reason = detail::difference_of_meetings(all)) {
+            auto const held = rank_->hold();
+            rank_->fail(*reason);
+        }
+        std::vector<std::uint64_t> words;
+        for (std::size_t at = 1; at < all.size(); at += own.size()) {
+            words.push_back(all[at]);
+        }
+        return words;
+    }
+    /// Runs f(), in which MPI may block. An MPI error in it ends all ranks.
+    template <class F>
+    void require(F const& f) {
+        auto const held = rank_->hold();
+        rank_->require(f);
+    }
+    void check_message(std::string_view role, ConstBuffer buffer, int peer, int tag) const {
+        detail::check_memory(buffer);
+        detail::check_rank(role, peer, size());
+        void* most = nullptr;
+        int has_most = 0;
+        static_cast<void>(MPI_Comm_get_attr(rank_->data(), MPI_TAG_UB, &most, &has_most));
+        int const largest = has_most != 0 ? *static_cast<int*>(most) : 32'767;
+        if (tag < 0 || tag > largest) {
+            throw ContractViolation{detail::concat(
+                "a message by MPI has a tag from 0 to ", largest, ", but was given ", tag
+            )};
+        }
+    }
+    [[nodiscard]] bool are_on_this_machine() const {
+        MPI_Comm machine = MPI_COMM_NULL;
+        detail::check_mpi(
+            MPI_Comm_split_type(
+                rank_->data(), MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &machine
+            ),
+            "MPI_Comm_split_type"
+        );
+        int here = 0;
+        detail::check_mpi(MPI_Comm_size(machine, &here), "MPI_Comm_size");
+        detail::check_mpi(MPI_Comm_free(&machine), "MPI_Comm_free");
+        return here == size();
+    }
+
+    friend class detail::BasicCollectives<MpiCommunicator, MpiWork>;
+    MpiWork post(detail::Request const& request) {
+        auto const held = rank_->hold();
+        return {*rank_, rank_->post(request)};
+    }
+
+    detail::MpiSession session_; // the first member: it ends after the rank
+    std::shared_ptr<detail::MpiRank> rank_;
+    detail::Unwinding unwinding_;
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/mpi.hpp
+
+/// @file
+/// MPI ranks on any number of machines. Needs MPI 3 or later, such as Open MPI or MPICH: link
+/// joinable::mpi, or compile with mpicxx.

@@ -1,0 +1,6240 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// joinable in single headers, for projects that copy files. Generated from include/joinable by
+// single_include/amalgamate.py: change the headers there, not this file.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "join.hpp"
+
+// ---- joinable/optimizer/before_step.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// The gradient of a piece that this rank steps: a whole parameter or a run of its elements.
+struct ShardGradient {
+    std::size_t parameter; ///< its index
+    AnyView view;
+};
+
+/// What a sharded optimizer does on all ranks for ShardGradients. Collective.
+class ShardSums {
+public:
+    ShardSums() = default;
+    ShardSums(ShardSums const&) = delete;
+    ShardSums& operator=(ShardSums const&) = delete;
+
+    virtual void sum(std::span<double> numbers) = 0;
+    virtual void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) = 0;
+
+protected:
+    ~ShardSums() = default;
+};
+
+/// The gradients that a rank is about to step by, and sums over all ranks. Code that gets it runs
+/// on every rank, also on joined ones, and must call sum() and sum_squares() the same number of
+/// times on each. Gradients may be in the memory of a device: then kernels that change them go on
+/// the stream on which the engine makes gradients.
+class ShardGradients {
+public:
+    ShardGradients(
+        std::span<ShardGradient const> pieces,
+        std::size_t parameters,
+        Device& device,
+        ShardSums& sums
+    ) noexcept
+        : pieces_{pieces}, parameters_{parameters}, device_{device}, sums_{sums} {}
+
+    [[nodiscard]] auto begin() const noexcept { return pieces_.begin(); }
+    [[nodiscard]] auto end() const noexcept { return pieces_.end(); }
+    /// Where the gradients are, also if this rank has none.
+    [[nodiscard]] DeviceId device() const noexcept { return device_.id(); }
+    /// The number of parameters in all groups, on all ranks.
+    [[nodiscard]] std::size_t parameter_count() const noexcept { return parameters_; }
+
+    /// Sums numbers over all ranks, in place, such as results from each rank's own gradients. With
+    /// Sharding::none each rank has all gradients, and the numbers stay as they are. Collective;
+    /// the same count on every rank.
+    void sum(std::span<double> numbers) const { sums_.sum(numbers); }
+    [[nodiscard]] double sum(double number) const {
+        sums_.sum({&number, 1});
+        return number;
+    }
+    /// Gives the sum of the squares of each parameter's gradient on all ranks, computed in double.
+    /// `squares` has parameter_count() numbers; a frozen parameter has 0. If parameters are owned
+    /// whole, the bits are the same for any number of ranks and on every device. A number is not
+    /// finite if one of the gradient's elements is not, or one of f64 is beyond 1e154. Collective;
+    /// the host waits for it.
+    /// @throws ContractViolation  `squares` has another size, or the device has no kernels for it;
+    ///         nothing was sent.
+    void sum_squares(std::span<double> squares) const;
+    /// Multiplies all gradients by a factor, in the type that they are computed in: f16 and bf16 in
+    /// float. Local.
+    void scale(double factor) const;
+
+private:
+    std::span<ShardGradient const> pieces_;
+    std::size_t parameters_;
+    Device& device_;
+    ShardSums& sums_;
+};
+
+/// Scales gradients so that the norm of all of them is at most `max_norm`: PyTorch's
+/// clip_grad_norm_, as ZeroOptions::before_step. Squares are summed in double, first for each
+/// parameter, then in the order of parameters. If parameters are owned whole, the bits are the same
+/// for any number of ranks, and on a device those of the host.
+class ClipNorm {
+public:
+    explicit ClipNorm(double max_norm) noexcept : max_norm_{max_norm} {}
+
+    /// Collective.
+    /// @throws ContractViolation  the gradients are on a device without kernels.
+    bool operator()(ShardGradients const& gradients);
+
+    /// The norm before the last step was clipped.
+    [[nodiscard]] double norm() const noexcept { return norm_; }
+
+private:
+    double max_norm_;
+    double norm_ = 0;
+    std::vector<double> squares_;
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/optimizer/before_step.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cmath>
+#include <numeric>
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION void ShardGradients::sum_squares(std::span<double> squares) const {
+    if (squares.size() != parameters_) {
+        throw ContractViolation{detail::concat(
+            "sum_squares gives a number for each of ",
+            parameters_,
+            " parameters, but was given room for ",
+            squares.size(),
+            "; give as many as parameter_count()"
+        )};
+    }
+    if (!device_.can_sum_squares()) {
+        throw ContractViolation{detail::concat(
+            detail::to_text(device_.id()),
+            " has no kernels that sum the squares of gradients; give the communicator's "
+            "device_memory().use_kernels() what joinable::cuda_kernels() returns"
+        )};
+    }
+    if (parameters_ != 0) {
+        sums_.sum_squares(pieces_, squares);
+    }
+}
+
+JOINABLE_DEFINITION void ShardGradients::scale(double factor) const {
+    for (ShardGradient const& piece : pieces_) {
+        device_.scale_copy(piece.view, factor, piece.view);
+    }
+    device_.finish(); // later kernels of the engine see it
+}
+
+JOINABLE_DEFINITION bool ClipNorm::operator()(ShardGradients const& gradients) {
+    squares_.resize(gradients.parameter_count());
+    gradients.sum_squares(squares_);
+    norm_ = std::sqrt(std::accumulate(squares_.begin(), squares_.end(), 0.0));
+    double const factor = max_norm_ / (norm_ + 1e-6);
+    if (!(factor >= 1.0)) { // also for NaN: it spreads to the gradients, as in PyTorch
+        gradients.scale(factor);
+    }
+    return true;
+}
+
+}} // namespace joinable::v0
+
+#endif
+
+// ---- joinable/optimizer/update_rule.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// Elements of one parameter that an update rule steps. The arrays do not overlap.
+template <std::floating_point T>
+struct UpdateRange {
+    std::size_t size; ///< elements of each array
+    T* values;
+    T const* gradients;
+    std::span<T* const>
+        state; ///< one array for each of the rule's state_names(), zeros before the first step
+    std::uint64_t step; ///< of this parameter, counted from 1
+};
+
+namespace detail {
+
+/// Stands for any member of an aggregate.
+struct AnyMember {
+    template <class T>
+    operator T() const noexcept;
+};
+/// Stands for a member that is a pointer.
+struct PointerMember {
+    template <class T>
+    operator T*() const noexcept;
+};
+/// Converts to nothing. A class that can be made from it accepts more than pointers, so it is no
+/// pointer.
+struct NoMember {};
+template <std::size_t>
+using AnyMemberAt = AnyMember;
+
+template <class T, std::size_t... Before>
+consteval bool is_pointer_after(std::index_sequence<Before...>) {
+    return requires { T{AnyMemberAt<Before>{}..., PointerMember{}}; } &&
+           !requires { T{AnyMemberAt<Before>{}..., NoMember{}}; };
+}
+template <class T, std::size_t... Counts>
+consteval bool has_pointer_after_any(std::index_sequence<Counts...>) {
+    return (is_pointer_after<T>(std::make_index_sequence<Counts>{}) || ...);
+}
+
+/// Whether T is a pointer, has a reference (then nothing can be assigned to it), or is an aggregate
+/// with a pointer among its first 16 members. A compiler cannot see a pointer in other classes or in
+/// members of members.
+template <class T>
+consteval bool has_address() {
+    if constexpr (!std::is_copy_assignable_v<T>) {
+        return true;
+    } else if constexpr (std::is_aggregate_v<T> && std::is_trivially_copyable_v<T>) {
+        return has_pointer_after_any<T>(std::make_index_sequence<16>{});
+    } else {
+        return std::is_pointer_v<T>;
+    }
+}
+
+template <class R>
+concept has_state_names = requires(R const& rule) {
+    { rule.state_names() } -> std::convertible_to<std::span<std::string_view const>>;
+};
+/// A span of an array that is returned by value would outlive the array.
+template <class Names>
+concept outlives_the_call = std::is_lvalue_reference_v<Names> ||
+                            std::ranges::enable_borrowed_range<std::remove_cvref_t<Names>>;
+template <class R>
+concept has_lasting_state_names =
+    requires(R const& rule) { requires outlives_the_call<decltype(rule.state_names())>; };
+template <class R>
+concept has_update =
+    requires(R const& rule, UpdateRange<float> const& floats, UpdateRange<double> const& doubles) {
+        rule.update(floats);
+        rule.update(doubles);
+    };
+
+/// Stands for the function that a rule gives its update to.
+struct AnyUpdateTaker {
+    template <class Update>
+    void operator()(Update const&) const noexcept {}
+};
+template <class R>
+concept has_visit_update = requires(R const& rule, AnyUpdateTaker const& f) {
+    rule.template visit_update<float>(std::uint64_t{1}, f);
+    rule.template visit_update<double>(std::uint64_t{1}, f);
+};
+
+inline constexpr std::size_t most_state_arrays = 8;
+
+/// @throws ContractViolation
+template <class R>
+void check_rule(R const& rule) {
+    if constexpr (has_state_names<R>) {
+        if (std::size_t const names = rule.state_names().size(); names > most_state_arrays) {
+            throw ContractViolation{concat(
+                "a rule keeps at most ",
+                most_state_arrays,
+                " numbers for each element, but its state_names() are ",
+                names,
+                "; keep fewer, or step by a LocalOptimizer, which keeps its state itself"
+            )};
+        }
+    }
+    if constexpr (requires { rule.check(); }) {
+        rule.check();
+    }
+}
+
+} // namespace detail
+
+/// The settings of an optimizer, and how it steps an element. The new value of an element depends
+/// only on that element, so any rank may step any range. All members are local.
+///
+/// `rule` is a const lvalue of `R`.
+/// | expression             | result                             | meaning                                  |
+/// |------------------------|------------------------------------|------------------------------------------|
+/// | `rule.state_names()`   | std::span<std::string_view const>  | names of the numbers that it keeps for   |
+/// |                        |                                    | each element, at most 8; as many at every|
+/// |                        |                                    | step; not of an array returned by value  |
+/// | `rule.update(range)`   |                                    | steps an UpdateRange of float or double  |
+/// | `rule.check()`         |                                    | optional; throws ContractViolation if    |
+/// |                        |                                    | the settings are invalid                 |
+/// | `rule.agree_on(list)`  |                                    | optional; adds its settings, as members, |
+/// |                        |                                    | to an AgreementList: ranks compare them, |
+/// |                        |                                    | and a Checkpoint stores and sets them    |
+///
+/// To step in the memory of a device, R has one more member, `template <class T, class F>
+/// decltype(auto) visit_update(std::uint64_t step, F const& f) const`, for T float and double. It
+/// returns `f(update)`, where `update` does to one element what update(range) does at that step:
+/// `update(T& value, T& gradient, T* state)`, a `__host__ __device__` const member, may also change
+/// the gradient. It is trivially copyable and has a static constexpr `state_count`, the number of
+/// state_names(). One source file that nvcc compiles names the rule: `cuda_kernels<R>()`.
+///
+/// R is trivially copyable and can be assigned, because settings are sent to other ranks as bytes.
+/// No member is a pointer or a reference, because addresses are not valid on another rank; pointers
+/// are found among the first 16 members of an aggregate.
+/// Not checkable, but required: no pointer within a member, no std::span, no std::string_view.
+template <class R>
+concept UpdateRule =
+    std::is_trivially_copyable_v<R> && detail::has_state_names<R> &&
+    detail::has_lasting_state_names<R> && detail::has_update<R> && !detail::has_address<R>();
+
+/// Says in one sentence why a class is not an UpdateRule.
+template <class R>
+consteval bool models_update_rule() {
+    static_assert(
+        std::is_trivially_copyable_v<R>,
+        "UpdateRule: the settings have to be trivially copyable, because they travel from rank to rank; "
+        "keep numbers in it, and no vectors or pointers"
+    );
+    static_assert(
+        detail::has_state_names<R>,
+        "UpdateRule: expected a const member 'std::span<std::string_view const> state_names()'; a rule "
+        "without state returns {}"
+    );
+    static_assert(
+        !detail::has_state_names<R> || detail::has_lasting_state_names<R>,
+        "UpdateRule: state_names() returns an array by value, which dies before its span is read; return a "
+        "span of a static array, or a reference to it"
+    );
+    static_assert(
+        !detail::has_address<R>(),
+        "UpdateRule: a member is a pointer, a reference or const, but settings travel from rank to rank, "
+        "where an address leads nowhere; keep numbers in it"
+    );
+    static_assert(
+        detail::has_update<R>,
+        "UpdateRule: expected a const member 'template <class T> void update(joinable::UpdateRange<T> "
+        "const& range)' for float and double"
+    );
+    return UpdateRule<R>;
+}
+
+}} // namespace joinable::v0
+
+// ---- joinable/optimizer/local_optimizer.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// A parameter that an engine's optimizer steps.
+struct WholeParameter {
+    std::size_t index; ///< in the order in which parameters were given, across all groups
+    AnyView value;
+    AnyView gradient;   ///< averaged over ranks; it has the value's dtype and extents
+    std::uint64_t step; ///< of this parameter, counted from 1
+};
+
+namespace detail {
+
+template <class O>
+concept has_step =
+    requires(O& optimizer, WholeParameter const& parameter) { optimizer.step(parameter); };
+template <class O>
+concept has_settings = requires(O& optimizer) {
+    { optimizer.settings() };
+    requires std::is_lvalue_reference_v<decltype(optimizer.settings())>;
+    requires !std::is_const_v<std::remove_reference_t<decltype(optimizer.settings())>>;
+    requires std::is_trivially_copyable_v<std::remove_cvref_t<decltype(optimizer.settings())>>;
+};
+
+template <class O>
+concept has_settings_without_address = requires(O& optimizer) {
+    requires !has_address<std::remove_cvref_t<decltype(optimizer.settings())>>();
+};
+
+} // namespace detail
+
+/// An engine's optimizer that steps one whole parameter at a time and keeps its own state. It may
+/// read all of a parameter, as LAMB does for its norm (You et al., 2020), so parameters are dealt
+/// out whole: Partition::by_parameters. All members are local.
+///
+/// `optimizer` is an lvalue of `O`, `constant` a const one.
+/// | expression                  | result | meaning                                                         |
+/// |-----------------------------|--------|-----------------------------------------------------------------|
+/// | `optimizer.step(parameter)` |        | steps a WholeParameter; called on its owner, in the same order  |
+/// |                             |        | in every step                                                   |
+/// | `optimizer.settings()`      | `S&`   | learning rate and other settings that change between steps;     |
+/// |                             |        | joined owners get those of the lowest active rank. `S` is       |
+/// |                             |        | trivially copyable and has no pointer, reference, std::span or   |
+/// |                             |        | std::string_view: addresses are not valid on another rank       |
+/// | `constant.check()`          |        | optional; throws ContractViolation if the settings are invalid  |
+/// | `constant.agree_on(list)`   |        | optional; adds its settings to an AgreementList, for ranks to   |
+/// |                             |        | compare                                                         |
+///
+/// O is movable and not an UpdateRule.
+template <class O>
+concept LocalOptimizer = std::movable<O> && !UpdateRule<O> && detail::has_step<O> &&
+                         detail::has_settings<O> && detail::has_settings_without_address<O>;
+
+/// Says in one sentence why a class is not a LocalOptimizer.
+template <class O>
+consteval bool models_local_optimizer() {
+    static_assert(
+        std::movable<O>,
+        "LocalOptimizer: the optimizer has to be movable, because groups are kept in a list"
+    );
+    static_assert(
+        detail::has_step<O>,
+        "LocalOptimizer: expected a member 'void step(joinable::WholeParameter const& parameter)'"
+    );
+    static_assert(
+        detail::has_settings<O>,
+        "LocalOptimizer: expected a member 'S& settings()' with a trivially copyable S, such as a struct "
+        "with the learning rate: joined ranks get the settings of the others"
+    );
+    static_assert(
+        !detail::has_settings<O> || detail::has_settings_without_address<O>,
+        "LocalOptimizer: settings() has a pointer or a reference, but settings travel from rank to rank, where an address "
+        "leads nowhere; keep numbers in it"
+    );
+    return LocalOptimizer<O>;
+}
+
+namespace detail {
+
+/// Says in one sentence why a class cannot step shards. Its members show which of the two concepts
+/// it means to model.
+template <class R>
+consteval bool steps_shards() {
+    constexpr bool is_local = has_step<R> || has_settings<R>;
+    constexpr bool is_rule = has_state_names<R> || has_update<R>;
+    static_assert(
+        is_local || is_rule,
+        "sharded optimizer: after the parameters comes the optimizer itself: an UpdateRule, with "
+        "state_names() and update(range), or a LocalOptimizer, with step(parameter) and settings()"
+    );
+    if constexpr (is_local) {
+        return models_local_optimizer<R>();
+    } else if constexpr (is_rule) {
+        return models_update_rule<R>();
+    } else {
+        return false;
+    }
+}
+
+/// The settings of a rule or of an engine's optimizer that are sent to other ranks.
+template <class R>
+auto& settings_of(R& rule) {
+    if constexpr (LocalOptimizer<R>) {
+        return rule.settings();
+    } else {
+        return rule;
+    }
+}
+
+/// The names of the state that a rule keeps with the shard. An engine's optimizer keeps its own
+/// state.
+template <class R>
+std::span<std::string_view const> state_names_of(R const& rule) {
+    if constexpr (LocalOptimizer<R>) {
+        return {};
+    } else {
+        return rule.state_names();
+    }
+}
+
+} // namespace detail
+
+}} // namespace joinable::v0
+
+// ---- joinable/optimizer/optimizer_state.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// State of an optimizer for one parameter, under one name. It has one element for each of the
+/// parameter's, in row-major order, whatever the layout of the value.
+struct StateTensor {
+    std::string name; ///< of the rule's state_names(), or "master"
+    DType dtype;
+    Shape extents;
+    std::vector<std::byte> elements;
+};
+
+/// The whole state of an optimizer, independent of the number of ranks.
+template <class Rule>
+struct OptimizerState {
+    struct Parameter {
+        std::uint64_t steps = 0;
+        std::vector<StateTensor> tensors; ///< none if the parameter needs no gradient
+    };
+
+    std::vector<Rule> rules;           ///< of the groups
+    std::vector<Parameter> parameters; ///< of all groups, one after another
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/optimizer/partition.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// How the elements of a model are dealt out to ranks. The owner of an element keeps its optimizer
+/// state and steps it.
+enum class Partition : std::uint8_t {
+    /// Whole parameters. From the largest to the smallest, each goes to the rank that owns the
+    /// fewest elements so far; the lowest such rank wins ties.
+    by_parameters,
+    /// The same number of elements for each rank, across parameter boundaries. Values and gradients
+    /// must be dense and laid out alike.
+    flat,
+};
+
+/// What is divided among the ranks.
+enum class Sharding : std::uint8_t {
+    /// Nothing. Each rank steps the whole model with the averages that all ranks have and with its
+    /// own settings, which must be the same.
+    none,
+    /// The optimizer state: the first stage of ZeRO. A round sends one and a half times as many
+    /// bytes as with `gradients`.
+    optimizer,
+    gradients, ///< also the averaged gradients, each only at its owner: the second stage
+    /// Also the values; a pass gathers them while it uses them: the third stage. Needs `set_value`
+    /// and `release_value` in parameter_traits.
+    parameters,
+};
+
+[[nodiscard]] constexpr std::string_view name_of(Sharding sharding) noexcept {
+    constexpr std::string_view names[] = {"none", "optimizer", "gradients", "parameters"};
+    return names[static_cast<std::size_t>(sharding)];
+}
+/// Whether the average of a gradient goes only to its owner.
+[[nodiscard]] constexpr bool reduces_to_owners(Sharding sharding) noexcept {
+    return sharding == Sharding::gradients || sharding == Sharding::parameters;
+}
+
+/// A run of elements of one parameter that one rank owns, in memory order.
+struct ShardPiece {
+    std::size_t parameter; ///< its index
+    std::size_t begin;     ///< first element
+    std::size_t size;      ///< number of elements
+    int owner;
+    std::size_t offset; ///< in the bucket, in elements
+};
+
+/// The unit of exchange: parameters of one dtype, in one part per rank, in rank order. A flat part
+/// may end with padding that no rank owns, so that all parts are equal.
+struct ShardBucket {
+    DType dtype;
+    std::vector<std::size_t> counts; ///< elements of each rank's part
+    std::vector<ShardPiece> pieces;  ///< by offset
+
+    [[nodiscard]] std::size_t count() const noexcept {
+        return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    }
+    /// The element at which a rank's part begins.
+    [[nodiscard]] std::size_t offset_of(int rank) const noexcept {
+        return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
+    }
+};
+
+namespace detail {
+
+/// An owner for each parameter, by the rule of Partition::by_parameters. `loads` holds the elements
+/// of each rank and is updated. Complexity: O(n (log n + ranks)).
+std::vector<int>
+owners_by_size(std::span<std::size_t const> sizes, std::vector<std::size_t>& loads);
+
+/// A parameter of at least this size travels alone if it has one owner: it is sent from where it
+/// is, which saves two copies. A smaller one would wait longer for its turn than the copies take.
+inline constexpr std::size_t lone_bytes = std::size_t{64} << 10U;
+
+/// Runs of parameters of one dtype, in list order, that reach `cap` bytes; `chosen` are indices. A
+/// parameter of `alone` bytes or more is a run of its own.
+std::vector<std::vector<std::size_t>> runs_by_size(
+    ParameterList const& parameters,
+    std::span<std::size_t const> chosen,
+    std::size_t cap,
+    std::size_t alone
+);
+
+/// Cuts parts by the owners of whole parameters; `owners` has one entry for each parameter of the
+/// list.
+ShardBucket bucket_by_owners(
+    ParameterList const& parameters,
+    std::vector<std::size_t> run,
+    std::span<int const> owners,
+    std::size_t ranks
+);
+
+/// Cuts equal parts of whole cache lines.
+ShardBucket flat_bucket(
+    ParameterList const& parameters, std::vector<std::size_t> const& run, std::size_t ranks
+);
+
+} // namespace detail
+
+}} // namespace joinable::v0
+
+// ---- joinable/optimizer/partition.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::vector<int>
+owners_by_size(std::span<std::size_t const> sizes, std::vector<std::size_t>& loads) {
+    std::vector<std::size_t> order(sizes.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return sizes[a] != sizes[b] ? sizes[a] > sizes[b] : a < b;
+    });
+    std::vector<int> owners(sizes.size());
+    for (std::size_t const i : order) {
+        auto const least = std::min_element(loads.begin(), loads.end());
+        owners[i] = static_cast<int>(least - loads.begin());
+        *least += sizes[i];
+    }
+    return owners;
+}
+
+JOINABLE_DEFINITION std::vector<std::vector<std::size_t>> runs_by_size(
+    ParameterList const& parameters,
+    std::span<std::size_t const> chosen,
+    std::size_t cap,
+    std::size_t alone
+) {
+    std::vector<std::vector<std::size_t>> runs;
+    for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
+        std::vector<std::size_t> run;
+        std::size_t bytes = 0;
+        for (std::size_t const i : chosen) {
+            AnyView const value = parameters[i].value();
+            if (static_cast<std::size_t>(value.dtype()) != dtype) {
+                continue;
+            }
+            std::size_t const own = value.numel() * size_of(value.dtype());
+            if (own >= alone) {
+                runs.push_back({i});
+                continue;
+            }
+            run.push_back(i);
+            bytes += own;
+            if (bytes >= cap) {
+                runs.push_back(std::exchange(run, {}));
+                bytes = 0;
+            }
+        }
+        if (!run.empty()) {
+            runs.push_back(std::move(run));
+        }
+    }
+    return runs;
+}
+
+JOINABLE_DEFINITION ShardBucket bucket_by_owners(
+    ParameterList const& parameters,
+    std::vector<std::size_t> run,
+    std::span<int const> owners,
+    std::size_t ranks
+) {
+    std::sort(run.begin(), run.end(), [&](std::size_t a, std::size_t b) {
+        return owners[a] != owners[b] ? owners[a] < owners[b] : a < b;
+    });
+    ShardBucket bucket{parameters[run.front()].value().dtype(), {}, {}};
+    bucket.counts.resize(ranks);
+    std::size_t offset = 0;
+    for (std::size_t const i : run) {
+        std::size_t const size = parameters[i].value().numel();
+        bucket.pieces.push_back({i, 0, size, owners[i], offset});
+        bucket.counts[static_cast<std::size_t>(owners[i])] += size;
+        offset += size;
+    }
+    return bucket;
+}
+
+JOINABLE_DEFINITION ShardBucket flat_bucket(
+    ParameterList const& parameters, std::vector<std::size_t> const& run, std::size_t ranks
+) {
+    ShardBucket bucket{parameters[run.front()].value().dtype(), {}, {}};
+    std::size_t total = 0;
+    for (std::size_t const i : run) {
+        total += parameters[i].value().numel();
+    }
+    std::size_t const line = 64 / size_of(bucket.dtype);
+    std::size_t const lines = (total + ranks * line - 1) / (ranks * line);
+    std::size_t const part = (std::max)(lines, std::size_t{1}) * line;
+    bucket.counts.assign(ranks, part);
+    std::size_t offset = 0;
+    for (std::size_t const i : run) {
+        std::size_t left = parameters[i].value().numel();
+        std::size_t begin = 0;
+        do { // a parameter without elements has a piece, too
+            std::size_t const owner = (std::min)(offset / part, ranks - 1);
+            std::size_t const taken = (std::min)(left, (owner + 1) * part - offset);
+            bucket.pieces.push_back({i, begin, taken, static_cast<int>(owner), offset});
+            begin += taken;
+            offset += taken;
+            left -= taken;
+        } while (left != 0);
+    }
+    return bucket;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/optimizer/detail/square_root.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The square root of each element of a register of `T`, by the processor's instruction. Compilers
+/// call a function instead, to set errno. Clang accepts at most 16 bytes in a function that may be
+/// compiled for any processor. With GCC such pieces would go through memory.
+template <class T, class Register>
+[[gnu::always_inline]] inline void take_root(Register& result, Register const& from) noexcept {
+#if defined(__x86_64__)
+#if defined(__clang__)
+    using Piece [[gnu::vector_size(16)]] = T;
+#else
+    using Piece = Register;
+#endif
+    constexpr bool is_float = sizeof(T) == sizeof(float);
+    Piece pieces[sizeof(Register) / sizeof(Piece)];
+    __builtin_memcpy(&pieces, &from, sizeof(Register));
+    for (Piece& piece : pieces) {
+        if constexpr (sizeof(Register) == 16) { // on a processor that has nothing larger
+            if constexpr (is_float) {
+                asm("sqrtps %0, %0" : "+x"(piece));
+            } else {
+                asm("sqrtpd %0, %0" : "+x"(piece));
+            }
+        } else if constexpr (is_float) {
+            asm("vsqrtps %0, %0" : "+x"(piece));
+        } else {
+            asm("vsqrtpd %0, %0" : "+x"(piece));
+        }
+    }
+    __builtin_memcpy(&result, &pieces, sizeof(Register));
+#else
+    for (std::size_t i = 0; i < sizeof(Register) / sizeof(T); ++i) {
+        result[i] = __builtin_sqrt(from[i]);
+    }
+#endif
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/optimizer/detail/update_loop.hpp
+
+/// @file
+/// Update rules over registers of elements. Every product is rounded before it is added, and
+/// registers of any width do the same, including single elements. So the result has the same bits
+/// wherever an element lies in a range and whichever processor steps it. Kernels call an update
+/// with single elements.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// As many elements as fit into `width` bytes: a register or a single number.
+template <class T, std::size_t width>
+struct register_of {
+    using type [[gnu::vector_size(width)]] = T;
+};
+template <class T>
+struct register_of<T, sizeof(T)> {
+    using type = T;
+};
+
+/// result = a * b, rounded.
+template <class V, class Factor>
+[[gnu::always_inline]] JOINABLE_HOST_DEVICE inline void
+multiply(V& result, V const& a, Factor const& b) noexcept {
+    JOINABLE_ROUNDED_PRODUCT(result, a, b);
+}
+
+/// result = result + a * b, rounded twice.
+template <class V, class Factor>
+[[gnu::always_inline]] JOINABLE_HOST_DEVICE inline void
+add_product(V& result, V const& a, Factor const& b) noexcept {
+    V product;
+    multiply(product, a, b);
+    result = result + product;
+}
+
+/// The square root of each element, rounded.
+template <class T, class V>
+[[gnu::always_inline]] JOINABLE_HOST_DEVICE inline void root(V& result, V const& from) noexcept {
+    if constexpr (std::is_same_v<V, T>) {
+        result = std::sqrt(from);
+    } else {
+        take_root<T>(result, from);
+    }
+}
+
+/// Steps elements from `at` on while they fill registers. Returns where it stopped.
+template <class T, std::size_t width, class Update>
+[[gnu::always_inline]] inline std::size_t
+update_registers(Update const& update, UpdateRange<T> const& range, std::size_t at) noexcept {
+    using V = typename register_of<T, width>::type;
+    constexpr std::size_t lanes = width / sizeof(T);
+    constexpr std::size_t arrays = Update::state_count; // constant, so that they stay in registers
+    for (; at + lanes <= range.size; at += lanes) {
+        V value;
+        V gradient;
+        V state[arrays == 0 ? 1 : arrays];
+        std::memcpy(&value, range.values + at, width);
+        std::memcpy(&gradient, range.gradients + at, width);
+        JOINABLE_UNROLL
+        for (std::size_t k = 0; k != arrays; ++k) { // not <: nvcc warns that nothing is below 0
+            std::memcpy(&state[k], range.state[k] + at, width);
+        }
+        update(value, gradient, state);
+        std::memcpy(range.values + at, &value, width);
+        JOINABLE_UNROLL
+        for (std::size_t k = 0; k != arrays; ++k) {
+            std::memcpy(range.state[k] + at, &state[k], width);
+        }
+    }
+    return at;
+}
+template <class T, std::size_t width, class Update>
+[[gnu::always_inline]] inline void
+update_elements(Update const& update, UpdateRange<T> const& range) noexcept {
+    std::size_t const at = update_registers<T, width>(update, range, 0);
+    update_registers<T, sizeof(T)>(update, range, at);
+}
+
+// Variants for each instruction set. AVX-512 would gain nothing, because a step is limited by
+// memory. nvcc compiles no registers of the host in functions that kernels call, so it takes these
+// loops from another file of the program. Where no file has them their addresses are null.
+#if defined(__CUDACC__)
+template <class T, class Update>
+[[gnu::weak]] void update_baseline(Update const& update, UpdateRange<T> const& range) noexcept;
+template <class T, class Update>
+[[gnu::weak]] void update_avx2(Update const& update, UpdateRange<T> const& range) noexcept;
+#else
+template <class T, class Update>
+JOINABLE_LOOP void update_baseline(Update const& update, UpdateRange<T> const& range) noexcept {
+    update_elements<T, 16>(update, range);
+}
+template <class T, class Update>
+JOINABLE_LOOP_AVX2 void update_avx2(Update const& update, UpdateRange<T> const& range) noexcept {
+    update_elements<T, 32>(update, range);
+}
+#endif
+
+/// Steps a range. `Update` is called with registers or single elements: update(value, gradient,
+/// state).
+template <class T, class Update>
+void run_update(
+    Update const& update, UpdateRange<T> const& range, InstructionSet set = instruction_set()
+) noexcept {
+    auto* loop =
+        set == InstructionSet::baseline ? &update_baseline<T, Update> : &update_avx2<T, Update>;
+    asm("" : "+r"(loop)); // else compilers believe that a function has an address
+    if (loop != nullptr) {
+        loop(update, range);
+    } else {
+        update_registers<T, sizeof(T)>(update, range, 0);
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/optimizer/rules.hpp
+
+/// @file
+/// The update rules of PyTorch's optimizers of the same names: torch/optim/sgd.py, adam.py and
+/// adamw.py of 2.15, with their defaults. As in PyTorch, settings are computed in double and then
+/// rounded to the type of the elements.
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+/// @throws ContractViolation  a setting is not in [least, below).
+inline void
+check_setting(std::string_view rule, std::string_view name, double value, double below = HUGE_VAL) {
+    if (!(value >= 0.0 && value < below)) {
+        throw ContractViolation{concat(
+            to_text(rule),
+            "::",
+            to_text(name),
+            " is ",
+            value,
+            below == HUGE_VAL ? "; give a finite number that is not negative"
+                              : "; give a number from 0 to below 1"
+        )};
+    }
+}
+
+/// Changes to a gradient before a rule sees it.
+template <class T>
+struct GradientTerms {
+    T sign;  ///< -1: ascends
+    T decay; ///< times the value, added to the gradient
+
+    template <class V>
+    [[gnu::always_inline]] JOINABLE_HOST_DEVICE void
+    apply(V& gradient, V const& value) const noexcept {
+        gradient = gradient * sign; // exact
+        if (decay != T{0}) {
+            add_product(gradient, value, decay);
+        }
+    }
+};
+
+template <class T, bool has_momentum>
+struct SgdUpdate {
+    static constexpr std::size_t state_count = has_momentum ? 1 : 0;
+    GradientTerms<T> terms;
+    T momentum;
+    T undamped; ///< the share of a gradient that goes into the momentum
+    T negative_rate;
+    bool is_first;
+    bool is_nesterov;
+
+    template <class V>
+    [[gnu::always_inline]] JOINABLE_HOST_DEVICE void
+    operator()(V& value, V& gradient, V* state) const noexcept {
+        terms.apply(gradient, value);
+        if constexpr (has_momentum) {
+            V& buffer = state[0];
+            if (is_first) {
+                buffer = gradient;
+            } else {
+                multiply(buffer, buffer, momentum);
+                add_product(buffer, gradient, undamped);
+            }
+            if (is_nesterov) {
+                add_product(gradient, buffer, momentum);
+            } else {
+                gradient = buffer;
+            }
+        }
+        add_product(value, gradient, negative_rate);
+    }
+};
+
+template <class T, bool is_amsgrad>
+struct AdamUpdate {
+    static constexpr std::size_t state_count = is_amsgrad ? 3 : 2;
+    GradientTerms<T> terms;
+    T kept; ///< factor of the value, for a decay that is not part of the gradient
+    T first_rate;
+    T beta2;
+    T second_rate;
+    T root_correction;
+    T epsilon;
+    T negative_rate;
+
+    template <class V>
+    [[gnu::always_inline]] JOINABLE_HOST_DEVICE void
+    operator()(V& value, V& gradient, V* state) const noexcept {
+        terms.apply(gradient, value);
+        if (kept != T{1}) {
+            multiply(value, value, kept);
+        }
+        V& average = state[0];
+        V& square_average = state[1];
+        V const change = gradient - average;
+        add_product(average, change, first_rate);
+        V square;
+        multiply(square, gradient, gradient);
+        multiply(square_average, square_average, beta2);
+        add_product(square_average, square, second_rate);
+        V denominator;
+        if constexpr (is_amsgrad) {
+            V& largest = state[2];
+            largest = largest > square_average ? largest : square_average; // NaN stays
+            root<T>(denominator, largest);
+        } else {
+            root<T>(denominator, square_average);
+        }
+        denominator = denominator / root_correction + epsilon;
+        V const quotient = average / denominator;
+        add_product(value, quotient, negative_rate);
+    }
+};
+
+inline constexpr std::array<std::string_view, 1> sgd_state{"momentum_buffer"};
+inline constexpr std::array<std::string_view, 3> adam_state{
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
+};
+
+/// Adam and AdamW, which differ in where the weight decay is applied.
+template <class T, bool is_amsgrad, class Settings>
+AdamUpdate<T, is_amsgrad>
+adam_update(Settings const& settings, bool is_decoupled, std::uint64_t count) {
+    auto const step = static_cast<double>(count);
+    double const first_correction = 1.0 - std::pow(settings.beta1, step);
+    double const second_correction = 1.0 - std::pow(settings.beta2, step);
+    double const decay = settings.weight_decay;
+    AdamUpdate<T, is_amsgrad> update;
+    update.terms.sign = static_cast<T>(settings.maximize ? -1.0 : 1.0);
+    update.terms.decay = static_cast<T>(is_decoupled ? 0.0 : decay);
+    update.kept = static_cast<T>(is_decoupled ? 1.0 - settings.learning_rate * decay : 1.0);
+    update.first_rate = static_cast<T>(1.0 - settings.beta1);
+    update.beta2 = static_cast<T>(settings.beta2);
+    update.second_rate = static_cast<T>(1.0 - settings.beta2);
+    update.root_correction = static_cast<T>(std::sqrt(second_correction));
+    update.epsilon = static_cast<T>(settings.epsilon);
+    update.negative_rate = static_cast<T>(-settings.learning_rate / first_correction);
+    return update;
+}
+/// Calls f with the update of a step.
+template <class T, class Settings, class F>
+decltype(auto)
+visit_adam(Settings const& settings, bool is_decoupled, std::uint64_t step, F const& f) {
+    return settings.amsgrad ? f(adam_update<T, true>(settings, is_decoupled, step))
+                            : f(adam_update<T, false>(settings, is_decoupled, step));
+}
+
+/// Steps a range in host memory by the update that the rule gives.
+template <class Rule, class T>
+void run_rule(Rule const& rule, UpdateRange<T> const& range) {
+    rule.template visit_update<T>(range.step, [&](auto const& update) {
+        run_update(update, range);
+    });
+}
+
+template <class Settings>
+void check_adam(std::string_view name, Settings const& settings) {
+    check_setting(name, "learning_rate", settings.learning_rate);
+    check_setting(name, "beta1", settings.beta1, 1.0);
+    check_setting(name, "beta2", settings.beta2, 1.0);
+    check_setting(name, "epsilon", settings.epsilon);
+    check_setting(name, "weight_decay", settings.weight_decay);
+}
+
+template <class List, class Settings>
+void agree_on_adam(List& list, Settings const& settings) {
+    list.add("learning_rate", settings.learning_rate);
+    list.add("beta1", settings.beta1);
+    list.add("beta2", settings.beta2);
+    list.add("epsilon", settings.epsilon);
+    list.add("weight_decay", settings.weight_decay);
+    list.add("amsgrad", settings.amsgrad);
+    list.add("maximize", settings.maximize);
+}
+
+} // namespace detail
+
+inline std::span<std::string_view const> Sgd::state_names() const noexcept {
+    return std::span{detail::sgd_state}.first(momentum == 0.0 ? 0 : 1);
+}
+template <class T>
+void Sgd::update(UpdateRange<T> const& range) const {
+    detail::run_rule(*this, range);
+}
+template <class T, class F>
+decltype(auto) Sgd::visit_update(std::uint64_t step, F const& f) const {
+    return momentum == 0.0 ? f(made<T, false>(step)) : f(made<T, true>(step));
+}
+inline void Sgd::check() const {
+    detail::check_setting("Sgd", "learning_rate", learning_rate);
+    detail::check_setting("Sgd", "momentum", momentum);
+    detail::check_setting("Sgd", "weight_decay", weight_decay);
+    if (nesterov && (momentum <= 0.0 || dampening != 0.0)) {
+        throw ContractViolation{detail::concat(
+            "Sgd::nesterov needs a momentum and no dampening, but momentum is ",
+            momentum,
+            " and dampening is ",
+            dampening
+        )};
+    }
+}
+template <class List>
+void Sgd::agree_on(List& list) const {
+    list.add("learning_rate", learning_rate);
+    list.add("momentum", momentum);
+    list.add("dampening", dampening);
+    list.add("weight_decay", weight_decay);
+    list.add("nesterov", nesterov);
+    list.add("maximize", maximize);
+}
+template <class T, bool has_momentum>
+detail::SgdUpdate<T, has_momentum> Sgd::made(std::uint64_t step) const {
+    detail::SgdUpdate<T, has_momentum> update;
+    update.terms.sign = static_cast<T>(maximize ? -1.0 : 1.0);
+    update.terms.decay = static_cast<T>(weight_decay);
+    update.momentum = static_cast<T>(momentum);
+    update.undamped = static_cast<T>(1.0 - dampening);
+    update.negative_rate = static_cast<T>(-learning_rate);
+    update.is_first = step == 1;
+    update.is_nesterov = nesterov;
+    return update;
+}
+
+inline std::span<std::string_view const> Adam::state_names() const noexcept {
+    return std::span{detail::adam_state}.first(amsgrad ? 3 : 2);
+}
+template <class T>
+void Adam::update(UpdateRange<T> const& range) const {
+    detail::run_rule(*this, range);
+}
+template <class T, class F>
+decltype(auto) Adam::visit_update(std::uint64_t step, F const& f) const {
+    return detail::visit_adam<T>(*this, false, step, f);
+}
+inline void Adam::check() const {
+    detail::check_adam("Adam", *this);
+}
+template <class List>
+void Adam::agree_on(List& list) const {
+    detail::agree_on_adam(list, *this);
+}
+
+inline std::span<std::string_view const> AdamW::state_names() const noexcept {
+    return std::span{detail::adam_state}.first(amsgrad ? 3 : 2);
+}
+template <class T>
+void AdamW::update(UpdateRange<T> const& range) const {
+    detail::run_rule(*this, range);
+}
+template <class T, class F>
+decltype(auto) AdamW::visit_update(std::uint64_t step, F const& f) const {
+    return detail::visit_adam<T>(*this, true, step, f);
+}
+inline void AdamW::check() const {
+    detail::check_adam("AdamW", *this);
+}
+template <class List>
+void AdamW::agree_on(List& list) const {
+    detail::agree_on_adam(list, *this);
+}
+
+}} // namespace joinable::v0
+
+// ---- joinable/device/scratch.hpp
+
+#ifndef JOINABLE_DEVICE_SCRATCH_HPP_PART_1
+#define JOINABLE_DEVICE_SCRATCH_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Memory of a device for a while, such as for a tensor whose elements have to be rearranged. It grows
+/// on demand.
+class Scratch {
+public:
+    explicit Scratch(Device& device) noexcept : device_{device} {}
+
+    [[nodiscard]] std::byte* data(std::size_t bytes) {
+        if (arena_.bytes() < bytes) {
+            if (is_on_host(device_)) {
+                arena_ = Arena{};
+            } else { // freeing it would wait for the device
+                bytes = (std::max)(bytes, 2 * arena_.bytes());
+                former_.push_back(std::move(arena_));
+            }
+            arena_ = device_.allocate(bytes, Arena::default_alignment);
+        }
+        return arena_.data();
+    }
+
+private:
+    Device& device_;
+    Arena arena_;
+    std::vector<Arena> former_;
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/reduction/arithmetic.hpp
+
+#ifndef JOINABLE_REDUCTION_ARITHMETIC_HPP_PART_1
+#define JOINABLE_REDUCTION_ARITHMETIC_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+// The functions below are written for vectorisers: they have no branches and compare only signed
+// numbers (SSE2 has no other comparison). They are always inlined, so that they are compiled for
+// their caller's instruction set.
+
+/// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
+[[gnu::always_inline]] constexpr std::uint32_t
+select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
+    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
+    return (yes & mask) | (no & ~mask);
+}
+
+/// Converts between float and a 16-bit format in the low half of a word. The bits are the same as
+/// those of BFloat16 and Half.
+template <class T>
+struct Conversion;
+
+template <>
+struct Conversion<BFloat16> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        return std::bit_cast<float>(bits << 16);
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
+        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
+        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
+    }
+};
+
+template <>
+struct Conversion<Half> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
+        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
+        // Zero and subnormals: the mantissa times 2^-24, exactly.
+        auto const subnormal =
+            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+        // Others: the exponent is rebiased from 15 to 127; that of infinity and NaN becomes 255.
+        std::uint32_t const other =
+            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
+        return std::bit_cast<float>(
+            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, subnormal, other)
+        );
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
+        auto const bits = static_cast<std::uint32_t>(magnitude);
+        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal.
+        std::uint32_t const subnormal =
+            std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5F) - 0x3f00'0000U;
+        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
+        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
+        std::uint32_t result = select(magnitude < 0x3880'0000, subnormal, normal);
+        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
+        result = select(magnitude > 0x7f80'0000, nan, result);
+        return ((word >> 16) & 0x8000U) | result;
+    }
+};
+
+template <class T>
+concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
+
+/// The unsigned integer of a size. Integers are added in it, because it wraps.
+template <std::size_t Bytes>
+struct unsigned_of_size;
+template <>
+struct unsigned_of_size<1> {
+    using type = std::uint8_t;
+};
+template <>
+struct unsigned_of_size<2> {
+    using type = std::uint16_t;
+};
+template <>
+struct unsigned_of_size<4> {
+    using type = std::uint32_t;
+};
+template <>
+struct unsigned_of_size<8> {
+    using type = std::uint64_t;
+};
+template <std::size_t Bytes>
+using bits_of_size = typename unsigned_of_size<Bytes>::type;
+
+/// Applies an operation to the halves of two words, and returns a word of the two results.
+template <class T, class Operation>
+[[gnu::always_inline]] inline std::uint32_t
+each_half(Operation const& operation, std::uint32_t source, std::uint32_t target) noexcept {
+    using C = Conversion<T>;
+    float low = C::widen(target & 0xffffU);
+    float high = C::widen(target >> 16);
+    operation.compute(C::widen(source & 0xffffU), low);
+    operation.compute(C::widen(source >> 16), high);
+    return C::narrow(low) | (C::narrow(high) << 16);
+}
+
+// An operation on elements. `Element` is the type in memory. `Word` is the type of one computation:
+// one element, or two of 16 bits (a single one is then in the low half). The call takes a word of
+// the source and the word of the target that it replaces. `compute` does the same to widened 16-bit
+// numbers, to one or to a register full.
+
+/// target = source * factor
+template <class T>
+struct Scale {
+    using Element = T;
+    using Word = T;
+    T factor;
+
+    explicit Scale(double number) noexcept : factor{static_cast<T>(number)} {}
+    [[gnu::always_inline]] T operator()(T source, T) const noexcept { return source * factor; }
+};
+
+template <sixteen_bits T>
+struct Scale<T> {
+    using Element = std::uint16_t;
+    using Word = std::uint32_t;
+    using Number = T;
+    float factor;
+
+    explicit Scale(double number) noexcept : factor{static_cast<float>(number)} {}
+    template <class Floats>
+    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
+        target = source * factor;
+    }
+    [[gnu::always_inline]] Word operator()(Word source, Word) const noexcept {
+        return each_half<T>(*this, source, 0);
+    }
+};
+
+/// target = target + source
+template <class T>
+struct Add {
+    using Element = T;
+    using Word = T;
+
+    [[gnu::always_inline]] T operator()(T source, T target) const noexcept {
+        return static_cast<T>(target + source);
+    }
+};
+
+template <sixteen_bits T>
+struct Add<T> {
+    using Element = std::uint16_t;
+    using Word = std::uint32_t;
+    using Number = T;
+
+    template <class Floats>
+    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
+        target = target + source;
+    }
+    [[gnu::always_inline]] Word operator()(Word source, Word target) const noexcept {
+        return each_half<T>(*this, source, target);
+    }
+};
+
+/// target = source; only the bits matter.
+template <class Bits>
+struct Assign {
+    using Element = Bits;
+    using Word = Bits;
+
+    [[gnu::always_inline]] Bits operator()(Bits source, Bits) const noexcept { return source; }
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/reduction/rows.hpp
+
+#ifndef JOINABLE_REDUCTION_ROWS_HPP_PART_1
+#define JOINABLE_REDUCTION_ROWS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Rows of elements at equal distances, in bytes.
+template <class Byte>
+struct Rows {
+    Byte* data;
+    std::size_t step;     ///< from element to element
+    std::size_t next = 0; ///< from row to row
+};
+
+/// Memory is read and written as bytes, so no engine's element type can alias.
+template <class T>
+[[gnu::always_inline]] inline T load(std::byte const* from) noexcept {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return value;
+}
+template <class T>
+[[gnu::always_inline]] inline void store(std::byte* to, T value) noexcept {
+    std::memcpy(to, &value, sizeof(T));
+}
+
+/// Writes a register past the caches, to a multiple of 16 bytes, if the processor can. Other
+/// threads see the data after `finish_streams()`.
+using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
+template <class Register>
+[[gnu::always_inline]] inline void stream(std::byte* to, Register const& value) noexcept {
+    if constexpr (has_streaming_stores) {
+        std::array<Bytes16, sizeof(Register) / 16> pieces;
+        std::memcpy(&pieces, &value, sizeof(Register));
+        for (Bytes16 const& piece : pieces) {
+            asm volatile("movntdq %1, %0" : "=m"(*reinterpret_cast<Bytes16*>(to)) : "x"(piece));
+            to += sizeof(piece);
+        }
+    }
+}
+template <bool exist = has_streaming_stores>
+[[gnu::always_inline]] inline void finish_streams() noexcept {
+    if constexpr (exist) {
+        asm volatile("sfence" : : : "memory");
+    }
+}
+
+template <class Operation>
+[[gnu::always_inline]] inline void
+words(Operation const& operation, std::byte const* from, std::byte* to, std::size_t count) {
+    using Word = typename Operation::Word;
+    for (std::size_t i = 0; i < count; ++i) {
+        std::size_t const at = i * sizeof(Word);
+        store<Word>(to + at, operation(load<Word>(from + at), load<Word>(to + at)));
+    }
+}
+
+/// The same for rows that do not overlap, so that the compiler need not check it.
+template <class Operation>
+[[gnu::always_inline]] inline void words_apart(
+    Operation const& operation,
+    std::byte const* __restrict from,
+    std::byte* __restrict to,
+    std::size_t count
+) {
+    words(operation, from, to, count);
+}
+template <class Bits>
+void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std::size_t count) {
+    std::memcpy(to, from, count * sizeof(Bits));
+}
+
+/// One row from element `done` on, compiled for the caller's instruction set. The rows are the same
+/// or do not overlap.
+template <class Operation>
+[[gnu::always_inline]] inline void apply(
+    Operation const operation,
+    Rows<std::byte const> const& from,
+    Rows<std::byte> const& to,
+    std::size_t done,
+    std::size_t count
+) {
+    using Element = typename Operation::Element;
+    using Word = typename Operation::Word;
+    if (from.step == sizeof(Element) && to.step == sizeof(Element) && done == 0) {
+        std::size_t const whole = count * sizeof(Element) / sizeof(Word);
+        if (from.data == to.data) {
+            words(operation, to.data, to.data, whole);
+        } else {
+            words_apart(operation, from.data, to.data, whole);
+        }
+        done = whole * sizeof(Word) / sizeof(Element);
+    }
+    for (std::size_t i = done; i < count; ++i) {
+        std::byte* const target = to.data + i * to.step;
+        Word const result =
+            operation(load<Element>(from.data + i * from.step), load<Element>(target));
+        store<Element>(target, static_cast<Element>(result));
+    }
+}
+
+/// Rows from element `done` on.
+template <class Operation>
+[[gnu::always_inline]] inline void apply_from(
+    std::size_t done,
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+        apply(operation, from, to, done, count);
+    }
+}
+
+template <class Operation>
+inline constexpr bool is_of_halves = false;
+template <class Operation>
+    requires std::same_as<typename Operation::Number, Half>
+inline constexpr bool is_of_halves<Operation> = true;
+
+/// Applies an operation to the f16 numbers in each row that fill whole registers, which the
+/// processor converts. Returns their number.
+template <class Operation>
+JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    if constexpr (has_half_conversions && is_of_halves<Operation>) {
+        if (from.step == 2 && to.step == 2) {
+            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+                for (std::size_t i = 0; i + 8 <= count; i += 8) {
+                    EightHalves halves;
+                    EightFloats source;
+                    EightFloats target;
+                    std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
+                    widen(halves, source);
+                    std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
+                    widen(halves, target);
+                    operation.compute(source, target);
+                    narrow(target, halves);
+                    std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
+                }
+            }
+            return count / 8 * 8;
+        }
+    }
+    return 0;
+}
+
+// The same loop for each instruction set. AVX2 conversions run before it, because only a function
+// for AVX2 can inline them.
+template <class Operation>
+JOINABLE_LOOP void apply_baseline(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    apply_from(0, operation, from, to, count, rows);
+}
+template <class Operation>
+JOINABLE_LOOP_AVX2 void apply_avx2(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
+    apply_from(done, operation, from, to, count, rows);
+}
+template <class Operation>
+JOINABLE_LOOP_AVX512 void apply_avx512(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
+    apply_from(done, operation, from, to, count, rows);
+}
+
+/// The function that applies an operation to some rows on this processor.
+template <class Operation>
+auto rows_function(InstructionSet set = instruction_set()) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &apply_avx512<Operation>;
+    case InstructionSet::avx2: return &apply_avx2<Operation>;
+    case InstructionSet::baseline: break;
+    }
+    return &apply_baseline<Operation>;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/reduction/halves.hpp
+
+#ifndef JOINABLE_REDUCTION_HALVES_HPP_PART_1
+#define JOINABLE_REDUCTION_HALVES_HPP_PART_1
+
+/// @file
+/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
+/// Compiled for each instruction set. Rows do not overlap.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <sixteen_bits T>
+struct Widen {
+    static constexpr std::size_t from_bytes = sizeof(T);
+    static constexpr std::size_t to_bytes = sizeof(float);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        widen(load<EightHalves>(from), floats);
+        std::memcpy(to, &floats, sizeof(floats));
+    }
+};
+
+template <sixteen_bits T>
+struct Narrow {
+    static constexpr std::size_t from_bytes = sizeof(float);
+    static constexpr std::size_t to_bytes = sizeof(T);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        EightHalves halves;
+        std::memcpy(&floats, from, sizeof(floats));
+        narrow(floats, halves);
+        store(to, halves);
+    }
+};
+
+template <class C>
+[[gnu::always_inline]] inline void convert_from(
+    std::size_t done, std::byte const* __restrict from, std::byte* __restrict to, std::size_t count
+) noexcept {
+    for (std::size_t i = done; i < count; ++i) {
+        C::one(from + i * C::from_bytes, to + i * C::to_bytes);
+    }
+}
+/// Converts with the processor's instruction, if there is one. Returns the number of converted
+/// elements.
+template <class C>
+JOINABLE_INLINE_AVX2 std::size_t
+convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    std::size_t done = 0;
+    if constexpr (C::has_instruction) {
+        for (; done + 8 <= count; done += 8) {
+            C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+        }
+    }
+    return done;
+}
+
+template <class C>
+JOINABLE_LOOP void
+convert_baseline(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(0, from, to, count);
+}
+template <class C>
+JOINABLE_LOOP_AVX2 void
+convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
+template <class C>
+JOINABLE_LOOP_AVX512 void
+convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
+/// The function that converts a row on this processor.
+template <class C>
+auto* conversion_function(InstructionSet set) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &convert_avx512<C>;
+    case InstructionSet::avx2: return &convert_avx2<C>;
+    case InstructionSet::baseline: break;
+    }
+    return &convert_baseline<C>;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/optimizer/shard_state.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// The state that the owner of a part keeps: an array for each name of the rule, and an array of
+/// masters if the values have 16 bits. Empty if an engine's optimizer keeps its own state. Local.
+class ShardState {
+public:
+    /// State for `count` elements of `dtype`, a floating-point type; zeros, in memory of `device`.
+    ShardState(
+        DType dtype,
+        std::size_t count,
+        std::size_t names,
+        bool has_masters,
+        Device& device = detail::the_host()
+    )
+        : dtype_{dtype}, count_{count}, names_{names}, has_masters_{has_masters},
+          memory_{device.allocate(count * element_bytes(), Arena::default_alignment)} {}
+
+    [[nodiscard]] bool has_masters() const noexcept { return has_masters_; }
+    /// The rule's arrays, then the masters.
+    [[nodiscard]] std::size_t arrays() const noexcept { return names_ + (has_masters() ? 1 : 0); }
+    [[nodiscard]] std::size_t names() const noexcept { return names_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
+    /// The dtype of all arrays.
+    [[nodiscard]] DType computed_in() const noexcept { return has_masters() ? DType::f32 : dtype_; }
+    /// The bytes of all arrays for one element.
+    [[nodiscard]] std::size_t element_bytes() const noexcept {
+        return arrays() * size_of(computed_in());
+    }
+    /// Array `k` from element `at` on.
+    [[nodiscard]] std::byte* array(std::size_t k, std::size_t at = 0) const noexcept {
+        return memory_.data() + (k * count_ + at) * size_of(computed_in());
+    }
+    /// A step of `count` elements, whose state begins at element `at`. Values and gradients have
+    /// the dtype of the state.
+    [[nodiscard]] DeviceUpdate update(
+        std::byte* values,
+        std::byte const* gradients,
+        std::size_t count,
+        std::size_t at,
+        std::uint64_t step
+    ) const noexcept {
+        void* const masters = has_masters() ? array(names_, at) : nullptr;
+        void* const state = names_ != 0 ? array(0, at) : nullptr;
+        return {values, gradients, masters, state, count_, count, step, dtype_};
+    }
+
+private:
+    DType dtype_;
+    std::size_t count_;
+    std::size_t names_;
+    bool has_masters_;
+    Arena memory_;
+};
+
+namespace detail {
+
+/// memcpy() that allows null pointers if there is nothing to copy.
+inline void copy_bytes(std::byte* to, std::byte const* from, std::size_t bytes) noexcept {
+    if (bytes != 0) {
+        std::memcpy(to, from, bytes);
+    }
+}
+
+/// The type that an optimizer computes in: numbers of 16 bits have a master copy of 32 bits.
+template <class Stored>
+using master_of = std::conditional_t<sixteen_bits<Stored>, float, Stored>;
+
+template <class Stored>
+void widen_to(float* to, std::byte const* from, std::size_t count) noexcept {
+    conversion_function<Widen<Stored>>(instruction_set())(
+        from, reinterpret_cast<std::byte*>(to), count
+    );
+}
+template <class Stored>
+void narrow_to(std::byte* to, float const* from, std::size_t count) noexcept {
+    conversion_function<Narrow<Stored>>(instruction_set())(
+        reinterpret_cast<std::byte const*>(from), to, count
+    );
+}
+
+/// Calls f with the floating-point dtype as a type.
+template <class F>
+void visit_floating(DType dtype, F const& f) {
+    switch (dtype) {
+    case DType::f16: return f(std::type_identity<Half>{});
+    case DType::bf16: return f(std::type_identity<BFloat16>{});
+    case DType::f64: return f(std::type_identity<double>{});
+    default: return f(std::type_identity<float>{});
+    }
+}
+
+/// Steps elements in host memory.
+template <class Stored, class Rule>
+void update_as(Rule const& rule, DeviceUpdate const& update) {
+    using T = master_of<Stored>;
+    std::array<T*, most_state_arrays> arrays{};
+    std::size_t const names = rule.state_names().size();
+    auto const range = [&](std::size_t begin, std::size_t count, T* stepped, T const* by) {
+        for (std::size_t k = 0; k < names; ++k) {
+            arrays[k] = static_cast<T*>(update.state) + k * update.stride + begin;
+        }
+        rule.update(UpdateRange<T>{count, stepped, by, std::span{arrays}.first(names), update.step}
+        );
+    };
+    if constexpr (sixteen_bits<Stored>) {
+        constexpr std::size_t tile = 1024;
+        auto* const values = static_cast<std::byte*>(update.values);
+        auto const* const gradients = static_cast<std::byte const*>(update.gradients);
+        std::array<float, tile> widened;
+        for (std::size_t begin = 0; begin < update.count; begin += tile) {
+            std::size_t const count = (std::min)(tile, update.count - begin);
+            float* const masters = static_cast<float*>(update.masters) + begin;
+            widen_to<Stored>(widened.data(), gradients + begin * sizeof(Stored), count);
+            range(begin, count, masters, widened.data());
+            narrow_to<Stored>(values + begin * sizeof(Stored), masters, count);
+        }
+    } else {
+        range(
+            0, update.count, static_cast<T*>(update.values), static_cast<T const*>(update.gradients)
+        );
+    }
+}
+template <class Rule>
+void update_on_host(void const* settings, DeviceUpdate const& update) {
+    visit_floating(update.dtype, [&]<class Stored>(std::type_identity<Stored>) {
+        update_as<Stored>(*static_cast<Rule const*>(settings), update);
+    });
+}
+
+/// "Steps" to the gradient: with the values as gradients, copies values of 16 bits into masters.
+struct LoadMasters {
+    template <class T>
+    struct Update {
+        static constexpr std::size_t state_count = 0;
+
+        JOINABLE_HOST_DEVICE void operator()(T& value, T const& gradient, T*) const noexcept {
+            value = gradient;
+        }
+    };
+
+    [[nodiscard]] static std::span<std::string_view const> state_names() noexcept { return {}; }
+    template <class T>
+    void update(UpdateRange<T> const& range) const {
+        std::copy_n(range.gradients, range.size, range.values);
+    }
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t, F const& f) const {
+        return f(Update<T>{});
+    }
+};
+
+/// A rule as devices take it; refers to it.
+template <class Rule>
+[[nodiscard]] DeviceRule device_rule(Rule const& rule) noexcept {
+    return {&rule_id<Rule>, &rule, sizeof(Rule), &update_on_host<Rule>};
+}
+
+} // namespace detail
+
+}} // namespace joinable::v0
+
+// ---- joinable/optimizer/stepped_gradients.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The gradients by which a rank steps the parameters of a group. An active rank steps the
+/// parameters of which it has a gradient. A joined rank has run no pass, so what it has tells
+/// nothing: it steps the parameters that active ranks step. If it has no gradient of one of these,
+/// no rank used the parameter, and zeros are its gradient. Local.
+class SteppedGradients {
+public:
+    /// Makes room for what is said of `parameters` parameters. Without it, own gradients count.
+    void reserve(std::size_t parameters) { has_gradient_.resize(parameters); }
+    /// Whether the rank that called list() has a gradient, for each parameter. The buffer of a
+    /// message to joined ranks.
+    [[nodiscard]] std::span<std::uint8_t> listed() noexcept { return has_gradient_; }
+    /// Lists this rank's gradients.
+    void list(ParameterList const& parameters) {
+        for (std::size_t i = 0; i < has_gradient_.size(); ++i) {
+            has_gradient_[i] = parameters[i].grad() ? 1 : 0;
+        }
+    }
+
+    /// Before a step, on every rank. The device has the parameters and must outlive the step.
+    void begin_step(bool has_joined, Device& device) {
+        follows_ = has_joined && !has_gradient_.empty();
+        device_ = &device;
+        for (auto const& [i, zeros] : zeros_) {
+            device.fill_zero(zeros.view); // a step may have written there
+        }
+        if (!zeros_.empty()) {
+            device.submit(); // before they are read
+        }
+    }
+    /// The gradient by which parameter `i` is stepped. Empty: it is not stepped.
+    [[nodiscard]] AnyView of(ParameterList const& parameters, std::size_t i) {
+        AnyView const own = parameters[i].grad();
+        if (!follows_) {
+            return own;
+        }
+        return has_gradient_[i] == 0 ? AnyView{} : own ? own : zeros(parameters[i].value(), i);
+    }
+
+private:
+    [[nodiscard]] AnyView zeros(AnyView const& value, std::size_t i) {
+        auto at = zeros_.find(i);
+        if (at == zeros_.end()) {
+            Shape const& extents = value.extents();
+            std::size_t const bytes = value.numel() * size_of(value.dtype());
+            Arena memory = device_->allocate(bytes, Arena::default_alignment);
+            Shape const strides = dense_strides(extents, value.strides());
+            AnyView const view{memory.data(), value.dtype(), extents, strides, value.device()};
+            at = zeros_.emplace(i, Zeros{std::move(memory), view}).first;
+        }
+        return at->second.view;
+    }
+
+    struct Zeros {
+        Arena memory;
+        AnyView view;
+    };
+
+    std::vector<std::uint8_t> has_gradient_;
+    bool follows_ = false;
+    Device* device_ = nullptr;
+    std::map<std::size_t, Zeros> zeros_; ///< kept, so that later rounds allocate nothing
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/optimizer/shard.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// One rank's view of a bucket: its pieces, their state, and the copies between parameters,
+/// gradients and the bucket. In the bucket a parameter lies whole and dense, in the order of its
+/// value if that is dense. All members are local. `parameters` is the list that the bucket was cut
+/// from. Parameters, state and buckets are in the memory of one device, and members that read or
+/// write them there leave requests that its submit() starts.
+class OptimizerShard {
+public:
+    /// `names` is the number of state arrays. With `has_masters`, values of 16 bits are stepped as
+    /// copies of 32 bits. The device must outlive the shard.
+    OptimizerShard(
+        ShardBucket bucket,
+        int rank,
+        std::size_t names,
+        bool has_masters,
+        Sharding sharding,
+        Device& device = detail::the_host()
+    );
+
+    /// The same shard with zeroed state, for a rule with another number of state arrays.
+    [[nodiscard]] OptimizerShard with_state(std::size_t names) const {
+        return {bucket_, rank_, names, true, sharding_, *device_};
+    }
+
+    [[nodiscard]] Device& device() const noexcept { return *device_; }
+    [[nodiscard]] ShardBucket const& bucket() const noexcept { return bucket_; }
+    [[nodiscard]] ShardState const& state() const noexcept { return state_; }
+    [[nodiscard]] std::span<ShardPiece const> own() const noexcept {
+        return std::span{bucket_.pieces}.subspan(first_, own_);
+    }
+    /// The pieces that this rank steps: its own, or all with Sharding::none.
+    [[nodiscard]] std::span<ShardPiece const> kept() const noexcept {
+        return keeps_all() ? std::span{bucket_.pieces} : own();
+    }
+    [[nodiscard]] bool keeps_all() const noexcept { return sharding_ == Sharding::none; }
+    /// The element of the arrays at which the state of a kept piece begins.
+    [[nodiscard]] std::size_t place_of_state(ShardPiece const& piece) const noexcept {
+        return piece.offset - (keeps_all() ? 0 : part_offset());
+    }
+    /// The number of elements whose state rank `rank` keeps.
+    [[nodiscard]] std::size_t kept_count(std::size_t rank) const noexcept {
+        return keeps_all() ? bucket_.count() : bucket_.counts[rank];
+    }
+    /// The size of one element of values and gradients, in bytes.
+    [[nodiscard]] std::size_t element() const noexcept { return size_of(bucket_.dtype); }
+    [[nodiscard]] std::size_t bucket_bytes() const noexcept { return bucket_.count() * element(); }
+    /// The number of elements in this rank's part.
+    [[nodiscard]] std::size_t part() const noexcept {
+        return bucket_.counts[static_cast<std::size_t>(rank_)];
+    }
+    /// The element at which this rank's part begins.
+    [[nodiscard]] std::size_t part_offset() const noexcept { return bucket_.offset_of(rank_); }
+    /// The reduced gradients of this rank's part.
+    [[nodiscard]] std::byte* gradients() const noexcept { return gradients_.data(); }
+    [[nodiscard]] bool reduces() const noexcept { return gradients_.bytes() != 0; }
+
+    /// A dense view of a parameter's elements, which begin at `data` in a bucket or in scratch
+    /// memory.
+    [[nodiscard]] static AnyView place_of(AnyView const& value, std::byte* data);
+
+    /// Writes all gradients into a bucket, each element times `factor`. Writes zeros if the factor
+    /// is 0 or there is no gradient.
+    void pack_gradients(ParameterList const& parameters, double factor, std::byte* bucket) const;
+    /// Writes the gradient of the parameter that begins with piece `k`.
+    void pack_gradient(
+        ParameterList const& parameters, std::size_t k, double factor, std::byte* bucket
+    ) const;
+
+    /// Appends the existing gradients of the pieces that this rank steps. `shift` is added to
+    /// indices.
+    void append_gradients(
+        ParameterList const& parameters,
+        detail::SteppedGradients& gradients,
+        std::size_t shift,
+        std::vector<ShardGradient>& list
+    ) const;
+
+    /// Steps the pieces that this rank keeps and that have gradients. `steps` counts per parameter.
+    template <class Rule>
+    void step(
+        ParameterList const& parameters,
+        detail::SteppedGradients& stepped,
+        Rule const& rule,
+        std::vector<std::uint64_t>& steps,
+        detail::Scratch (&scratch)[2]
+    ) const {
+        DeviceRule const erased = detail::device_rule(rule);
+        bool const is_host = detail::is_on_host(*device_);
+        std::vector<DeviceUpdate> updates; // one launch on a device
+        auto const run = [&] {
+            if (!updates.empty()) {
+                device_->update(erased, updates);
+                updates.clear();
+            }
+        };
+        for (ShardPiece const& piece : kept()) {
+            AnyView const value = parameters[piece.parameter].value();
+            std::byte const* gradients = reduces() ? gradient_at(piece) : nullptr;
+            bool is_moved = !is_dense(value); // then scratch memory is used until it has run
+            if (!reduces()) {
+                AnyView const gradient = stepped.of(parameters, piece.parameter);
+                if (!gradient) {
+                    continue;
+                }
+                check_gradient_of(parameters, piece.parameter, value, gradient);
+                is_moved = !is_laid_out_alike(value, gradient);
+                gradients = elements_of(value, gradient, piece, scratch[0]);
+            }
+            std::byte* const values = elements_of(value, value, piece, scratch[1]);
+            check_masters(parameters, piece, values);
+            DeviceUpdate const update = state_.update(
+                values, gradients, piece.size, place_of_state(piece), ++steps[piece.parameter]
+            );
+            if (is_host) {
+                device_->update(erased, {&update, 1});
+            } else {
+                updates.push_back(update);
+            }
+            if (is_moved) {
+                run();
+            }
+            if (!is_dense(value)) {
+                device_->copy(place_of(value, values - piece.begin * element()), value);
+                device_->submit();
+            }
+        }
+        run();
+    }
+
+    /// Steps the parameters that this rank keeps and that have gradients by an engine's optimizer.
+    /// `shift` is added to indices; `steps` counts per parameter. On a device it works in the order
+    /// of the engine's stream.
+    template <LocalOptimizer Optimizer>
+    void step_whole(
+        ParameterList const& parameters,
+        detail::SteppedGradients& stepped,
+        Optimizer& optimizer,
+        std::vector<std::uint64_t>& steps,
+        std::size_t shift
+    ) const {
+        device_->finish();
+        for (ShardPiece const& piece : kept()) {
+            std::size_t const i = piece.parameter;
+            AnyView const value = parameters[i].value();
+            AnyView const gradient =
+                reduces() ? place_of(value, gradient_at(piece)) : stepped.of(parameters, i);
+            if (gradient) {
+                check_gradient_of(parameters, i, value, gradient);
+                optimizer.step(WholeParameter{shift + i, value, gradient, ++steps[i]});
+            }
+        }
+    }
+
+    /// The only parameter of this bucket if it is dense and has one owner, so that it can be sent
+    /// from where it is. Otherwise an empty view.
+    [[nodiscard]] AnyView lone_value(ParameterList const& parameters) const;
+
+    /// Copies this rank's values into its part of a bucket.
+    void
+    pack_own(ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch) const;
+    /// Copies all values that other ranks own from a bucket.
+    void unpack_others(ParameterList const& parameters, std::byte const* bucket) const;
+
+    /// Copies this rank's part from one place to another.
+    void copy_part(std::byte const* from, std::byte* to) const {
+        copy_run(from, to, part(), bucket_.dtype);
+    }
+    /// Copies elements of arrays of the state.
+    void copy_array(std::byte const* from, std::byte* to, std::size_t count) const {
+        copy_run(from, to, count, state_.computed_in());
+    }
+
+    /// Copies values of 16 bits into their masters.
+    void load_masters(ParameterList const& parameters, detail::Scratch& scratch) const;
+
+private:
+    [[nodiscard]] static bool is_dense(AnyView const& value) {
+        return is_non_overlapping_and_dense(value.extents(), value.strides());
+    }
+    [[nodiscard]] static bool is_laid_out_alike(AnyView const& value, AnyView const& other) {
+        return is_dense(value) && other.strides() == value.strides();
+    }
+    [[nodiscard]] static bool is_whole(ShardPiece const& piece, AnyView const& value) {
+        return piece.size == value.numel();
+    }
+    [[nodiscard]] AnyView run(std::byte* data, ShardPiece const& piece) const {
+        return {data, bucket_.dtype, Shape{piece.size}, Shape{1}, device_->id()};
+    }
+    [[nodiscard]] std::byte* begin_of(AnyView const& tensor, ShardPiece const& piece) const {
+        return static_cast<std::byte*>(tensor.data()) + piece.begin * element();
+    }
+    [[nodiscard]] std::byte* gradient_at(ShardPiece const& piece) const {
+        return gradients_.data() + (piece.offset - part_offset()) * element();
+    }
+    [[nodiscard]] float* masters_of(ShardPiece const& piece) const {
+        return reinterpret_cast<float*>(state_.array(state_.names(), place_of_state(piece)));
+    }
+
+    /// The elements of a piece in bucket order: in place if possible, otherwise copied to
+    /// `scratch`, for what is submitted before the next such copy.
+    [[nodiscard]] std::byte* elements_of(
+        AnyView const& value,
+        AnyView const& tensor,
+        ShardPiece const& piece,
+        detail::Scratch& scratch
+    ) const;
+
+    void copy_run(std::byte const* from, std::byte* to, std::size_t count, DType dtype) const;
+
+    static void check_gradient_of(
+        ParameterList const& parameters,
+        std::size_t i,
+        AnyView const& value,
+        AnyView const& gradient
+    );
+
+    template <class F>
+    void visit_sixteen_bits(F const& f) const {
+        if (bucket_.dtype == DType::f16) {
+            f(std::type_identity<Half>{});
+        } else {
+            f(std::type_identity<BFloat16>{});
+        }
+    }
+
+    /// Compares the first value of a piece with its master. On a device it checks nothing: the host
+    /// would have to wait.
+    void check_masters(
+        ParameterList const& parameters, ShardPiece const& piece, std::byte const* values
+    ) const;
+
+    ShardBucket bucket_;
+    int rank_;
+    Sharding sharding_;
+    Device* device_;
+    std::size_t first_ = 0; ///< index of this rank's first piece
+    std::size_t own_ = 0;
+    ShardState state_;
+    Arena gradients_;
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/optimizer/shard.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION OptimizerShard::OptimizerShard(
+    ShardBucket bucket,
+    int rank,
+    std::size_t names,
+    bool has_masters,
+    Sharding sharding,
+    Device& device
+)
+    : bucket_{std::move(bucket)}, rank_{rank}, sharding_{sharding}, device_{&device},
+      state_{
+          bucket_.dtype,
+          kept_count(static_cast<std::size_t>(rank)),
+          names,
+          has_masters && is_half_precision(bucket_.dtype),
+          device
+      },
+      gradients_{device.allocate(
+          reduces_to_owners(sharding) ? part() * element() : 0, Arena::default_alignment
+      )} {
+    for (ShardPiece const& piece : bucket_.pieces) {
+        first_ += piece.owner < rank ? 1 : 0;
+        own_ += piece.owner == rank ? 1 : 0;
+    }
+}
+
+JOINABLE_DEFINITION AnyView OptimizerShard::place_of(AnyView const& value, std::byte* data) {
+    Shape const& extents = value.extents();
+    Shape const strides = detail::dense_strides(extents, value.strides());
+    return {data, value.dtype(), extents, strides, value.device()};
+}
+
+JOINABLE_DEFINITION void OptimizerShard::pack_gradients(
+    ParameterList const& parameters, double factor, std::byte* bucket
+) const {
+    for (std::size_t k = 0; k < bucket_.pieces.size(); ++k) {
+        if (bucket_.pieces[k].begin == 0) { // else its parameter has been packed
+            pack_gradient(parameters, k, factor, bucket);
+        }
+    }
+}
+
+JOINABLE_DEFINITION void OptimizerShard::pack_gradient(
+    ParameterList const& parameters, std::size_t k, double factor, std::byte* bucket
+) const {
+    ShardPiece const& piece = bucket_.pieces[k];
+    AnyView const value = parameters[piece.parameter].value();
+    AnyView const gradient = parameters[piece.parameter].grad();
+    AnyView const place = place_of(value, bucket + piece.offset * element());
+    if (!gradient || factor == 0.0) {
+        device_->fill_zero(place);
+    } else {
+        check_gradient_of(parameters, piece.parameter, value, gradient);
+        device_->scale_copy(gradient, factor, place);
+    }
+}
+
+JOINABLE_DEFINITION void OptimizerShard::append_gradients(
+    ParameterList const& parameters,
+    detail::SteppedGradients& gradients,
+    std::size_t shift,
+    std::vector<ShardGradient>& list
+) const {
+    for (ShardPiece const& piece : kept()) {
+        AnyView const value = parameters[piece.parameter].value();
+        std::size_t const i = shift + piece.parameter;
+        if (reduces()) {
+            std::byte* const data = gradient_at(piece);
+            list.push_back({i, is_whole(piece, value) ? place_of(value, data) : run(data, piece)});
+            continue;
+        }
+        AnyView const gradient = gradients.of(parameters, piece.parameter);
+        if (!gradient) {
+            continue;
+        }
+        check_gradient_of(parameters, piece.parameter, value, gradient);
+        if (is_whole(piece, value)) {
+            list.push_back({i, gradient});
+        } else if (is_laid_out_alike(value, gradient)) {
+            list.push_back({i, run(begin_of(gradient, piece), piece)});
+        } else {
+            throw ContractViolation{detail::concat(
+                "ZeroOptions::before_step is given runs of elements with Partition::flat, but the "
+                "gradient of ",
+                detail::describe_parameter(parameters, piece.parameter),
+                " is not laid out as its value; use Partition::by_parameters"
+            )};
+        }
+    }
+}
+
+JOINABLE_DEFINITION AnyView OptimizerShard::lone_value(ParameterList const& parameters) const {
+    if (bucket_.pieces.size() != 1 || bucket_.pieces.front().size != bucket_.count()) {
+        return {};
+    }
+    AnyView const value = parameters[bucket_.pieces.front().parameter].value();
+    return is_dense(value) ? value : AnyView{};
+}
+
+JOINABLE_DEFINITION void OptimizerShard::pack_own(
+    ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch
+) const {
+    for (ShardPiece const& piece : own()) {
+        AnyView const value = parameters[piece.parameter].value();
+        std::byte* const place = bucket + piece.offset * element();
+        if (is_dense(value)) {
+            copy_run(begin_of(value, piece), place, piece.size, bucket_.dtype);
+        } else if (is_whole(piece, value)) {
+            device_->copy(value, place_of(value, place));
+        } else {
+            std::byte* const elements = elements_of(value, value, piece, scratch);
+            device_->submit();
+            copy_run(elements, place, piece.size, bucket_.dtype);
+            device_->submit(); // before the scratch memory is used again
+        }
+    }
+}
+
+JOINABLE_DEFINITION void
+OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* bucket) const {
+    auto* const first = const_cast<std::byte*>(bucket);
+    auto const is_other = [&](ShardPiece const& piece) { return piece.owner != rank_; };
+    std::span<ShardPiece const> const pieces = bucket_.pieces;
+    for (std::size_t k = 0; k < pieces.size(); ++k) {
+        ShardPiece const& piece = pieces[k];
+        AnyView const value = parameters[piece.parameter].value();
+        std::byte* const from = first + piece.offset * element();
+        if (is_dense(value)) {
+            if (is_other(piece)) {
+                copy_run(from, begin_of(value, piece), piece.size, bucket_.dtype);
+            }
+        } else if (piece.begin == 0) { // the bucket has the whole value
+            bool has_others = false;
+            for (std::size_t p = k; p < pieces.size(); ++p) {
+                if (pieces[p].parameter != piece.parameter) {
+                    break;
+                }
+                has_others = has_others || is_other(pieces[p]);
+            }
+            if (has_others) {
+                device_->copy(place_of(value, from), value);
+            }
+        }
+    }
+}
+
+JOINABLE_DEFINITION void OptimizerShard::copy_run(
+    std::byte const* from, std::byte* to, std::size_t count, DType dtype
+) const {
+    if (detail::is_on_host(*device_)) { // at once
+        detail::copy_bytes(to, from, count * size_of(dtype));
+        return;
+    }
+    auto const all = [&](std::byte* data) {
+        return AnyView{data, dtype, Shape{count}, Shape{1}, device_->id()};
+    };
+    device_->copy(all(const_cast<std::byte*>(from)), all(to));
+}
+
+JOINABLE_DEFINITION void
+OptimizerShard::load_masters(ParameterList const& parameters, detail::Scratch& scratch) const {
+    if (!state_.has_masters()) {
+        return;
+    }
+    detail::LoadMasters const load{};
+    for (ShardPiece const& piece : kept()) {
+        AnyView const value = parameters[piece.parameter].value();
+        std::byte* const values = elements_of(value, value, piece, scratch);
+        DeviceUpdate const update =
+            state_.update(values, values, piece.size, place_of_state(piece), 1);
+        device_->update(detail::device_rule(load), {&update, 1});
+    }
+}
+
+JOINABLE_DEFINITION std::byte* OptimizerShard::elements_of(
+    AnyView const& value, AnyView const& tensor, ShardPiece const& piece, detail::Scratch& scratch
+) const {
+    if (is_laid_out_alike(value, tensor)) {
+        return begin_of(tensor, piece);
+    }
+    std::byte* const whole = scratch.data(value.numel() * element());
+    device_->copy(tensor, place_of(value, whole));
+    return whole + piece.begin * element();
+}
+
+JOINABLE_DEFINITION void OptimizerShard::check_gradient_of(
+    ParameterList const& parameters, std::size_t i, AnyView const& value, AnyView const& gradient
+) {
+    detail::check_gradient(parameters, i, gradient);
+    if (!detail::is_like(value, gradient)) {
+        throw ContractViolation{detail::concat(
+            "the gradient of ",
+            detail::describe_parameter(parameters, i),
+            " is ",
+            detail::to_text(gradient),
+            ", but its value is ",
+            detail::to_text(value)
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void OptimizerShard::check_masters(
+    ParameterList const& parameters, ShardPiece const& piece, std::byte const* values
+) const {
+    if (!state_.has_masters() || piece.size == 0 || !detail::is_on_host(*device_)) {
+        return;
+    }
+    visit_sixteen_bits([&]<class Stored>(std::type_identity<Stored>) {
+        Stored rounded;
+        detail::narrow_to<Stored>(reinterpret_cast<std::byte*>(&rounded), masters_of(piece), 1);
+        if (std::memcmp(&rounded, values, sizeof(Stored)) != 0) {
+            throw ContractViolation{detail::concat(
+                detail::describe_parameter(parameters, piece.parameter),
+                " has changed since the last step, but the optimizer steps a copy of 32 bits; call "
+                "reload() on every rank when values were loaded"
+            )};
+        }
+    });
+}
+
+}} // namespace joinable::v0
+
+#endif
+
+// ---- joinable/participant/detail/bucket_arenas.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Memory for packed buckets. The reduction of gradients and the exchange of values take turns with
+/// it.
+class BucketArenas {
+public:
+    explicit BucketArenas(BufferMemory const& memory) : memory_{memory} {}
+
+    /// Makes the first `count` arenas at least this large.
+    void reserve(std::size_t count, std::size_t bytes) {
+        for (std::size_t k = 0; k < count; ++k) {
+            static_cast<void>(data(k, bytes));
+        }
+    }
+    /// Arena `k`, of at least `bytes`. It loses its contents when it grows.
+    [[nodiscard]] std::byte* data(std::size_t k, std::size_t bytes) {
+        if (k >= arenas_.size()) {
+            arenas_.resize(k + 1);
+        }
+        if (bytes > arenas_[k].bytes()) {
+            arenas_[k] = memory_.allocate(bytes);
+        }
+        return arenas_[k].data();
+    }
+    /// Frees all arenas but the first `count`.
+    void keep(std::size_t count) noexcept {
+        for (std::size_t k = count; k < arenas_.size(); ++k) {
+            arenas_[k] = Arena{};
+        }
+    }
+    /// The bytes of all arenas.
+    [[nodiscard]] std::size_t bytes() const noexcept {
+        std::size_t bytes = 0;
+        for (Arena const& arena : arenas_) {
+            bytes += arena.bytes();
+        }
+        return bytes;
+    }
+
+private:
+    BufferMemory memory_;
+    std::vector<Arena> arenas_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/bucket_values.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The values of a group of parameters in the buckets in which they travel, one for each shard, so
+/// that no step copies them. Local.
+class BucketValues {
+public:
+    /// Allocates the buckets.
+    /// @throws ContractViolation  a value cannot be set.
+    BucketValues(
+        ParameterList const& parameters,
+        std::span<OptimizerShard const> shards,
+        BufferMemory const& memory
+    );
+    BucketValues(BucketValues const&) = delete;
+    BucketValues& operator=(BucketValues const&) = delete;
+    /// Releases the values, whose memory ends here.
+    ~BucketValues();
+
+    /// Moves the engine's values into the buckets.
+    /// @throws ContractViolation  set_value copies.
+    void take();
+    /// After take() was refused on any rank: leaves the values that were set where they are, in
+    /// memory that lives as long as this process. The engine may have freed its own.
+    void leave() noexcept;
+    /// @throws ContractViolation  the engine has moved a value.
+    void check() const;
+
+    [[nodiscard]] std::byte* bucket(std::size_t shard) const noexcept {
+        return memory_.data() + begins_[shard];
+    }
+    [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
+
+private:
+    [[nodiscard]] bool is_in_place(std::size_t i) const {
+        AnyView const value = parameters_[i].value();
+        return places_[i].numel() == 0 || (value && value.data() == places_[i].data());
+    }
+
+    ParameterList parameters_;
+    BufferMemory from_;
+    Arena memory_;
+    std::vector<std::size_t> begins_; ///< of each bucket, in bytes
+    std::vector<AnyView> places_;     ///< of each parameter; empty if it is not stepped
+    std::size_t taken_ = 0;           ///< parameters whose values were set
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/sharded_values.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Stands for an engine's parameter of whose value this rank keeps a part. The step sees the part,
+/// and everything else is the engine's.
+struct PartOfParameter {
+    AnyParameter whole;
+    /// Has the extents of the whole value and memory for the elements that this rank owns. Empty if
+    /// the parameter is not sharded.
+    AnyView value = {};
+};
+
+}}} // namespace joinable::v0::detail
+
+template <>
+struct joinable::parameter_traits<joinable::detail::PartOfParameter> {
+    using Part = joinable::detail::PartOfParameter;
+    static std::optional<AnyView> value(Part& p) { return p.value ? p.value : p.whole.value(); }
+    static std::optional<AnyView> grad(Part& p) {
+        AnyView const gradient = p.whole.grad();
+        return gradient ? std::optional{gradient} : std::nullopt;
+    }
+    static bool requires_grad(Part const& p) { return p.whole.requires_grad(); }
+    static std::string_view name(Part const& p) { return p.whole.name(); }
+    static void release_grad(Part& p) { p.whole.release_grad(); }
+    static void set_value(Part& p, AnyView const& view) { p.whole.set_value(view); }
+    static void release_value(Part& p) { p.whole.release_value(); }
+};
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// @throws ContractViolation  the value of parameter `i` cannot be set. `what` it then cannot do, and
+///         what to do `otherwise`, complete the sentence.
+void require_settable(
+    ParameterList const& parameters,
+    std::size_t i,
+    std::string_view what,
+    std::string_view otherwise
+);
+
+/// The values of a group of parameters; this rank keeps those that it owns. Local.
+class ShardedValues {
+public:
+    /// Allocates memory. Takes the current extents and order of the values.
+    /// @throws ContractViolation  a value cannot be set.
+    ShardedValues(
+        ParameterList const& parameters,
+        std::span<OptimizerShard const> shards,
+        BufferMemory const& memory
+    );
+
+    /// Copies what this rank owns from the engine's values; on a device, complete after its
+    /// finish().
+    /// @throws ContractViolation  a value is missing; then nothing was copied.
+    void take(std::span<OptimizerShard const> shards, Scratch& scratch);
+    /// Frees the engine's values.
+    void release() const {
+        for (PartOfParameter const& parameter : parameters_) {
+            if (parameter.value) {
+                parameter.whole.release_value();
+            }
+        }
+    }
+
+    [[nodiscard]] ParameterList const& given() const noexcept { return whole_; }
+    /// This rank's part of a shard's values.
+    [[nodiscard]] std::byte const* part(std::size_t shard) const noexcept { return at(shard); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
+
+    /// The parameters. Stand-ins, which live as long as `self`, replace the sharded ones.
+    [[nodiscard]] static ParameterList list(std::shared_ptr<ShardedValues> const& self);
+
+private:
+    [[nodiscard]] std::byte* at(std::size_t shard) const noexcept {
+        return memory_.data() + begins_[shard];
+    }
+
+    ParameterList whole_; ///< the engine's
+    std::vector<PartOfParameter> parameters_;
+    Arena memory_;                    ///< of the parts
+    std::vector<std::size_t> begins_; ///< of each shard's, in bytes: at cache lines
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/sharded_values.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void require_settable(
+    ParameterList const& parameters,
+    std::size_t i,
+    std::string_view what,
+    std::string_view otherwise
+) {
+    if (!parameters[i].can_set_value()) {
+        throw ContractViolation{concat(
+            "the value of ",
+            describe_parameter(parameters, i),
+            " cannot ",
+            what,
+            ": parameter_traits of its type needs 'static void set_value(P&, AnyView)' and 'static void "
+            "release_value(P&)'; or ",
+            otherwise
+        )};
+    }
+}
+
+JOINABLE_DEFINITION ShardedValues::ShardedValues(
+    ParameterList const& parameters,
+    std::span<OptimizerShard const> shards,
+    BufferMemory const& memory
+)
+    : whole_{parameters} {
+    for (AnyParameter const& parameter : parameters) {
+        parameters_.push_back({parameter});
+    }
+    std::size_t bytes = 0;
+    for (OptimizerShard const& shard : shards) {
+        begins_.push_back(bytes);
+        bytes += (shard.part() * shard.element() + 63) / 64 * 64;
+    }
+    if (bytes != 0) { // one arena for all, because each costs up to two more pages
+        memory_ = memory.allocate(bytes);
+    }
+    for (std::size_t k = 0; k < shards.size(); ++k) {
+        OptimizerShard const& shard = shards[k];
+        for (ShardPiece const& piece : shard.bucket().pieces) {
+            require_settable(parameters, piece.parameter, "be sharded", "use Sharding::gradients");
+            AnyView& value = parameters_[piece.parameter].value;
+            if (piece.begin == 0) {
+                value = OptimizerShard::place_of(parameters[piece.parameter].value(), nullptr);
+            }
+        }
+        for (ShardPiece const& piece : shard.own()) {
+            AnyView& value = parameters_[piece.parameter].value;
+            std::byte* const own = at(k) + (piece.offset - shard.part_offset()) * shard.element();
+            if (piece.size != 0) {
+                value = OptimizerShard::place_of(value, own - piece.begin * shard.element());
+            }
+        }
+    }
+}
+
+JOINABLE_DEFINITION void
+ShardedValues::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        AnyView const value = whole_[i].value();
+        if (parameters_[i].value && !(is_like(value, parameters_[i].value) && has_memory(value))) {
+            throw ContractViolation{concat(
+                "the value of ",
+                describe_parameter(whole_, i),
+                " is sharded and not there; call reload() on every rank while what use_all() returned lives"
+            )};
+        }
+    }
+    for (std::size_t k = 0; k < shards.size(); ++k) {
+        if (std::size_t const before = shards[k].part_offset() * shards[k].element();
+            shards[k].part() != 0) {
+            shards[k].pack_own(whole_, at(k) - before, scratch);
+        }
+    }
+}
+
+JOINABLE_DEFINITION ParameterList ShardedValues::list(std::shared_ptr<ShardedValues> const& self) {
+    ParameterList list;
+    for (PartOfParameter& parameter : self->parameters_) {
+        list.push_back(AnyParameter{parameter, self});
+    }
+    return list;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/participant/detail/bucket_values.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <atomic>
+#include <new>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION BucketValues::BucketValues(
+    ParameterList const& parameters,
+    std::span<OptimizerShard const> shards,
+    BufferMemory const& memory
+)
+    : parameters_{parameters}, from_{memory}, places_(parameters.size()) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].requires_grad()) {
+            require_settable(
+                parameters, i, "lie in a bucket", "turn parameters_as_bucket_view off"
+            );
+        }
+    }
+    std::size_t bytes = 0;
+    for (OptimizerShard const& shard : shards) {
+        begins_.push_back(bytes);
+        bytes += (shard.bucket_bytes() + 63) / 64 * 64;
+    }
+    if (bytes != 0) { // one arena for all, because each costs up to two more pages
+        memory_ = memory.allocate(bytes);
+    }
+    for (std::size_t k = 0; k < shards.size(); ++k) {
+        for (ShardPiece const& piece : shards[k].bucket().pieces) {
+            std::size_t const i = piece.parameter;
+            if (piece.begin == 0) {
+                std::byte* const begin = bucket(k) + piece.offset * shards[k].element();
+                places_[i] = OptimizerShard::place_of(parameters[i].value(), begin);
+            }
+        }
+    }
+}
+
+JOINABLE_DEFINITION BucketValues::~BucketValues() {
+    for (std::size_t i = 0; i < taken_; ++i) {
+        if (places_[i] && is_in_place(i)) {
+            parameters_[i].release_value();
+        }
+    }
+}
+
+JOINABLE_DEFINITION void BucketValues::take() {
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+        if (places_[i]) {
+            from_.device().copy(parameters_[i].value(), places_[i]);
+        }
+    }
+    from_.device().finish(); // before the engine's memory ends
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+        taken_ = i + 1;
+        if (!places_[i]) {
+            continue;
+        }
+        parameters_[i].set_value(places_[i]);
+        if (!is_in_place(i)) {
+            throw ContractViolation{concat(
+                "set_value copies the value of ",
+                describe_parameter(parameters_, i),
+                ", but parameters_as_bucket_view needs a view; turn it off"
+            )};
+        }
+    }
+}
+
+JOINABLE_DEFINITION void BucketValues::leave() noexcept {
+    struct Left {
+        Arena memory;
+        Left* next;
+    };
+    static std::atomic<Left*> first{nullptr}; // so that no leak checker misses them
+    if (taken_ == 0) {
+        return;
+    }
+    auto* const left = new (std::nothrow) Left{std::move(memory_), first.load()};
+    if (left == nullptr) {
+        return; // the destructor releases the values
+    }
+    while (!first.compare_exchange_weak(left->next, left)) {
+    }
+    taken_ = 0;
+}
+
+JOINABLE_DEFINITION void BucketValues::check() const {
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+        if (places_[i] && !is_in_place(i)) {
+            throw ContractViolation{concat(
+                "the value of ",
+                describe_parameter(parameters_, i),
+                " is not in the bucket any more, where parameters_as_bucket_view put it; write new values "
+                "into the memory of the old ones"
+            )};
+        }
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/participant/detail/shard_group.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// How the user wants a group cut; empty lists leave it to the rules.
+struct ShardChoices {
+    std::vector<int> owners = {};        ///< of each parameter
+    std::vector<std::size_t> units = {}; ///< parameters in each, if values are sharded
+};
+
+/// Parameters with one rule, cut into buckets.
+struct ShardGroup {
+    ParameterList parameters = {};
+    std::size_t first = 0; ///< index of its first parameter among those of all groups
+    std::vector<OptimizerShard> shards = {};
+    std::vector<std::uint64_t> steps = {}; ///< of each parameter of which this rank owns elements
+    SteppedGradients gradients = {};       ///< unless they are reduced to owners
+    std::vector<std::size_t> frozen = {};  ///< parameters that need no gradient
+    std::vector<std::size_t> units = {
+    }; ///< where each begins among the shards, if values are sharded
+    /// The values, if they are sharded; then `parameters` are stand-ins.
+    std::shared_ptr<ShardedValues> values = {};
+    std::shared_ptr<BucketValues> buckets = {}; ///< the values, if they lie in buckets
+
+    /// The engine's parameters.
+    [[nodiscard]] ParameterList const& given() const noexcept {
+        return values ? values->given() : parameters;
+    }
+};
+
+/// The names of a shard's arrays, masters last.
+std::vector<std::string>
+array_names(std::span<std::string_view const> names, ShardState const& state);
+
+/// Memory for messages that carry state between ranks, allocated before the first collective: a
+/// rank that ran out of memory later would leave the others waiting.
+class StateMessages {
+public:
+    StateMessages(std::span<ShardGroup const> groups, Device& device);
+
+    /// All parts of one array, in host memory.
+    [[nodiscard]] std::byte* array() const noexcept { return array_.data(); }
+    /// The same in memory that communicators move.
+    [[nodiscard]] std::byte* sent() const noexcept {
+        return on_device_.data() == nullptr ? array() : on_device_.data();
+    }
+    /// Copies bytes from sent() to array(). Ends at the deadline.
+    template <class Comm>
+    void download(HostCollectives<Comm>& host, std::size_t bytes) {
+        if (sent() != array()) {
+            host.download(sent(), array(), bytes);
+        }
+    }
+    /// Copies bytes from array() to sent(). array() must not change before a later collective is
+    /// over.
+    void upload(std::size_t bytes) {
+        if (sent() != array()) {
+            device_.upload(array(), sent(), bytes);
+        }
+    }
+
+    std::vector<std::uint64_t> steps; ///< of the largest group
+
+private:
+    Device& device_;
+    Arena array_;     ///< the longest array of all ranks
+    Arena on_device_; ///< empty if array_ is sent
+};
+
+/// Waits until a collective is over, also on a device, whose streams have no deadline.
+template <class W>
+void settle(W work) {
+    if constexpr (requires { work.synchronize(); }) {
+        work.synchronize();
+    }
+    work.wait();
+}
+
+/// A parameter in a bucket that holds all parts of one array.
+AnyView array_view(
+    OptimizerShard const& shard, ShardPiece const& piece, AnyView const& value, std::byte* whole
+);
+AnyView view_of_tensor(StateTensor const& tensor);
+
+/// Gathers one array of a bucket from all ranks into `messages` of the root. Collective.
+template <Communicator Comm>
+void gather_array(
+    Comm& comm,
+    HostCollectives<Comm>& host,
+    OptimizerShard const& shard,
+    std::size_t k,
+    StateMessages& messages,
+    int root
+) {
+    ShardState const& state = shard.state();
+    DType const dtype = state.computed_in();
+    std::vector<std::size_t> const& counts = shard.bucket().counts;
+    Buffer const all{messages.sent(), shard.bucket().count(), dtype};
+    auto const copy_to = [&](std::size_t begin, std::size_t count) {
+        shard.copy_array(state.array(k), messages.sent() + begin * size_of(dtype), count);
+        shard.device().submit();
+    };
+    if (shard.keeps_all()) {
+        if (comm.rank() == root) {
+            copy_to(0, all.count);
+        }
+    } else if constexpr (Gathers<Comm>) {
+        settle(comm.gather(ConstBuffer{state.array(k), shard.part(), dtype}, all, root, counts));
+    } else {
+        copy_to(shard.part_offset(), shard.part());
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            std::size_t const count = counts[static_cast<std::size_t>(rank)];
+            std::size_t const begin = shard.bucket().offset_of(rank) * size_of(dtype);
+            settle(comm.broadcast({messages.sent() + begin, count, dtype}, rank));
+        }
+    }
+    if (comm.rank() == root) {
+        messages.download(host, all.bytes());
+    }
+}
+/// Sends one array of a bucket from `messages` of the root back to the ranks. Collective.
+template <Communicator Comm>
+void scatter_array(
+    Comm& comm, OptimizerShard const& shard, std::size_t k, StateMessages& messages, int root
+) {
+    ShardState const& state = shard.state();
+    DType const dtype = state.computed_in();
+    Buffer const all{messages.sent(), shard.bucket().count(), dtype};
+    if (comm.rank() == root) {
+        messages.upload(all.bytes());
+        shard.device().submit();
+    }
+    auto const take = [&](std::size_t begin, std::size_t count) {
+        shard.copy_array(messages.sent() + begin * size_of(dtype), state.array(k), count);
+        shard.device().submit();
+    };
+    if (shard.keeps_all()) {
+        settle(comm.broadcast(all, root));
+        take(0, all.count);
+    } else if constexpr (Scatters<Comm>) {
+        Buffer const part{state.array(k), shard.part(), dtype};
+        settle(comm.scatter(all, part, root, shard.bucket().counts));
+    } else {
+        settle(comm.broadcast(all, root));
+        take(shard.part_offset(), shard.part());
+    }
+}
+
+/// Calls f(piece, tensors of its parameter) for each piece in a bucket that begins a parameter.
+template <class Parameters, class F>
+void for_each_tensors(
+    ShardGroup const& group, OptimizerShard const& shard, Parameters&& parameters, F const& f
+) {
+    for (ShardPiece const& piece : shard.bucket().pieces) {
+        if (piece.begin == 0) {
+            f(piece, parameters[group.first + piece.parameter].tensors);
+        }
+    }
+}
+
+/// Allocates tensors for the state of a group. Local.
+template <class Parameter>
+void make_tensors(
+    ShardGroup const& group,
+    std::span<std::string_view const> names,
+    std::span<Parameter> parameters
+) {
+    for (OptimizerShard const& shard : group.shards) {
+        std::vector<std::string> const all = array_names(names, shard.state());
+        for_each_tensors(group, shard, parameters, [&](ShardPiece const& piece, auto& tensors) {
+            AnyView const value = group.parameters[piece.parameter].value();
+            DType const dtype = shard.state().computed_in();
+            for (std::string const& name : all) {
+                std::vector<std::byte> elements(value.numel() * size_of(dtype));
+                tensors.push_back({name, dtype, value.extents(), std::move(elements)});
+            }
+        });
+    }
+}
+
+/// Gathers the state of a group into `parameters` of the root, whose tensors make_tensors() has
+/// made. Collective.
+template <Communicator Comm, class Parameter>
+void gather_state(
+    Comm& comm,
+    HostCollectives<Comm>& host,
+    int root,
+    ShardGroup const& group,
+    StateMessages& messages,
+    std::span<Parameter> parameters
+) {
+    bool const is_root = comm.rank() == root;
+    std::uint64_t* const steps = messages.steps.data();
+    std::size_t const count = group.steps.size();
+    std::copy(group.steps.begin(), group.steps.end(), steps);
+    host.all_reduce({steps, count, DType::u64}, ReduceOp::max).wait();
+    for (std::size_t i = 0; is_root && i < count; ++i) {
+        parameters[group.first + i].steps = steps[i];
+    }
+    for (OptimizerShard const& shard : group.shards) {
+        for (std::size_t k = 0; k < shard.state().arrays(); ++k) {
+            gather_array(comm, host, shard, k, messages, root);
+            if (is_root) {
+                for_each_tensors(group, shard, parameters, [&](auto& piece, auto& tensors) {
+                    AnyView const value = group.parameters[piece.parameter].value();
+                    AnyView const array = array_view(shard, piece, value, messages.array());
+                    copy(array, view_of_tensor(tensors[k]));
+                });
+            }
+        }
+    }
+}
+
+/// Sends the root's state of a group to the ranks that own it. The shards have been made for the
+/// names. Other state does not change. Collective.
+template <Communicator Comm, class Parameter>
+void scatter_state(
+    Comm& comm,
+    HostCollectives<Comm>& host,
+    int root,
+    ShardGroup& group,
+    StateMessages& messages,
+    std::span<Parameter const> parameters
+) {
+    bool const is_root = comm.rank() == root;
+    for (std::size_t i = 0; is_root && i < group.steps.size(); ++i) {
+        group.steps[i] = parameters[group.first + i].steps;
+    }
+    host.broadcast({group.steps.data(), group.steps.size(), DType::u64}, root).wait();
+    for (OptimizerShard const& shard : group.shards) {
+        for (std::size_t k = 0; k < shard.state().arrays(); ++k) {
+            if (is_root) {
+                for_each_tensors(group, shard, parameters, [&](auto& piece, auto& tensors) {
+                    AnyView const value = group.parameters[piece.parameter].value();
+                    AnyView const array = array_view(shard, piece, value, messages.array());
+                    copy(view_of_tensor(tensors[k]), array);
+                });
+            }
+            scatter_array(comm, shard, k, messages, root);
+        }
+    }
+}
+
+/// Throws ContractViolation unless the state fits these parameters.
+template <class Parameter>
+void check_state(
+    ShardGroup const& group,
+    std::span<std::string_view const> names,
+    std::span<Parameter const> parameters
+) {
+    for (OptimizerShard const& shard : group.shards) {
+        for (ShardPiece const& piece : shard.bucket().pieces) {
+            auto const& tensors = parameters[group.first + piece.parameter].tensors;
+            std::vector<std::string> const all = array_names(names, shard.state());
+            auto const text = describe_parameter(group.parameters, piece.parameter);
+            if (tensors.size() != all.size()) {
+                throw ContractViolation{concat(
+                    "the state of ",
+                    text,
+                    " has ",
+                    tensors.size(),
+                    " tensors, but its rule keeps ",
+                    all.size()
+                )};
+            }
+            for (std::size_t k = 0; k < all.size(); ++k) {
+                AnyView const value = group.parameters[piece.parameter].value();
+                StateTensor const& tensor = tensors[k];
+                DType const dtype = shard.state().computed_in();
+                if (tensor.name != all[k] || tensor.dtype != dtype ||
+                    tensor.extents != value.extents() ||
+                    tensor.elements.size() != value.numel() * size_of(dtype)) {
+                    throw ContractViolation{concat(
+                        "the state of ",
+                        text,
+                        " has ",
+                        tensor.name,
+                        " ",
+                        name_of(tensor.dtype),
+                        " ",
+                        to_text(tensor.extents),
+                        " of ",
+                        tensor.elements.size(),
+                        " bytes, where the model needs ",
+                        all[k],
+                        " ",
+                        name_of(dtype),
+                        " ",
+                        to_text(value.extents())
+                    )};
+                }
+            }
+        }
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/shard_group.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::vector<std::string>
+array_names(std::span<std::string_view const> names, ShardState const& state) {
+    std::vector<std::string> all{names.begin(), names.end()};
+    if (state.has_masters()) {
+        all.emplace_back("master");
+    }
+    return all;
+}
+
+JOINABLE_DEFINITION StateMessages::StateMessages(std::span<ShardGroup const> groups, Device& device)
+    : device_{device} {
+    std::size_t bytes = 0;
+    std::size_t parameters = 0;
+    for (ShardGroup const& group : groups) {
+        parameters = (std::max)(parameters, group.steps.size());
+        for (OptimizerShard const& shard : group.shards) {
+            std::size_t const size = size_of(shard.state().computed_in());
+            bytes = (std::max)(bytes, shard.bucket().count() * size);
+        }
+    }
+    array_ = device.allocate_staging(bytes);
+    if (!is_on_host(device)) {
+        on_device_ = device.allocate(bytes, Arena::default_alignment);
+    }
+    steps.resize(parameters);
+}
+
+JOINABLE_DEFINITION AnyView array_view(
+    OptimizerShard const& shard, ShardPiece const& piece, AnyView const& value, std::byte* whole
+) {
+    DType const dtype = shard.state().computed_in();
+    Shape const& extents = value.extents();
+    return {
+        whole + piece.offset * size_of(dtype),
+        dtype,
+        extents,
+        dense_strides(extents, value.strides())
+    };
+}
+
+JOINABLE_DEFINITION AnyView view_of_tensor(StateTensor const& tensor) {
+    auto* const elements = const_cast<std::byte*>(tensor.elements.data());
+    return {elements, tensor.dtype, tensor.extents, row_major_strides(tensor.extents)};
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/participant/detail/gradients_for_owners.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Gradients whose averages go to the owners of their parameters: a bucket for each shard. A bucket has memory from
+/// its first gradient until the owners have its sum. A gradient is released when it is copied; on a device those of a
+/// bucket are, when the last one is.
+class GradientsForOwners final : public Gradients {
+public:
+    /// `parameters` are the parameters of all groups: of the list `groups` that the participant keeps, and of
+    /// `next`, which it is about to add. Only this object uses `arenas` while gradients are reduced.
+    GradientsForOwners(
+        ParameterList parameters,
+        std::vector<ShardGroup> const& groups,
+        ShardGroup const& next,
+        int rank,
+        Device& device,
+        BucketArenas& arenas
+    );
+
+    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept override { return buckets_; }
+    /// The group of a bucket.
+    [[nodiscard]] std::size_t group_of(std::size_t bucket) const noexcept {
+        return slots_[bucket].group;
+    }
+    [[nodiscard]] OptimizerShard const& shard_of(std::size_t bucket) const {
+        return groups_[slots_[bucket].group].shards[slots_[bucket].shard];
+    }
+    /// The parameter of a bucket whose gradient is ready last.
+    [[nodiscard]] std::size_t first_in(std::size_t bucket) const noexcept {
+        return slots_[bucket].first;
+    }
+
+    [[nodiscard]] bool receive_averages() const noexcept override { return false; }
+
+    void begin(bool has_joined) override;
+    void require_marked(std::size_t i) const override;
+    void pack(std::size_t i, double factor) override;
+    void zero(std::size_t i) override;
+    void submit(std::vector<std::size_t> const& parameters) override;
+    void complete() override;
+    void end_guard() override { is_clear_ = false; }
+
+    [[nodiscard]] bool waits_for_memory(std::size_t bucket) const override {
+        return slots_[bucket].arena == nowhere && free_.empty() && arenas_in_use_ >= overlapping;
+    }
+    void give_back(std::size_t bucket) override;
+
+private:
+    /// The number of buckets with memory, unless more fill at the same time: one travels while the next one fills.
+    static constexpr std::size_t overlapping = 2;
+
+    struct Slot {
+        std::size_t group;
+        std::size_t shard;
+        std::size_t first; ///< the lowest parameter
+        std::size_t arena = nowhere;
+    };
+
+    /// Writes a gradient into its bucket, which gets memory.
+    void pack_into_bucket(std::size_t i, double factor);
+
+    std::vector<ShardGroup> const& groups_;
+    BucketArenas& arenas_;
+    std::vector<Slot> slots_;           ///< per bucket
+    std::vector<Bucket> buckets_;       ///< without views
+    std::vector<std::size_t> piece_of_; ///< of each parameter: the piece at which it begins
+    std::vector<bool> is_packed_;       ///< of each parameter: its gradient is to be released
+    std::size_t arenas_in_use_ = 0;     ///< including free ones
+    std::vector<std::size_t> free_;     ///< arenas
+    bool has_joined_ = false;           ///< in this iteration
+    bool is_clear_ = false;             ///< since this rank joined
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/gradients_for_owners.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION GradientsForOwners::GradientsForOwners(
+    ParameterList parameters,
+    std::vector<ShardGroup> const& groups,
+    ShardGroup const& next,
+    int rank,
+    Device& device,
+    BucketArenas& arenas
+)
+    : Gradients{std::move(parameters), {}, rank, device}, groups_{groups}, arenas_{arenas},
+      piece_of_(bucket_of_.size()), is_packed_(bucket_of_.size()) {
+    struct Planned {
+        Slot slot;
+        Bucket bucket;
+    };
+    std::vector<Planned> planned;
+    std::size_t largest = 0;
+    for (std::size_t g = 0; g <= groups.size(); ++g) {
+        ShardGroup const& group = g == groups.size() ? next : groups[g];
+        for (std::size_t s = 0; s < group.shards.size(); ++s) {
+            ShardBucket const& layout = group.shards[s].bucket();
+            largest = (std::max)(largest, group.shards[s].bucket_bytes());
+            Planned one{{g, s, nowhere}, {{nullptr, layout.count(), layout.dtype}, {}, {}}};
+            for (std::size_t p = 0; p < layout.pieces.size(); ++p) {
+                if (layout.pieces[p].begin == 0) {
+                    std::size_t const i = group.first + layout.pieces[p].parameter;
+                    piece_of_[i] = p;
+                    one.bucket.parameters.push_back(i);
+                    one.slot.first = (std::min)(one.slot.first, i);
+                }
+            }
+            planned.push_back(std::move(one));
+        }
+    }
+    // The order in which buckets fill when gradients become ready from the last one to the first.
+    std::sort(planned.begin(), planned.end(), [](Planned const& a, Planned const& b) {
+        return a.slot.first > b.slot.first;
+    });
+    for (Planned& one : planned) {
+        for (std::size_t const i : one.bucket.parameters) {
+            bucket_of_[i] = buckets_.size();
+        }
+        slots_.push_back(one.slot);
+        buckets_.push_back(std::move(one.bucket));
+    }
+    for (std::size_t i = bucket_of_.size(); i-- > 0;) {
+        if (is_trained(i)) {
+            trained_.push_back(i);
+        }
+    }
+    free_.reserve(buckets_.size());
+    arenas_.reserve((std::min)(buckets_.size(), overlapping), largest);
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::begin(bool has_joined) {
+    has_joined_ = has_joined;
+    is_packed_.assign(is_packed_.size(), false);
+    free_.clear();
+    arenas_in_use_ = 0;
+    for (Slot& slot : slots_) {
+        slot.arena = nowhere;
+    }
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::require_marked(std::size_t i) const {
+    if (!has(i) && !parameters_[i].can_set_grad()) {
+        throw ContractViolation{
+            describe(i) +
+            " was marked ready, but has no gradient; give it one before, or give the parameter to "
+            "backward() as unused"
+        };
+    }
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::pack(std::size_t i, double factor) {
+    pack_into_bucket(i, factor);
+    if (is_on_host(device())) {
+        parameters_[i].release_grad();
+    } else {
+        is_packed_[i] = true;
+    }
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::zero(std::size_t i) {
+    pack_into_bucket(i, 0.0);
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::pack_into_bucket(std::size_t i, double factor) {
+    std::size_t const bucket = bucket_of_[i];
+    Slot& slot = slots_[bucket];
+    if (slot.arena == nowhere) {
+        if (free_.empty()) {
+            free_.push_back(arenas_in_use_++);
+        }
+        slot.arena = free_.back();
+        free_.pop_back();
+        std::size_t const bytes = buckets_[bucket].buffer.bytes();
+        buckets_[bucket].buffer.data = arenas_.data(slot.arena, bytes);
+    }
+    auto* const memory = static_cast<std::byte*>(buckets_[bucket].buffer.data);
+    ParameterList const& parameters = groups_[slot.group].parameters;
+    shard_of(bucket).pack_gradient(parameters, piece_of_[i], factor, memory);
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::submit(std::vector<std::size_t> const& parameters) {
+    if (is_on_host(device())) {
+        return;
+    }
+    device().finish();
+    for (std::size_t const i : parameters) {
+        if (is_packed_[i]) {
+            is_packed_[i] = false;
+            parameters_[i].release_grad();
+        }
+    }
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::complete() {
+    bool const is_first = has_joined_ && !std::exchange(is_clear_, true);
+    if (is_first) { // what was sent or dropped does not count again
+        for (std::size_t const i : trained_) {
+            clear_gradient(parameters_[i], device());
+        }
+    }
+}
+
+JOINABLE_DEFINITION void GradientsForOwners::give_back(std::size_t bucket) {
+    free_.push_back(std::exchange(slots_[bucket].arena, nowhere));
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/participant/detail/shard_exchange.hpp
+
+/// @file
+/// Exchanges of sharded buckets between ranks. Collective, the same on all ranks.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Starts to fill a bucket with the parts of all ranks. This rank's part is at `own`, which may be
+/// its place in the bucket. Uses one all-gather if the communicator has it, otherwise one broadcast
+/// per owner.
+template <Communicator Comm>
+[[nodiscard]] auto
+gather_parts(Comm& comm, OptimizerShard const& shard, std::byte const* own, std::byte* bucket) {
+    ShardBucket const& layout = shard.bucket();
+    if constexpr (AllGathers<Comm>) {
+        Buffer const whole{bucket, layout.count(), layout.dtype};
+        return comm.all_gather(ConstBuffer{own, shard.part(), layout.dtype}, whole, layout.counts);
+    } else {
+        auto const part = [&](int rank) {
+            std::byte* const begin = bucket + layout.offset_of(rank) * shard.element();
+            return Buffer{begin, layout.counts[static_cast<std::size_t>(rank)], layout.dtype};
+        };
+        if (std::byte* const mine = bucket + shard.part_offset() * shard.element(); mine != own) {
+            shard.copy_part(own, mine);
+            shard.device().submit();
+        }
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            if (part(rank).count != 0) {
+                comm.broadcast(part(rank), rank).wait();
+            }
+        }
+        return CompletedWork{};
+    }
+}
+
+/// Whether the sum of gradient buckets takes a factor from each rank.
+template <Communicator Comm>
+[[nodiscard]] bool sum_scales_parts(Comm& comm) noexcept {
+    constexpr bool can = ReduceScatters<Comm> ? ScalesScatteredSums<Comm> : ScalesSums<Comm>;
+    return can && !scales_before_sum(comm);
+}
+
+/// The factors of gradients: while they are packed, and while they are summed.
+struct ShardFactors {
+    double packed = 0; ///< 0 packs zeros
+    double summed = 1;
+
+    /// Sums that scale save one rounding.
+    template <Communicator Comm>
+    [[nodiscard]] static ShardFactors of(Comm& comm, double factor) noexcept {
+        bool const is_summed = sum_scales_parts(comm) && factor != 0.0;
+        return is_summed ? ShardFactors{1.0, factor} : ShardFactors{factor, 1.0};
+    }
+};
+
+/// Submits what was packed, and starts to sum a bucket of gradients, so that each rank gets its
+/// part. A communicator without reduce-scatter uses an all-reduce, see take_part().
+template <Communicator Comm>
+[[nodiscard]] auto start_parts(
+    Comm& comm, OptimizerShard const& shard, std::byte* bucket, [[maybe_unused]] double factor
+) {
+    ShardBucket const& layout = shard.bucket();
+    shard.device().submit();
+    Buffer const whole{bucket, layout.count(), layout.dtype};
+    [[maybe_unused]] Buffer const part{shard.gradients(), shard.part(), layout.dtype};
+    // If the sum scales, also with zeros: all ranks run the same collective.
+    [[maybe_unused]] bool const scales = sum_scales_parts(comm);
+    if constexpr (ReduceScatters<Comm>) {
+        if constexpr (ScalesScatteredSums<Comm>) {
+            if (scales) {
+                return comm.reduce_scatter(whole, part, ReduceOp::sum, factor, layout.counts);
+            }
+        }
+        return comm.reduce_scatter(whole, part, ReduceOp::sum, layout.counts);
+    } else {
+        if constexpr (ScalesSums<Comm>) {
+            if (scales) {
+                return comm.all_reduce(whole, ReduceOp::sum, factor);
+            }
+        }
+        return comm.all_reduce(whole, ReduceOp::sum);
+    }
+}
+/// Copies this rank's part if the sum is in the bucket. Local.
+template <Communicator Comm>
+void take_part(OptimizerShard const& shard, [[maybe_unused]] std::byte const* bucket, Comm const&) {
+    if constexpr (!ReduceScatters<Comm>) {
+        shard.copy_part(bucket + shard.part_offset() * shard.element(), shard.gradients());
+        shard.device().submit(); // before the bucket is filled again
+    }
+}
+
+/// Sends the values of a bucket from their owners to all ranks. A lone parameter is sent in place,
+/// and so are values that lie in the bucket.
+template <Communicator Comm>
+class ShardExchange {
+public:
+    /// `bucket` is memory for all parts; `has_values` says whether the values lie in it.
+    ShardExchange(
+        Comm& comm,
+        ParameterList const& parameters,
+        OptimizerShard const& shard,
+        std::byte* bucket,
+        bool has_values,
+        Scratch& scratch
+    )
+        : parameters_{parameters}, shard_{shard}, bucket_{bucket}, has_values_{has_values} {
+        Device& device = shard.device();
+        if (AnyView const value = has_values ? AnyView{} : shard.lone_value(parameters)) {
+            Buffer const whole{value.data(), value.numel(), value.dtype()};
+            device.submit();
+            static_cast<void>( // nvcc 13 warns of a dropped reference to a work
+                lone_.emplace(comm.broadcast(whole, shard.bucket().pieces.front().owner))
+            );
+        } else {
+            if (!has_values) {
+                shard.pack_own(parameters, bucket, scratch);
+            }
+            device.submit();
+            std::byte const* const own = bucket + shard.part_offset() * shard.element();
+            static_cast<void>(parts_.emplace(gather_parts(comm, shard, own, bucket)));
+        }
+    }
+
+    void finish() {
+        if (lone_) {
+            lone_->wait();
+        } else {
+            parts_->wait();
+            if (!has_values_) {
+                shard_.unpack_others(parameters_, bucket_);
+                shard_.device().submit(); // before the bucket is filled again
+            }
+        }
+    }
+
+private:
+    ParameterList const& parameters_;
+    OptimizerShard const& shard_;
+    std::byte const* bucket_;
+    bool has_values_;
+    std::optional<std::remove_cvref_t<decltype(std::declval<Comm&>().broadcast(Buffer{}, 0))>>
+        lone_;
+    std::optional<decltype(gather_parts(
+        std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, nullptr
+    ))>
+        parts_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/sharded_units.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Gathers sharded values, one unit of parameters at a time, and releases them after the pass has
+/// used them. Every rank runs these collectives in a pass: an all-gather of each unit, once, from
+/// the first unit to the last in a forward pass and in reverse order in a backward pass. In a
+/// backward pass they alternate with the reductions of gradients: the reductions of a unit follow
+/// the gather of the unit that the pass needs next and precede the gather of the unit after that. A
+/// unit that is held from one pass to the next is gathered nevertheless, because joined ranks do
+/// not know that it is held.
+template <Communicator Comm>
+class ShardedUnits {
+public:
+    /// Keeps the values of a unit in place during its lifetime.
+    class [[nodiscard("the object that use() returns keeps the values")]] Held {
+    public:
+        Held() = default;
+        Held(Held&& other) noexcept : units_{std::move(other.units_)}, unit_{other.unit_} {}
+        Held& operator=(Held&& other) noexcept { // not by value: clang 14 forgets to destroy it
+            auto const taken = std::move(other.units_);
+            let_go();
+            units_ = taken;
+            unit_ = other.unit_;
+            return *this;
+        }
+        ~Held() { let_go(); }
+
+        /// Stops keeping the values.
+        void let_go() noexcept {
+            if (auto const units = std::exchange(units_, nullptr); units && *units) {
+                (*units)->let_go(unit_);
+            }
+        }
+
+    private:
+        friend ShardedUnits;
+        Held(std::shared_ptr<ShardedUnits*> units, std::size_t unit) noexcept
+            : units_{std::move(units)}, unit_{unit} {}
+
+        std::shared_ptr<ShardedUnits*> units_; ///< points to null after their destruction
+        std::size_t unit_ = 0;
+    };
+
+    /// Local. `groups` is the list that the participant keeps, `next` the group that it is about to
+    /// add.
+    ShardedUnits(Comm& comm, std::vector<ShardGroup> const& groups, ShardGroup const& next)
+        : comm_{comm}, device_{device_of(comm)}, groups_{groups},
+          self_{std::make_shared<ShardedUnits*>(this)}, arenas_{BufferMemory{comm}} {
+        for (std::size_t k = 0; k <= groups.size(); ++k) {
+            list(k, k == groups.size() ? next : groups[k]);
+        }
+        free_.reserve(2 * units_.size()); // the most that there can be: freeing one must not throw
+        arenas_.reserve((std::min)(units_.size(), overlapping), largest_);
+    }
+    ShardedUnits(ShardedUnits const&) = delete;
+    ShardedUnits& operator=(ShardedUnits const&) = delete;
+    ~ShardedUnits() { // values in this memory are released
+        reset();
+        *self_ = nullptr;
+    }
+
+    // A pass.
+
+    void begin_forward() {
+        require(
+            Pass::none,
+            "the previous forward pass had no backward pass; announce such a round with {.phase = "
+            "Phase::evaluate}, and call skip() after a pass that failed"
+        );
+        require_let_go();
+        begin(Pass::forward, false);
+    }
+    /// Ends the forward pass. Units that it did not use are gathered nevertheless; if no pass has
+    /// begun, all of them.
+    void finish_forward() {
+        if (pass_ == Pass::none) {
+            begin_forward();
+        }
+        if (pass_ == Pass::forward) {
+            finish();
+            pass_ = Pass::between;
+        }
+    }
+    /// `reduces`: gradients are reduced during the pass.
+    void begin_backward(bool reduces) {
+        finish_forward();
+        require(Pass::between, "a backward pass begins in another one");
+        begin(Pass::backward, reduces);
+    }
+    /// Runs the remaining passes of a round. A training round has both, an evaluation only a
+    /// forward pass.
+    /// @throws ContractViolation  values are still held.
+    void finish_passes(bool trains) {
+        finish_forward();
+        if (trains && pass_ == Pass::between) {
+            begin_backward(false);
+        }
+        if (pass_ == Pass::backward) {
+            finish();
+        }
+        require_let_go();
+        pass_ = Pass::none;
+    }
+    /// @throws ContractViolation  values are held.
+    void require_let_go() const {
+        for (std::size_t k = 0; k < units_.size(); ++k) {
+            if (units_[k].holders != 0) {
+                throw ContractViolation{concat(
+                    "what use() or use_all() returned for ",
+                    describe(k),
+                    " is still held; let go of it before the last pass of its round returns, before skip(), and "
+                    "before the next round begins: a step changes values"
+                )};
+            }
+        }
+    }
+    /// Discards the state of a pass after a failure.
+    void reset() noexcept {
+        for (Unit& unit : units_) {
+            for (std::optional<Work>& work : unit.works) {
+                work.reset();
+            }
+            free_arena(unit.landing);
+            drop(unit);
+        }
+        pass_ = Pass::none;
+        current_ = nowhere;
+    }
+
+    // The turns of gathers and reductions.
+
+    /// Starts the next gather if it is its turn and the pass has used the previous unit. Returns
+    /// whether it did.
+    bool prefetch() { return is_open() && launched_ == arrived_ && launch(); }
+    /// Waits for the next unit without setting its values. Returns false if no unit is left, or
+    /// gradients must be reduced first.
+    bool pass_by() { return is_open() && arrive(nowhere); }
+    /// Whether all gradients of the next unit may be reduced now.
+    [[nodiscard]] bool may_reduce() const noexcept {
+        return launched_ >= (std::min)(reduced_ + 2, units_.size());
+    }
+    /// Whether the backward pass has gathered a unit, so that no rank reads this rank's part of it
+    /// any more.
+    [[nodiscard]] bool is_gathered(std::size_t unit) const noexcept {
+        return pass_ != Pass::backward || position_of(unit) < arrived_;
+    }
+    /// Records that the gradients of a unit are in flight.
+    void note_reduced() noexcept { ++reduced_; }
+
+    // Values.
+
+    /// Whether parameter `i` is in a unit.
+    [[nodiscard]] bool has(std::size_t i) const noexcept { return unit_of(i) != nowhere; }
+    [[nodiscard]] std::size_t unit_of(std::size_t i) const noexcept {
+        return i < unit_of_.size() ? unit_of_[i] : nowhere;
+    }
+    /// Whether the values of the unit of parameter `i` are set.
+    /// @throws ContractViolation  the pass is past them, or there is no pass.
+    [[nodiscard]] bool is_present(std::size_t i) const {
+        Unit const& unit = units_[unit_of(i)];
+        if (unit.is_present) {
+            return true;
+        }
+        if (!is_open()) {
+            throw ContractViolation{concat(
+                "the values of ",
+                describe(unit_of(i)),
+                " are used outside a pass; call use() in the pass that forward() or backward() is given"
+            )};
+        }
+        if (position_of(unit_of(i)) < arrived_) {
+            throw ContractViolation{concat(
+                "the ",
+                pass_ == Pass::forward ? "forward" : "backward",
+                " pass is past ",
+                describe(unit_of(i)),
+                ", but uses it again: units come in ",
+                pass_ == Pass::forward ? "ascending" : "descending",
+                " order, once each; where a value is used again, keep what use() returned until then"
+            )};
+        }
+        return false;
+    }
+    /// Waits for the next unit and sets its values if it is the unit of parameter `i`. Returns
+    /// false if gradients must be reduced first.
+    bool approach(std::size_t i) { return arrive(unit_of(i)); }
+    [[nodiscard]] Held hold(std::size_t i) {
+        ++units_[unit_of(i)].holders;
+        return {self_, unit_of(i)};
+    }
+    /// Allocates memory for all units. Local.
+    void reserve_all() {
+        require_let_go();
+        for (std::size_t k = 0; k < units_.size(); ++k) {
+            static_cast<void>(arenas_.data(k, k < overlapping ? largest_ : units_[k].bytes));
+        }
+    }
+    /// Gathers all units at once, outside of passes. Memory for them must be reserved.
+    [[nodiscard]] std::vector<Held> hold_all() {
+        std::vector<Held> held;
+        begin_forward();
+        try {
+            held.reserve(units_.size());
+            for (Unit const& unit : units_) {
+                static_cast<void>(approach(unit.parameters.front()));
+                static_cast<void>(prefetch());
+                held.push_back(hold(unit.parameters.front()));
+            }
+        } catch (...) { // the other ranks gather all units
+            held.clear();
+            while (pass_by()) {
+            }
+            reset();
+            throw;
+        }
+        pass_ = Pass::none;
+        current_ = nowhere;
+        holds_all_ = true;
+        return held;
+    }
+    /// Whether the next unit of the pass is the unit of parameter `i` and was held from the
+    /// previous pass.
+    [[nodiscard]] bool is_due(std::size_t i) const noexcept {
+        return is_open() && units_[unit_of(i)].is_present && position_of(unit_of(i)) == arrived_;
+    }
+
+    /// "unit 2 (parameters 4 to 6)"
+    [[nodiscard]] std::string describe(std::size_t k) const {
+        return concat(
+            "unit ",
+            k,
+            " (parameters ",
+            units_[k].parameters.front(),
+            " to ",
+            units_[k].parameters.back(),
+            ")"
+        );
+    }
+    /// The bytes of the memory in which units are gathered.
+    [[nodiscard]] std::size_t bytes() const noexcept { return arenas_.bytes(); }
+
+private:
+    enum class Pass : std::uint8_t { none, forward, between, backward };
+
+    using Work = std::remove_cvref_t<decltype(gather_parts(
+        std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, nullptr
+    ))>;
+
+    /// One unit is in use while the next one is in flight.
+    static constexpr std::size_t overlapping = 2;
+    static constexpr std::size_t nowhere = std::size_t(-1);
+
+    struct Part {
+        std::size_t shard;
+        std::size_t offset; ///< in the unit's memory, in bytes
+    };
+    /// A run of parameters of one group.
+    struct Unit {
+        std::size_t group;
+        std::vector<Part> parts = {};
+        std::vector<std::size_t> parameters = {}; ///< indices among those of all groups
+        std::size_t bytes = 0;
+        std::vector<std::optional<Work>> works = {}; ///< of the parts
+        std::size_t holders = 0;
+        std::size_t landing = nowhere; ///< the arena of a gather in flight
+        std::size_t arena = nowhere;   ///< the arena of the values
+        bool is_present = false;       ///< its values are set
+    };
+
+    void list(std::size_t k, ShardGroup const& group) {
+        unit_of_.resize(group.first + group.parameters.size(), nowhere);
+        for (std::size_t u = 0; u < group.units.size(); ++u) {
+            Unit unit{k};
+            std::size_t const end =
+                u + 1 < group.units.size() ? group.units[u + 1] : group.shards.size();
+            for (std::size_t s = group.units[u]; s < end; ++s) {
+                OptimizerShard const& shard = group.shards[s];
+                unit.parts.push_back({s, unit.bytes});
+                unit.bytes += (shard.bucket_bytes() + 63) / 64 * 64;
+                for (ShardPiece const& piece : shard.bucket().pieces) {
+                    if (piece.begin == 0) {
+                        unit.parameters.push_back(group.first + piece.parameter);
+                        unit_of_[group.first + piece.parameter] = units_.size();
+                    }
+                }
+            }
+            std::sort(unit.parameters.begin(), unit.parameters.end());
+            unit.works = std::vector<std::optional<Work>>(unit.parts.size());
+            largest_ = (std::max)(largest_, unit.bytes);
+            units_.push_back(std::move(unit));
+        }
+    }
+
+    [[nodiscard]] bool is_open() const noexcept {
+        return pass_ == Pass::forward || pass_ == Pass::backward;
+    }
+    [[nodiscard]] std::size_t position_of(std::size_t unit) const noexcept {
+        return pass_ == Pass::backward ? units_.size() - 1 - unit : unit; // in reverse order
+    }
+    void require(Pass pass, char const* otherwise) const {
+        if (pass_ != pass) {
+            throw ContractViolation{otherwise};
+        }
+    }
+
+    void begin(Pass pass, bool reduces) {
+        pass_ = pass;
+        reduces_ = reduces;
+        launched_ = arrived_ = reduced_ = 0;
+        current_ = nowhere;
+        static_cast<void>(launch());
+    }
+    void finish() {
+        while (pass_by()) {
+        }
+        leave_current();
+    }
+
+    bool launch() {
+        if (launched_ == units_.size() || (reduces_ && reduced_ + 1 < launched_)) {
+            return false;
+        }
+        Unit& unit = units_[position_of(launched_)];
+        if (free_.empty()) {
+            free_.push_back(arenas_in_use_++);
+        }
+        auto const first = std::min_element(free_.begin(), free_.end()); // few have memory
+        unit.landing = *first;
+        free_.erase(first);
+        std::byte* const memory = arenas_.data(unit.landing, unit.bytes);
+        ShardGroup const& group = groups_[unit.group];
+        device_.submit(); // the engine's work reads what is in this memory first
+        for (std::size_t k = 0; k < unit.parts.size(); ++k) {
+            Part const& part = unit.parts[k];
+            static_cast<void>(unit.works[k].emplace(gather_parts(
+                comm_,
+                group.shards[part.shard],
+                group.values->part(part.shard),
+                memory + part.offset
+            )));
+        }
+        ++launched_;
+        return true;
+    }
+
+    bool arrive(std::size_t used) {
+        if (arrived_ == units_.size() || (launched_ == arrived_ && !launch())) {
+            return false;
+        }
+        leave_current();
+        current_ = position_of(arrived_);
+        Unit& unit = units_[current_];
+        for (std::optional<Work>& work : unit.works) {
+            work->wait();
+            work.reset();
+        }
+        device_.finish(); // the engine's work comes after it
+        ++arrived_;
+        if (unit.is_present) { // held from the previous pass
+            free_arena(unit.landing);
+        } else if (unit.arena = std::exchange(unit.landing, nowhere); current_ == used) {
+            show(unit);
+        }
+        return true;
+    }
+
+    void show(Unit& unit) {
+        unit.is_present = true; // also if setting one throws
+        ShardGroup const& group = groups_[unit.group];
+        for (Part const& part : unit.parts) {
+            OptimizerShard const& shard = group.shards[part.shard];
+            std::byte* const bucket = arenas_.data(unit.arena, 0) + part.offset;
+            for (ShardPiece const& piece : shard.bucket().pieces) {
+                if (piece.begin == 0) {
+                    AnyParameter const& parameter = group.parameters[piece.parameter];
+                    std::byte* const begin = bucket + piece.offset * shard.element();
+                    parameter.set_value(OptimizerShard::place_of(parameter.value(), begin));
+                }
+            }
+        }
+    }
+    void drop(Unit& unit) noexcept {
+        if (std::exchange(unit.is_present, false)) {
+            for (std::size_t const i : unit.parameters) {
+                ShardGroup const& group = groups_[unit.group];
+                group.parameters[i - group.first].release_value();
+            }
+        }
+        free_arena(unit.arena);
+    }
+    void free_arena(std::size_t& arena) noexcept {
+        if (arena != nowhere) {
+            free_.push_back(std::exchange(arena, nowhere));
+        }
+    }
+    void leave_current() noexcept {
+        if (std::size_t const left = std::exchange(current_, nowhere);
+            left != nowhere && units_[left].holders == 0) {
+            drop(units_[left]);
+        }
+    }
+    void let_go(std::size_t unit) noexcept {
+        if (--units_[unit].holders == 0 && unit != current_) {
+            drop(units_[unit]);
+        }
+        if (holds_all_ && free_.size() == arenas_in_use_) {
+            holds_all_ = false;
+            arenas_.keep(overlapping);
+        }
+    }
+
+    Comm& comm_;
+    Device& device_;
+    std::vector<ShardGroup> const& groups_;
+    std::shared_ptr<ShardedUnits*> self_; ///< for what is held
+    BucketArenas arenas_;
+    std::vector<std::size_t> unit_of_; ///< of each parameter of all groups
+    std::size_t largest_ = 0;          ///< unit, in bytes
+    std::size_t arenas_in_use_ = 0;    ///< including free ones
+    std::vector<std::size_t> free_;    ///< arenas
+    Pass pass_ = Pass::none;
+    bool reduces_ = false;
+    bool holds_all_ = false;
+    std::size_t launched_ = 0; ///< gathers of the pass
+    std::size_t arrived_ = 0;
+    std::size_t reduced_ = 0;       ///< units whose gradients are in flight
+    std::size_t current_ = nowhere; ///< the last unit that arrived, until the pass is past it
+    std::vector<Unit> units_;       ///< in the order of their parameters; destroyed first
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/to_owners.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Steps a shard of a group.
+using StepShard = std::function<void(std::size_t group, OptimizerShard const& shard)>;
+
+/// One of two works.
+template <class A, class B>
+class EitherWork {
+public:
+    template <class W>
+    EitherWork(W work) : work_{std::move(work)} {} // NOLINT(google-explicit-constructor)
+
+    void wait() {
+        std::visit([](auto& work) { work.wait(); }, work_);
+    }
+    [[nodiscard]] bool test() {
+        return std::visit([](auto& work) { return work.test(); }, work_);
+    }
+    [[nodiscard]] bool progress() {
+        return std::visit([](auto& work) { return make_progress(work); }, work_);
+    }
+
+private:
+    std::variant<A, B> work_;
+};
+
+/// The reduction of sharded training. Sums each bucket to the owners of its parameters, by a reduce-scatter, or, made
+/// without gradients for owners, to all ranks. If values are sharded, too, the passes gather them, and gathers and
+/// buckets take turns: see ShardedUnits.
+template <Communicator Comm>
+class ToOwners : public ReductionTurns, public PassHooks {
+    using Scattered = decltype(start_parts(
+        std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, 1.0
+    ));
+    using Summed = work_of<Comm>;
+    using Started = std::
+        conditional_t<std::is_same_v<Scattered, Summed>, Summed, EitherWork<Scattered, Summed>>;
+    using Units = ShardedUnits<Comm>;
+
+public:
+    using Held = typename Units::Held;
+
+    static constexpr std::string_view name = "ToOwners";
+    bool delivers = true;
+
+    ToOwners() = default;
+    /// Local. The reducer owns `gradients`. `units` is null if each rank has all values. `step` is called as soon as
+    /// the gradients of a shard are averaged, or is empty, and `begin` before a round reduces.
+    ToOwners(
+        GradientsForOwners const& gradients,
+        std::unique_ptr<Units> units,
+        StepShard step,
+        std::function<void(Round const&)> begin
+    )
+        : delivers{false}, gradients_{&gradients}, units_{std::move(units)}, step_{std::move(step)},
+          begin_{std::move(begin)} {}
+
+    [[nodiscard]] bool scales(Comm& comm) const noexcept {
+        return delivers ? AllReduce::scales(comm) : sum_scales_parts(comm);
+    }
+    [[nodiscard]] Started
+    start(Comm& comm, BucketRun const& run, double factor, bool contributes) const {
+        if (delivers) {
+            return AllReduce::start(comm, run, factor, contributes);
+        }
+        auto* const memory = static_cast<std::byte*>(run.buffer.data);
+        return start_parts(comm, gradients_->shard_of(run.bucket), memory, factor);
+    }
+    void finish(Comm& comm, BucketRun const& run) {
+        if (!delivers) {
+            auto const* const memory = static_cast<std::byte const*>(run.buffer.data);
+            take_part(gradients_->shard_of(run.bucket), memory, comm);
+            ++finished_;
+            step_reduced();
+        }
+    }
+
+    // -- ReductionTurns ----------------------------------------------------------------------------
+
+    void begin_iteration() {
+        if (units_) {
+            units_->begin_backward(true);
+        }
+        finished_ = stepped_ = 0;
+        is_unattended_ = false;
+    }
+    [[nodiscard]] bool may_start(std::size_t /*bucket*/) const noexcept {
+        return !units_ || units_->may_reduce();
+    }
+    void note_started(std::size_t bucket) noexcept {
+        if (units_) {
+            std::size_t const next = bucket + 1;
+            if (next == gradients_->buckets().size() || unit_of(next) != unit_of(bucket)) {
+                units_->note_reduced(); // all of the unit
+            }
+        }
+    }
+    [[nodiscard]] bool proceed() {
+        return units_ && (units_->prefetch() || (is_unattended_ && units_->pass_by()));
+    }
+    void end_pass() noexcept { is_unattended_ = true; }
+    void end_iteration() {
+        is_unattended_ = false;
+        finish_passes(true);
+        step_reduced();
+    }
+    void begin_guard() noexcept {
+        is_unattended_ = false;
+        if (units_) {
+            units_->reset();
+        }
+    }
+
+    // -- PassHooks ---------------------------------------------------------------------------------
+
+    [[nodiscard]] bool gathers_values() const noexcept { return units_ != nullptr; }
+    void begin_forward() {
+        if (units_) {
+            units_->begin_forward();
+        }
+    }
+    void finish_forward() {
+        if (units_) {
+            units_->finish_forward();
+        }
+    }
+    void begin_accumulating() {
+        if (units_) {
+            units_->begin_backward(false);
+        }
+    }
+    void finish_passes(bool trains) {
+        if (units_) {
+            units_->finish_passes(trains);
+        }
+    }
+    void require_let_go() const {
+        if (units_) {
+            units_->require_let_go();
+        }
+    }
+    [[nodiscard]] bool meets_between_passes() const noexcept { return begin_ != nullptr; }
+    void begin_round(Round const& round) const {
+        if (begin_) {
+            begin_(round);
+        }
+    }
+
+    /// Waits for the value of parameter `i` and keeps it during the lifetime of the returned
+    /// object.
+    template <class R>
+    [[nodiscard]] Held use(std::size_t i, R& reducer) {
+        if (!units_ || !units_->has(i)) {
+            return {};
+        }
+        if (units_->is_due(i) && units_->approach(i)) { // it was kept, and the script continues
+            reducer.proceed();
+        }
+        while (!units_->is_present(i)) {
+            if (!units_->approach(i)) {
+                throw ContractViolation{concat_missing(
+                    concat(
+                        "the backward pass uses ",
+                        units_->describe(units_->unit_of(i)),
+                        " before the gradients of units before it are ready; mark them before the pass "
+                        "needs the second unit after theirs, and where the backward pass uses a value early, "
+                        "keep what use() returned in the forward pass"
+                    ),
+                    reducer.parameters(),
+                    gradients_->rank(),
+                    [&](std::size_t k) {
+                        return reducer.is_missing(k) && units_->unit_of(k) > units_->unit_of(i) + 1;
+                    }
+                )};
+            }
+            reducer.proceed();
+        }
+        return units_->hold(i);
+    }
+    /// The gathered values; null if each rank has all of them.
+    [[nodiscard]] Units* units() const noexcept { return units_.get(); }
+
+private:
+    [[nodiscard]] std::size_t unit_of(std::size_t bucket) const {
+        return units_->unit_of(gradients_->first_in(bucket));
+    }
+    /// Steps reduced buckets. A bucket waits until its values are gathered, because a step
+    /// overwrites them.
+    void step_reduced() {
+        while (step_ && stepped_ < finished_ && (!units_ || units_->is_gathered(unit_of(stepped_)))
+        ) {
+            std::size_t const bucket = stepped_++;
+            step_(gradients_->group_of(bucket), gradients_->shard_of(bucket));
+        }
+    }
+
+    GradientsForOwners const* gradients_ = nullptr;
+    std::unique_ptr<Units> units_;
+    StepShard step_;
+    std::function<void(Round const&)> begin_;
+    std::size_t finished_ = 0; ///< buckets whose sum the owners have
+    std::size_t stepped_ = 0;
+    bool is_unattended_ = false; ///< the pass uses no values any more, or there is no pass
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/zero_options.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// An object that ZeroOptions::before_step reads or changes. If ranks have joined, they get the
+/// lowest active rank's object before each step. Refers to the object, which must have no pointers,
+/// because addresses are not valid on another rank.
+class SharedObject {
+public:
+    template <class T>
+    SharedObject(T& object) noexcept : data_{std::addressof(object)}, bytes_{sizeof(T)} {
+        static_assert(
+            std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
+            "SharedObject: ranks send the object as it is in memory; give one that is trivially copyable "
+            "and not const, such as a struct of numbers"
+        );
+        static_assert(
+            !detail::has_address<T>(),
+            "SharedObject: ranks send the object as it is in memory, but it has a pointer or a reference, and an "
+            "address leads nowhere on another rank; give a struct of numbers"
+        );
+    }
+
+    [[nodiscard]] void* data() const noexcept { return data_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+    void* data_;
+    std::size_t bytes_;
+};
+
+/// Options of a ZeroRedundancyOptimizer. All except `before_step` must be the same on every rank.
+struct ZeroOptions {
+    Partition partition = Partition::by_parameters;
+    /// The owner of each parameter of the constructor's list, instead of the rule of by_parameters.
+    std::vector<int> owners = {};
+    /// Parameters are sent to the other ranks in buckets, which close when they reach this size. A
+    /// rank has memory for two of them.
+    std::size_t bucket_cap_bytes = std::size_t{25} << 20U;
+    /// Averages gradients itself, only to their owners, for guards without a
+    /// DistributedDataParallel. Weights and the divisor are those of
+    /// DataParallelOptions::gradient_kind `mean`. A rank's gradients are not changed. Every
+    /// parameter is stepped, with zeros if no rank has a gradient.
+    bool reduces_gradients = false;
+    /// Called between the reduction and the step on every rank, also on joined ones, with the
+    /// gradients that this rank owns. It may clip, unscale or set a rate. Returning false skips the
+    /// step. The result must be the same on every rank: base it on ShardGradients::sum(). On a
+    /// device, gradients are in its memory: kernels that change them go on the engine's stream.
+    std::function<bool(ShardGradients const&)> before_step = {};
+    /// The state of `before_step` besides the rules.
+    std::vector<SharedObject> shared = {};
+    /// Values live in the buckets in which they travel, and a step copies none. Needs `set_value`
+    /// and `release_value` in parameter_traits; set_value must keep the view. The values are
+    /// released at destruction: copy them before. They stay where they are: write new values into
+    /// that memory. If a rank is refused, those that were moved stay in buckets that are never freed.
+    bool parameters_as_bucket_view = false;
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/participant/detail/shard_plan.hpp
+
+/// @file
+/// How a sharded optimizer adds a group of parameters. All functions are local; errors are
+/// ContractViolations.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+inline bool is_flat(ZeroOptions const& options) noexcept {
+    return options.partition == Partition::flat;
+}
+
+/// Checks units of `count` parameters.
+void check_units(std::span<std::size_t const> units, std::size_t count, Sharding sharding);
+void check_views(ZeroOptions const& options, Sharding sharding);
+/// The number of trained parameters in each unit, in list order: in those that the user chose, or
+/// in runs that reach `cap` bytes. Every unit has at least one.
+std::vector<std::size_t> trained_in_units(
+    ParameterList const& parameters,
+    std::span<std::size_t const> trained,
+    std::span<std::size_t const> units,
+    std::size_t cap
+);
+
+/// Checks that a device can step by a rule.
+template <class Rule>
+void check_kernels(Rule const& rule, Device const& device) {
+    if (is_on_host(device)) {
+        return;
+    }
+    if (!device.can_update(device_rule(rule))) {
+        throw ContractViolation{concat(
+            to_text(device.id()),
+            " has no kernels that step by ",
+            class_name<Rule>(),
+            "; give the communicator's device_memory().use_kernels() what joinable::cuda_kernels() returns, or "
+            "for a rule of your own cuda_kernels<",
+            class_name<Rule>(),
+            ">(), in a source file that nvcc compiles"
+        )};
+    }
+    std::size_t const names = rule.state_names().size();
+    std::size_t const count = rule.template visit_update<float>(1, []<class Update>(Update const&) {
+        return std::size_t{Update::state_count};
+    });
+    if (count != names) {
+        throw ContractViolation{concat(
+            "the update of ",
+            class_name<Rule>(),
+            " has a state_count of ",
+            count,
+            ", but its state_names() are ",
+            names,
+            "; give it one number for each name"
+        )};
+    }
+}
+
+/// `groups` are the earlier ones. `choices` are for `list`.
+template <class Rule>
+void check_group(
+    ParameterList const& list,
+    ShardChoices const& choices,
+    std::vector<ShardGroup> const& groups,
+    ZeroOptions const& options,
+    Sharding sharding,
+    Device const& device,
+    int world_size
+) {
+    std::vector<int> const& owners = choices.owners;
+    if (is_flat(options) && LocalOptimizer<Rule>) {
+        throw ContractViolation{
+            "an engine's optimizer steps whole parameters, but Partition::flat deals out parts of them; "
+            "use Partition::by_parameters"
+        };
+    }
+    check_parameters(list, device.id());
+    ParameterList all;
+    for (ShardGroup const& group : groups) {
+        if (!group.values) { // else the engine has no memory for them
+            append(all, group.parameters);
+        }
+    }
+    append(all, list);
+    check_distinct(all, "of all groups, ", [](AnyParameter const& parameter) {
+        return parameter.value();
+    });
+    if (!owners.empty() && (is_flat(options) || owners.size() != list.size())) {
+        throw ContractViolation{concat(
+            "owners has ",
+            owners.size(),
+            is_flat(options)
+                ? " ranks, but with Partition::flat parameters have no owner; leave it out"
+                : " ranks; give one for each parameter, ",
+            is_flat(options) ? "" : std::to_string(list.size())
+        )};
+    }
+    for (int const owner : owners) {
+        if (owner < 0 || owner >= world_size) {
+            throw ContractViolation{
+                concat("owners names rank ", owner, ", but the ranks are 0 to ", world_size - 1)
+            };
+        }
+    }
+    check_units(choices.units, list.size(), sharding);
+    check_views(options, sharding);
+}
+
+/// Cuts the parameters of a group into the buckets of `rank`, and into units if values are sharded.
+/// `loads` holds the elements of each rank in earlier groups and is updated.
+template <class Rule>
+void cut_group(
+    ShardGroup& group,
+    Rule const& rule,
+    ShardChoices const& choices,
+    std::vector<std::size_t>& loads,
+    ZeroOptions const& options,
+    Sharding sharding,
+    int rank,
+    Device& device
+) {
+    std::vector<std::size_t> trained;
+    std::vector<std::size_t> sizes;
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+        AnyView const value = group.parameters[i].value();
+        if (!group.parameters[i].requires_grad()) {
+            group.frozen.push_back(i);
+            continue;
+        }
+        if (!is_floating_point(value.dtype())) {
+            throw ContractViolation{concat(
+                describe_parameter(group.parameters, i),
+                " is of integers, which no rule steps; give it requires_grad = false"
+            )};
+        }
+        trained.push_back(i);
+        sizes.push_back(value.numel());
+    }
+    if (trained.empty()) {
+        throw ContractViolation{concat(
+            group.parameters.size() == 0 ? "the list of parameters is empty"
+                                         : "no parameter requires a gradient",
+            ": there is nothing to step; give the parameters to train, with requires_grad = true, or run "
+            "without this optimizer"
+        )};
+    }
+    std::vector<int> all_owners = choices.owners;
+    if (all_owners.empty() && !is_flat(options)) {
+        auto const chosen = owners_by_size(sizes, loads);
+        all_owners.resize(group.parameters.size());
+        for (std::size_t k = 0; k < trained.size(); ++k) {
+            all_owners[trained[k]] = chosen[k];
+        }
+    } else if (!is_flat(options)) { // a later group goes to the ranks that have less
+        for (std::size_t k = 0; k < trained.size(); ++k) {
+            loads[static_cast<std::size_t>(all_owners[trained[k]])] += sizes[k];
+        }
+    }
+    auto const cut = [&](std::span<std::size_t const> chosen, std::size_t cap, std::size_t alone) {
+        for (auto const& run : runs_by_size(group.parameters, chosen, cap, alone)) {
+            group.shards.emplace_back(
+                is_flat(options)
+                    ? flat_bucket(group.parameters, run, loads.size())
+                    : bucket_by_owners(group.parameters, run, all_owners, loads.size()),
+                rank,
+                state_names_of(rule).size(),
+                UpdateRule<Rule>,
+                sharding,
+                device
+            );
+        }
+    };
+    std::size_t const none = std::size_t(-1);
+    if (sharding != Sharding::parameters) {
+        // A flat bucket is as large as possible, because each one has parts of whole cache lines.
+        // From a bucket in which values lie, each is sent in place, alone or not.
+        bool const any_size = is_flat(options) || options.parameters_as_bucket_view;
+        cut(trained, options.bucket_cap_bytes, any_size ? none : lone_bytes);
+        return;
+    }
+    // A unit is a run of parameters of any dtypes.
+    std::size_t begin = 0;
+    for (std::size_t const count :
+         trained_in_units(group.parameters, trained, choices.units, options.bucket_cap_bytes)) {
+        group.units.push_back(group.shards.size());
+        cut(std::span{trained}.subspan(begin, count), none, none);
+        begin += count;
+    }
+}
+
+void agree_on_options(AgreementList& list, ZeroOptions const& options);
+template <class Rule>
+void agree_on_rule(AgreementList& list, Rule const& rule) {
+    std::span<std::string_view const> const names = state_names_of(rule);
+    list.add("state of the rule", std::vector<std::string_view>{names.begin(), names.end()});
+    list.add("class of the rule", type_name<Rule>());
+    if constexpr (requires { rule.agree_on(list); }) {
+        rule.agree_on(list);
+    }
+}
+
+/// `averaged` are the values whose gradients a guard averages.
+void check_averaged(ShardGroup const& group, std::vector<void const*> const& averaged);
+
+/// Checks that a rule keeps as many numbers for each element as its group has room for.
+template <class Rule>
+void check_state_count(ShardGroup const& group, Rule const& rule) {
+    std::size_t const names = group.shards.front().state().names();
+    std::size_t const names_now = state_names_of(rule).size();
+    if (names_now != names) {
+        throw ContractViolation{concat(
+            "the rule of a group keeps ",
+            names_now,
+            " numbers for each element now, but kept ",
+            names,
+            " when it was given; leave settings that add or drop state as they were"
+        )};
+    }
+}
+/// The same for all groups and their rules.
+template <class Rules>
+void check_state_counts(std::span<ShardGroup const> groups, Rules const& rules) {
+    for (std::size_t k = 0; k < groups.size(); ++k) {
+        check_state_count(groups[k], rules[k]);
+    }
+}
+
+/// Checks that a group and its rule have not changed since they were added.
+template <class Rule>
+void check_before_step(ShardGroup const& group, Rule const& rule) {
+    check_rule(rule);
+    if (group.buckets) {
+        group.buckets->check();
+    }
+    check_state_count(group, rule);
+    for (std::size_t i = 0, frozen = 0; i < group.parameters.size(); ++i) {
+        bool const was_frozen = frozen < group.frozen.size() && group.frozen[frozen] == i;
+        frozen += was_frozen ? 1 : 0;
+        if (group.parameters[i].requires_grad() == was_frozen) {
+            throw ContractViolation{concat(
+                describe_parameter(group.parameters, i),
+                was_frozen
+                    ? " requires a gradient now, but did not when it was given, so no rank steps it"
+                    : " requires no gradient any more, but did when it was given",
+                "; make a new optimizer"
+            )};
+        }
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/shard_plan.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void
+check_units(std::span<std::size_t const> units, std::size_t count, Sharding sharding) {
+    if (!units.empty() && sharding != Sharding::parameters) {
+        throw ContractViolation{concat(
+            "units are gathered with Sharding::parameters, but these are given with Sharding::",
+            name_of(sharding),
+            "; leave them out"
+        )};
+    }
+    std::size_t left = count; // by subtraction, because a sum could overflow
+    for (std::size_t k = 0; k < units.size(); ++k) {
+        if (units[k] == 0) {
+            throw ContractViolation{
+                concat("unit ", k, " has no parameters; give each unit at least one")
+            };
+        }
+        if (units[k] > left) {
+            throw ContractViolation{concat(
+                "units 0 to ",
+                k,
+                " have more parameters than the list, which has ",
+                count,
+                "; give the number of parameters in each unit"
+            )};
+        }
+        left -= units[k];
+    }
+    if (!units.empty() && left != 0) {
+        throw ContractViolation{concat(
+            "the units have ",
+            count - left,
+            " parameters together, but the list has ",
+            count,
+            "; give each parameter a unit, frozen ones too"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void check_views(ZeroOptions const& options, Sharding sharding) {
+    bool const sends_values = sharding == Sharding::optimizer || sharding == Sharding::gradients;
+    if (options.parameters_as_bucket_view && !sends_values) {
+        throw ContractViolation{concat(
+            "parameters_as_bucket_view is for values that a step sends, but with Sharding::",
+            name_of(sharding),
+            " it sends none; leave it out"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION std::vector<std::size_t> trained_in_units(
+    ParameterList const& parameters,
+    std::span<std::size_t const> trained,
+    std::span<std::size_t const> units,
+    std::size_t cap
+) {
+    std::vector<std::size_t> counts;
+    if (units.empty()) {
+        std::size_t bytes = 0;
+        for (std::size_t const i : trained) {
+            if (counts.empty() || bytes >= cap) {
+                counts.push_back(0);
+                bytes = 0;
+            }
+            AnyView const value = parameters[i].value();
+            bytes += value.numel() * size_of(value.dtype());
+            ++counts.back();
+        }
+        return counts;
+    }
+    std::size_t end = 0;
+    std::size_t next = 0; // of `trained`
+    for (std::size_t const unit : units) {
+        end += unit;
+        std::size_t const first = next;
+        while (next < trained.size() && trained[next] < end) {
+            ++next;
+        }
+        if (next != first) {
+            counts.push_back(next - first);
+        }
+    }
+    return counts;
+}
+
+JOINABLE_DEFINITION void agree_on_options(AgreementList& list, ZeroOptions const& options) {
+    list.add("partition", is_flat(options) ? "flat" : "by_parameters");
+    list.add("bucket_cap_bytes", options.bucket_cap_bytes);
+    list.add("reduces_gradients", options.reduces_gradients);
+    list.add("parameters_as_bucket_view", options.parameters_as_bucket_view);
+    list.add("has before_step", static_cast<bool>(options.before_step));
+    std::vector<std::size_t> shared;
+    for (joinable::SharedObject const& object :
+         options.shared) { // there is one of shared memory, too
+        shared.push_back(object.bytes());
+    }
+    list.add("bytes of shared objects", shared);
+}
+
+JOINABLE_DEFINITION void
+check_averaged(ShardGroup const& group, std::vector<void const*> const& averaged) {
+    std::vector<void const*> sorted = averaged;
+    std::sort(sorted.begin(), sorted.end());
+    for (OptimizerShard const& shard : group.shards) {
+        for (ShardPiece const& piece : shard.bucket().pieces) {
+            void const* const value = group.parameters[piece.parameter].value().data();
+            if (!std::binary_search(sorted.begin(), sorted.end(), value)) {
+                throw ContractViolation{concat(
+                    describe_parameter(group.parameters, piece.parameter),
+                    " is stepped by ZeroRedundancyOptimizer, but no participant of this guard averages its "
+                    "gradient; give DistributedDataParallel the same parameters"
+                )};
+            }
+        }
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/participant/detail/sharded_before_step.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Calls ZeroOptions::before_step on all ranks, and sums for it.
+template <class Comm>
+class ShardedBeforeStep final : ShardSums {
+public:
+    /// Refers to both, which connect the same ranks.
+    ShardedBeforeStep(Comm& comm, HostCollectives<Comm>& host, Sharding sharding)
+        : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)} {}
+
+    /// Whether the ranks step; they compare it by `words`. Collective.
+    /// @throws ContractViolation  they do not return the same.
+    bool operator()(
+        std::function<bool(ShardGradients const&)> const& before_step,
+        std::span<ShardGroup> groups,
+        ControlCommunicator& words
+    ) {
+        pieces_.clear();
+        std::size_t parameters = 0;
+        for (ShardGroup& group : groups) {
+            for (OptimizerShard const& shard : group.shards) {
+                shard.append_gradients(group.parameters, group.gradients, group.first, pieces_);
+            }
+            parameters += group.parameters.size();
+        }
+        Device& device = device_of(comm_);
+        device.finish(); // the engine's stream sees the gradients
+        bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this});
+        std::uint64_t steppers = steps ? 1 : 0;
+        words.sum({&steppers, 1});
+        if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
+            throw ContractViolation{concat(
+                "before_step skips the step on ",
+                static_cast<std::uint64_t>(comm_.size()) - steppers,
+                " of ",
+                comm_.size(),
+                " ranks",
+                steps ? ", but not on this one" : ", on this one, too",
+                "; return the same on all, by what ShardGradients::sum() gives"
+            )};
+        }
+        return steps;
+    }
+
+private:
+    void sum(std::span<double> numbers) override {
+        if (sharding_ != Sharding::none) { // else each rank has all gradients
+            host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
+        }
+    }
+    /// The numbers travel where the gradients are.
+    void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) override {
+        Device& device = device_of(comm_);
+        std::size_t const count = squares.size();
+        Buffer const all{sums_.data(count * sizeof(double)), count, DType::f64};
+        auto* const first = static_cast<double*>(all.data);
+        device.fill_zero({first, DType::f64, {count}, {1}, device.id()});
+        own_.clear();
+        for (ShardGradient const& piece : pieces) {
+            own_.push_back({piece.view, first + piece.parameter});
+        }
+        device.sum_squares(own_);
+        if (sharding_ == Sharding::none) { // the same sums on each rank
+            settle(comm_.broadcast(all, 0));
+        } else {
+            settle(comm_.all_reduce(all, ReduceOp::sum));
+        }
+        if (staged_.bytes() < all.bytes()) {
+            staged_ = device.allocate_staging(all.bytes());
+        }
+        host_.download(first, staged_.data(), all.bytes());
+        copy_bytes(reinterpret_cast<std::byte*>(squares.data()), staged_.data(), all.bytes());
+    }
+
+    Comm& comm_;
+    HostCollectives<Comm>& host_;
+    Sharding sharding_;
+    std::vector<ShardGradient> pieces_;
+    std::vector<SquareSum> own_;
+    Arena staged_; ///< of the sums, on the host
+    Scratch sums_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/sharded_settings.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Sends what a step depends on to ranks that have joined: settings of the rules, shared objects,
+/// and which parameters have gradients.
+template <class Rule>
+class ShardedSettings {
+public:
+    /// Makes room for a message of so many groups and parameters. Local.
+    void reserve(
+        std::size_t groups, std::size_t parameters, std::span<joinable::SharedObject const> shared
+    ) {
+        std::size_t bytes = groups * sizeof(Settings) + parameters;
+        for (joinable::SharedObject const& object : shared) {
+            bytes += object.bytes();
+        }
+        message_.resize(words_of(bytes));
+    }
+
+    /// Begins the step of each group. If ranks have joined, they take the settings of the lowest
+    /// active rank by `words`, and step the parameters that it steps. Collective.
+    template <class Comm>
+    void share(
+        Comm& comm,
+        ControlCommunicator& words,
+        Round const& round,
+        std::deque<Rule>& rules,
+        std::span<joinable::SharedObject const> shared,
+        std::span<ShardGroup> groups
+    ) {
+        bool const is_source = comm.rank() == round.buffer_source();
+        for (ShardGroup& group : groups) {
+            group.gradients.begin_step(round.is_shadow(), device_of(comm));
+            if (is_source) {
+                group.gradients.list(group.parameters);
+            }
+        }
+        if (round.active_count() != comm.size()) {
+            send(words, round.buffer_source(), rules, shared, groups);
+        }
+    }
+
+    /// Sends rules, shared objects and the parameters that these groups step from one rank to all. Collective.
+    void send(
+        ControlCommunicator& words,
+        int source,
+        std::deque<Rule>& rules,
+        std::span<joinable::SharedObject const> shared,
+        std::span<ShardGroup> groups
+    ) {
+        bool const is_source = words.rank() == source;
+        auto const pass = [&](auto const& copy) {
+            auto* const begin = reinterpret_cast<std::byte*>(message_.data());
+            std::byte* at = begin;
+            auto const one = [&](void* object, std::size_t bytes) {
+                copy(static_cast<std::byte*>(object), at, bytes);
+                at += bytes;
+            };
+            for (Rule& rule : rules) {
+                one(&settings_of(rule), sizeof(Settings));
+            }
+            for (joinable::SharedObject const& object : shared) {
+                one(object.data(), object.bytes());
+            }
+            for (ShardGroup& group : groups) {
+                one(group.gradients.listed().data(), group.gradients.listed().size());
+            }
+            return static_cast<std::size_t>(at - begin);
+        };
+        std::size_t const bytes = pass([&](std::byte* object, std::byte* at, std::size_t n) {
+            copy_bytes(at, object, is_source ? n : 0);
+        });
+        // Not the whole buffer: it is longer on a rank that made room for a group which another
+        // rank refused.
+        words.broadcast(std::span{message_}.first(words_of(bytes)), source);
+        pass([&](std::byte* object, std::byte* at, std::size_t n) {
+            copy_bytes(object, at, is_source ? 0 : n);
+        });
+    }
+
+    /// Notes the settings of the step that is about to be made in the guard of `state`, if there is
+    /// one. Lists them again only if they have changed. Local.
+    void note(JoinState const& state, std::deque<Rule>& rules) {
+        Session* const session = session_of(state);
+        if (session == nullptr) {
+            return;
+        }
+        bool is_same = used_.size() == rules.size() * sizeof(Settings);
+        for (std::size_t group = 0; is_same && group < rules.size(); ++group) {
+            is_same = std::memcmp(
+                          used_.data() + group * sizeof(Settings),
+                          &settings_of(rules[group]),
+                          sizeof(Settings)
+                      ) == 0;
+        }
+        if (!is_same) {
+            list_of_used_ = {};
+            used_.resize(rules.size() * sizeof(Settings));
+            for (std::size_t group = 0; group < rules.size(); ++group) {
+                std::memcpy(
+                    used_.data() + group * sizeof(Settings),
+                    &settings_of(rules[group]),
+                    sizeof(Settings)
+                );
+                list_of_used_.begin_section(
+                    group == 0 ? "settings differ: "
+                               : concat("settings of group ", group, " differ: ")
+                );
+                agree_on_rule(list_of_used_, rules[group]);
+            }
+            hash_of_used_ = list_of_used_.hash_from(0);
+        }
+        session->note_settings(list_of_used_, hash_of_used_);
+    }
+
+private:
+    using Settings = std::remove_cvref_t<decltype(settings_of(std::declval<Rule&>()))>;
+
+    [[nodiscard]] static std::size_t words_of(std::size_t bytes) noexcept {
+        return (bytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t);
+    }
+
+    std::vector<std::uint64_t> message_;
+    std::vector<std::byte> used_; ///< the settings of the last step that was noted, by group
+    AgreementList list_of_used_;
+    std::uint64_t hash_of_used_ = 0;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/sharded_sizes.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+// What the shards of a rank, or of all ranks, take. Local.
+
+/// A line for each rank. @see ShardedOptimizer::table
+[[nodiscard]] std::string table_of_shards(std::span<ShardGroup const> groups, std::size_t ranks);
+/// Bytes of averaged gradients that this rank keeps.
+[[nodiscard]] std::size_t gradient_bytes_of(std::span<ShardGroup const> groups) noexcept;
+/// Bytes of values that this rank keeps, or that lie in buckets.
+[[nodiscard]] std::size_t value_bytes_of(std::span<ShardGroup const> groups) noexcept;
+/// Bytes of optimizer state on this rank.
+[[nodiscard]] std::size_t state_bytes_of(std::span<ShardGroup const> groups) noexcept;
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/sharded_sizes.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Adds size(shard) over all shards.
+template <class Size>
+[[nodiscard]] std::size_t sum_over(std::span<ShardGroup const> groups, Size const& size) {
+    std::size_t sum = 0;
+    for (ShardGroup const& group : groups) {
+        for (OptimizerShard const& shard : group.shards) {
+            sum += size(shard);
+        }
+    }
+    return sum;
+}
+
+[[nodiscard]] inline std::string in_column(std::size_t number, std::size_t width) {
+    std::string const digits = std::to_string(number);
+    return std::string(width - (std::min)(width, digits.size()), ' ') + digits;
+}
+
+JOINABLE_DEFINITION std::string
+table_of_shards(std::span<ShardGroup const> groups, std::size_t ranks) {
+    std::string text = "rank    elements  bytes of state\n";
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+        std::size_t const elements =
+            sum_over(groups, [&](OptimizerShard const& shard) { return shard.kept_count(rank); });
+        std::size_t const bytes = sum_over(groups, [&](OptimizerShard const& shard) {
+            return shard.kept_count(rank) * shard.state().element_bytes();
+        });
+        text += in_column(rank, 4) + in_column(elements, 12) + in_column(bytes, 16) + "\n";
+    }
+    return text;
+}
+
+JOINABLE_DEFINITION std::size_t gradient_bytes_of(std::span<ShardGroup const> groups) noexcept {
+    return sum_over(groups, [](OptimizerShard const& shard) {
+        return shard.reduces() ? shard.part() * shard.element() : 0;
+    });
+}
+
+JOINABLE_DEFINITION std::size_t value_bytes_of(std::span<ShardGroup const> groups) noexcept {
+    std::size_t bytes = 0;
+    for (ShardGroup const& group : groups) {
+        bytes += group.values ? group.values->bytes() : 0;
+        bytes += group.buckets ? group.buckets->bytes() : 0;
+    }
+    return bytes;
+}
+
+JOINABLE_DEFINITION std::size_t state_bytes_of(std::span<ShardGroup const> groups) noexcept {
+    return sum_over(groups, [](OptimizerShard const& shard) { return shard.state().bytes(); });
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/participant/detail/sharded_state.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The state of all ranks' shards on one rank, gathered from them or dealt out to them. The
+/// collective members take `together`, which runs a function on all ranks and throws on all if it
+/// throws on one.
+template <class Rule>
+class ShardedState {
+public:
+    /// Frees what was gathered. Local.
+    void reset() noexcept { gathered_.reset(); }
+
+    /// @throws ContractViolation  nothing was gathered on this rank.
+    [[nodiscard]] OptimizerState<Rule> const& on(int rank) const {
+        if (!gathered_) {
+            throw ContractViolation{concat(
+                "rank ", rank, " has no state: call consolidate(", rank, ") on every rank before"
+            )};
+        }
+        return *gathered_;
+    }
+
+    /// Collective.
+    template <class Comm, class Together>
+    void gather(
+        Comm& comm,
+        HostCollectives<Comm>& host,
+        int to_rank,
+        std::deque<Rule> const& rules,
+        std::span<ShardGroup const> groups,
+        Together const& together
+    ) {
+        bool const is_root = comm.rank() == to_rank;
+        OptimizerState<Rule> state;
+        std::optional<StateMessages> messages;
+        together([&] {
+            check_rank("to_rank", to_rank, comm.size());
+            check_state_counts(groups, rules);
+            gathered_.reset();
+            messages.emplace(groups, device_of(comm));
+            if (is_root) {
+                state = {{rules.begin(), rules.end()}, std::vector<Parameter>(count_of(groups))};
+                for (std::size_t k = 0; k < groups.size(); ++k) {
+                    auto const names = state_names_of(rules[k]);
+                    make_tensors<Parameter>(groups[k], names, state.parameters);
+                }
+            }
+        });
+        for (ShardGroup const& group : groups) {
+            gather_state<Comm, Parameter>(comm, host, to_rank, group, *messages, state.parameters);
+        }
+        if (is_root) {
+            gathered_ = std::move(state);
+        }
+    }
+
+    /// Replaces rules, step counts and state by those of one rank. Collective.
+    template <class Comm, class Together>
+    void deal(
+        Comm& comm,
+        HostCollectives<Comm>& host,
+        int from_rank,
+        OptimizerState<Rule> const& state,
+        std::deque<Rule>& rules,
+        std::span<ShardGroup> groups,
+        Together const& together
+    ) {
+        bool const is_root = comm.rank() == from_rank;
+        std::vector<Rule> taken;
+        together([&] {
+            check_rank("from_rank", from_rank, comm.size());
+            if (is_root) {
+                check(state, groups);
+            }
+            taken = is_root ? state.rules : std::vector<Rule>{rules.begin(), rules.end()};
+        });
+        Buffer const message{taken.data(), taken.size() * sizeof(Rule), DType::u8};
+        host.broadcast(message, from_rank).wait();
+        std::vector<std::vector<OptimizerShard>> shards;
+        std::optional<StateMessages> messages;
+        together([&] { // if rules keep as much state as before, its memory is reused
+            messages.emplace(groups, device_of(comm));
+            shards.resize(groups.size());
+            for (std::size_t k = 0; k < groups.size(); ++k) {
+                for (OptimizerShard const& shard : groups[k].shards) {
+                    if (std::size_t const names = state_names_of(taken[k]).size();
+                        names != shard.state().names()) {
+                        shards[k].push_back(shard.with_state(names));
+                    }
+                }
+            }
+        });
+        std::move(taken.begin(), taken.end(), rules.begin());
+        for (std::size_t k = 0; k < groups.size(); ++k) {
+            if (!shards[k].empty()) {
+                groups[k].shards = std::move(shards[k]);
+            }
+            scatter_state<Comm, Parameter>(
+                comm, host, from_rank, groups[k], *messages, state.parameters
+            );
+        }
+        gathered_.reset(); // not before: `state` may be it
+    }
+
+private:
+    using Parameter = typename OptimizerState<Rule>::Parameter;
+
+    [[nodiscard]] static std::size_t count_of(std::span<ShardGroup const> groups) noexcept {
+        return groups.empty() ? 0 : groups.back().first + groups.back().parameters.size();
+    }
+
+    static void check_rank(char const* name, int rank, int size) {
+        if (rank < 0 || rank >= size) {
+            throw ContractViolation{
+                concat("expected a ", name, " from 0 to ", size - 1, ", but got ", rank)
+            };
+        }
+    }
+
+    /// Throws ContractViolation unless the state fits the groups.
+    static void check(OptimizerState<Rule> const& state, std::span<ShardGroup const> groups) {
+        std::size_t const parameters = count_of(groups);
+        if (state.rules.size() != groups.size() || state.parameters.size() != parameters) {
+            throw ContractViolation{concat(
+                "the state is of ",
+                state.rules.size(),
+                " groups of ",
+                state.parameters.size(),
+                " parameters, but the optimizer has ",
+                groups.size(),
+                " of ",
+                parameters
+            )};
+        }
+        for (std::size_t k = 0; k < groups.size(); ++k) {
+            check_rule(state.rules[k]);
+            auto const names = state_names_of(state.rules[k]);
+            check_state<Parameter>(groups[k], names, state.parameters);
+        }
+    }
+
+    std::optional<OptimizerState<Rule>> gathered_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/sharded_optimizer.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// The ranks' shares of an optimizer: groups of parameters, their settings and state, and the step
+/// that ZeroRedundancyOptimizer and ShardedDataParallel share. `Rule` is an UpdateRule or a
+/// LocalOptimizer.
+template <class Comm, class Rule>
+class ShardedOptimizer {
+    static_assert(models_communicator<Comm>());
+    static_assert(detail::steps_shards<Rule>());
+    static_assert(
+        detail::reduces_host_memory<Comm> || detail::has_visit_update<Rule> || LocalOptimizer<Rule>,
+        "sharded optimizer: this communicator moves the memory of a device, where a rule steps by its member "
+        "'template <class T, class F> decltype(auto) visit_update(std::uint64_t step, F const& f) const', which "
+        "returns f(update) for an update that kernels call; see UpdateRule"
+    );
+
+public:
+    /// The settings of a group. Set a learning rate here, equally on every active rank. If ranks
+    /// have joined, all ranks take the settings of the lowest active rank with each step. Otherwise
+    /// each element is stepped by its owner's settings, and the next roll call compares those that
+    /// ranks have used, if the rule has agree_on(): a difference is a Mismatch on all ranks, one
+    /// round after the step, two with look-ahead, and at the end of the guard with known lengths.
+    /// The values of the step are mixed then. They are compared when a guard begins, too; where one ends, ranks that
+    /// joined early take them from the highest that did not. The
+    /// reference stays valid while the optimizer lives. Local.
+    [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
+
+    /// Reads values of 16 bits into the masters again after the engine changed the values. If
+    /// values are sharded it reads what this rank owns of all values: call it during the lifetime
+    /// of the result of use_all(). Local.
+    /// @throws ContractViolation  values are sharded and not gathered.
+    void reload() {
+        for (Group const& group : groups_) {
+            if (group.values) {
+                group.values->take(group.shards, scratch_[0]);
+            }
+            for (OptimizerShard const& shard : group.shards) {
+                shard.load_masters(group.parameters, scratch_[0]);
+            }
+        }
+        device().finish();
+    }
+
+    /// Gathers the state of all ranks at `to_rank`, where state() returns it, in host memory.
+    /// Collective, outside a guard.
+    /// @throws ContractViolation  called in a guard, `to_rank` is out of range, or a rule keeps
+    ///         another number of states than when its group was added; nothing was changed.
+    /// @throws what the communicator throws.
+    void consolidate(int to_rank = 0) {
+        require_own_state();
+        require_outside("consolidate()");
+        state_.gather(comm_, host_, to_rank, rules_, groups_, [&](auto const& f) {
+            fail_together("consolidate()", f);
+        });
+    }
+    /// The result of consolidate() on this rank: rules, step counts and tensors, in the order of
+    /// the parameters. The next step frees it. Local.
+    /// @throws ContractViolation  nothing was gathered here since the last step.
+    [[nodiscard]] OptimizerState<Rule> const& state() const { return state_.on(comm_.rank()); }
+    /// Takes rules, step counts and state from rank `from_rank`; the other ranks' `state` is
+    /// ignored. The state may come from any number of ranks and either partition. It has no values:
+    /// load values of 16 bits before. Collective, outside a guard.
+    /// @throws ContractViolation  called in a guard, `from_rank` is out of range, or the state is
+    ///         of another model; then the other ranks throw PeerFailed, and nothing was changed.
+    void load(OptimizerState<Rule> const& state, int from_rank = 0) {
+        require_own_state();
+        require_outside("load()");
+        state_.deal(comm_, host_, from_rank, state, rules_, groups_, [&](auto const& f) {
+            fail_together("load()", f);
+        });
+    }
+
+    /// The rank that steps parameter `i`. Local.
+    /// @throws ContractViolation  the partition is flat, each rank steps all parameters, or `i`
+    ///         needs no gradient or is out of range.
+    [[nodiscard]] int owner_of(std::size_t i) const {
+        bool const has_owners = !is_flat() && sharding_ != Sharding::none;
+        for (Group const& group : groups_) {
+            for (OptimizerShard const& shard : group.shards) {
+                for (ShardPiece const& piece : shard.bucket().pieces) {
+                    if (group.first + piece.parameter == i && has_owners) {
+                        return piece.owner;
+                    }
+                }
+            }
+        }
+        throw ContractViolation{detail::concat(
+            "parameter ",
+            i,
+            has_owners  ? " has no owner: it needs no gradient, or there is none of this index"
+            : is_flat() ? " has no owner: with Partition::flat ranks own runs of elements"
+                        : " has no owner: with Sharding::none each rank steps all"
+        )};
+    }
+
+    /// This rank's parameters, shards and step counts of each group, for Checkpoint. Adding a group
+    /// invalidates references to its elements. Local.
+    [[nodiscard]] std::vector<detail::ShardGroup> const& groups() const noexcept { return groups_; }
+    /// The settings of all groups. Local.
+    [[nodiscard]] std::deque<Rule> const& rules() const noexcept { return rules_; }
+    /// Takes settings and step counts of another training of these parameters. Checkpoint then
+    /// reads values and state in place. A shard is zeroed if the new settings keep another number
+    /// of states. Local.
+    /// @throws ContractViolation  there is not one rule for each group and one count for each
+    ///         parameter; nothing was changed.
+    void resume(std::vector<Rule> rules, std::span<std::uint64_t const> steps) {
+        if (rules.size() != groups_.size() || steps.size() != parameter_count()) {
+            throw ContractViolation{detail::concat(
+                "resume() takes a rule for each of ",
+                groups_.size(),
+                " groups and a step count for each of ",
+                parameter_count(),
+                " parameters, but was given ",
+                rules.size(),
+                " rules and ",
+                steps.size(),
+                " counts"
+            )};
+        }
+        state_.reset();
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            Group& group = groups_[k];
+            for (OptimizerShard& shard : group.shards) {
+                std::size_t const names = detail::state_names_of(rules[k]).size();
+                if (names != shard.state().names()) {
+                    shard = shard.with_state(names);
+                }
+            }
+            auto const own = steps.subspan(group.first, group.steps.size());
+            std::copy(own.begin(), own.end(), group.steps.begin());
+        }
+        std::move(rules.begin(), rules.end(), rules_.begin());
+    }
+
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return join_state_; }
+
+    /// A line for each rank: the elements that it steps, and the bytes of its optimizer state,
+    /// including masters. The same text on every rank. Local.
+    [[nodiscard]] std::string table() const {
+        return detail::table_of_shards(groups_, loads_.size());
+    }
+    /// Bytes of the averaged gradients, if this rank keeps only its part. Local.
+    [[nodiscard]] std::size_t gradient_bytes() const noexcept {
+        return detail::gradient_bytes_of(groups_);
+    }
+    /// Bytes of the values, if this rank keeps only its part or they lie in buckets. Local.
+    [[nodiscard]] std::size_t value_bytes() const noexcept {
+        return detail::value_bytes_of(groups_);
+    }
+    /// Bytes of the buckets in which gradients and values travel. Local.
+    [[nodiscard]] std::size_t bucket_bytes() const noexcept { return arenas_.bytes(); }
+    /// Bytes of optimizer state on this rank, including masters. Local.
+    [[nodiscard]] std::size_t state_bytes() const noexcept {
+        return detail::state_bytes_of(groups_);
+    }
+
+    /// Options, and the rule of each group.
+    void agree_on(AgreementList& list) const {
+        detail::agree_on_options(list, options_);
+        for (std::size_t group = 0; group < groups_.size(); ++group) {
+            list.add(
+                detail::concat("parameters of group ", group), groups_[group].parameters.size()
+            );
+            detail::agree_on_rule(list, rules_[group]);
+        }
+    }
+
+protected:
+    using Group = detail::ShardGroup;
+
+    ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
+        : comm_{comm}, host_{comm}, words_{comm}, options_{std::move(options)}, sharding_{sharding},
+          loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}},
+          scratch_{detail::Scratch{device()}, detail::Scratch{device()}},
+          before_step_{comm, host_, sharding} {}
+    ShardedOptimizer(ShardedOptimizer const&) = delete;
+    ShardedOptimizer& operator=(ShardedOptimizer const&) = delete;
+    ~ShardedOptimizer() = default;
+
+    [[nodiscard]] ZeroOptions const& optimizer_options() const noexcept { return options_; }
+    [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
+    /// By which all ranks sum a few words: see GradientParticipant::words().
+    [[nodiscard]] detail::ControlCommunicator& words() noexcept {
+        auto const* const session = detail::session_of(join_state_);
+        return session != nullptr ? session->words() : words_;
+    }
+
+    /// Claims that its parameters are stepped here, and, with `averages`, that their gradients are
+    /// averaged here.
+    void claim(ParameterClaims& claims, bool averages) const {
+        for (Group const& group : groups_) {
+            claims.add_stepped(group.given(), group.first);
+            if (averages) {
+                claims.add_averaged(group.given(), group.first);
+            }
+        }
+    }
+
+    void require_outside(std::string_view verb) const {
+        if (detail::session_of(join_state_) != nullptr) {
+            throw ContractViolation{detail::concat(
+                verb, " was called in a guard; call it before or after, on every rank"
+            )};
+        }
+        detail::require_listed(join_state_, comm_, verb);
+    }
+
+    /// Runs f(); if it throws on one rank, all ranks throw. Collective.
+    template <class F>
+    void fail_together(char const* verb, F const& f) {
+        AgreementList compared;
+        fail_together(compared, [&] {
+            compared.begin_section("sharded optimizers differ: ");
+            compared.add("verb", verb);
+            f();
+        });
+    }
+    /// The same; ranks compare the list that f() fills.
+    template <class F>
+    void fail_together(AgreementList const& compared, F const& f) {
+        std::exception_ptr error;
+        try {
+            f();
+        } catch (...) {
+            error = std::current_exception();
+        }
+        detail::agree(words_, compared, error);
+    }
+
+    /// Adds a group. `compare(list)` adds further items to compare, and `also(group)` prepares more
+    /// on each rank. If they throw on one rank, all ranks throw. Collective.
+    template <class Parameters, class Compare, class F>
+    void
+    add(Parameters&& parameters,
+        Rule rule,
+        detail::ShardChoices const& choices,
+        Compare const& compare,
+        F const& also) {
+        detail::ModelEntry entry{comm_};
+        AgreementList compared;
+        std::optional<CoalescedBroadcast> start;
+        std::vector<std::size_t> loads;
+        Group group;
+        ParameterList kept;
+        auto const prepare = [&] {
+            group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
+            compare(compared);
+            plan(group, rule, choices, loads, compared);
+            if (shards_values()) {
+                BufferMemory const memory{comm_};
+                group.values =
+                    std::make_shared<detail::ShardedValues>(group.parameters, group.shards, memory);
+                kept = detail::ShardedValues::list(group.values);
+            }
+            if (options_.parameters_as_bucket_view) {
+                group.buckets = std::make_shared<detail::BucketValues>(
+                    group.parameters, group.shards, BufferMemory{comm_}
+                );
+            }
+            also(group);
+            std::vector<AnyView> values;
+            for (AnyParameter const& parameter : group.parameters) {
+                values.push_back(parameter.value());
+            }
+            start.emplace(
+                detail::tensor_list(std::move(values)),
+                options_.bucket_cap_bytes / 2, // there are two of them
+                "parameter",
+                BufferMemory{comm_}
+            );
+            entry.enter(group.parameters, false);
+        };
+        fail_together(compared, prepare);
+        entry.leave();
+        start->run(comm_, 0);
+        auto const finish = [&] {
+            if (group.buckets) {
+                group.buckets->take();
+            }
+            for (OptimizerShard const& shard : group.shards) {
+                shard.load_masters(group.parameters, scratch_[0]);
+            }
+            if (shards_values()) {
+                group.values->take(group.shards, scratch_[0]);
+            }
+            device().finish(); // before the engine's memory ends
+            rules_.push_back(std::move(rule));
+        };
+        try {
+            fail_together("group of parameters", finish);
+        } catch (...) {
+            if (rules_.size() > groups_.size()) {
+                rules_.pop_back();
+            }
+            if (group.buckets) {
+                group.buckets->leave();
+            }
+            throw;
+        }
+        if (shards_values()) {
+            group.values->release();
+            group.parameters = std::move(kept);
+        }
+        loads_ = std::move(loads);
+        groups_.push_back(std::move(group));
+    }
+
+    /// They grow during a step only if an engine changes the layout of a tensor that was sent in
+    /// place.
+    [[nodiscard]] detail::BucketArenas& arenas() noexcept { return arenas_; }
+
+    // The script of a step, the same on active and shadowing ranks. Gradients are reduced between
+    // begin_step() and finish_step().
+
+    void begin_step(Round const& round) {
+        for (std::size_t group = 0; group < groups_.size(); ++group) {
+            detail::check_before_step(groups_[group], rules_[group]);
+        }
+        state_.reset(); // it is of an earlier step
+        settings_.share(comm_, words(), round, rules_, options_.shared, groups_);
+        has_all_ranks_ = round.active_count() == comm_.size();
+    }
+    /// Where a guard ends: a rank that joined early knows the settings of the last step, not those for the next.
+    void take_settings(JoinResult const& result) {
+        if (static_cast<int>(result.last_joiners.size()) != comm_.size()) {
+            settings_.send(words(), result.authoritative_rank, rules_, options_.shared, {});
+        }
+    }
+    void finish_step() {
+        if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {
+            step_and_exchange([this](std::size_t k, OptimizerShard const& s) { step_shard(k, s); });
+        }
+    }
+    /// Replaces finish_step() if each shard has been stepped.
+    void finish_stepped() {
+        step_and_exchange([](std::size_t, OptimizerShard const&) {});
+    }
+    /// Steps what this rank owns of a shard of group `k` whose gradients are reduced. Local.
+    void step_shard(std::size_t k, OptimizerShard const& shard) {
+        Group& group = groups_[k];
+        if constexpr (LocalOptimizer<Rule>) {
+            shard.step_whole(
+                group.parameters, group.gradients, rules_[k], group.steps, group.first
+            );
+        } else {
+            shard.step(group.parameters, group.gradients, rules_[k], group.steps, scratch_);
+        }
+    }
+
+private:
+    static void require_own_state() {
+        static_assert(
+            UpdateRule<Rule>,
+            "sharded optimizer: an engine's optimizer keeps its state itself; save and load it on the "
+            "owner of each parameter, which owner_of() names"
+        );
+    }
+
+    [[nodiscard]] Device& device() noexcept { return detail::device_of(comm_); }
+    [[nodiscard]] bool shards_values() const noexcept { return sharding_ == Sharding::parameters; }
+    /// Whether the step sends the values that owners have stepped to the other ranks.
+    [[nodiscard]] bool sends_values() const noexcept {
+        return sharding_ != Sharding::none && !shards_values();
+    }
+    /// Whether it copies them into buckets.
+    [[nodiscard]] bool packs_values() const noexcept {
+        return sends_values() && !options_.parameters_as_bucket_view;
+    }
+    [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
+
+    /// Local; a failure here becomes a failure on all ranks.
+    void plan(
+        Group& group,
+        Rule const& rule,
+        detail::ShardChoices const& choices,
+        std::vector<std::size_t>& loads,
+        AgreementList& compared
+    ) {
+        detail::check_group<Rule>(
+            group.parameters, choices, groups_, options_, sharding_, device(), comm_.size()
+        );
+        detail::check_rule(rule);
+        if constexpr (!detail::reduces_host_memory<Comm> && UpdateRule<Rule>) {
+            detail::check_kernels(rule, device());
+        }
+        compared.begin_section("options differ: ");
+        detail::agree_on_options(compared, options_);
+        compared.add("owners", choices.owners);
+        compared.add("units", choices.units);
+        detail::agree_on_rule(compared, rule);
+        compared.begin_section("models differ: ");
+        static_cast<void>(detail::agree_on(compared, group.parameters));
+        group.first = parameter_count();
+        group.steps.resize(group.parameters.size());
+        group.gradients.reserve(reduces_to_owners(sharding_) ? 0 : group.parameters.size());
+        loads = loads_;
+        detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
+        make_arenas(group);
+        groups_.reserve(groups_.size() + 1);
+    }
+
+    [[nodiscard]] std::size_t parameter_count() const noexcept {
+        return groups_.empty() ? 0 : groups_.back().first + groups_.back().parameters.size();
+    }
+
+    /// Allocates memory for the largest packed bucket and for messages.
+    void make_arenas(Group const& group) {
+        std::size_t reduced = 0;
+        std::size_t packed = 0;
+        for (OptimizerShard const& shard : group.shards) {
+            reduced = (std::max)(reduced, reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0);
+            packed = (std::max)(packed, packs_values() ? packed_bytes(group, shard) : 0);
+        }
+        arenas_.reserve(1, (std::max)(reduced, packed));
+        arenas_.reserve(2, packed);
+        std::size_t const parameters = group.first + group.parameters.size();
+        settings_.reserve(rules_.size() + 1, parameters, options_.shared);
+    }
+
+    /// The bytes of a bucket's values; 0 if they are sent in place.
+    [[nodiscard]] static std::size_t packed_bytes(Group const& group, OptimizerShard const& shard) {
+        return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
+    }
+
+    /// Steps the next bucket while one travels. If values are sharded, the passes exchange them.
+    template <class F>
+    void step_and_exchange(F const& step) {
+        if (has_all_ranks_) { // else settings have been sent
+            settings_.note(join_state_, rules_);
+        }
+        std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
+        std::size_t turn = 0;
+        auto const finish = [&] {
+            if (auto& exchange = exchanges[++turn % 2]) {
+                exchange->finish();
+                exchange.reset();
+            }
+        };
+        try {
+            for (std::size_t k = 0; k < groups_.size(); ++k) {
+                Group const& group = groups_[k];
+                for (std::size_t s = 0; s < group.shards.size(); ++s) {
+                    OptimizerShard const& shard = group.shards[s];
+                    step(k, shard);
+                    if (sends_values()) {
+                        std::byte* const bucket =
+                            group.buckets ? group.buckets->bucket(s)
+                                          : arenas_.data(turn % 2, packed_bytes(group, shard));
+                        bool const has_values = group.buckets != nullptr;
+                        static_cast<void>(exchanges[turn % 2].emplace(
+                            comm_, group.parameters, shard, bucket, has_values, scratch_[0]
+                        ));
+                        finish();
+                    }
+                }
+            }
+            finish();
+        } catch (...) {
+            // Before an exchange is destroyed, which aborts without the text of the exception.
+            if constexpr (Aborts<Comm>) {
+                if (exchanges[0] || exchanges[1]) {
+                    comm_.abort(detail::blamed_on(
+                        comm_.rank(), detail::failure_of(std::current_exception())
+                    ));
+                }
+            }
+            throw;
+        }
+        device().finish();
+    }
+
+    Comm& comm_;
+    detail::HostCollectives<Comm> host_;
+    detail::ControlOver<Comm&> words_; ///< outside guards
+    ZeroOptions options_;
+    Sharding sharding_;
+    std::deque<Rule> rules_; ///< of the groups; none moves when one is added
+    std::vector<Group> groups_;
+    std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
+    detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
+    detail::Scratch scratch_[2];
+    detail::ShardedSettings<Rule> settings_;
+    bool has_all_ranks_ = false; ///< whether all ranks are active in the round
+    detail::ShardedBeforeStep<Comm> before_step_;
+    detail::ShardedState<Rule> state_;
+    JoinState join_state_;
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/participant/sharded_options.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// Options of a ShardedDataParallel. All except `before_step` must be the same on every rank.
+struct ShardedOptions {
+    Sharding sharding = Sharding::optimizer;
+    Partition partition = Partition::by_parameters;
+    /// The owner of each parameter of the constructor's list, instead of the rule of by_parameters.
+    std::vector<int> owners = {};
+    /// Gradients and values travel in buckets, which close when they reach this size. From
+    /// Sharding::gradients on a rank has memory for two of them, and for as many more as fill at
+    /// the same time. With Sharding::parameters such a run of parameters is a unit, unless `units`
+    /// says otherwise. The values of two units exist at a time, plus those of units that a pass
+    /// holds longer.
+    std::size_t bucket_cap_bytes = std::size_t{25} << 20U;
+    GradientKind gradient_kind = GradientKind::mean;
+    /// As in DataParallelOptions.
+    bool broadcast_buffers = true;
+    BufferSync buffer_sync = BufferSync::after_forward;
+    bool sync_at_end = true;
+    /// As in ZeroOptions.
+    std::function<bool(ShardGradients const&)> before_step = {};
+    std::vector<SharedObject> shared = {};
+    /// Steps what this rank owns of a bucket as soon as its averages arrive, while the backward
+    /// pass still runs. `ready(i)` then also means that the pass no longer reads value i, and
+    /// `unused` that it reads none of the listed values. Settings must be set before backward().
+    /// After a failure in the pass some owners have stepped: continue from a checkpoint. From
+    /// Sharding::gradients on; not together with `before_step`, which sees all gradients before the
+    /// first step.
+    bool step_in_backward = false;
+    /// As in DataParallelOptions, if all ranks have all averages. Off: a rank has each gradient
+    /// twice, its own and the one in a bucket.
+    bool gradient_as_bucket_view = false;
+    /// As in DataParallelOptions, if all ranks have all averages. From Sharding::gradients on,
+    /// gradients travel during the pass, and are compared at its end. One that is released at
+    /// ready(i) is found if the pass makes it anew.
+    bool verify_ready = false;
+    /// With Sharding::parameters: the number of parameters in each unit, in list order, such as
+    /// those of each layer, instead of runs of bucket_cap_bytes. For the constructor's list;
+    /// frozen parameters count, and a unit of only frozen ones is not gathered.
+    std::vector<std::size_t> units = {};
+    /// As in ZeroOptions, with Sharding::optimizer or Sharding::gradients.
+    bool parameters_as_bucket_view = false;
+};
+
+/// The options that the optimizer needs.
+[[nodiscard]] inline ZeroOptions zero_options(ShardedOptions const& options) {
+    return {
+        // If each rank steps everything, it steps whole parameters.
+        .partition =
+            options.sharding == Sharding::none ? Partition::by_parameters : options.partition,
+        .owners = options.owners,
+        .bucket_cap_bytes = options.bucket_cap_bytes,
+        .reduces_gradients = reduces_to_owners(options.sharding),
+        .before_step = options.before_step,
+        .shared = options.shared,
+        .parameters_as_bucket_view = options.parameters_as_bucket_view,
+    };
+}
+/// The options that the passes need.
+[[nodiscard]] inline DataParallelOptions data_parallel_options(ShardedOptions const& options) {
+    return {
+        .bucket_cap_bytes = options.bucket_cap_bytes,
+        .gradient_as_bucket_view = options.gradient_as_bucket_view,
+        .broadcast_buffers = options.broadcast_buffers,
+        .gradient_kind = options.gradient_kind,
+        .buffer_sync = options.buffer_sync,
+        .sync_at_end = options.sync_at_end,
+        .verify_ready = options.verify_ready,
+    };
+}
+
+}} // namespace joinable::v0
+
+// ---- joinable/participant/sharded_data_parallel.hpp
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+/// Checks the communicator before a base class does.
+template <class Comm, class Times>
+struct ShardedParticipantOver {
+    static_assert(models_communicator<Comm>());
+    using type = GradientParticipant<Comm, Reducer<Comm, ToOwners<Comm>, Times>>;
+};
+
+} // namespace detail
+
+/// Trains replicas of a model and shards a part of it among the ranks: the state of the optimizer,
+/// or also the averaged gradients, or also the values (ShardedOptions::sharding; the stages 1, 2
+/// and 3 of ZeRO, Rajbhandari et al., 2020), or nothing, for comparison. It combines
+/// DistributedDataParallel and ZeroRedundancyOptimizer in one participant.
+///
+/// @code
+/// joinable::ShardedDataParallel sharded{
+///     comm, model.parameters(), joinable::Adam{.learning_rate = 1e-2},
+///     joinable::ShardedOptions{.sharding = joinable::Sharding::gradients}};
+/// joinable::Join guard{joinable::participants(sharded)};
+/// for (auto const& batch : my_shard) {
+///     sharded.forward([&] { loss = model.forward(batch); });
+///     sharded.backward([&](auto ready) { model.backward(ready); });
+///     sharded.step();
+/// }
+/// guard.finish();
+/// @endcode
+///
+/// The values equal those of an unsharded optimizer on every rank, bit for bit, in whatever round a
+/// rank runs out of inputs. They are equal up to rounding if gradients of 16 bits use a
+/// communicator that does not model ScalesScatteredSums, or if a communicator's reduce-scatter sums in
+/// another order than its all-reduce, as that of MPICH does. With Sharding::gradients a parameter's own
+/// gradient keeps what the pass wrote. It is released if parameter_traits have `release_grad`, and
+/// counts as zeros if the pass does not use the parameter. Averages are visible in
+/// ShardedOptions::before_step. Zero gradients before the pass or after the step.
+///
+/// With Sharding::parameters a pass also takes `use`. `use(i)` waits for value i, which exists
+/// during the lifetime of the returned object:
+/// @code
+/// sharded.forward([&](auto use) {
+///     for (std::size_t i = 0; i < layers; ++i) {
+///         auto const held = use(i);
+///         model.forward(i, batch);
+///     }
+/// });
+/// sharded.backward([&](auto ready, auto use) { ... });
+/// @endcode
+/// All ranks gather units of parameters once per pass: in ascending order in a forward pass, in
+/// descending order in a backward pass. Joined ranks follow. Hold a value that is used again in
+/// between. The gradients of a unit must be ready before the backward pass needs the second unit
+/// after it. Values are released at construction and destruction: read them during the lifetime of
+/// the result of use_all().
+///
+/// `Rule` is an UpdateRule or a LocalOptimizer. `Times` is notified when rounds and buckets of
+/// gradients begin and end.
+template <class Comm, class Rule, Timeline Times>
+class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gradients in flight
+                            public detail::ShardedParticipantOver<Comm, Times>::type {
+    using Training = typename detail::ShardedParticipantOver<Comm, Times>::type;
+    using Optimizer = ShardedOptimizer<Comm, Rule>;
+
+public:
+    /// The result of use() in a pass: values exist during its lifetime, or until its let_go().
+    /// Move-only.
+    using HeldValues = typename detail::ToOwners<Comm>::Held;
+
+    /// Collective. `parameters` is a range that joinable::parameters() takes, `buffers` the result
+    /// of joinable::buffers(). All ranks agree on them, on the rule and on the options, then take
+    /// rank 0's values. The parameters must outlive this object.
+    /// @throws ContractViolation  as for ZeroRedundancyOptimizer and DistributedDataParallel; with
+    ///         Sharding::parameters also if a value cannot be set. The other ranks throw
+    ///         PeerFailed.
+    /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
+    template <class Parameters>
+    ShardedDataParallel(
+        Comm& comm,
+        Parameters&& parameters,
+        BufferList buffers,
+        Rule rule,
+        ShardedOptions const& options = {}
+    )
+        : Optimizer{comm, zero_options(options), options.sharding},
+          Training{comm, Optimizer::join_state(), options.gradient_kind, true},
+          steps_in_backward_{options.step_in_backward},
+          buckets_{bucket_options(data_parallel_options(options))} {
+        std::optional<CoalescedBroadcast> start;
+        auto const compare = [&](AgreementList& list) {
+            check(options);
+            list.begin_section("options differ: ");
+            compare_sharding(list);
+            detail::agree_on(list, data_parallel_options(options));
+            list.begin_section("models differ: ");
+            detail::agree_on(list, buffers, "buffer");
+        };
+        detail::ShardChoices const choices{options.owners, options.units};
+        add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
+            this->module_.emplace(
+                comm, ParameterList{}, std::move(buffers), data_parallel_options(options)
+            );
+            start.emplace(this->module_->plan_sync());
+        });
+        start->run(comm, 0);
+    }
+    /// A model without buffers.
+    template <class Parameters>
+    ShardedDataParallel(
+        Comm& comm, Parameters&& parameters, Rule rule, ShardedOptions const& options = {}
+    )
+        : ShardedDataParallel{
+              comm,
+              std::forward<Parameters>(parameters),
+              joinable::buffers(),
+              std::move(rule),
+              options
+          } {}
+
+    /// Adds parameters with their own settings. Collective, outside a guard. Their indices follow
+    /// those of earlier groups, also for ready(i). `owners` and `units` as in ShardedOptions. Throws
+    /// what the constructor throws; the groups are then unchanged.
+    template <class Parameters>
+    void add_parameter_group(
+        Parameters&& parameters,
+        Rule rule,
+        std::vector<int> const& owners = {},
+        std::vector<std::size_t> const& units = {}
+    ) {
+        Training::require_outside("add_parameter_group()");
+        this->hooks().require_let_go();
+        auto const nothing = [](AgreementList&) {};
+        detail::ShardChoices const choices{owners, units};
+        add(std::forward<Parameters>(parameters), std::move(rule), choices, nothing, [] {});
+    }
+
+    /// Gathers all values and keeps them during the lifetime of the returned object. Collective,
+    /// outside a guard. If ranks keep parts of the values, read them here, or write them equally on
+    /// all ranks and then call reload(). Does nothing with another sharding. Destroy the returned
+    /// object before the next pass.
+    /// @throws ContractViolation  called in a guard, or values are held.
+    /// @throws std::bad_alloc  there is not enough memory for all values; then the other ranks
+    ///         throw PeerFailed.
+    [[nodiscard]] std::vector<HeldValues> use_all() {
+        Training::require_outside("use_all()");
+        auto* const units = this->hooks().units();
+        if (units == nullptr) {
+            return {};
+        }
+        this->fail_together("use_all()", [&] { units->reserve_all(); });
+        return units->hold_all();
+    }
+    [[nodiscard]] Times& timeline() noexcept { return this->reducer_->timeline(); }
+    /// Bytes of the memory in which passes gather values. Local.
+    [[nodiscard]] std::size_t unit_bytes() const noexcept {
+        auto const* const units = this->hooks().units();
+        return units == nullptr ? 0 : units->bytes();
+    }
+
+    /// Steps what this rank owns and exchanges it. Call it once after each backward pass that syncs
+    /// and after each skip(). Collective; blocks until all parameters are written. Throws what
+    /// ZeroRedundancyOptimizer::step() throws.
+    /// @throws ContractViolation  no gradients have been reduced since the last step.
+    void step() {
+        this->guarded([&] {
+            if (this->stage_ != Training::Stage::reduced) {
+                throw ContractViolation{
+                    "step() follows a backward pass that syncs, once; call it after backward() or skip(), and "
+                    "not in rounds that accumulate"
+                };
+            }
+            run(this->round_);
+            this->end_round();
+        });
+    }
+
+    /// Runs on joined ranks: the same buckets with zeros, and the same steps.
+    class Hook {
+    public:
+        using label = labels::gradients;
+        static constexpr bool gives_notice = true;
+
+        Hook(ShardedDataParallel& sharded, bool divides_by_initial_world_size) noexcept
+            : sharded_{sharded},
+              divides_{
+                  sharded.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
+              } {
+            sharded.begin_guard();
+        }
+        Hook(Hook const&) = delete;
+        Hook& operator=(Hook const&) = delete;
+        /// An iteration may be open, if an exception ends the guard.
+        ~Hook() { sharded_.end_guard(); }
+
+        void main_hook(Round const& round) {
+            detail::PassRanges<Times>::note_wait(sharded_.timeline(), round);
+            try {
+                shadow(round);
+            } catch (...) {
+                sharded_.end_ranges();
+                throw;
+            }
+            if (round.will_sync()) {
+                sharded_.run(round);
+            }
+        }
+        void forget_cleared() { sharded_.forget_if_cleared(); }
+        void post_hook(JoinResult const& result) {
+            sharded_.sync_at_end(result);
+            sharded_.take_settings(result);
+        }
+
+    private:
+        void shadow(Round const& round) {
+            bool const trains = round.phase() == Phase::train;
+            [[maybe_unused]] std::optional<typename Training::RoundRange> range;
+            if (trains) {
+                static_cast<void>(range.emplace(sharded_.timeline().round(true)));
+            }
+            if (round.will_sync()) {
+                sharded_.shadow(round);
+            } else {
+                sharded_.hidden_.follow(round);
+                sharded_.hooks().finish_passes(trains);
+            }
+        }
+
+        ShardedDataParallel& sharded_;
+        detail::ScopedFlag divides_; ///< set for the guard
+    };
+
+    using Optimizer::join_communicator;
+    using Optimizer::join_state;
+    using typename Training::join_keywords;
+    [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
+        return Hook{*this, args.get(divide_by_initial_world_size, true)};
+    }
+    [[nodiscard]] std::string_view join_name() const noexcept { return "ShardedDataParallel"; }
+    static constexpr std::string_view join_verb = "forward() or skip()";
+    /// Options, and the rule of each group.
+    void agree_on(AgreementList& list) const {
+        compare_sharding(list);
+        detail::agree_on(list, this->module_->options());
+        this->hidden_.agree_on(list);
+        Optimizer::agree_on(list);
+    }
+    /// @throws ContractViolation  another participant that steps has no averages to step by.
+    void check_guard(GuardView const& guard) const {
+        if (guard.steps && guard.lists_all_averaged && guard.averaged.empty()) {
+            throw ContractViolation{
+                "another participant of this guard steps, but only ShardedDataParallel averages gradients, and it "
+                "steps by them itself; leave the other one out, or make a Step that steps nothing an Action"
+            };
+        }
+    }
+    void list_claims(ParameterClaims& claims) const { this->claim(claims, true); }
+    /// For GuardView::averaged: empty, because no other participant steps by these averages.
+    void list_averaged(std::vector<void const*>&) const noexcept {}
+
+private:
+    using Averages = Reducer<Comm, detail::ToOwners<Comm>, Times>;
+
+    void compare_sharding(AgreementList& list) const {
+        list.add("sharding", name_of(this->sharding()));
+        list.add("step_in_backward", steps_in_backward_);
+    }
+    static void check(ShardedOptions const& options) {
+        if (!options.step_in_backward) {
+            return;
+        }
+        if (options.before_step) {
+            throw ContractViolation{
+                "step_in_backward steps a bucket before the gradients of others are there, but before_step is "
+                "to see all of them; leave one of the two out"
+            };
+        }
+        if (!reduces_to_owners(options.sharding)) {
+            throw ContractViolation{detail::concat(
+                "step_in_backward steps buckets that are averaged to their owners, but with Sharding::",
+                name_of(options.sharding),
+                " gradients are averaged on all ranks; use Sharding::gradients or Sharding::parameters"
+            )};
+        }
+    }
+
+    template <class Parameters, class Compare, class F>
+    void
+    add(Parameters&& parameters,
+        Rule rule,
+        detail::ShardChoices const& choices,
+        Compare const& compare,
+        F const& prepare) {
+        std::unique_ptr<Averages> reducer;
+        std::optional<detail::ReadyCheck> check;
+        std::optional<detail::ListedModel> listed;
+        auto const also = [&](detail::ShardGroup const& group) {
+            if (this->reducer_ && this->window().window().is_open()) {
+                throw ContractViolation{
+                    "add_parameter_group() was called while gradients hold batches that no round has reduced; add "
+                    "groups after a round that syncs, or call discard_window() before"
+                };
+            }
+            ParameterList const all = parameters_with(group);
+            reducer = reducer_with(group, all);
+            prepare();
+            listed.emplace(all, this->sharding() != Sharding::parameters);
+            if (this->module_->options().verify_ready) {
+                check.emplace(
+                    all,
+                    detail::device_of(Training::comm_),
+                    reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
+                                                        : detail::CheckedMarks::after_pass
+                );
+            }
+        };
+        Optimizer::add(
+            std::forward<Parameters>(parameters), std::move(rule), choices, compare, also
+        );
+        if (this->reducer_ && !reduces_to_owners(this->sharding())) {
+            former_.push_back(std::move(this->reducer_)); // gradients may lie in its buckets
+        }
+        this->reducer_ = std::move(reducer);
+        this->listed_ = std::move(listed);
+        if (check) {
+            this->ready_check_.emplace(std::move(*check));
+        }
+        detail::abort_if_throws(Training::comm_, [&] { this->reducer_->take_gradients(); });
+        this->reducer_->register_memory();
+    }
+
+    /// Those of the groups before and of the next one.
+    [[nodiscard]] ParameterList parameters_with(detail::ShardGroup const& next) const {
+        ParameterList all;
+        for (detail::ShardGroup const& before : this->groups()) {
+            append(all, before.given());
+        }
+        append(all, next.given());
+        return all;
+    }
+    [[nodiscard]] std::unique_ptr<Averages>
+    reducer_with(detail::ShardGroup const& group, ParameterList all) {
+        Comm& comm = Training::comm_;
+        auto const rank = static_cast<int>(comm.rank());
+        auto times = this->reducer_ ? this->reducer_->shared_timeline() : std::make_shared<Times>();
+        if (!reduces_to_owners(this->sharding())) {
+            return std::make_unique<Averages>(
+                comm,
+                detail::ToOwners<Comm>{},
+                std::make_unique<detail::BucketGradients>(
+                    std::move(all), buckets_, rank, BufferMemory{comm}, detail::TakeGradients::later
+                ),
+                buckets_,
+                std::move(times)
+            );
+        }
+        std::unique_ptr<detail::ShardedUnits<Comm>> units;
+        if (this->sharding() == Sharding::parameters) {
+            units = std::make_unique<detail::ShardedUnits<Comm>>(comm, this->groups(), group);
+        }
+        detail::StepShard step;
+        std::function<void(Round const&)> begin;
+        if (steps_in_backward_) {
+            step = [this](std::size_t k, OptimizerShard const& s) { this->step_shard(k, s); };
+            begin = [this](Round const& round) { this->begin_step(round); };
+        }
+        auto gradients = std::make_unique<detail::GradientsForOwners>(
+            std::move(all), this->groups(), group, rank, detail::device_of(comm), this->arenas()
+        );
+        detail::ToOwners<Comm> reduction{
+            *gradients, std::move(units), std::move(step), std::move(begin)
+        };
+        return std::make_unique<Averages>(
+            comm,
+            std::move(reduction),
+            std::move(gradients),
+            BucketOptions{.find_unused = true},
+            std::move(times)
+        );
+    }
+
+    /// The same on active and shadowing ranks.
+    void run(Round const& round) {
+        if (steps_in_backward_) {
+            this->finish_stepped();
+        } else {
+            this->begin_step(round);
+            this->finish_step();
+        }
+    }
+
+    bool steps_in_backward_;
+    std::vector<std::unique_ptr<Averages>> former_; ///< of earlier group lists
+    BucketOptions buckets_;                         ///< used if all ranks have all averages
+};
+
+template <class Comm, class Parameters, class Rule>
+ShardedDataParallel(Comm&, Parameters&&, Rule) -> ShardedDataParallel<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ShardedDataParallel(Comm&, Parameters&&, Rule, ShardedOptions) -> ShardedDataParallel<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ShardedDataParallel(Comm&, Parameters&&, BufferList, Rule) -> ShardedDataParallel<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ShardedDataParallel(Comm&, Parameters&&, BufferList, Rule, ShardedOptions)
+    -> ShardedDataParallel<Comm, Rule>;
+
+/// The class for arguments that fit no constructor. It holds only the explanation.
+template <class Options>
+class ShardedDataParallel<detail::NoCommunicator, Options> {
+    static_assert(
+        !std::is_same_v<Options, ShardedOptions>,
+        "ShardedDataParallel: expected a communicator, parameters, buffers(ranges...) if the model has any, "
+        "the optimizer as in Adam{...}, then options in braces with the names and the order of "
+        "ShardedOptions; write ShardedOptions{...} to be told which name is wrong"
+    );
+
+public:
+    explicit ShardedDataParallel(...);
+};
+/// `...` takes missing arguments, too many, or braces with a wrong name.
+ShardedDataParallel(detail::AnyArgument, ...)
+    -> ShardedDataParallel<detail::NoCommunicator, ShardedOptions>;
+
+}} // namespace joinable::v0
+
+// ---- joinable/participant/zero_redundancy_optimizer.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// An optimizer whose state is dealt out to ranks. Each rank keeps the state of the elements it
+/// owns, steps these elements, and sends them to the others. This is the first stage of ZeRO
+/// (Rajbhandari et al., 2020): a rank has 1 / size() of the state.
+///
+/// @code
+/// joinable::DistributedDataParallel ddp{comm, model.parameters()};
+/// joinable::ZeroRedundancyOptimizer zero{comm, model.parameters(), joinable::Adam{.learning_rate = 1e-2}};
+/// joinable::Join guard{joinable::participants(ddp, zero)};
+/// for (auto const& batch : my_shard) {
+///     ddp.forward([&] { loss = model.forward(batch); });
+///     ddp.backward([&](auto ready) { model.backward(ready); });
+///     zero.step();
+/// }
+/// guard.finish();
+/// @endcode
+///
+/// The result equals that of an unsharded optimizer on every rank, bit for bit, also when ranks run
+/// out of inputs: a joined owner steps by the same averages as the others. Numbers of 16 bits are
+/// stepped as masters of 32 bits, which their owner keeps. A parameter without a gradient on its
+/// owner is not stepped; a joined owner steps those that have a gradient on the lowest active rank.
+/// Which parameters need gradients is fixed when they are added.
+///
+/// `Rule` is an UpdateRule or a LocalOptimizer: an engine's optimizer that keeps its own state.
+///
+/// If the communicator moves the memory of a device, parameters and state are there, and kernels
+/// (CudaDevice::use_kernels) step them in the order of the engine's stream, to the bits of the
+/// host. What blocks then blocks the stream and not the host.
+template <class Comm, class Rule>
+class ZeroRedundancyOptimizer : public ShardedOptimizer<Comm, Rule> {
+    using Base = ShardedOptimizer<Comm, Rule>;
+
+public:
+    /// Collective. `parameters` is a range that joinable::parameters() takes. All ranks agree on
+    /// parameters, rule and options, then take rank 0's values. The parameters must outlive it.
+    /// @throws ContractViolation  a parameter is not where the communicator's memory is, one of
+    ///         integers needs a gradient, none needs one, the rule or the options are invalid, the
+    ///         device has no kernels for the rule, or thread ranks train the same memory. The other
+    ///         ranks throw PeerFailed.
+    /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
+    template <class Parameters>
+    ZeroRedundancyOptimizer(
+        Comm& comm, Parameters&& parameters, Rule rule, ZeroOptions options = {}
+    )
+        : Base{
+              comm, options, options.reduces_gradients ? Sharding::gradients : Sharding::optimizer
+          } {
+        add(std::forward<Parameters>(parameters), std::move(rule), this->optimizer_options().owners
+        );
+    }
+
+    /// Adds parameters with their own settings. Collective, outside a guard. Their indices follow
+    /// those of earlier groups. `owners` as in ZeroOptions. Throws what the constructor throws; the
+    /// groups are then unchanged.
+    template <class Parameters>
+    void
+    add_parameter_group(Parameters&& parameters, Rule rule, std::vector<int> const& owners = {}) {
+        require_outside("add_parameter_group()");
+        add(std::forward<Parameters>(parameters), std::move(rule), owners);
+    }
+
+    /// Steps what this rank owns and exchanges it. Call it once in each round that syncs, after the
+    /// gradients are reduced. Collective; blocks until all parameters are written. `notice` has the
+    /// weight of this rank's batch, for ZeroOptions::reduces_gradients. Some parameters may be
+    /// stepped after an error.
+    /// @throws ContractViolation  a gradient does not fit its value; a setting is invalid or
+    ///         changes the amount of state; a value of 16 bits in host memory is not its rounded
+    ///         master, see reload(); the round of the guard does not sync.
+    /// @throws what the communicator throws.
+    void step(RoundNotice const& notice = {}) {
+        Round const round = notify_join_context(*this, notice);
+        detail::run_part(*this, round, [&] { run(round); });
+    }
+
+    /// Runs the same steps on joined ranks.
+    class Hook {
+    public:
+        using label = labels::shards;
+        using runs_after = labels_of<labels::gradients>;
+
+        Hook(ZeroRedundancyOptimizer& zero, bool divides_by_initial_world_size) noexcept
+            : zero_{zero},
+              divides_{
+                  zero.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
+              } {}
+        Hook(Hook const&) = delete;
+        Hook& operator=(Hook const&) = delete;
+
+        static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
+        void main_hook(Round const& round) {
+            zero_.run(round);
+            if (!std::exchange(is_clear_, true)) { // what was sent or dropped
+                zero_.clear_gradients();
+            }
+        }
+        void post_hook(JoinResult const& result) { zero_.take_settings(result); }
+
+    private:
+        ZeroRedundancyOptimizer& zero_;
+        detail::ScopedFlag divides_; ///< set for the guard
+        bool is_clear_ = false;
+    };
+
+    /// Forgets what this rank accumulated in earlier guards, because its gradients were cleared. A guard does so
+    /// by itself where it begins and all gradients are absent or zeros. Local, outside a guard.
+    /// @throws ContractViolation  called in a guard.
+    void discard_window() {
+        require_outside("discard_window()");
+        detail::WindowOf{this->join_state()}.clear(false);
+    }
+    /// For guards: before they begin.
+    void forget_cleared() {
+        detail::WindowOf window{this->join_state()};
+        if (detail::session_of(this->join_state()) == nullptr && !window.window().is_empty() &&
+            are_cleared()) {
+            window.clear(false);
+        }
+    }
+    /// For guards.
+    [[nodiscard]] bool averages_gradients() const noexcept {
+        return optimizer_options().reduces_gradients;
+    }
+
+    using Base::join_communicator;
+    using join_keywords = keywords<divide_by_initial_world_size_t>;
+    [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) noexcept {
+        return Hook{*this, args.get(divide_by_initial_world_size, true)};
+    }
+    [[nodiscard]] std::string_view join_name() const noexcept { return "ZeroRedundancyOptimizer"; }
+    static constexpr std::string_view join_verb = "step()";
+    /// @throws ContractViolation  the gradients of this guard or of a parameter are averaged by no
+    ///         participant, or other gradients of this guard are averaged by another participant.
+    void check_guard(GuardView const& guard) const {
+        if (guard.reduces == optimizer_options().reduces_gradients) {
+            throw ContractViolation{
+                guard.reduces
+                    ? "ZeroOptions::reduces_gradients averages gradients that another participant of "
+                      "this guard has averaged; leave the option out"
+                    : "no participant of this guard averages the gradients that "
+                      "ZeroRedundancyOptimizer steps by; add the DistributedDataParallel to "
+                      "participants(...), or set ZeroOptions::reduces_gradients"
+            };
+        }
+        if (!optimizer_options().reduces_gradients && guard.lists_all_averaged) {
+            for (detail::ShardGroup const& group : this->groups()) {
+                detail::check_averaged(group, guard.averaged);
+            }
+        }
+    }
+    void list_claims(ParameterClaims& claims) const {
+        this->claim(claims, optimizer_options().reduces_gradients);
+    }
+
+private:
+    using Base::optimizer_options;
+    using Base::require_outside;
+
+    template <class Parameters>
+    void add(Parameters&& parameters, Rule rule, std::vector<int> const& owners) {
+        auto const nothing = [](auto const&) {};
+        Base::add(
+            std::forward<Parameters>(parameters), std::move(rule), {owners, {}}, nothing, nothing
+        );
+    }
+
+    void run(Round const& round) {
+        this->begin_step(round);
+        if (optimizer_options().reduces_gradients) {
+            auto const any = [](double) {}; // ranks' factors of a mean add up to 1
+            reduce(averaging_.factor(this->words(), round, any));
+        }
+        this->finish_step();
+    }
+
+    /// Averages all gradients, each only to its owner.
+    void reduce(double factor) {
+        auto const factors = detail::ShardFactors::of(join_communicator(), factor);
+        for (detail::ShardGroup const& group : this->groups()) {
+            for (OptimizerShard const& shard : group.shards) {
+                std::byte* const bucket = this->arenas().data(0, shard.bucket_bytes());
+                shard.pack_gradients(group.parameters, factors.packed, bucket);
+                detail::start_parts(join_communicator(), shard, bucket, factors.summed).wait();
+                detail::take_part(shard, bucket, join_communicator());
+            }
+        }
+    }
+
+    [[nodiscard]] bool are_cleared() {
+        Device& device = detail::device_of(join_communicator());
+        auto const is_cleared = [&](detail::ShardGroup const& group) {
+            return detail::are_cleared(group.parameters, device);
+        };
+        return std::all_of(this->groups().begin(), this->groups().end(), is_cleared);
+    }
+    /// On a joined rank whose gradients were averaged here. See WithoutPass.
+    void clear_gradients() {
+        if (optimizer_options().reduces_gradients) {
+            Device& device = detail::device_of(join_communicator());
+            for (detail::ShardGroup const& group : this->groups()) {
+                for (AnyParameter const& parameter : group.parameters) {
+                    if (parameter.requires_grad()) {
+                        detail::clear_gradient(parameter, device);
+                    }
+                }
+            }
+            device.finish();
+        }
+    }
+
+    detail::Averaging averaging_{GradientKind::mean};
+};
+
+template <class Comm, class Parameters, class Rule>
+ZeroRedundancyOptimizer(Comm&, Parameters&&, Rule) -> ZeroRedundancyOptimizer<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ZeroRedundancyOptimizer(Comm&, Parameters&&, Rule, ZeroOptions)
+    -> ZeroRedundancyOptimizer<Comm, Rule>;
+
+/// The class for arguments that fit no constructor. It holds only the explanation.
+template <class Options>
+class ZeroRedundancyOptimizer<detail::NoCommunicator, Options> {
+    static_assert(
+        !std::is_same_v<Options, ZeroOptions>,
+        "ZeroRedundancyOptimizer: expected a communicator, parameters, the optimizer as in Adam{...}, then "
+        "options in braces with the names and the order of ZeroOptions; write ZeroOptions{...} to be told "
+        "which name is wrong"
+    );
+
+public:
+    explicit ZeroRedundancyOptimizer(...);
+};
+/// `...` takes missing arguments, too many, or braces with a wrong name.
+ZeroRedundancyOptimizer(detail::AnyArgument, ...)
+    -> ZeroRedundancyOptimizer<detail::NoCommunicator, ZeroOptions>;
+
+}} // namespace joinable::v0
+
+// ---- joinable/zero.hpp
+
+/// @file
+/// Sharded optimizers: what ZeRO needs in addition to <joinable/join.hpp>, which this header
+/// includes.

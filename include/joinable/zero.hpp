@@ -14,8 +14,8 @@
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/shard_state.hpp>
 #include <joinable/optimizer/update_rule.hpp>
-#include <joinable/participant/sharded_data_parallel.hpp>
-#include <joinable/participant/sharded_optimizer.hpp>
-#include <joinable/participant/sharded_options.hpp>
-#include <joinable/participant/zero_options.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
+#include <joinable/participant/sharded/optimizer.hpp>
+#include <joinable/participant/sharded/options.hpp>
+#include <joinable/participant/sharded/zero_options.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>

@@ -2366,7 +2366,7 @@ JOINABLE_DEFINITION void OptimizerShard::check_masters(
 
 #endif
 
-// ---- joinable/participant/detail/bucket_arenas.hpp
+// ---- joinable/participant/sharded/detail/arenas.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2414,7 +2414,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/bucket_values.hpp
+// ---- joinable/participant/sharded/detail/bucket_values.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2464,7 +2464,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/sharded_values.hpp
+// ---- joinable/participant/sharded/detail/values.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2550,7 +2550,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/sharded_values.ipp
+// ---- joinable/participant/sharded/detail/values.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -2643,7 +2643,7 @@ JOINABLE_DEFINITION ParameterList ShardedValues::list(std::shared_ptr<ShardedVal
 
 #endif
 
-// ---- joinable/participant/detail/bucket_values.ipp
+// ---- joinable/participant/sharded/detail/bucket_values.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -2751,7 +2751,7 @@ JOINABLE_DEFINITION void BucketValues::check() const {
 
 #endif
 
-// ---- joinable/participant/detail/shard_group.hpp
+// ---- joinable/participant/sharded/detail/group.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -3049,7 +3049,7 @@ void check_state(
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/shard_group.ipp
+// ---- joinable/participant/sharded/detail/group.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -3104,7 +3104,7 @@ JOINABLE_DEFINITION AnyView view_of_tensor(StateTensor const& tensor) {
 
 #endif
 
-// ---- joinable/participant/detail/gradients_for_owners.hpp
+// ---- joinable/participant/sharded/detail/gradients_for_owners.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -3180,7 +3180,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/gradients_for_owners.ipp
+// ---- joinable/participant/sharded/detail/gradients_for_owners.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -3322,7 +3322,7 @@ JOINABLE_DEFINITION void GradientsForOwners::give_back(std::size_t bucket) {
 
 #endif
 
-// ---- joinable/participant/detail/shard_exchange.hpp
+// ---- joinable/participant/sharded/detail/exchange.hpp
 
 /// @file
 /// Exchanges of sharded buckets between ranks. Collective, the same on all ranks.
@@ -3473,7 +3473,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/sharded_units.hpp
+// ---- joinable/participant/sharded/detail/units.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -3906,7 +3906,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/to_owners.hpp
+// ---- joinable/participant/sharded/detail/to_owners.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -4115,7 +4115,94 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/zero_options.hpp
+// ---- joinable/participant/sharded/detail/before_step.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Calls ZeroOptions::before_step on all ranks, and sums for it.
+template <class Comm>
+class ShardedBeforeStep final : ShardSums {
+public:
+    /// Refers to both, which connect the same ranks.
+    ShardedBeforeStep(Comm& comm, HostCollectives<Comm>& host, Sharding sharding)
+        : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)} {}
+
+    /// Whether the ranks step; they compare it by `words`. Collective.
+    /// @throws ContractViolation  they do not return the same.
+    bool operator()(
+        std::function<bool(ShardGradients const&)> const& before_step,
+        std::span<ShardGroup> groups,
+        ControlCommunicator& words
+    ) {
+        pieces_.clear();
+        std::size_t parameters = 0;
+        for (ShardGroup& group : groups) {
+            for (OptimizerShard const& shard : group.shards) {
+                shard.append_gradients(group.parameters, group.gradients, group.first, pieces_);
+            }
+            parameters += group.parameters.size();
+        }
+        Device& device = device_of(comm_);
+        device.finish(); // the engine's stream sees the gradients
+        bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this});
+        std::uint64_t steppers = steps ? 1 : 0;
+        words.sum({&steppers, 1});
+        if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
+            throw ContractViolation{concat(
+                "before_step skips the step on ",
+                static_cast<std::uint64_t>(comm_.size()) - steppers,
+                " of ",
+                comm_.size(),
+                " ranks",
+                steps ? ", but not on this one" : ", on this one, too",
+                "; return the same on all, by what ShardGradients::sum() gives"
+            )};
+        }
+        return steps;
+    }
+
+private:
+    void sum(std::span<double> numbers) override {
+        if (sharding_ != Sharding::none) { // else each rank has all gradients
+            host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
+        }
+    }
+    /// The numbers travel where the gradients are.
+    void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) override {
+        Device& device = device_of(comm_);
+        std::size_t const count = squares.size();
+        Buffer const all{sums_.data(count * sizeof(double)), count, DType::f64};
+        auto* const first = static_cast<double*>(all.data);
+        device.fill_zero({first, DType::f64, {count}, {1}, device.id()});
+        own_.clear();
+        for (ShardGradient const& piece : pieces) {
+            own_.push_back({piece.view, first + piece.parameter});
+        }
+        device.sum_squares(own_);
+        if (sharding_ == Sharding::none) { // the same sums on each rank
+            settle(comm_.broadcast(all, 0));
+        } else {
+            settle(comm_.all_reduce(all, ReduceOp::sum));
+        }
+        if (staged_.bytes() < all.bytes()) {
+            staged_ = device.allocate_staging(all.bytes());
+        }
+        host_.download(first, staged_.data(), all.bytes());
+        copy_bytes(reinterpret_cast<std::byte*>(squares.data()), staged_.data(), all.bytes());
+    }
+
+    Comm& comm_;
+    HostCollectives<Comm>& host_;
+    Sharding sharding_;
+    std::vector<ShardGradient> pieces_;
+    std::vector<SquareSum> own_;
+    Arena staged_; ///< of the sums, on the host
+    Scratch sums_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/sharded/zero_options.hpp
 
 namespace joinable { inline namespace v0 {
 
@@ -4175,7 +4262,7 @@ struct ZeroOptions {
 
 }} // namespace joinable::v0
 
-// ---- joinable/participant/detail/shard_plan.hpp
+// ---- joinable/participant/sharded/detail/plan.hpp
 
 /// @file
 /// How a sharded optimizer adds a group of parameters. All functions are local; errors are
@@ -4427,7 +4514,7 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/shard_plan.ipp
+// ---- joinable/participant/sharded/detail/plan.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -4555,94 +4642,7 @@ check_averaged(ShardGroup const& group, std::vector<void const*> const& averaged
 
 #endif
 
-// ---- joinable/participant/detail/sharded_before_step.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Calls ZeroOptions::before_step on all ranks, and sums for it.
-template <class Comm>
-class ShardedBeforeStep final : ShardSums {
-public:
-    /// Refers to both, which connect the same ranks.
-    ShardedBeforeStep(Comm& comm, HostCollectives<Comm>& host, Sharding sharding)
-        : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)} {}
-
-    /// Whether the ranks step; they compare it by `words`. Collective.
-    /// @throws ContractViolation  they do not return the same.
-    bool operator()(
-        std::function<bool(ShardGradients const&)> const& before_step,
-        std::span<ShardGroup> groups,
-        ControlCommunicator& words
-    ) {
-        pieces_.clear();
-        std::size_t parameters = 0;
-        for (ShardGroup& group : groups) {
-            for (OptimizerShard const& shard : group.shards) {
-                shard.append_gradients(group.parameters, group.gradients, group.first, pieces_);
-            }
-            parameters += group.parameters.size();
-        }
-        Device& device = device_of(comm_);
-        device.finish(); // the engine's stream sees the gradients
-        bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this});
-        std::uint64_t steppers = steps ? 1 : 0;
-        words.sum({&steppers, 1});
-        if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
-            throw ContractViolation{concat(
-                "before_step skips the step on ",
-                static_cast<std::uint64_t>(comm_.size()) - steppers,
-                " of ",
-                comm_.size(),
-                " ranks",
-                steps ? ", but not on this one" : ", on this one, too",
-                "; return the same on all, by what ShardGradients::sum() gives"
-            )};
-        }
-        return steps;
-    }
-
-private:
-    void sum(std::span<double> numbers) override {
-        if (sharding_ != Sharding::none) { // else each rank has all gradients
-            host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
-        }
-    }
-    /// The numbers travel where the gradients are.
-    void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) override {
-        Device& device = device_of(comm_);
-        std::size_t const count = squares.size();
-        Buffer const all{sums_.data(count * sizeof(double)), count, DType::f64};
-        auto* const first = static_cast<double*>(all.data);
-        device.fill_zero({first, DType::f64, {count}, {1}, device.id()});
-        own_.clear();
-        for (ShardGradient const& piece : pieces) {
-            own_.push_back({piece.view, first + piece.parameter});
-        }
-        device.sum_squares(own_);
-        if (sharding_ == Sharding::none) { // the same sums on each rank
-            settle(comm_.broadcast(all, 0));
-        } else {
-            settle(comm_.all_reduce(all, ReduceOp::sum));
-        }
-        if (staged_.bytes() < all.bytes()) {
-            staged_ = device.allocate_staging(all.bytes());
-        }
-        host_.download(first, staged_.data(), all.bytes());
-        copy_bytes(reinterpret_cast<std::byte*>(squares.data()), staged_.data(), all.bytes());
-    }
-
-    Comm& comm_;
-    HostCollectives<Comm>& host_;
-    Sharding sharding_;
-    std::vector<ShardGradient> pieces_;
-    std::vector<SquareSum> own_;
-    Arena staged_; ///< of the sums, on the host
-    Scratch sums_;
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/participant/detail/sharded_settings.hpp
+// ---- joinable/participant/sharded/detail/settings.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -4773,7 +4773,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/sharded_sizes.hpp
+// ---- joinable/participant/sharded/detail/sizes.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -4790,7 +4790,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/sharded_sizes.ipp
+// ---- joinable/participant/sharded/detail/sizes.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -4852,7 +4852,7 @@ JOINABLE_DEFINITION std::size_t state_bytes_of(std::span<ShardGroup const> group
 
 #endif
 
-// ---- joinable/participant/detail/sharded_state.hpp
+// ---- joinable/participant/sharded/detail/state.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -4999,7 +4999,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/sharded_optimizer.hpp
+// ---- joinable/participant/sharded/optimizer.hpp
 
 namespace joinable { inline namespace v0 {
 
@@ -5492,7 +5492,7 @@ private:
 
 }} // namespace joinable::v0
 
-// ---- joinable/participant/sharded_options.hpp
+// ---- joinable/participant/sharded/options.hpp
 
 namespace joinable { inline namespace v0 {
 
@@ -5567,7 +5567,7 @@ struct ShardedOptions {
 
 }} // namespace joinable::v0
 
-// ---- joinable/participant/sharded_data_parallel.hpp
+// ---- joinable/participant/sharded/data_parallel.hpp
 
 namespace joinable { inline namespace v0 {
 
@@ -5993,7 +5993,7 @@ ShardedDataParallel(detail::AnyArgument, ...)
 
 }} // namespace joinable::v0
 
-// ---- joinable/participant/zero_redundancy_optimizer.hpp
+// ---- joinable/participant/sharded/zero_redundancy_optimizer.hpp
 
 namespace joinable { inline namespace v0 {
 

@@ -33,7 +33,7 @@
 #include <joinable/hook/ordering.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/optimizer/update_rule.hpp>
-#include <joinable/participant/sharded_optimizer.hpp>
+#include <joinable/participant/sharded/optimizer.hpp>
 
 namespace joinable { inline namespace v0 {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // Values that lie in the buckets in which they travel: parameters_as_bucket_view. The oracle: the whole optimizer
 // on every rank.
-#include <joinable/participant/detail/bucket_values.hpp>
+#include <joinable/participant/sharded/detail/bucket_values.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +26,8 @@
 
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
-#include <joinable/participant/sharded_data_parallel.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
 namespace {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // What a guard refuses of sharded optimizers: one that it does not list, two over one model, and settings that
 // ranks have differently.
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
 #include <cstddef>
 #include <exception>
@@ -18,7 +18,7 @@
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
-#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
 #include <joinable/tensor/any_view.hpp>
 

@@ -17,7 +17,7 @@
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
-#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // Sharded optimizers of process ranks: how the others end when an owner is killed within a step.
-#include <joinable/participant/sharded_data_parallel.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
 #include <algorithm>
 #include <atomic>

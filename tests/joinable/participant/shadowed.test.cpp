@@ -34,8 +34,8 @@
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/action.hpp>
 #include <joinable/participant/data_parallel.hpp>
-#include <joinable/participant/sharded_data_parallel.hpp>
-#include <joinable/participant/sharded_options.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
+#include <joinable/participant/sharded/options.hpp>
 #include <joinable/participant/step.hpp>
 
 namespace {

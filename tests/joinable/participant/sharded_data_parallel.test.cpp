@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // Sharded trainings as one participant. The oracle: the whole optimizer on every rank beside a
 // DistributedDataParallel, bit for bit. sharding_property.test.cpp draws the rest.
-#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
 
 #include <cmath>
 #include <cstddef>
@@ -26,7 +26,7 @@
 
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
 namespace {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // Trainings whose values are sharded, too. Gradients depend on the values that the passes see. The oracle: the
 // whole optimizer on every rank beside a DistributedDataParallel, bit for bit.
-#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@
 
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
 namespace {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 // An exception, or death, at every point of a sharded training at which the library calls the engine, its rule or its
 // functions: all other ranks throw PeerFailed, which names the rank and its text.
-#include <joinable/participant/sharded_data_parallel.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
 #include <array>
 #include <atomic>

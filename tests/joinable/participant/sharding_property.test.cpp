@@ -4,8 +4,8 @@
 // matters most a table has every pair of choices over 20 rounds: draws miss some, such as even inputs of 8 ranks.
 // JOINABLE_TEST_SEEDS="first count" runs other seeds. JOINABLE_TEST_PRODUCT="k n" runs every choice with every other
 // one, in place of pairs, where n programs share them and this is the kth, from 0: one of them takes some minutes.
-#include <joinable/participant/sharded_data_parallel.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
 #include <algorithm>
 #include <array>

@@ -2,8 +2,8 @@
 // Which collectives a model issues, in each of its modes: on every rank the same, in this order,
 // also on one that had no input from the first round on. And how many bytes sharded trainings send.
 #include <joinable/participant/data_parallel.hpp>
-#include <joinable/participant/sharded_data_parallel.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
 #include <cstddef>
 #include <span>

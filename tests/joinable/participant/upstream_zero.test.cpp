@@ -23,8 +23,8 @@
 // test_zero_join_cpu, _gpu           here; joined ranks get gradients without a hook of the test's own
 // test_zero_model_parallel           nowhere: the parameters of a rank are on one device
 // test_ddp_zero_overlap              here; without iterations to warm up, and with each way to overlap
-#include <joinable/participant/sharded_data_parallel.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -14,7 +14,7 @@
 
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
-#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/tensor/strided_view.hpp>
 
 namespace {

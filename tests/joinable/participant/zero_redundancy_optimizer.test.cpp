@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // The sharded optimizer. The oracles: the whole optimizer on every rank beside the same reduction, bit for
 // bit; a serial run in double; PyTorch's test_zero_redundancy_optimizer.py where it applies.
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -33,7 +33,7 @@
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
-#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
 
 namespace {

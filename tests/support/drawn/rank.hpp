@@ -26,9 +26,9 @@
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/action.hpp>
 #include <joinable/participant/data_parallel.hpp>
-#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
 namespace joinable_tests::drawn {
 

@@ -14,7 +14,7 @@
 #include <joinable/checkpoint/detail/safetensors.hpp>
 #include <joinable/checkpoint/detail/tensor_part.hpp>
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>

@@ -21,7 +21,7 @@
 #include <joinable/communicator/self.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
-#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
 
 namespace {

@@ -17,8 +17,8 @@
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/participant/detail/shard_group.hpp>
-#include <joinable/participant/detail/shard_plan.hpp>
+#include <joinable/participant/sharded/detail/group.hpp>
+#include <joinable/participant/sharded/detail/plan.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 

@@ -9,7 +9,7 @@
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/participant/options.hpp>
-#include <joinable/participant/zero_options.hpp>
+#include <joinable/participant/sharded/zero_options.hpp>
 
 namespace joinable { inline namespace v0 {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <joinable/participant/detail/bucket_values.hpp>
+#include <joinable/participant/sharded/detail/bucket_values.hpp>
 
 #include <atomic>
 #include <new>
@@ -10,7 +10,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
-#include <joinable/participant/detail/sharded_values.hpp>
+#include <joinable/participant/sharded/detail/values.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/sharded/detail/group.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 

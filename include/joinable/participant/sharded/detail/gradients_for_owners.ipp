@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <joinable/participant/detail/gradients_for_owners.hpp>
+#include <joinable/participant/sharded/detail/gradients_for_owners.hpp>
 
 #include <algorithm>
 #include <utility>

@@ -24,16 +24,16 @@
 #include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/participant/detail/compared_model.hpp>
-#include <joinable/participant/detail/gradients_for_owners.hpp>
 #include <joinable/participant/detail/listed_model.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
-#include <joinable/participant/detail/shard_group.hpp>
-#include <joinable/participant/detail/sharded_units.hpp>
-#include <joinable/participant/detail/to_owners.hpp>
 #include <joinable/participant/gradient_participant.hpp>
 #include <joinable/participant/needs_header.hpp>
-#include <joinable/participant/sharded_optimizer.hpp>
-#include <joinable/participant/sharded_options.hpp>
+#include <joinable/participant/sharded/detail/gradients_for_owners.hpp>
+#include <joinable/participant/sharded/detail/group.hpp>
+#include <joinable/participant/sharded/detail/to_owners.hpp>
+#include <joinable/participant/sharded/detail/units.hpp>
+#include <joinable/participant/sharded/optimizer.hpp>
+#include <joinable/participant/sharded/options.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 {

@@ -18,9 +18,9 @@
 #include <joinable/join/joinable.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/shard_state.hpp>
-#include <joinable/participant/detail/shard_group.hpp>
-#include <joinable/participant/detail/shard_plan.hpp>
-#include <joinable/participant/zero_options.hpp>
+#include <joinable/participant/sharded/detail/group.hpp>
+#include <joinable/participant/sharded/detail/plan.hpp>
+#include <joinable/participant/sharded/zero_options.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 

@@ -18,8 +18,8 @@
 #include <joinable/optimizer/shard_state.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/detail/check_parameters.hpp>
-#include <joinable/participant/detail/shard_group.hpp>
-#include <joinable/participant/zero_options.hpp>
+#include <joinable/participant/sharded/detail/group.hpp>
+#include <joinable/participant/sharded/zero_options.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -275,5 +275,5 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/participant/detail/shard_plan.ipp>
+#include <joinable/participant/sharded/detail/plan.ipp>
 #endif

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <joinable/participant/detail/sharded_sizes.hpp>
+#include <joinable/participant/sharded/detail/sizes.hpp>
 
 #include <algorithm>
 
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/participant/detail/bucket_values.hpp>
-#include <joinable/participant/detail/sharded_values.hpp>
+#include <joinable/participant/sharded/detail/bucket_values.hpp>
+#include <joinable/participant/sharded/detail/values.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <joinable/participant/detail/sharded_values.hpp>
+#include <joinable/participant/sharded/detail/values.hpp>
 
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>

@@ -21,7 +21,7 @@
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/shard_state.hpp>
-#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/sharded/detail/group.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>

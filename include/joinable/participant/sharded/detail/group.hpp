@@ -24,8 +24,8 @@
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/stepped_gradients.hpp>
-#include <joinable/participant/detail/bucket_values.hpp>
-#include <joinable/participant/detail/sharded_values.hpp>
+#include <joinable/participant/sharded/detail/bucket_values.hpp>
+#include <joinable/participant/sharded/detail/values.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/reduce_op.hpp>
@@ -327,5 +327,5 @@ void check_state(
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/participant/detail/shard_group.ipp>
+#include <joinable/participant/sharded/detail/group.ipp>
 #endif

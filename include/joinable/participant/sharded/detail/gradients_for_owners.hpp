@@ -10,8 +10,8 @@
 #include <joinable/config.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/participant/detail/bucket_arenas.hpp>
-#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/sharded/detail/arenas.hpp>
+#include <joinable/participant/sharded/detail/group.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -89,5 +89,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/participant/detail/gradients_for_owners.ipp>
+#include <joinable/participant/sharded/detail/gradients_for_owners.ipp>
 #endif

@@ -17,10 +17,10 @@
 #include <joinable/error.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/participant/detail/gradients_for_owners.hpp>
 #include <joinable/participant/detail/pass_hooks.hpp>
-#include <joinable/participant/detail/shard_exchange.hpp>
-#include <joinable/participant/detail/sharded_units.hpp>
+#include <joinable/participant/sharded/detail/exchange.hpp>
+#include <joinable/participant/sharded/detail/gradients_for_owners.hpp>
+#include <joinable/participant/sharded/detail/units.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 

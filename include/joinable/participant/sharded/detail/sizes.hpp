@@ -6,7 +6,7 @@
 #include <string>
 
 #include <joinable/config.hpp>
-#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/sharded/detail/group.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -24,5 +24,5 @@ namespace joinable { inline namespace v0 { namespace detail {
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/participant/detail/sharded_sizes.ipp>
+#include <joinable/participant/sharded/detail/sizes.ipp>
 #endif

@@ -20,11 +20,11 @@
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/participant/averaging.hpp>
-#include <joinable/participant/detail/shard_exchange.hpp>
-#include <joinable/participant/detail/shard_plan.hpp>
 #include <joinable/participant/needs_header.hpp>
-#include <joinable/participant/sharded_optimizer.hpp>
-#include <joinable/participant/zero_options.hpp>
+#include <joinable/participant/sharded/detail/exchange.hpp>
+#include <joinable/participant/sharded/detail/plan.hpp>
+#include <joinable/participant/sharded/optimizer.hpp>
+#include <joinable/participant/sharded/zero_options.hpp>
 
 namespace joinable { inline namespace v0 {
 

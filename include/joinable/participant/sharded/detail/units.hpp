@@ -17,9 +17,9 @@
 #include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/participant/detail/bucket_arenas.hpp>
-#include <joinable/participant/detail/shard_exchange.hpp>
-#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/sharded/detail/arenas.hpp>
+#include <joinable/participant/sharded/detail/exchange.hpp>
+#include <joinable/participant/sharded/detail/group.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <joinable/participant/detail/shard_plan.hpp>
+#include <joinable/participant/sharded/detail/plan.hpp>
 
 #include <algorithm>
 

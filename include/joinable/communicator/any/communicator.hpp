@@ -4,29 +4,35 @@
 #include <chrono>
 #include <concepts>
 #include <cstddef>
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/any/detail/substitute.hpp>
-#include <joinable/communicator/any/work.hpp>
+#include <joinable/communicator/any_work.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/by_members.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/pair_counts.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/model_table.hpp>
 #include <joinable/communicator/self.hpp>
+#include <joinable/communicator/substitute.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/type_name.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -184,23 +190,27 @@ private:
     }
     [[nodiscard]] AnyWork substituted(Collective collective, Request const& request) {
         if constexpr (reduces_host_memory<Comm>) {
-            BasicPosts const posts{
-                comm_.rank(),
-                comm_.size(),
-                [this](Buffer buffer, ReduceOp op) {
-                    return AnyWork{comm_.all_reduce(buffer, op)};
-                },
-                [this](Buffer buffer, int root) { return AnyWork{comm_.broadcast(buffer, root)}; },
-                [this](AbortReason reason) {
-                    reason.is_renumbered = is_renumbered();
-                    comm_.abort(reason);
-                    throw_failure(comm_.abort_reason().value_or(reason));
-                }
-            };
-            return AnyWork{Substitute{posts, request}};
+            std::vector<std::size_t> known;
+            if (tells_parts(request.signature)) {
+                known = exchanged(request);
+            }
+            return AnyWork{Substitute{comm_, request, {known}}};
         } else {
             lacks(name_of(collective));
         }
+    }
+    /// Collective; blocks.
+    /// @throws Mismatch  on all ranks: their tables of counts differ. The communicator is aborted.
+    [[nodiscard]] std::vector<std::size_t> exchanged(Request const& request) {
+        PairCounts counts{request.sends, request.expects, comm_.rank(), comm_.size()};
+        std::span<std::uint64_t> const words = counts.words();
+        comm_.all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
+        if (auto difference = counts.difference(request.signature)) {
+            difference->is_renumbered = is_renumbered();
+            comm_.abort(*difference);
+            throw_failure(comm_.abort_reason().value_or(*difference));
+        }
+        return counts.known(request.signature);
     }
 
     Held held_;

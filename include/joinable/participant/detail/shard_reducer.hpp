@@ -428,7 +428,6 @@ private:
         works_[finished_]->wait();
         works_[finished_].reset();
         ranges_[finished_].reset();
-        take_part(shard_of(bucket), arenas_.data(bucket.arena, 0), comm_);
         free_.push_back(std::exchange(bucket.arena, nowhere));
         ++finished_;
         step_reduced();

@@ -22,6 +22,7 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/pair_counts.hpp>
 #include <joinable/communicator/detail/poll_pause.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
@@ -403,7 +404,14 @@ private:
             end_by(operation.comparison.difference());
             if (has_pairs(request.signature)) {
                 operation.stage = Stage::telling;
-                operation.pairs = {operation.parts, rank(), machines_.ranks()};
+                auto const size = static_cast<std::size_t>(machines_.ranks());
+                std::span<std::size_t const> const parts{operation.parts};
+                operation.pairs = {
+                    PartSizes::of(parts.first(size)),
+                    PartSizes::of(parts.last(size)),
+                    rank(),
+                    machines_.ranks()
+                };
                 plan_sum(operation, operation.pairs.words());
                 return;
             }
@@ -413,7 +421,7 @@ private:
         }
         if (operation.stage == Stage::telling) {
             end_by(operation.pairs.difference(request.signature));
-            operation.parts = operation.pairs.parts();
+            operation.parts = operation.pairs.known(request.signature);
         }
         operation.stage = Stage::moving;
         Request all = request;
@@ -430,8 +438,7 @@ private:
         operation.started = 0;
         (void)on_level(Level::local, [&] { // it may have no memory
             operation.steps =
-                LevelPlan<Local, Across>{machines_, local_, request, operation.parts, scratch_}
-                    .steps();
+                LevelPlan<Local>{machines_, local_, request, operation.parts, scratch_}.steps();
             return true;
         });
     }

@@ -13,9 +13,8 @@
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/settle.hpp>
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
+#include <joinable/communicator/substitute.hpp>
 #include <joinable/communicator/work.hpp>
-#include <joinable/detail/text.hpp>
-#include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -35,6 +34,8 @@ struct LevelStep {
     Buffer out = {};
     std::vector<std::size_t> counts = {};     ///< of each rank of the level
     std::vector<std::size_t> counts_out = {}; ///< of an all_to_all: what comes from each
+    std::vector<std::size_t> pairs = {};      ///< of an all_to_all: from each to each
+    Buffer memory = {};                       ///< of what replaces it
     std::vector<LeadersCopy> copies = {};
 };
 
@@ -60,31 +61,20 @@ private:
     std::optional<W> work_;
 };
 
-/// Starts a step on its level, which has this collective. If it cannot reduce to a root, all its
-/// ranks get the sum.
+/// Starts a step on its level.
 template <class Comm>
 [[nodiscard]] std::unique_ptr<RunningStep> start_step(Comm& comm, LevelStep const& step) {
     auto const run = []<Work W>(W work) -> std::unique_ptr<RunningStep> {
         return std::make_unique<RunningWork<W>>(std::move(work));
     };
-    auto const lacks = [&](Collective collective) -> std::unique_ptr<RunningStep> {
-        if (collective == Collective::reduce) {
-            return run(comm.all_reduce(step.out, step.signature.op));
-        }
-        throw CommunicationError{concat("a level of machines has no ", name_of(collective))};
-    };
     PartSizes const parts = PartSizes::of(step.counts);
     bool const exchanges = step.signature.collective == Collective::all_to_all;
-    return by_members(
-        comm,
-        {step.signature,
-         step.in,
-         step.out,
-         parts,
-         exchanges ? PartSizes::of(step.counts_out) : parts},
-        run,
-        lacks
-    );
+    Request const request{
+        step.signature, step.in, step.out, parts, exchanges ? PartSizes::of(step.counts_out) : parts
+    };
+    return by_members(comm, request, run, [&](Collective) {
+        return run(Substitute{comm, request, {exchanges ? step.pairs : step.counts, step.memory}});
+    });
 }
 
 }}} // namespace joinable::v0::detail

@@ -1091,6 +1091,16 @@ MUTATIONS = [
         "communicator/substitute.test.cpp", "each rank gets its part*",
     ),
     Mutation(
+        "leaders-without-split-are-split", "communicator/hierarchical/communicator.hpp",
+        "if (choices.back().color != 0) {", "if (false) {",
+        "communicator/hierarchical/split.test.cpp", "if the leaders cannot be split*",
+    ),
+    Mutation(
+        "a-level-of-one-rank-needs-a-deadline", "communicator/hierarchical/detail/engine.hpp",
+        "!level.exchange_deadline(deadline) && level.size() > 1", "!level.exchange_deadline(deadline)",
+        "communicator/hierarchical/communicator.test.cpp", "a level of one rank*",
+    ),
+    Mutation(
         "ranks-keep-the-numbers-of-their-level", "communicator/hierarchical/detail/machines.hpp",
         "        rank = number;\n", "",
         "communicator/hierarchical/communicator.test.cpp", "ranks that run different*",

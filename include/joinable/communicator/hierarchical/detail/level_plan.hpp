@@ -8,38 +8,20 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/capabilities.hpp>
-#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/any/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/hierarchical/detail/level_step.hpp>
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
-#include <joinable/communicator/make_arena.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The capabilities of HierarchicalCommunicator, by those of `Local`. `Across` needs none of them, because
-/// leaders know all counts: see Substitute.
-template <class Local>
-struct OffersOfMachines {
-    static constexpr bool scaled_sums = has_scaled_all_reduce<Local>;
-    static constexpr bool all_gather = has_gather<Local>;
-    static constexpr bool reduce_scatter = has_reduce_scatter<Local> && has_scatter<Local>;
-    static constexpr bool reduce = reduce_scatter;
-    static constexpr bool scaled_scattered_sums =
-        scaled_sums && reduce_scatter && has_scaled_reduce_scatter<Local>;
-    static constexpr bool gather = has_gather<Local> && has_scatter<Local>;
-    static constexpr bool scatter = gather;
-    static constexpr bool all_to_all = gather;
-};
-
 /// Divides a collective of all ranks into the steps of one rank on its levels. On each machine a
 /// step moves data from its ranks to the leader or back; the leaders' steps are between these.
-template <class Local>
 class LevelPlan {
 public:
     /// `parts` has the elements of each rank, if ranks have parts. In an all_to_all by counts it has
@@ -47,7 +29,7 @@ public:
     /// until they are done.
     LevelPlan(
         Machines const& machines,
-        Local& local,
+        AnyInterface& local,
         Request const& request,
         std::span<std::size_t const> parts,
         Arena& scratch
@@ -88,13 +70,10 @@ private:
         take(std::move(local));
     }
     void all_reduce() {
-        bool const is_scaled_sum = is_scaled(said_.collective);
-        if (is_scaled_sum && OffersOfMachines<Local>::scaled_scattered_sums) {
-            sum_on_machine(is_leader() ? out_ : Buffer{});
+        if (is_scaled(said_.collective)) {
+            sum_on_machine(out_, out_);
         } else {
-            take(in_place(
-                Level::local, is_scaled_sum ? said_.collective : Collective::reduce, out_, 0
-            ));
+            take(in_place(Level::local, Collective::reduce, out_));
         }
         take(in_place(Level::across, Collective::all_reduce, out_));
         take(spread(Level::local, out_));
@@ -131,7 +110,7 @@ private:
         Buffer const all = at_leader(has_root_here() ? sum_of(parts_) : own_parts(), given);
         Buffer const part = has_root_here() ? part_of(all) : all;
         if (has_root_here() && local_root() != 0) {
-            LevelStep step = at_one(Collective::gather, local_root(), all.count);
+            LevelStep step = at_one(Collective::gather, local_root(), sum_of(parts_));
             step.in = has_root() ? in_ : none();
             step.out = all;
             take(std::move(step));
@@ -172,9 +151,11 @@ private:
         LevelStep step = in_place(Level::across, Collective::all_to_all, arrived);
         step.signature.has_counts = true;
         step.in = blocks;
+        for (int other = 0; other < machines_.count(); ++other) {
+            step.counts.push_back(between(ranks_at(machines_.own()), ranks_at(other)));
+            step.pairs.push_back(between(ranks_at(other), ranks_at(machines_.own())));
+        }
         for (int from = 0; from < machines_.count(); ++from) {
-            step.counts.push_back(between(ranks_at(machines_.own()), ranks_at(from)));
-            step.counts_out.push_back(between(ranks_at(from), ranks_at(machines_.own())));
             for (int to = 0; to < machines_.count(); ++to) {
                 step.pairs.push_back(between(ranks_at(from), ranks_at(to)));
             }
@@ -227,8 +208,8 @@ private:
 
     // -- steps of several of them -----------------------------------------------------------------
 
-    /// Sums the inputs of a machine at its leader. The others' inputs do not change.
-    void sum_on_machine(Buffer sum) {
+    /// Sums the inputs of a machine at its leader. The others' inputs do not change, unless they are `memory`.
+    void sum_on_machine(Buffer sum, Buffer memory = {}) {
         LevelStep step = at_one(
             is_scaled(said_.collective) ? Collective::scaled_reduce_scatter
                                         : Collective::reduce_scatter,
@@ -237,6 +218,7 @@ private:
         );
         step.in = in_;
         step.out = is_leader() ? sum : none();
+        step.memory = memory;
         take(std::move(step));
     }
     /// On the root's machine, if its leader has it and is another rank.
@@ -301,7 +283,7 @@ private:
         return step;
     }
     /// Keeps a step that this rank takes part in, unless it has nobody to exchange data with.
-    void take(LevelStep step) {
+    void take(LevelStep&& step) {
         bool const is_local = step.level == Level::local;
         bool const is_alone = is_local ? local_.size() == 1 : machines_.count() == 1;
         bool const is_done =
@@ -353,7 +335,7 @@ private:
         std::size_t const bytes = count * size_of(said_.dtype);
         if (scratch_.bytes() < bytes) {
             scratch_ = Arena{}; // first: both need not fit
-            scratch_ = make_arena(local_, bytes);
+            scratch_ = local_.allocate(bytes, Arena::default_alignment);
         }
         return {scratch_.data(), count, said_.dtype};
     }
@@ -402,7 +384,7 @@ private:
     }
 
     Machines const& machines_;
-    Local& local_;
+    AnyInterface& local_;
     Descriptor said_;
     ConstBuffer in_;
     Buffer out_;

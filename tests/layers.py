@@ -46,7 +46,7 @@ ROOMS = {
     MEMORY: f"base device communicator {MEMORY}/board {MEMORY}/group {MEMORY}/process",
     "communicator/algorithms": "base tensor reduction communicator",
     "communicator/any": "base tensor device communicator",
-    "communicator/hierarchical": "base tensor device communicator",
+    "communicator/hierarchical": "base tensor device communicator communicator/any",
     "communicator/tcp": "base reduction communicator",
     "communicator/mpi": "base tensor reduction device communicator",
     "communicator/gloo": "base tensor reduction communicator communicator/tcp",

@@ -1038,12 +1038,12 @@ MUTATIONS = [
     ),
     # -- several machines -----------------------------------------------------------------------------
     Mutation(
-        "works-of-any-transport-go-to-the-heap", "communicator/any/work.hpp",
+        "works-of-any-transport-go-to-the-heap", "communicator/any_work.hpp",
         "capacity = 112", "capacity = 64", "../trace/allocations.test.cpp", "nothing is allocated in an iteration*",
     ),
     Mutation(
-        "substitutes-do-not-compare-counts", "communicator/any/detail/substitute.hpp",
-        "if (difference) {", "if (false) {", "communicator/any/communicator.test.cpp", "tables of counts*",
+        "substitutes-do-not-compare-counts", "communicator/any/communicator.hpp",
+        "if (auto difference = counts.difference(request.signature)) {", "if (auto difference = std::optional<AbortReason>{}) {", "communicator/any/communicator.test.cpp", "tables of counts*",
     ),
     Mutation(
         "guards-do-not-see-through-any-transport", "communicator/communicator.hpp",
@@ -1051,7 +1051,7 @@ MUTATIONS = [
         "communicator/any/communicator.test.cpp", "a guard knows the communicator*",
     ),
     Mutation(
-        "destroyed-substitutes-deliver-nothing", "communicator/any/detail/substitute.hpp",
+        "destroyed-substitutes-deliver-nothing", "communicator/substitute.hpp",
         "if (copies_.empty() || unwinding_.has_begun()) {", "if (true) {",
         "communicator/any/communicator.test.cpp", "a work that is destroyed*",
     ),
@@ -1066,14 +1066,34 @@ MUTATIONS = [
         "participant/window.test.cpp", "a step hears of what was cleared*",
     ),
     Mutation(
-        "substitutes-sum-in-what-they-read", "communicator/any/detail/substitute.hpp",
-        "take(copied(in_, allocated(in_.count)), request.sends);", "take(read(in_), request.sends);",
+        "substitutes-sum-in-what-they-read", "communicator/substitute.hpp",
+        "Buffer const memory = memory_of(in_.count);", "Buffer const memory = read(in_);",
         "communicator/any/communicator.test.cpp", "parts arrive*",
     ),
     Mutation(
-        "substitutes-forget-the-root", "communicator/any/detail/substitute.hpp",
-        "out_.data == nullptr ? copied(in_, allocated(in_.count)) : out_", "read(in_)",
+        "substitutes-forget-the-root", "communicator/substitute.hpp",
+        "out_.data == nullptr ? copied(in_, memory_of(in_.count)) : out_", "read(in_)",
         "communicator/any/communicator.test.cpp", "sums are scaled*",
+    ),
+    Mutation(
+        "substitutes-copy-what-may-change", "communicator/substitute.hpp",
+        "if (memory_.count >= count) {", "if (false) {",
+        "communicator/substitute.test.cpp", "a substitute sums in the memory*",
+    ),
+    Mutation(
+        "substitutes-scale-what-the-sum-scales", "communicator/substitute.hpp",
+        "is_scaled(said_.collective) && !can_scale", "is_scaled(said_.collective)",
+        "communicator/substitute.test.cpp", "each rank gets its part*",
+    ),
+    Mutation(
+        "leaders-without-split-are-split", "communicator/hierarchical/communicator.hpp",
+        "if (choices.back().color != 0) {", "if (false) {",
+        "communicator/hierarchical/split.test.cpp", "if the leaders cannot be split*",
+    ),
+    Mutation(
+        "a-level-of-one-rank-needs-a-deadline", "communicator/hierarchical/detail/engine.hpp",
+        "!level.exchange_deadline(deadline) && level.size() > 1", "!level.exchange_deadline(deadline)",
+        "communicator/hierarchical/communicator.test.cpp", "a level of one rank*",
     ),
     Mutation(
         "ranks-keep-the-numbers-of-their-level", "communicator/hierarchical/detail/machines.hpp",

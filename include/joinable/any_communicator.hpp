@@ -6,4 +6,4 @@
 
 #include <joinable/communicator/any/communicator.hpp>
 #include <joinable/communicator/any/connect.hpp>
-#include <joinable/communicator/any/work.hpp>
+#include <joinable/communicator/any_work.hpp>

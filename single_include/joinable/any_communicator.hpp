@@ -8,8 +8,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <functional>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -23,7 +21,10 @@
 
 #include "join.hpp"
 
-// ---- joinable/communicator/any/work.hpp
+// ---- joinable/communicator/any_work.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_ANY_WORK_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_ANY_WORK_HPP_PART_1
 
 namespace joinable { inline namespace v0 {
 
@@ -93,224 +94,7 @@ private:
 
 }} // namespace joinable::v0
 
-// ---- joinable/communicator/any/detail/substitute.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// What every communicator that can abort has. The other collectives can be made of it.
-struct BasicPosts {
-    int rank;
-    int size;
-    std::function<AnyWork(Buffer, ReduceOp)> all_reduce;
-    std::function<AnyWork(Buffer, int)> broadcast;
-    std::function<void(AbortReason)> fail; ///< aborts, and throws what was the first reason
-};
-
-/// A collective over host memory that a communicator lacks, made of sums and broadcasts of whole buffers. All are
-/// posted at once. Only tables of counts that not every rank has are exchanged before, which blocks.
-class Substitute {
-public:
-    /// @throws Mismatch  on all ranks: their tables of counts differ. The communicator is aborted.
-    Substitute(BasicPosts const& posts, Request const& request)
-        : posts_{posts}, said_{request.signature}, in_{request.in}, out_{request.out} {
-        switch (said_.collective) {
-        case Collective::scaled_all_reduce: sum(scaled(in_, out_)); break;
-        case Collective::reduce:
-            sum(out_.data == nullptr ? copied(in_, allocated(in_.count)) : out_);
-            break;
-        case Collective::reduce_scatter:
-            take(copied(in_, allocated(in_.count)), request.sends);
-            break;
-        case Collective::scaled_reduce_scatter:
-            take(scaled(in_, allocated(in_.count)), request.sends);
-            break;
-        case Collective::all_gather: gather(out_, table_of(request.expects)); break;
-        case Collective::gather: gather_to_root(sent_by_all(request)); break;
-        case Collective::scatter: scatter(sent_by_all(request)); break;
-        default: all_to_all(sent_by_all(request)); break;
-        }
-    }
-
-    Substitute(Substitute&&) = default;
-    Substitute& operator=(Substitute&&) = delete;
-    /// Delivers, unless it unwinds: then the parts abort.
-    ~Substitute() {
-        if (copies_.empty() || unwinding_.has_begun()) {
-            return;
-        }
-        try {
-            wait();
-        } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
-        }
-    }
-
-    void wait() {
-        for (AnyWork& part : parts_) {
-            part.wait();
-        }
-        finish();
-    }
-    [[nodiscard]] bool test() {
-        return is_done([](AnyWork& part) { return part.test(); });
-    }
-    [[nodiscard]] bool progress() {
-        return is_done([](AnyWork& part) { return part.progress(); });
-    }
-
-private:
-    using Table = std::vector<std::size_t>; ///< elements by rank, or by sender and then receiver
-    struct Copy {
-        Buffer to;
-        Buffer from;
-    };
-
-    void sum(Buffer buffer) { parts_.push_back(posts_.all_reduce(buffer, said_.op)); }
-    void send(Buffer buffer, int from) {
-        if (buffer.count != 0) {
-            parts_.push_back(posts_.broadcast(buffer, from));
-        }
-    }
-    void take(Buffer all, PartSizes const& sends) {
-        sum(all);
-        copies_.push_back({out_, within(all, offset_of(table_of(sends), index()), out_.count)});
-    }
-    void gather(Buffer all, Table const& counts) {
-        copied(in_, within(all, offset_of(counts, index()), in_.count));
-        std::size_t begin = 0;
-        for (int rank = 0; rank < posts_.size; ++rank) {
-            std::size_t const count = counts[static_cast<std::size_t>(rank)];
-            send(within(all, begin, count), rank);
-            begin += count;
-        }
-    }
-    void gather_to_root(Table const& sent) {
-        Table counts;
-        for (std::size_t rank = 0; rank < size(); ++rank) {
-            counts.push_back(sent[rank * size() + root()]);
-        }
-        gather(out_.data == nullptr ? allocated(sum_of(counts)) : out_, counts);
-    }
-    void scatter(Table const& sent) {
-        std::span<std::size_t const> const counts = row_of(sent, root());
-        Buffer const all = posts_.rank == said_.root ? read(in_) : allocated(sum_of(counts));
-        send(all, said_.root);
-        copies_.push_back({out_, within(all, offset_of(counts, index()), out_.count)});
-    }
-    /// Each rank broadcasts all that it sends.
-    void all_to_all(Table const& sent) {
-        Buffer const others = allocated(sum_of(sent) - in_.count);
-        std::size_t begin = 0;
-        std::size_t written = 0;
-        for (std::size_t rank = 0; rank < size(); ++rank) {
-            std::span<std::size_t const> const counts = row_of(sent, rank);
-            bool const is_own = rank == index();
-            Buffer const all = is_own ? read(in_) : within(others, begin, sum_of(counts));
-            begin += is_own ? 0 : all.count;
-            send(all, static_cast<int>(rank));
-            std::size_t const count = counts[index()];
-            copies_.push_back(
-                {within(out_, written, count), within(all, offset_of(counts, index()), count)}
-            );
-            written += count;
-        }
-    }
-
-    /// What each rank sends to each. Ranks exchange it unless all parts are equal.
-    [[nodiscard]] Table sent_by_all(Request const& request) {
-        if (!said_.has_counts) {
-            return Table(size() * size(), said_.count);
-        }
-        std::vector<std::uint64_t> words(2 * size() * size());
-        std::span<std::uint64_t> const all{words};
-        request.sends.copy_to(all.subspan(index() * size(), size()));
-        request.expects.copy_to(all.subspan((size() + index()) * size(), size()));
-        posts_.all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
-        auto const word = [&](std::size_t row, int column) {
-            return words[row * size() + static_cast<std::size_t>(column)];
-        };
-        auto const difference = find_difference_of_counts(
-            posts_.size,
-            said_,
-            [&](int from, int to) { return word(static_cast<std::size_t>(from), to); },
-            [&](int from, int to) { return word(size() + static_cast<std::size_t>(to), from); }
-        );
-        if (difference) {
-            posts_.fail(*difference);
-        }
-        return Table(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(size() * size()));
-    }
-
-    template <class Test>
-    [[nodiscard]] bool is_done(Test const& test) {
-        for (; tested_ < parts_.size(); ++tested_) {
-            if (!test(parts_[tested_])) {
-                return false;
-            }
-        }
-        finish();
-        return true;
-    }
-    void finish() {
-        for (Copy const& copy : std::exchange(copies_, {})) {
-            copied(copy.from, copy.to);
-        }
-    }
-
-    // -- memory -----------------------------------------------------------------------------------
-
-    [[nodiscard]] Buffer allocated(std::size_t count) {
-        scratch_ = Arena{count * size_of(said_.dtype)};
-        return {scratch_.data(), count, said_.dtype};
-    }
-    static Buffer copied(ConstBuffer from, Buffer to) {
-        if (from.count != 0 && from.data != to.data) {
-            std::memcpy(to.data, from.data, from.bytes());
-        }
-        return to;
-    }
-    [[nodiscard]] Buffer scaled(ConstBuffer from, Buffer to) const {
-        auto const view = [](Buffer buffer) {
-            return AnyView{buffer.data, buffer.dtype, {buffer.count}, {1}};
-        };
-        scale_copy(view(read(from)), said_.factor, view(to));
-        return to;
-    }
-    /// For a collective that only reads it here.
-    [[nodiscard]] static Buffer read(ConstBuffer in) {
-        return {const_cast<void*>(in.data), in.count, in.dtype};
-    }
-    [[nodiscard]] static Buffer within(Buffer memory, std::size_t begin, std::size_t count) {
-        std::size_t const bytes = begin * size_of(memory.dtype);
-        return {static_cast<std::byte*>(memory.data) + bytes, count, memory.dtype};
-    }
-
-    [[nodiscard]] std::size_t index() const { return static_cast<std::size_t>(posts_.rank); }
-    [[nodiscard]] std::size_t root() const { return static_cast<std::size_t>(said_.root); }
-    [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(posts_.size); }
-    [[nodiscard]] Table table_of(PartSizes const& parts) const {
-        Table table(size());
-        parts.copy_to(std::span{table});
-        return table;
-    }
-    [[nodiscard]] std::span<std::size_t const> row_of(Table const& sent, std::size_t rank) const {
-        return std::span{sent}.subspan(rank * size(), size());
-    }
-    [[nodiscard]] static std::size_t sum_of(std::span<std::size_t const> counts) {
-        return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-    }
-
-    BasicPosts const& posts_; ///< used by the constructor alone
-    Descriptor said_;
-    ConstBuffer in_;
-    Buffer out_;
-    Arena scratch_;
-    std::vector<Copy> copies_;   ///< when all parts are done
-    std::vector<AnyWork> parts_; // after the memory: its works end before that does
-    std::size_t tested_ = 0;     ///< so many are done
-    Unwinding unwinding_;
-};
-
-}}} // namespace joinable::v0::detail
+#endif
 
 // ---- joinable/communicator/detail/by_members.hpp
 
@@ -400,7 +184,352 @@ by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lack
 
 #endif
 
+// ---- joinable/communicator/detail/pair_counts.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_PAIR_COUNTS_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_PAIR_COUNTS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether each rank has only its own part of the table of counts.
+[[nodiscard]] constexpr bool has_pairs(Descriptor const& said) noexcept {
+    return said.has_counts && said.collective == Collective::all_to_all;
+}
+/// Whether ranks must be told the counts of others before they can pass data on.
+[[nodiscard]] constexpr bool tells_parts(Descriptor const& said) noexcept {
+    return has_pairs(said) || (said.has_counts && (said.collective == Collective::gather ||
+                                                   said.collective == Collective::scatter));
+}
+
+/// What each rank sends to each and expects from each, in words that ranks sum when they have found that they all
+/// run the same. All then find the same difference, or none.
+class PairCounts {
+public:
+    PairCounts() = default;
+    PairCounts(PartSizes const& sends, PartSizes const& expects, int rank, int size)
+        : size_{static_cast<std::size_t>(size)}, words_(2 * size_ * size_) {
+        std::span<std::uint64_t> const words{words_};
+        std::size_t const row = static_cast<std::size_t>(rank) * size_;
+        sends.copy_to(words.subspan(row, size_));
+        expects.copy_to(words.subspan(words.size() / 2 + row, size_));
+    }
+
+    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
+    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& said) const {
+        return find_difference_of_counts(
+            static_cast<int>(size_),
+            said,
+            [&](int from, int to) { return word(from, to); },
+            [&](int from, int to) { return word(static_cast<int>(size_) + to, from); }
+        );
+    }
+    /// Those of all ranks, as a Substitute takes them.
+    [[nodiscard]] std::vector<std::size_t> known(Descriptor const& said) const {
+        if (said.collective == Collective::all_to_all) {
+            return {words_.data(), words_.data() + words_.size() / 2};
+        }
+        std::vector<std::size_t> parts;
+        for (int rank = 0; rank < static_cast<int>(size_); ++rank) {
+            bool const collects = said.collective == Collective::gather;
+            parts.push_back(collects ? word(rank, said.root) : word(said.root, rank));
+        }
+        return parts;
+    }
+
+private:
+    [[nodiscard]] std::uint64_t word(int row, int column) const {
+        return words_[static_cast<std::size_t>(row) * size_ + static_cast<std::size_t>(column)];
+    }
+
+    std::size_t size_ = 0;
+    std::vector<std::uint64_t> words_;
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/substitute.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_SUBSTITUTE_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_SUBSTITUTE_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What a caller can give to a Substitute.
+struct Provided {
+    /// If parts have counts: all of them, where other ranks than the root have them, too; in an all_to_all from
+    /// each rank to each.
+    Counts known = {};
+    Buffer memory = {}; ///< for all parts; may be `in`, which then changes
+};
+
+/// A collective that a communicator lacks, made of sums and broadcasts of whole buffers. All are posted at once.
+class Substitute {
+public:
+    /// If tells_parts(), all counts are provided.
+    template <Communicator Comm>
+    Substitute(Comm& comm, Request const& request, Provided const& provided = {})
+        : Substitute{request, provided.memory, comm.rank(), comm.size(), device_of(comm)} {
+        plan(request.sends, request.expects, provided.known, has_scaled_all_reduce<Comm>);
+        device_.submit();
+        for (Part const& part : parts_) {
+            works_.push_back(post(comm, part));
+        }
+    }
+    Substitute(Substitute&&) = default;
+    Substitute& operator=(Substitute&&) = delete;
+    /// Delivers, unless it unwinds: then the works abort.
+    ~Substitute() {
+        if (copies_.empty() || unwinding_.has_begun()) {
+            return;
+        }
+        try {
+            wait();
+        } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
+        }
+    }
+
+    void wait() {
+        for (AnyWork& work : works_) {
+            work.wait();
+        }
+        finish();
+    }
+    [[nodiscard]] bool test() {
+        return is_done([](AnyWork& work) { return work.test(); });
+    }
+    [[nodiscard]] bool progress() {
+        return is_done([](AnyWork& work) { return work.progress(); });
+    }
+
+private:
+    using Table = std::vector<std::size_t>; ///< elements by rank, or by sender and then receiver
+
+    /// A broadcast, or a sum if there is no root.
+    struct Part {
+        Buffer buffer;
+        std::optional<int> root;
+    };
+    struct Copy {
+        Buffer to;
+        Buffer from;
+    };
+
+    Substitute(Request const& request, Buffer memory, int rank, int size, Device& device)
+        : said_{request.signature}, in_{request.in}, out_{request.out}, memory_{memory},
+          rank_{static_cast<std::size_t>(rank)}, size_{static_cast<std::size_t>(size)},
+          device_{device} {}
+
+    void plan(PartSizes const& sends, PartSizes const& expects, Counts known, bool can_scale) {
+        auto const known_of = [&](std::size_t parts) {
+            return known.empty() ? Table(parts, said_.count) : Table(known.begin(), known.end());
+        };
+        switch (said_.collective) {
+        case Collective::scaled_all_reduce: sum(scaled(in_, out_)); break;
+        case Collective::reduce:
+            sum(out_.data == nullptr ? copied(in_, memory_of(in_.count)) : out_);
+            break;
+        case Collective::reduce_scatter:
+        case Collective::scaled_reduce_scatter: {
+            bool const scales = is_scaled(said_.collective) && !can_scale;
+            Buffer const memory = memory_of(in_.count);
+            sum(scales ? scaled(in_, memory) : copied(in_, memory));
+            take(memory, table_of(sends));
+            break;
+        }
+        case Collective::all_gather: gather(out_, table_of(expects)); break;
+        case Collective::gather: {
+            Table const counts = known_of(size_);
+            gather(out_.data == nullptr ? memory_of(sum_of(counts)) : out_, counts);
+            break;
+        }
+        case Collective::scatter: scatter(known_of(size_)); break;
+        default: all_to_all(known_of(size_ * size_));
+        }
+    }
+    void sum(Buffer buffer) { parts_.push_back({buffer, std::nullopt}); }
+    void send(Buffer buffer, std::size_t from) {
+        if (buffer.count != 0) {
+            parts_.push_back({buffer, static_cast<int>(from)});
+        }
+    }
+    void take(Buffer all, Counts counts) {
+        copies_.push_back({out_, within(all, offset_of(counts, rank_), out_.count)});
+    }
+    void gather(Buffer all, Counts counts) {
+        copied(in_, within(all, offset_of(counts, rank_), in_.count));
+        std::size_t begin = 0;
+        for (std::size_t rank = 0; rank < size_; ++rank) {
+            send(within(all, begin, counts[rank]), rank);
+            begin += counts[rank];
+        }
+    }
+    void scatter(Counts counts) {
+        auto const root = static_cast<std::size_t>(said_.root);
+        Buffer const all = rank_ == root ? read(in_) : memory_of(sum_of(counts));
+        send(all, root);
+        take(all, counts);
+    }
+    /// Each rank broadcasts all that it sends.
+    void all_to_all(Counts sent) {
+        Buffer const others = memory_of(sum_of(sent) - in_.count);
+        std::size_t begin = 0;
+        std::size_t written = 0;
+        for (std::size_t rank = 0; rank < size_; ++rank) {
+            Counts const counts = sent.subspan(rank * size_, size_);
+            bool const is_own = rank == rank_;
+            Buffer const all = is_own ? read(in_) : within(others, begin, sum_of(counts));
+            begin += is_own ? 0 : all.count;
+            send(all, rank);
+            std::size_t const count = counts[rank_];
+            copies_.push_back(
+                {within(out_, written, count), within(all, offset_of(counts, rank_), count)}
+            );
+            written += count;
+        }
+    }
+
+    template <Communicator Comm>
+    [[nodiscard]] AnyWork post(Comm& comm, Part const& part) const {
+        if (part.root) {
+            return AnyWork{comm.broadcast(part.buffer, *part.root)};
+        }
+        if constexpr (has_scaled_all_reduce<Comm>) {
+            if (is_scaled(said_.collective)) {
+                return AnyWork{comm.all_reduce(part.buffer, said_.op, said_.factor)};
+            }
+        }
+        return AnyWork{comm.all_reduce(part.buffer, said_.op)};
+    }
+    template <class Test>
+    [[nodiscard]] bool is_done(Test const& test) {
+        for (; tested_ < works_.size(); ++tested_) {
+            if (!test(works_[tested_])) {
+                return false;
+            }
+        }
+        finish();
+        return true;
+    }
+    void finish() {
+        if (!copies_.empty()) {
+            for (Copy const& copy : std::exchange(copies_, {})) {
+                copied(copy.from, copy.to);
+            }
+            device_.submit(); // before the memory is used again
+        }
+    }
+
+    // -- memory -----------------------------------------------------------------------------------
+
+    [[nodiscard]] Buffer memory_of(std::size_t count) {
+        if (memory_.count >= count) {
+            return {memory_.data, count, said_.dtype};
+        }
+        scratch_ = device_.allocate(count * size_of(said_.dtype), Arena::default_alignment);
+        return {scratch_.data(), count, said_.dtype};
+    }
+    Buffer copied(ConstBuffer from, Buffer to) const {
+        copy_run(device_, from.data, to.data, from.count, said_.dtype);
+        return to;
+    }
+    [[nodiscard]] Buffer scaled(ConstBuffer from, Buffer to) const {
+        auto const view = [&](Buffer buffer) {
+            return AnyView{buffer.data, buffer.dtype, {buffer.count}, {1}, device_.id()};
+        };
+        device_.scale_copy(view(read(from)), said_.factor, view(to));
+        return to;
+    }
+    /// For a collective that only reads it here.
+    [[nodiscard]] static Buffer read(ConstBuffer in) {
+        return {const_cast<void*>(in.data), in.count, in.dtype};
+    }
+    [[nodiscard]] static Buffer within(Buffer memory, std::size_t begin, std::size_t count) {
+        std::size_t const bytes = begin * size_of(memory.dtype);
+        return {static_cast<std::byte*>(memory.data) + bytes, count, memory.dtype};
+    }
+    [[nodiscard]] Table table_of(PartSizes const& parts) const {
+        Table table(size_);
+        parts.copy_to(std::span{table});
+        return table;
+    }
+    [[nodiscard]] static std::size_t sum_of(Counts counts) {
+        return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    }
+
+    Descriptor said_;
+    ConstBuffer in_;
+    Buffer out_;
+    Buffer memory_; ///< of the caller
+    std::size_t rank_;
+    std::size_t size_;
+    Device& device_;
+    Arena scratch_;
+    std::vector<Part> parts_;
+    std::vector<Copy> copies_;   ///< when all works are done
+    std::vector<AnyWork> works_; // after the memory: they end before that does
+    std::size_t tested_ = 0;     ///< so many are done
+    Unwinding unwinding_;
+};
+
+// Collectives of any communicator: its own, or else substitutes. All ranks know all counts, and those that `whole` is
+// not for give it as memory.
+
+template <Communicator Comm>
+[[nodiscard]] auto any_all_gather(Comm& comm, ConstBuffer part, Buffer whole, Counts counts) {
+    if constexpr (AllGathers<Comm>) {
+        return comm.all_gather(part, whole, counts);
+    } else {
+        RequestsOf const requests{comm.rank(), comm.size()};
+        return Substitute{comm, requests.all_gather(part, whole, counts)};
+    }
+}
+template <Communicator Comm>
+[[nodiscard]] auto any_gather(Comm& comm, ConstBuffer part, Buffer whole, int root, Counts counts) {
+    if constexpr (Gathers<Comm>) {
+        return comm.gather(part, whole, root, counts);
+    } else {
+        return any_all_gather(comm, part, whole, counts);
+    }
+}
+template <Communicator Comm>
+[[nodiscard]] auto any_scatter(Comm& comm, Buffer whole, Buffer part, int root, Counts counts) {
+    if constexpr (Scatters<Comm>) {
+        return comm.scatter(whole, part, root, counts);
+    } else {
+        RequestsOf const requests{comm.rank(), comm.size()};
+        return Substitute{comm, requests.scatter(whole, part, root, counts), {counts, whole}};
+    }
+}
+/// Sums, with a factor only on communicators whose sums scale. `whole` may change.
+template <Communicator Comm>
+[[nodiscard]] auto any_reduce_scatter(
+    Comm& comm, Buffer whole, Buffer part, std::optional<double> factor, Counts counts
+) {
+    auto const start = [&](auto&& by, auto... factors) {
+        return by.reduce_scatter(whole, part, ReduceOp::sum, factors..., counts);
+    };
+    if constexpr (ScalesScatteredSums<Comm>) {
+        return factor ? start(comm, *factor) : start(comm);
+    } else if constexpr (ReduceScatters<Comm>) {
+        return start(comm);
+    } else {
+        RequestsOf const requests{comm.rank(), comm.size()};
+        return Substitute{
+            comm, factor ? start(requests, *factor) : start(requests), {counts, whole}
+        };
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/any/communicator.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_ANY_COMMUNICATOR_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_ANY_COMMUNICATOR_HPP_PART_1
 
 namespace joinable { inline namespace v0 {
 
@@ -423,21 +552,30 @@ public:
     [[nodiscard]] virtual void const* identity() const noexcept = 0;
     [[nodiscard]] virtual int rank() const = 0;
     [[nodiscard]] virtual int size() const = 0;
-    [[nodiscard]] virtual AnyWork post(Request const& request) = 0;
+    [[nodiscard]] virtual AnyWork post(Request const& request, Provided const& provided) = 0;
     [[nodiscard]] virtual AnyWork send(ConstBuffer buffer, int to, int tag) = 0;
     [[nodiscard]] virtual AnyWork receive(Buffer buffer, int from, int tag) = 0;
     [[nodiscard]] virtual std::unique_ptr<AnyInterface> split(int color, int key) = 0;
+    [[nodiscard]] virtual bool can_split() const = 0;
     virtual void abort(AbortReason const& reason) = 0;
     [[nodiscard]] virtual bool is_aborted() const = 0;
     [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
     [[nodiscard]] virtual bool is_renumbered() const = 0;
-    virtual std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) = 0;
+    /// Returns the deadline before; nothing if the transport has none.
+    virtual std::optional<std::chrono::nanoseconds>
+    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
     virtual void keep_alive() = 0;
     [[nodiscard]] virtual std::vector<int> missing_ranks() const = 0;
     [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
     [[nodiscard]] virtual ModelTable* model_table() = 0;
     [[nodiscard]] virtual void* device_memory() = 0;
 };
+
+[[noreturn]] inline void lacks(std::string_view transport, std::string_view what) {
+    throw ContractViolation{
+        concat("a ", transport, " has no ", what, "; choose a transport that has it on all ranks")
+    };
+}
 
 /// `Held` is a communicator, or a reference or a std::unique_ptr to one.
 template <class Held>
@@ -469,12 +607,12 @@ public:
     [[nodiscard]] void const* identity() const noexcept override { return identity_of(comm_); }
     [[nodiscard]] int rank() const override { return comm_.rank(); }
     [[nodiscard]] int size() const override { return comm_.size(); }
-    [[nodiscard]] AnyWork post(Request const& request) override {
+    [[nodiscard]] AnyWork post(Request const& request, Provided const& provided) override {
         return by_members(
             comm_,
             request,
             []<Work W>(W&& work) { return AnyWork{std::forward<W>(work)}; },
-            [&](Collective collective) { return substituted(collective, request); }
+            [&](Collective collective) { return substituted(collective, request, provided); }
         );
     }
     [[nodiscard]] AnyWork send(ConstBuffer buffer, int to, int tag) override {
@@ -503,17 +641,19 @@ public:
             return std::make_unique<AnyHeld<SelfCommunicator>>([] { return SelfCommunicator{}; });
         }
     }
+    [[nodiscard]] bool can_split() const override { return has_split<Comm> || comm_.size() == 1; }
     void abort(AbortReason const& reason) override { comm_.abort(reason); }
     [[nodiscard]] bool is_aborted() const override { return comm_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
         return comm_.abort_reason();
     }
     [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) override {
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
+    ) override {
         if constexpr (has_set_deadline<Comm>) {
             return comm_.set_deadline(deadline);
         } else {
-            lacks("deadlines");
+            return std::nullopt;
         }
     }
     void keep_alive() override {
@@ -548,33 +688,33 @@ public:
 
 private:
     [[noreturn]] static void lacks(std::string_view what) {
-        throw ContractViolation{concat(
-            "a ",
-            class_name<Comm>(),
-            " has no ",
-            what,
-            "; choose a transport that has it on all ranks"
-        )};
+        detail::lacks(class_name<Comm>(), what);
     }
-    [[nodiscard]] AnyWork substituted(Collective collective, Request const& request) {
+    [[nodiscard]] AnyWork
+    substituted(Collective collective, Request const& request, Provided provided) {
         if constexpr (reduces_host_memory<Comm>) {
-            BasicPosts const posts{
-                comm_.rank(),
-                comm_.size(),
-                [this](Buffer buffer, ReduceOp op) {
-                    return AnyWork{comm_.all_reduce(buffer, op)};
-                },
-                [this](Buffer buffer, int root) { return AnyWork{comm_.broadcast(buffer, root)}; },
-                [this](AbortReason reason) {
-                    reason.is_renumbered = is_renumbered();
-                    comm_.abort(reason);
-                    throw_failure(comm_.abort_reason().value_or(reason));
-                }
-            };
-            return AnyWork{Substitute{posts, request}};
+            std::vector<std::size_t> known;
+            if (provided.known.empty() && tells_parts(request.signature)) {
+                known = exchanged(request);
+                provided.known = known;
+            }
+            return AnyWork{Substitute{comm_, request, provided}};
         } else {
             lacks(name_of(collective));
         }
+    }
+    /// Collective; blocks.
+    /// @throws Mismatch  on all ranks: their tables of counts differ. The communicator is aborted.
+    [[nodiscard]] std::vector<std::size_t> exchanged(Request const& request) {
+        PairCounts counts{request.sends, request.expects, comm_.rank(), comm_.size()};
+        std::span<std::uint64_t> const words = counts.words();
+        comm_.all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
+        if (auto difference = counts.difference(request.signature)) {
+            difference->is_renumbered = is_renumbered();
+            comm_.abort(*difference);
+            throw_failure(comm_.abort_reason().value_or(*difference));
+        }
+        return counts.known(request.signature);
     }
 
     Held held_;
@@ -667,7 +807,11 @@ public:
     /// Local. See HasDeadline.
     /// @throws ContractViolation  the transport has none.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        return comm_->set_deadline(deadline);
+        auto const before = comm_->exchange_deadline(deadline);
+        if (!before) {
+            detail::lacks(transport(), "deadlines");
+        }
+        return *before;
     }
     /// Local. See RenewsDeadline. Does nothing if the transport cannot renew deadlines.
     void keep_alive() { comm_->keep_alive(); }
@@ -694,7 +838,7 @@ private:
 
     explicit BasicAnyCommunicator(std::unique_ptr<detail::AnyInterface> comm)
         : comm_{std::move(comm)} {}
-    [[nodiscard]] AnyWork post(detail::Request const& request) { return comm_->post(request); }
+    [[nodiscard]] AnyWork post(detail::Request const& request) { return comm_->post(request, {}); }
 
     std::unique_ptr<detail::AnyInterface> comm_;
 };
@@ -703,6 +847,8 @@ private:
 using AnyCommunicator = BasicAnyCommunicator<HostDevice>;
 
 }} // namespace joinable::v0
+
+#endif
 
 // ---- joinable/communicator/any/connect.hpp
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -15,10 +16,12 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <type_traits>
@@ -26,6 +29,835 @@
 #include <vector>
 
 #include "join.hpp"
+
+// ---- joinable/communicator/any_work.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_ANY_WORK_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_ANY_WORK_HPP_PART_1
+
+namespace joinable { inline namespace v0 {
+
+/// A collective of any communicator. Works of up to `capacity` bytes, such as those of all transports here, lie
+/// within; larger ones on the heap.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] AnyWork {
+public:
+    static constexpr std::size_t capacity = 112;
+
+    template <class W>
+        requires(!std::same_as<std::remove_cvref_t<W>, AnyWork> && Work<std::remove_cvref_t<W>>)
+    explicit AnyWork(W&& work) {
+        using Given = std::remove_cvref_t<W>;
+        if constexpr (fits<Held<Given>>) {
+            work_ = ::new (static_cast<void*>(&storage_)) Held<Given>{std::forward<W>(work)};
+        } else {
+            work_ = ::new (static_cast<void*>(&storage_))
+                Held<OnHeap<Given>>{OnHeap<Given>{std::make_unique<Given>(std::forward<W>(work))}};
+        }
+    }
+    AnyWork(AnyWork&& other) noexcept : work_{other.work_->move_to(&storage_)} {}
+    AnyWork& operator=(AnyWork&&) = delete;
+    ~AnyWork() { work_->~Interface(); }
+
+    /// @throws what the communicator's works throw.
+    void wait() { work_->wait(); }
+    /// Makes progress; true once wait() would return at once.
+    [[nodiscard]] bool test() { return work_->test(); }
+    /// test() without the deadline, for a rank that finally waits.
+    [[nodiscard]] bool progress() { return work_->progress(); }
+
+private:
+    struct Interface {
+        Interface() = default;
+        Interface(Interface&&) noexcept = default;
+        virtual ~Interface() = default;
+        virtual Interface* move_to(void* place) noexcept = 0;
+        virtual void wait() = 0;
+        virtual bool test() = 0;
+        virtual bool progress() = 0;
+    };
+    template <class W>
+    struct Held final : Interface {
+        explicit Held(W from) : work{std::move(from)} {}
+        Interface* move_to(void* place) noexcept override {
+            return ::new (place) Held{std::move(*this)};
+        }
+        void wait() override { work.wait(); }
+        bool test() override { return work.test(); }
+        bool progress() override { return detail::make_progress(work); }
+        W work;
+    };
+    template <class W>
+    struct OnHeap {
+        void wait() { work->wait(); }
+        [[nodiscard]] bool test() { return work->test(); }
+        [[nodiscard]] bool progress() { return detail::make_progress(*work); }
+        std::unique_ptr<W> work;
+    };
+    template <class H>
+    static constexpr bool fits = sizeof(H) <= capacity && alignof(H) <= alignof(std::max_align_t) &&
+                                 std::is_nothrow_move_constructible_v<H>;
+
+    alignas(std::max_align_t) std::byte storage_[capacity];
+    Interface* work_; ///< in storage_; after a move it holds a work that was moved from
+};
+
+}} // namespace joinable::v0
+
+#endif
+
+// ---- joinable/communicator/detail/by_members.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_BY_MEMBERS_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_BY_MEMBERS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Starts a request by the members of any communicator, and returns run(its work). If the communicator lacks the
+/// collective, returns lacks(its name) instead.
+template <Communicator Comm, class Run, class Lacks>
+[[nodiscard]] auto
+by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lacks) {
+    Descriptor const& said = request.signature;
+    ConstBuffer const in = request.in;
+    Buffer const out = request.out;
+    // Where a collective has one buffer, a rank that only sends reads it.
+    Buffer const in_place =
+        out.data == nullptr ? Buffer{const_cast<void*>(in.data), in.count, said.dtype} : out;
+    auto const by_parts = [&](PartSizes const& parts, auto const& post) {
+        return said.has_counts ? run(post(parts.table(comm.size()))) : run(post());
+    };
+    switch (said.collective) {
+    case Collective::barrier: comm.barrier(); return run(CompletedWork{});
+    case Collective::broadcast: return run(comm.broadcast(in_place, said.root));
+    case Collective::all_reduce: return run(comm.all_reduce(in_place, said.op));
+    case Collective::scaled_all_reduce:
+        if constexpr (has_scaled_all_reduce<Comm>) {
+            return run(comm.all_reduce(in_place, said.op, said.factor));
+        }
+        break;
+    case Collective::reduce:
+        if constexpr (has_reduce<Comm>) {
+            return run(comm.reduce(in_place, said.op, said.root));
+        }
+        break;
+    case Collective::all_gather:
+        if constexpr (has_all_gather<Comm>) {
+            return by_parts(request.expects, [&](auto... counts) {
+                return comm.all_gather(in, out, counts...);
+            });
+        }
+        break;
+    case Collective::reduce_scatter:
+        if constexpr (has_reduce_scatter<Comm>) {
+            return by_parts(request.sends, [&](auto... counts) {
+                return comm.reduce_scatter(in, out, said.op, counts...);
+            });
+        }
+        break;
+    case Collective::scaled_reduce_scatter:
+        if constexpr (has_scaled_reduce_scatter<Comm>) {
+            return by_parts(request.sends, [&](auto... counts) {
+                return comm.reduce_scatter(in, out, said.op, said.factor, counts...);
+            });
+        }
+        break;
+    case Collective::gather:
+        if constexpr (has_gather<Comm>) {
+            return by_parts(request.expects, [&](auto... counts) {
+                return comm.gather(in, out, said.root, counts...);
+            });
+        }
+        break;
+    case Collective::scatter:
+        if constexpr (has_scatter<Comm>) {
+            return by_parts(request.sends, [&](auto... counts) {
+                return comm.scatter(in, out, said.root, counts...);
+            });
+        }
+        break;
+    case Collective::all_to_all:
+        if constexpr (has_all_to_all<Comm>) {
+            int const size = comm.size();
+            return said.has_counts
+                       ? run(comm.all_to_all(
+                             in, out, request.sends.table(size), request.expects.table(size)
+                         ))
+                       : run(comm.all_to_all(in, out));
+        }
+        break;
+    }
+    return lacks(said.collective);
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/detail/pair_counts.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_PAIR_COUNTS_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_PAIR_COUNTS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether each rank has only its own part of the table of counts.
+[[nodiscard]] constexpr bool has_pairs(Descriptor const& said) noexcept {
+    return said.has_counts && said.collective == Collective::all_to_all;
+}
+/// Whether ranks must be told the counts of others before they can pass data on.
+[[nodiscard]] constexpr bool tells_parts(Descriptor const& said) noexcept {
+    return has_pairs(said) || (said.has_counts && (said.collective == Collective::gather ||
+                                                   said.collective == Collective::scatter));
+}
+
+/// What each rank sends to each and expects from each, in words that ranks sum when they have found that they all
+/// run the same. All then find the same difference, or none.
+class PairCounts {
+public:
+    PairCounts() = default;
+    PairCounts(PartSizes const& sends, PartSizes const& expects, int rank, int size)
+        : size_{static_cast<std::size_t>(size)}, words_(2 * size_ * size_) {
+        std::span<std::uint64_t> const words{words_};
+        std::size_t const row = static_cast<std::size_t>(rank) * size_;
+        sends.copy_to(words.subspan(row, size_));
+        expects.copy_to(words.subspan(words.size() / 2 + row, size_));
+    }
+
+    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
+    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& said) const {
+        return find_difference_of_counts(
+            static_cast<int>(size_),
+            said,
+            [&](int from, int to) { return word(from, to); },
+            [&](int from, int to) { return word(static_cast<int>(size_) + to, from); }
+        );
+    }
+    /// Those of all ranks, as a Substitute takes them.
+    [[nodiscard]] std::vector<std::size_t> known(Descriptor const& said) const {
+        if (said.collective == Collective::all_to_all) {
+            return {words_.data(), words_.data() + words_.size() / 2};
+        }
+        std::vector<std::size_t> parts;
+        for (int rank = 0; rank < static_cast<int>(size_); ++rank) {
+            bool const collects = said.collective == Collective::gather;
+            parts.push_back(collects ? word(rank, said.root) : word(said.root, rank));
+        }
+        return parts;
+    }
+
+private:
+    [[nodiscard]] std::uint64_t word(int row, int column) const {
+        return words_[static_cast<std::size_t>(row) * size_ + static_cast<std::size_t>(column)];
+    }
+
+    std::size_t size_ = 0;
+    std::vector<std::uint64_t> words_;
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/substitute.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_SUBSTITUTE_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_SUBSTITUTE_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What a caller can give to a Substitute.
+struct Provided {
+    /// If parts have counts: all of them, where other ranks than the root have them, too; in an all_to_all from
+    /// each rank to each.
+    Counts known = {};
+    Buffer memory = {}; ///< for all parts; may be `in`, which then changes
+};
+
+/// A collective that a communicator lacks, made of sums and broadcasts of whole buffers. All are posted at once.
+class Substitute {
+public:
+    /// If tells_parts(), all counts are provided.
+    template <Communicator Comm>
+    Substitute(Comm& comm, Request const& request, Provided const& provided = {})
+        : Substitute{request, provided.memory, comm.rank(), comm.size(), device_of(comm)} {
+        plan(request.sends, request.expects, provided.known, has_scaled_all_reduce<Comm>);
+        device_.submit();
+        for (Part const& part : parts_) {
+            works_.push_back(post(comm, part));
+        }
+    }
+    Substitute(Substitute&&) = default;
+    Substitute& operator=(Substitute&&) = delete;
+    /// Delivers, unless it unwinds: then the works abort.
+    ~Substitute() {
+        if (copies_.empty() || unwinding_.has_begun()) {
+            return;
+        }
+        try {
+            wait();
+        } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
+        }
+    }
+
+    void wait() {
+        for (AnyWork& work : works_) {
+            work.wait();
+        }
+        finish();
+    }
+    [[nodiscard]] bool test() {
+        return is_done([](AnyWork& work) { return work.test(); });
+    }
+    [[nodiscard]] bool progress() {
+        return is_done([](AnyWork& work) { return work.progress(); });
+    }
+
+private:
+    using Table = std::vector<std::size_t>; ///< elements by rank, or by sender and then receiver
+
+    /// A broadcast, or a sum if there is no root.
+    struct Part {
+        Buffer buffer;
+        std::optional<int> root;
+    };
+    struct Copy {
+        Buffer to;
+        Buffer from;
+    };
+
+    Substitute(Request const& request, Buffer memory, int rank, int size, Device& device)
+        : said_{request.signature}, in_{request.in}, out_{request.out}, memory_{memory},
+          rank_{static_cast<std::size_t>(rank)}, size_{static_cast<std::size_t>(size)},
+          device_{device} {}
+
+    void plan(PartSizes const& sends, PartSizes const& expects, Counts known, bool can_scale) {
+        auto const known_of = [&](std::size_t parts) {
+            return known.empty() ? Table(parts, said_.count) : Table(known.begin(), known.end());
+        };
+        switch (said_.collective) {
+        case Collective::scaled_all_reduce: sum(scaled(in_, out_)); break;
+        case Collective::reduce:
+            sum(out_.data == nullptr ? copied(in_, memory_of(in_.count)) : out_);
+            break;
+        case Collective::reduce_scatter:
+        case Collective::scaled_reduce_scatter: {
+            bool const scales = is_scaled(said_.collective) && !can_scale;
+            Buffer const memory = memory_of(in_.count);
+            sum(scales ? scaled(in_, memory) : copied(in_, memory));
+            take(memory, table_of(sends));
+            break;
+        }
+        case Collective::all_gather: gather(out_, table_of(expects)); break;
+        case Collective::gather: {
+            Table const counts = known_of(size_);
+            gather(out_.data == nullptr ? memory_of(sum_of(counts)) : out_, counts);
+            break;
+        }
+        case Collective::scatter: scatter(known_of(size_)); break;
+        default: all_to_all(known_of(size_ * size_));
+        }
+    }
+    void sum(Buffer buffer) { parts_.push_back({buffer, std::nullopt}); }
+    void send(Buffer buffer, std::size_t from) {
+        if (buffer.count != 0) {
+            parts_.push_back({buffer, static_cast<int>(from)});
+        }
+    }
+    void take(Buffer all, Counts counts) {
+        copies_.push_back({out_, within(all, offset_of(counts, rank_), out_.count)});
+    }
+    void gather(Buffer all, Counts counts) {
+        copied(in_, within(all, offset_of(counts, rank_), in_.count));
+        std::size_t begin = 0;
+        for (std::size_t rank = 0; rank < size_; ++rank) {
+            send(within(all, begin, counts[rank]), rank);
+            begin += counts[rank];
+        }
+    }
+    void scatter(Counts counts) {
+        auto const root = static_cast<std::size_t>(said_.root);
+        Buffer const all = rank_ == root ? read(in_) : memory_of(sum_of(counts));
+        send(all, root);
+        take(all, counts);
+    }
+    /// Each rank broadcasts all that it sends.
+    void all_to_all(Counts sent) {
+        Buffer const others = memory_of(sum_of(sent) - in_.count);
+        std::size_t begin = 0;
+        std::size_t written = 0;
+        for (std::size_t rank = 0; rank < size_; ++rank) {
+            Counts const counts = sent.subspan(rank * size_, size_);
+            bool const is_own = rank == rank_;
+            Buffer const all = is_own ? read(in_) : within(others, begin, sum_of(counts));
+            begin += is_own ? 0 : all.count;
+            send(all, rank);
+            std::size_t const count = counts[rank_];
+            copies_.push_back(
+                {within(out_, written, count), within(all, offset_of(counts, rank_), count)}
+            );
+            written += count;
+        }
+    }
+
+    template <Communicator Comm>
+    [[nodiscard]] AnyWork post(Comm& comm, Part const& part) const {
+        if (part.root) {
+            return AnyWork{comm.broadcast(part.buffer, *part.root)};
+        }
+        if constexpr (has_scaled_all_reduce<Comm>) {
+            if (is_scaled(said_.collective)) {
+                return AnyWork{comm.all_reduce(part.buffer, said_.op, said_.factor)};
+            }
+        }
+        return AnyWork{comm.all_reduce(part.buffer, said_.op)};
+    }
+    template <class Test>
+    [[nodiscard]] bool is_done(Test const& test) {
+        for (; tested_ < works_.size(); ++tested_) {
+            if (!test(works_[tested_])) {
+                return false;
+            }
+        }
+        finish();
+        return true;
+    }
+    void finish() {
+        if (!copies_.empty()) {
+            for (Copy const& copy : std::exchange(copies_, {})) {
+                copied(copy.from, copy.to);
+            }
+            device_.submit(); // before the memory is used again
+        }
+    }
+
+    // -- memory -----------------------------------------------------------------------------------
+
+    [[nodiscard]] Buffer memory_of(std::size_t count) {
+        if (memory_.count >= count) {
+            return {memory_.data, count, said_.dtype};
+        }
+        scratch_ = device_.allocate(count * size_of(said_.dtype), Arena::default_alignment);
+        return {scratch_.data(), count, said_.dtype};
+    }
+    Buffer copied(ConstBuffer from, Buffer to) const {
+        copy_run(device_, from.data, to.data, from.count, said_.dtype);
+        return to;
+    }
+    [[nodiscard]] Buffer scaled(ConstBuffer from, Buffer to) const {
+        auto const view = [&](Buffer buffer) {
+            return AnyView{buffer.data, buffer.dtype, {buffer.count}, {1}, device_.id()};
+        };
+        device_.scale_copy(view(read(from)), said_.factor, view(to));
+        return to;
+    }
+    /// For a collective that only reads it here.
+    [[nodiscard]] static Buffer read(ConstBuffer in) {
+        return {const_cast<void*>(in.data), in.count, in.dtype};
+    }
+    [[nodiscard]] static Buffer within(Buffer memory, std::size_t begin, std::size_t count) {
+        std::size_t const bytes = begin * size_of(memory.dtype);
+        return {static_cast<std::byte*>(memory.data) + bytes, count, memory.dtype};
+    }
+    [[nodiscard]] Table table_of(PartSizes const& parts) const {
+        Table table(size_);
+        parts.copy_to(std::span{table});
+        return table;
+    }
+    [[nodiscard]] static std::size_t sum_of(Counts counts) {
+        return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    }
+
+    Descriptor said_;
+    ConstBuffer in_;
+    Buffer out_;
+    Buffer memory_; ///< of the caller
+    std::size_t rank_;
+    std::size_t size_;
+    Device& device_;
+    Arena scratch_;
+    std::vector<Part> parts_;
+    std::vector<Copy> copies_;   ///< when all works are done
+    std::vector<AnyWork> works_; // after the memory: they end before that does
+    std::size_t tested_ = 0;     ///< so many are done
+    Unwinding unwinding_;
+};
+
+// Collectives of any communicator: its own, or else substitutes. All ranks know all counts, and those that `whole` is
+// not for give it as memory.
+
+template <Communicator Comm>
+[[nodiscard]] auto any_all_gather(Comm& comm, ConstBuffer part, Buffer whole, Counts counts) {
+    if constexpr (AllGathers<Comm>) {
+        return comm.all_gather(part, whole, counts);
+    } else {
+        RequestsOf const requests{comm.rank(), comm.size()};
+        return Substitute{comm, requests.all_gather(part, whole, counts)};
+    }
+}
+template <Communicator Comm>
+[[nodiscard]] auto any_gather(Comm& comm, ConstBuffer part, Buffer whole, int root, Counts counts) {
+    if constexpr (Gathers<Comm>) {
+        return comm.gather(part, whole, root, counts);
+    } else {
+        return any_all_gather(comm, part, whole, counts);
+    }
+}
+template <Communicator Comm>
+[[nodiscard]] auto any_scatter(Comm& comm, Buffer whole, Buffer part, int root, Counts counts) {
+    if constexpr (Scatters<Comm>) {
+        return comm.scatter(whole, part, root, counts);
+    } else {
+        RequestsOf const requests{comm.rank(), comm.size()};
+        return Substitute{comm, requests.scatter(whole, part, root, counts), {counts, whole}};
+    }
+}
+/// Sums, with a factor only on communicators whose sums scale. `whole` may change.
+template <Communicator Comm>
+[[nodiscard]] auto any_reduce_scatter(
+    Comm& comm, Buffer whole, Buffer part, std::optional<double> factor, Counts counts
+) {
+    auto const start = [&](auto&& by, auto... factors) {
+        return by.reduce_scatter(whole, part, ReduceOp::sum, factors..., counts);
+    };
+    if constexpr (ScalesScatteredSums<Comm>) {
+        return factor ? start(comm, *factor) : start(comm);
+    } else if constexpr (ReduceScatters<Comm>) {
+        return start(comm);
+    } else {
+        RequestsOf const requests{comm.rank(), comm.size()};
+        return Substitute{
+            comm, factor ? start(requests, *factor) : start(requests), {counts, whole}
+        };
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/any/communicator.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_ANY_COMMUNICATOR_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_ANY_COMMUNICATOR_HPP_PART_1
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+template <class C>
+concept names_transport = requires {
+    { C::transport } -> std::convertible_to<std::string_view>;
+};
+
+/// A communicator as a BasicAnyCommunicator calls it.
+class AnyInterface {
+public:
+    AnyInterface() = default;
+    AnyInterface(AnyInterface const&) = delete;
+    AnyInterface& operator=(AnyInterface const&) = delete;
+    virtual ~AnyInterface() = default;
+
+    [[nodiscard]] virtual std::string_view transport() const = 0;
+    [[nodiscard]] virtual void const* identity() const noexcept = 0;
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    [[nodiscard]] virtual AnyWork post(Request const& request, Provided const& provided) = 0;
+    [[nodiscard]] virtual AnyWork send(ConstBuffer buffer, int to, int tag) = 0;
+    [[nodiscard]] virtual AnyWork receive(Buffer buffer, int from, int tag) = 0;
+    [[nodiscard]] virtual std::unique_ptr<AnyInterface> split(int color, int key) = 0;
+    [[nodiscard]] virtual bool can_split() const = 0;
+    virtual void abort(AbortReason const& reason) = 0;
+    [[nodiscard]] virtual bool is_aborted() const = 0;
+    [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
+    [[nodiscard]] virtual bool is_renumbered() const = 0;
+    /// Returns the deadline before; nothing if the transport has none.
+    virtual std::optional<std::chrono::nanoseconds>
+    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
+    virtual void keep_alive() = 0;
+    [[nodiscard]] virtual std::vector<int> missing_ranks() const = 0;
+    [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
+    [[nodiscard]] virtual ModelTable* model_table() = 0;
+    [[nodiscard]] virtual void* device_memory() = 0;
+};
+
+[[noreturn]] inline void lacks(std::string_view transport, std::string_view what) {
+    throw ContractViolation{
+        concat("a ", transport, " has no ", what, "; choose a transport that has it on all ranks")
+    };
+}
+
+/// `Held` is a communicator, or a reference or a std::unique_ptr to one.
+template <class Held>
+class AnyHeld final : public AnyInterface {
+    template <class T>
+    static auto& target_of(T& comm) noexcept {
+        return comm;
+    }
+    template <class T>
+    static T& target_of(std::unique_ptr<T>& comm) noexcept {
+        return *comm;
+    }
+    using Comm =
+        std::remove_reference_t<decltype(target_of(std::declval<std::remove_reference_t<Held>&>())
+        )>;
+
+public:
+    /// `make()` returns the communicator, which need not be movable.
+    template <std::invocable Make>
+    explicit AnyHeld(Make const& make) : held_(make()), comm_{target_of(held_)} {}
+
+    [[nodiscard]] std::string_view transport() const override {
+        if constexpr (names_transport<Comm>) {
+            return Comm::transport;
+        } else {
+            return class_name<Comm>();
+        }
+    }
+    [[nodiscard]] void const* identity() const noexcept override { return identity_of(comm_); }
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    [[nodiscard]] AnyWork post(Request const& request, Provided const& provided) override {
+        return by_members(
+            comm_,
+            request,
+            []<Work W>(W&& work) { return AnyWork{std::forward<W>(work)}; },
+            [&](Collective collective) { return substituted(collective, request, provided); }
+        );
+    }
+    [[nodiscard]] AnyWork send(ConstBuffer buffer, int to, int tag) override {
+        if constexpr (has_send<Comm>) {
+            return AnyWork{comm_.send(buffer, to, tag)};
+        } else {
+            lacks("messages between two ranks");
+        }
+    }
+    [[nodiscard]] AnyWork receive(Buffer buffer, int from, int tag) override {
+        if constexpr (has_receive<Comm>) {
+            return AnyWork{comm_.receive(buffer, from, tag)};
+        } else {
+            lacks("messages between two ranks");
+        }
+    }
+    [[nodiscard]] std::unique_ptr<AnyInterface> split(int color, int key) override {
+        if constexpr (has_split<Comm>) {
+            using Part = decltype(comm_.split(color, key));
+            return std::make_unique<AnyHeld<Part>>([&] { return comm_.split(color, key); });
+        } else {
+            check_color(color);
+            if (comm_.size() != 1) {
+                lacks("split()");
+            }
+            return std::make_unique<AnyHeld<SelfCommunicator>>([] { return SelfCommunicator{}; });
+        }
+    }
+    [[nodiscard]] bool can_split() const override { return has_split<Comm> || comm_.size() == 1; }
+    void abort(AbortReason const& reason) override { comm_.abort(reason); }
+    [[nodiscard]] bool is_aborted() const override { return comm_.is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
+        return comm_.abort_reason();
+    }
+    [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
+    ) override {
+        if constexpr (has_set_deadline<Comm>) {
+            return comm_.set_deadline(deadline);
+        } else {
+            return std::nullopt;
+        }
+    }
+    void keep_alive() override {
+        if constexpr (has_keep_alive<Comm>) {
+            comm_.keep_alive();
+        }
+    }
+    [[nodiscard]] std::vector<int> missing_ranks() const override {
+        if constexpr (has_missing_ranks<Comm>) {
+            return comm_.missing_ranks();
+        } else {
+            return {};
+        }
+    }
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) override {
+        return make_arena(comm_, bytes, alignment);
+    }
+    [[nodiscard]] ModelTable* model_table() override {
+        if constexpr (has_model_table<Comm>) {
+            return comm_.model_table();
+        } else {
+            return nullptr;
+        }
+    }
+    [[nodiscard]] void* device_memory() override {
+        if constexpr (reduces_host_memory<Comm>) {
+            return nullptr;
+        } else {
+            return std::addressof(comm_.device_memory());
+        }
+    }
+
+private:
+    [[noreturn]] static void lacks(std::string_view what) {
+        detail::lacks(class_name<Comm>(), what);
+    }
+    [[nodiscard]] AnyWork
+    substituted(Collective collective, Request const& request, Provided provided) {
+        if constexpr (reduces_host_memory<Comm>) {
+            std::vector<std::size_t> known;
+            if (provided.known.empty() && tells_parts(request.signature)) {
+                known = exchanged(request);
+                provided.known = known;
+            }
+            return AnyWork{Substitute{comm_, request, provided}};
+        } else {
+            lacks(name_of(collective));
+        }
+    }
+    /// Collective; blocks.
+    /// @throws Mismatch  on all ranks: their tables of counts differ. The communicator is aborted.
+    [[nodiscard]] std::vector<std::size_t> exchanged(Request const& request) {
+        PairCounts counts{request.sends, request.expects, comm_.rank(), comm_.size()};
+        std::span<std::uint64_t> const words = counts.words();
+        comm_.all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
+        if (auto difference = counts.difference(request.signature)) {
+            difference->is_renumbered = is_renumbered();
+            comm_.abort(*difference);
+            throw_failure(comm_.abort_reason().value_or(*difference));
+        }
+        return counts.known(request.signature);
+    }
+
+    Held held_;
+    Comm& comm_;
+};
+
+/// What a BasicAnyCommunicator takes.
+template <class Comm, class Memory>
+consteval bool fits_any() {
+    static_assert(
+        std::same_as<typename device_type_of<Comm>::type, Memory>,
+        "BasicAnyCommunicator: this communicator moves memory of another device; AnyCommunicator is for host "
+        "memory, and BasicAnyCommunicator<CudaDevice> for NCCL"
+    );
+    static_assert(
+        TellsReason<Comm>,
+        "BasicAnyCommunicator: expected members 'abort(AbortReason)', 'bool is_aborted()' and "
+        "'std::optional<AbortReason> abort_reason() const'; use a communicator that models TellsReason"
+    );
+    return models_communicator<Comm>();
+}
+
+} // namespace detail
+
+/// A communicator of any transport behind one type, for programs that choose the transport when they run, and
+/// compile their training once.
+///
+/// @code
+/// joinable::AnyCommunicator refers{comm};
+/// joinable::AnyCommunicator owns{std::make_unique<joinable::MpiCommunicator>(MPI_COMM_WORLD)};
+/// @endcode
+///
+/// A collective costs one virtual call more and allocates nothing more. In host memory, all_gather, gather, scatter,
+/// all_to_all, reduce, reduce_scatter and scaled sums that the transport lacks are made of its all_reduce and
+/// broadcast of whole buffers. A scaled sum then rounds each product to the dtype, in the buffer, before ranks compare
+/// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and takes
+/// two words for each pair of ranks. Messages, split() and deadlines that the transport lacks are a
+/// ContractViolation; a keep_alive() that it lacks does nothing. Everything else is as the transport documents it.
+template <class DeviceType>
+class BasicAnyCommunicator : public detail::Collectives<BasicAnyCommunicator<DeviceType>, AnyWork> {
+public:
+    using device_type = DeviceType;
+
+    /// Refers to `comm`, which must outlive this object. Local.
+    template <Communicator Comm>
+        requires(!std::same_as<Comm, BasicAnyCommunicator>)
+    explicit BasicAnyCommunicator(Comm& comm)
+        : comm_{std::make_unique<detail::AnyHeld<Comm&>>([&]() -> Comm& { return comm; })} {
+        static_assert(detail::fits_any<Comm, DeviceType>());
+    }
+    /// Owns `comm`. Local.
+    /// @throws ContractViolation  the pointer is null.
+    template <Communicator Comm>
+    explicit BasicAnyCommunicator(std::unique_ptr<Comm> comm)
+        : comm_{std::make_unique<detail::AnyHeld<std::unique_ptr<Comm>>>([&] {
+              if (comm == nullptr) {
+                  throw ContractViolation{
+                      "AnyCommunicator: expected a std::unique_ptr to a communicator, given a null one"
+                  };
+              }
+              return std::move(comm);
+          })} {
+        static_assert(detail::fits_any<Comm, DeviceType>());
+    }
+
+    /// The transport's name, such as "mpi"; the name of the class if it names no `transport`.
+    [[nodiscard]] std::string_view transport() const { return comm_->transport(); }
+
+    [[nodiscard]] int rank() const { return comm_->rank(); }
+    [[nodiscard]] int size() const { return comm_->size(); }
+
+    /// Not collective. See SendsAndReceives.
+    /// @throws ContractViolation  the transport has no messages.
+    AnyWork send(ConstBuffer buffer, int to, int tag = 0) { return comm_->send(buffer, to, tag); }
+    AnyWork receive(Buffer buffer, int from, int tag = 0) {
+        return comm_->receive(buffer, from, tag);
+    }
+    /// Collective; blocks. See Splits.
+    /// @throws ContractViolation  on all ranks: the transport cannot split.
+    [[nodiscard]] BasicAnyCommunicator split(int color, int key) {
+        return BasicAnyCommunicator{comm_->split(color, key)};
+    }
+
+    /// Local. See Aborts and TellsReason.
+    void abort(AbortReason const& reason) { comm_->abort(reason); }
+    [[nodiscard]] bool is_aborted() const { return comm_->is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return comm_->abort_reason(); }
+    /// Local. Whether its group numbers some ranks differently from the communicator that was split.
+    [[nodiscard]] bool is_renumbered() const { return comm_->is_renumbered(); }
+    /// Local. See HasDeadline.
+    /// @throws ContractViolation  the transport has none.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
+        auto const before = comm_->exchange_deadline(deadline);
+        if (!before) {
+            detail::lacks(transport(), "deadlines");
+        }
+        return *before;
+    }
+    /// Local. See RenewsDeadline. Does nothing if the transport cannot renew deadlines.
+    void keep_alive() { comm_->keep_alive(); }
+    /// Local. Empty if the transport does not report them.
+    [[nodiscard]] std::vector<int> missing_ranks() const { return comm_->missing_ranks(); }
+
+    /// Local. See make_arena().
+    [[nodiscard]] Arena
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
+        return comm_->allocate(bytes, alignment);
+    }
+    [[nodiscard]] device_type& device_memory()
+        requires(!std::same_as<DeviceType, HostDevice>)
+    {
+        return *static_cast<DeviceType*>(comm_->device_memory());
+    }
+    /// For participants that train a model.
+    [[nodiscard]] detail::ModelTable* model_table() { return comm_->model_table(); }
+    /// For guards.
+    [[nodiscard]] void const* identity() const noexcept { return comm_->identity(); }
+
+private:
+    friend class detail::BasicCollectives<BasicAnyCommunicator, AnyWork>;
+
+    explicit BasicAnyCommunicator(std::unique_ptr<detail::AnyInterface> comm)
+        : comm_{std::move(comm)} {}
+    [[nodiscard]] AnyWork post(detail::Request const& request) { return comm_->post(request, {}); }
+
+    std::unique_ptr<detail::AnyInterface> comm_;
+};
+
+/// For transports of host memory.
+using AnyCommunicator = BasicAnyCommunicator<HostDevice>;
+
+}} // namespace joinable::v0
+
+#endif
 
 // ---- joinable/communicator/detail/poll_pause.hpp
 
@@ -103,15 +935,6 @@ namespace joinable { inline namespace v0 { namespace detail {
     return collective == Collective::all_gather || collective == Collective::reduce_scatter ||
            collective == Collective::scaled_reduce_scatter || collective == Collective::gather ||
            collective == Collective::scatter;
-}
-/// Whether each rank has only its own part of the table of counts.
-[[nodiscard]] constexpr bool has_pairs(Descriptor const& said) noexcept {
-    return said.has_counts && said.collective == Collective::all_to_all;
-}
-/// Whether leaders must be told the parts of other ranks.
-[[nodiscard]] constexpr bool tells_parts(Descriptor const& said) noexcept {
-    return has_pairs(said) || (said.has_counts && (said.collective == Collective::gather ||
-                                                   said.collective == Collective::scatter));
 }
 /// Whether the parts of ranks become one buffer, and not the other way round.
 [[nodiscard]] constexpr bool collects_parts(Collective collective) noexcept {
@@ -200,43 +1023,6 @@ private:
 
     Descriptor said_;
     int size_ = 0;
-    std::vector<std::uint64_t> words_;
-};
-
-/// What each rank of an all_to_all by counts sends to each and expects from each, in words that ranks
-/// sum when they have found that they all run it. All then find the same difference, or none.
-class PairCounts {
-public:
-    PairCounts() = default;
-    /// `parts` has what the rank sends to each, then what it expects from each.
-    PairCounts(std::span<std::size_t const> parts, int rank, int size)
-        : size_{static_cast<std::size_t>(size)}, words_(2 * size_ * size_) {
-        auto const own = static_cast<std::size_t>(rank);
-        for (std::size_t other = 0; other < size_; ++other) {
-            words_[own * size_ + other] = parts[other];
-            words_[(size_ + other) * size_ + own] = parts[size_ + other];
-        }
-    }
-
-    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
-    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& said) const {
-        auto const of = [&](std::size_t from, int to) {
-            return words_[from * size_ + static_cast<std::size_t>(to)];
-        };
-        return find_difference_of_counts(
-            static_cast<int>(size_),
-            said,
-            [&](int from, int to) { return of(static_cast<std::size_t>(from), to); },
-            [&](int from, int to) { return of(size_ + static_cast<std::size_t>(from), to); }
-        );
-    }
-    /// What rank 0 sends to each, then rank 1, and so on.
-    [[nodiscard]] std::vector<std::size_t> parts() const {
-        return {words_.data(), words_.data() + words_.size() / 2};
-    }
-
-private:
-    std::size_t size_ = 0;
     std::vector<std::uint64_t> words_;
 };
 
@@ -379,16 +1165,17 @@ struct HierarchicalOptions {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What split() makes a group of. `across` is null on ranks that do not lead their machine in it, and
+/// What the ranks of machines communicate by. `across` is null on ranks that do not lead their machine, and
 /// on all ranks of a group on one machine.
-template <class Local, class Across>
-struct GroupLevels {
-    std::unique_ptr<Local> local;
-    std::unique_ptr<Across> across;
-    Machines machines;
+struct Levels {
+    std::unique_ptr<AnyInterface> local;
+    std::unique_ptr<AnyInterface> across;
     HierarchicalOptions options;
-    std::function<std::optional<AbortReason>()> parent; ///< why its ranks have ended, if they have
-    bool is_renumbered = false;                         ///< see Communicator
+    // What a group has, which split() makes.
+    Machines machines = {};
+    std::function<std::optional<AbortReason>()> parent = {
+    }; ///< why its ranks have ended, if they have
+    bool is_renumbered = false; ///< see Communicator
 };
 
 /// What a rank gives to split().
@@ -479,94 +1266,6 @@ machines_of_group(std::span<GroupChoice const> choices, Machines const& machines
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/detail/by_members.hpp
-
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_BY_MEMBERS_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_BY_MEMBERS_HPP_PART_1
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Starts a request by the members of any communicator, and returns run(its work). If the communicator lacks the
-/// collective, returns lacks(its name) instead.
-template <Communicator Comm, class Run, class Lacks>
-[[nodiscard]] auto
-by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lacks) {
-    Descriptor const& said = request.signature;
-    ConstBuffer const in = request.in;
-    Buffer const out = request.out;
-    // Where a collective has one buffer, a rank that only sends reads it.
-    Buffer const in_place =
-        out.data == nullptr ? Buffer{const_cast<void*>(in.data), in.count, said.dtype} : out;
-    auto const by_parts = [&](PartSizes const& parts, auto const& post) {
-        return said.has_counts ? run(post(parts.table(comm.size()))) : run(post());
-    };
-    switch (said.collective) {
-    case Collective::barrier: comm.barrier(); return run(CompletedWork{});
-    case Collective::broadcast: return run(comm.broadcast(in_place, said.root));
-    case Collective::all_reduce: return run(comm.all_reduce(in_place, said.op));
-    case Collective::scaled_all_reduce:
-        if constexpr (has_scaled_all_reduce<Comm>) {
-            return run(comm.all_reduce(in_place, said.op, said.factor));
-        }
-        break;
-    case Collective::reduce:
-        if constexpr (has_reduce<Comm>) {
-            return run(comm.reduce(in_place, said.op, said.root));
-        }
-        break;
-    case Collective::all_gather:
-        if constexpr (has_all_gather<Comm>) {
-            return by_parts(request.expects, [&](auto... counts) {
-                return comm.all_gather(in, out, counts...);
-            });
-        }
-        break;
-    case Collective::reduce_scatter:
-        if constexpr (has_reduce_scatter<Comm>) {
-            return by_parts(request.sends, [&](auto... counts) {
-                return comm.reduce_scatter(in, out, said.op, counts...);
-            });
-        }
-        break;
-    case Collective::scaled_reduce_scatter:
-        if constexpr (has_scaled_reduce_scatter<Comm>) {
-            return by_parts(request.sends, [&](auto... counts) {
-                return comm.reduce_scatter(in, out, said.op, said.factor, counts...);
-            });
-        }
-        break;
-    case Collective::gather:
-        if constexpr (has_gather<Comm>) {
-            return by_parts(request.expects, [&](auto... counts) {
-                return comm.gather(in, out, said.root, counts...);
-            });
-        }
-        break;
-    case Collective::scatter:
-        if constexpr (has_scatter<Comm>) {
-            return by_parts(request.sends, [&](auto... counts) {
-                return comm.scatter(in, out, said.root, counts...);
-            });
-        }
-        break;
-    case Collective::all_to_all:
-        if constexpr (has_all_to_all<Comm>) {
-            int const size = comm.size();
-            return said.has_counts
-                       ? run(comm.all_to_all(
-                             in, out, request.sends.table(size), request.expects.table(size)
-                         ))
-                       : run(comm.all_to_all(in, out));
-        }
-        break;
-    }
-    return lacks(said.collective);
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
 // ---- joinable/communicator/hierarchical/detail/level_step.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -584,57 +1283,20 @@ struct LevelStep {
     Descriptor signature = {}; ///< with counts if parts differ
     ConstBuffer in = {};       ///< as `out` if the collective is in place
     Buffer out = {};
-    std::vector<std::size_t> counts = {};     ///< of each rank of the level
-    std::vector<std::size_t> counts_out = {}; ///< of an all_to_all: what comes from each
+    std::vector<std::size_t> counts = {}; ///< of each rank of the level
+    std::vector<std::size_t> pairs = {
+    };                  ///< in an all_to_all: from each rank, then from each to each
+    Buffer memory = {}; ///< of what replaces it
     std::vector<LeadersCopy> copies = {};
 };
 
-/// A step that was started, whatever type its work has.
-class RunningStep {
-public:
-    RunningStep() = default;
-    RunningStep(RunningStep const&) = delete;
-    RunningStep& operator=(RunningStep const&) = delete;
-    virtual ~RunningStep() = default;
-    [[nodiscard]] virtual bool is_settled(Waiting waiting) = 0;
-};
-
-template <Work W>
-class RunningWork final : public RunningStep {
-public:
-    explicit RunningWork(W work) : work_{std::move(work)} {}
-    [[nodiscard]] bool is_settled(Waiting waiting) override {
-        return detail::is_settled(work_, waiting);
-    }
-
-private:
-    std::optional<W> work_;
-};
-
-/// Starts a step on its level, which has this collective. If it cannot reduce to a root, all its
-/// ranks get the sum.
-template <class Comm>
-[[nodiscard]] std::unique_ptr<RunningStep> start_step(Comm& comm, LevelStep const& step) {
-    auto const run = []<Work W>(W work) -> std::unique_ptr<RunningStep> {
-        return std::make_unique<RunningWork<W>>(std::move(work));
-    };
-    auto const lacks = [&](Collective collective) -> std::unique_ptr<RunningStep> {
-        if (collective == Collective::reduce) {
-            return run(comm.all_reduce(step.out, step.signature.op));
-        }
-        throw CommunicationError{concat("a level of machines has no ", name_of(collective))};
-    };
+/// Starts a step on its level.
+[[nodiscard]] inline AnyWork start_step(AnyInterface& level, LevelStep const& step) {
     PartSizes const parts = PartSizes::of(step.counts);
     bool const exchanges = step.signature.collective == Collective::all_to_all;
-    return by_members(
-        comm,
-        {step.signature,
-         step.in,
-         step.out,
-         parts,
-         exchanges ? PartSizes::of(step.counts_out) : parts},
-        run,
-        lacks
+    return level.post(
+        {step.signature, step.in, step.out, parts, exchanges ? PartSizes::of(step.pairs) : parts},
+        {exchanges ? Counts{step.pairs}.subspan(step.counts.size()) : step.counts, step.memory}
     );
 }
 
@@ -644,24 +1306,8 @@ template <class Comm>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The capabilities of HierarchicalCommunicator, by those of `Local`. `Across` needs none of them: leaders
-/// have memory for what all ranks send, so all_reduce and broadcast are enough there.
-template <class Local>
-struct OffersOfMachines {
-    static constexpr bool scaled_sums = has_scaled_all_reduce<Local>;
-    static constexpr bool all_gather = has_gather<Local>;
-    static constexpr bool reduce_scatter = has_reduce_scatter<Local> && has_scatter<Local>;
-    static constexpr bool reduce = reduce_scatter;
-    static constexpr bool scaled_scattered_sums =
-        scaled_sums && reduce_scatter && has_scaled_reduce_scatter<Local>;
-    static constexpr bool gather = has_gather<Local> && has_scatter<Local>;
-    static constexpr bool scatter = gather;
-    static constexpr bool all_to_all = gather;
-};
-
 /// Divides a collective of all ranks into the steps of one rank on its levels. On each machine a
 /// step moves data from its ranks to the leader or back; the leaders' steps are between these.
-template <class Local, class Across>
 class LevelPlan {
 public:
     /// `parts` has the elements of each rank, if ranks have parts. In an all_to_all by counts it has
@@ -669,7 +1315,7 @@ public:
     /// until they are done.
     LevelPlan(
         Machines const& machines,
-        Local& local,
+        AnyInterface& local,
         Request const& request,
         std::span<std::size_t const> parts,
         Arena& scratch
@@ -710,13 +1356,10 @@ private:
         take(std::move(local));
     }
     void all_reduce() {
-        bool const is_scaled_sum = is_scaled(said_.collective);
-        if (is_scaled_sum && OffersOfMachines<Local>::scaled_scattered_sums) {
-            sum_on_machine(is_leader() ? out_ : Buffer{});
+        if (is_scaled(said_.collective)) {
+            sum_on_machine(out_, out_);
         } else {
-            take(in_place(
-                Level::local, is_scaled_sum ? said_.collective : Collective::reduce, out_, 0
-            ));
+            take(in_place(Level::local, Collective::reduce, out_));
         }
         take(in_place(Level::across, Collective::all_reduce, out_));
         take(spread(Level::local, out_));
@@ -730,106 +1373,78 @@ private:
     void reduce_scatter() {
         Buffer const sum = at_leader(in_.count);
         sum_on_machine(sum);
-        if constexpr (has_reduce_scatter<Across>) {
-            take(by_machines(Collective::reduce_scatter, sum, part_of(sum)));
-        } else {
-            take(in_place(Level::across, Collective::all_reduce, sum));
-        }
+        LevelStep across = by_machines(Collective::reduce_scatter, sum, part_of(sum));
+        across.memory = sum;
+        take(std::move(across));
         take(by_ranks(Collective::scatter, part_of(sum), out_));
     }
     void all_gather() {
         Buffer const all = at_leader(out_.count, out_);
         take(by_ranks(Collective::gather, in_, part_of(all)));
-        if constexpr (has_all_gather<Across>) {
-            take(by_machines(Collective::all_gather, part_of(all), all));
-        } else {
-            spread_parts(all);
-        }
+        take(by_machines(Collective::all_gather, part_of(all), all));
         take(spread(Level::local, out_));
     }
     void gather() {
-        bool const is_collected = has_gather<Across> && !has_root_here();
-        Buffer const all = at_leader(is_collected ? own_parts() : sum_of(parts_), out_);
-        Buffer const part = is_collected ? all : part_of(all);
+        Buffer const all = at_leader(has_root_here() ? sum_of(parts_) : own_parts(), out_);
+        Buffer const part = has_root_here() ? part_of(all) : all;
         take(by_ranks(Collective::gather, in_, part));
-        if constexpr (has_gather<Across>) {
-            take(by_machines(
-                Collective::gather, part, has_root_here() ? all : none(), root_machine()
-            ));
-        } else {
-            spread_parts(all);
-        }
+        take(by_machines(Collective::gather, part, has_root_here() ? all : none(), root_machine()));
         give_to_root(all);
     }
     void scatter() {
-        bool const is_divided = has_scatter<Across> && !has_root_here();
         Buffer const given{const_cast<void*>(in_.data), in_.count, in_.dtype}; // only read from
-        Buffer const all = at_leader(is_divided ? own_parts() : sum_of(parts_), given);
-        Buffer const part = is_divided ? all : part_of(all);
+        Buffer const all = at_leader(has_root_here() ? sum_of(parts_) : own_parts(), given);
+        Buffer const part = has_root_here() ? part_of(all) : all;
         if (has_root_here() && local_root() != 0) {
-            LevelStep step = at_one(Collective::gather, local_root(), all.count);
+            LevelStep step = at_one(Collective::gather, local_root(), sum_of(parts_));
             step.in = has_root() ? in_ : none();
             step.out = all;
             take(std::move(step));
         }
-        if constexpr (has_scatter<Across>) {
-            take(by_machines(
-                Collective::scatter, has_root_here() ? all : none(), part, root_machine()
-            ));
-        } else {
-            take(spread(Level::across, all, root_machine()));
-        }
+        take(by_machines(Collective::scatter, has_root_here() ? all : none(), part, root_machine())
+        );
         take(by_ranks(Collective::scatter, part, out_));
     }
 
     /// Leaders exchange blocks. A block has what one machine's ranks send to another's, by sender,
     /// then by receiver. Before that a leader makes blocks of what its ranks send, and afterwards
-    /// what each of them receives. Leaders without an all_to_all get the blocks of all.
+    /// what each of them receives.
     void all_to_all() {
         Ranks const own = ranks_at(machines_.own());
         Ranks const all{0, machines_.ranks()};
-        bool const exchanges = has_all_to_all<Across> && machines_.count() > 1;
         std::size_t const sent = between(own, all);
         std::size_t const received = between(all, own);
         std::size_t const most = (std::max)(sent, received);
-        Buffer const memory = at_leader(most + (exchanges ? most : between(all, all)));
+        Buffer const memory = at_leader(2 * most);
         Buffer const whole = within(memory, 0, most);
-        Buffer const blocks = within(memory, most, memory.count - most);
+        Buffer const blocks = within(memory, is_leader() ? most : 0, most);
 
         take(by_ranks(Collective::gather, in_, within(whole, 0, sent), [&](Ranks rank) {
             return between(rank, all);
         }));
         if (is_leader()) {
-            std::size_t const first =
-                exchanges ? 0 : between({0, own.begin}, all); // of this machine's blocks
-            make_blocks(whole, within(blocks, first, sent));
-            Buffer const arrived = exchanges ? whole : blocks;
-            exchange_blocks(blocks, arrived, exchanges);
-            make_parts(arrived, exchanges ? blocks : whole, exchanges);
+            if (machines_.count() > 1) { // else its ranks have sent the one block
+                make_blocks(whole, blocks);
+                exchange_blocks(within(blocks, 0, sent), within(whole, 0, received));
+            }
+            make_parts(whole, blocks);
         }
-        Buffer const parts = within(exchanges ? blocks : whole, 0, received);
-        take(by_ranks(Collective::scatter, parts, out_, [&](Ranks rank) {
+        take(by_ranks(Collective::scatter, within(blocks, 0, received), out_, [&](Ranks rank) {
             return between(all, rank);
         }));
     }
-    void exchange_blocks(Buffer blocks, Buffer arrived, bool exchanges) {
-        Ranks const own = ranks_at(machines_.own());
-        Ranks const all{0, machines_.ranks()};
-        if (!exchanges) {
-            for (int machine = 0; machine < machines_.count(); ++machine) {
-                Ranks const those = ranks_at(machine);
-                std::size_t const before = between({0, those.begin}, all);
-                take(spread(Level::across, within(blocks, before, between(those, all)), machine));
-            }
-            return;
-        }
-        LevelStep step =
-            in_place(Level::across, Collective::all_to_all, within(arrived, 0, between(all, own)));
+    void exchange_blocks(Buffer blocks, Buffer arrived) {
+        LevelStep step = in_place(Level::across, Collective::all_to_all, arrived);
         step.signature.has_counts = true;
-        step.in = within(blocks, 0, between(own, all));
-        for (int machine = 0; machine < machines_.count(); ++machine) {
-            step.counts.push_back(between(own, ranks_at(machine)));
-            step.counts_out.push_back(between(ranks_at(machine), own));
+        step.in = blocks;
+        for (int other = 0; other < machines_.count(); ++other) {
+            step.counts.push_back(between(ranks_at(machines_.own()), ranks_at(other)));
+            step.pairs.push_back(between(ranks_at(other), ranks_at(machines_.own())));
+        }
+        for (int from = 0; from < machines_.count(); ++from) {
+            for (int to = 0; to < machines_.count(); ++to) {
+                step.pairs.push_back(between(ranks_at(from), ranks_at(to)));
+            }
         }
         take(std::move(step));
     }
@@ -854,7 +1469,7 @@ private:
         take_copies(std::move(step));
     }
     /// To what each rank of this machine receives.
-    void make_parts(Buffer blocks, Buffer whole, bool exchanges) {
+    void make_parts(Buffer blocks, Buffer whole) {
         Ranks const own = ranks_at(machines_.own());
         std::vector<std::size_t> next; // of each rank, in `whole`
         for (int to = own.begin; to < own.end; ++to) {
@@ -864,10 +1479,6 @@ private:
         LevelStep step;
         for (int machine = 0; machine < machines_.count(); ++machine) {
             Ranks const those = ranks_at(machine);
-            if (!exchanges) { // among that machine's blocks for all
-                read = between({0, those.begin}, {0, machines_.ranks()}) +
-                       between(those, {0, own.begin});
-            }
             for (int from = those.begin; from < those.end; ++from) {
                 for (int to = own.begin; to < own.end; ++to) {
                     std::size_t const count = between({from, from + 1}, {to, to + 1});
@@ -883,8 +1494,8 @@ private:
 
     // -- steps of several of them -----------------------------------------------------------------
 
-    /// Sums the inputs of a machine at its leader. The others' inputs do not change.
-    void sum_on_machine(Buffer sum) {
+    /// Sums the inputs of a machine at its leader. The others' inputs do not change, unless they are `memory`.
+    void sum_on_machine(Buffer sum, Buffer memory = {}) {
         LevelStep step = at_one(
             is_scaled(said_.collective) ? Collective::scaled_reduce_scatter
                                         : Collective::reduce_scatter,
@@ -893,6 +1504,7 @@ private:
         );
         step.in = in_;
         step.out = is_leader() ? sum : none();
+        step.memory = memory;
         take(std::move(step));
     }
     /// On the root's machine, if its leader has it and is another rank.
@@ -904,12 +1516,6 @@ private:
             step.in = all;
             step.out = has_root() ? out_ : none();
             take(std::move(step));
-        }
-    }
-    /// Instead of an all_gather between leaders.
-    void spread_parts(Buffer all) {
-        for (int machine = 0; machine < machines_.count(); ++machine) {
-            take(spread(Level::across, part_of(all, machine), machine));
         }
     }
 
@@ -963,7 +1569,7 @@ private:
         return step;
     }
     /// Keeps a step that this rank takes part in, unless it has nobody to exchange data with.
-    void take(LevelStep step) {
+    void take(LevelStep&& step) {
         bool const is_local = step.level == Level::local;
         bool const is_alone = is_local ? local_.size() == 1 : machines_.count() == 1;
         bool const is_done =
@@ -1015,18 +1621,14 @@ private:
         std::size_t const bytes = count * size_of(said_.dtype);
         if (scratch_.bytes() < bytes) {
             scratch_ = Arena{}; // first: both need not fit
-            scratch_ = make_arena(local_, bytes);
+            scratch_ = local_.allocate(bytes, Arena::default_alignment);
         }
         return {scratch_.data(), count, said_.dtype};
     }
-    /// The parts of a machine's ranks in the parts of all, which only leaders have.
-    [[nodiscard]] Buffer part_of(Buffer all, int machine) const {
-        if (!is_leader()) {
-            return none();
-        }
-        auto const first = static_cast<std::size_t>(machines_.first_of(machine));
-        std::size_t const before = offset_of(parts_, first) * size_of(said_.dtype);
-        return {static_cast<std::byte*>(all.data) + before, sum_of(ranks_of(machine)), all.dtype};
+    /// The parts of this machine's ranks in the parts of all, which only leaders have.
+    [[nodiscard]] Buffer part_of(Buffer all) const {
+        auto const first = static_cast<std::size_t>(machines_.first_of(machines_.own()));
+        return within(all, offset_of(parts_, first), own_parts());
     }
     /// So many elements of a leader's memory.
     [[nodiscard]] Buffer within(Buffer memory, std::size_t first, std::size_t count) const {
@@ -1036,7 +1638,6 @@ private:
         auto* const data = static_cast<std::byte*>(memory.data) + first * size_of(memory.dtype);
         return {data, count, memory.dtype};
     }
-    [[nodiscard]] Buffer part_of(Buffer all) const { return part_of(all, machines_.own()); }
 
     [[nodiscard]] std::span<std::size_t const> ranks_of(int machine) const {
         int const first = machines_.first_of(machine);
@@ -1069,7 +1670,7 @@ private:
     }
 
     Machines const& machines_;
-    Local& local_;
+    AnyInterface& local_;
     Descriptor said_;
     ConstBuffer in_;
     Buffer out_;
@@ -1091,25 +1692,21 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// A wait on one level does not end when the other level fails, so a leader polls both. While it polls,
 /// it tells both levels that it is alive. So only the ranks of its own machine name a late rank, and all
 /// ranks get that reason.
-template <class Local, class Across>
 class HierarchicalEngine : public HasWorks {
 public:
-    /// Collective. `across` is not null on leaders only.
-    HierarchicalEngine(Local& local, Across* across, HierarchicalOptions const& options)
-        : local_{local}, across_{across}, options_{options} {
+    /// Collective, unless the levels are a group's: split() has met.
+    explicit HierarchicalEngine(Levels levels)
+        : levels_{std::move(levels)}, local_{*levels_.local}, across_{levels_.across.get()},
+          machines_{levels_.machines}, parent_{levels_.parent} {
         find_deadline();
-        meet();
-    }
-    /// Local, because split() has met. The group must outlive this.
-    explicit HierarchicalEngine(GroupLevels<Local, Across> const& group)
-        : local_{*group.local}, across_{group.across.get()}, options_{group.options},
-          machines_{group.machines}, parent_{group.parent}, is_renumbered_{group.is_renumbered} {
-        find_deadline();
+        if (!machines_.are_known()) {
+            meet();
+        }
     }
     HierarchicalEngine(HierarchicalEngine const&) = delete;
     HierarchicalEngine& operator=(HierarchicalEngine const&) = delete;
 
-    [[nodiscard]] Local& local() const noexcept { return local_; }
+    [[nodiscard]] AnyInterface& local() const noexcept { return local_; }
     [[nodiscard]] Machines const& machines() const noexcept { return machines_; }
     [[nodiscard]] int rank() const { return machines_.first_of(machines_.own()) + local_.rank(); }
 
@@ -1142,21 +1739,22 @@ public:
     [[nodiscard]] bool test(std::uint64_t number) { return advance(number, Waiting::tests); }
     [[nodiscard]] bool progress(std::uint64_t number) { return advance(number, Waiting::polls); }
 
+    [[nodiscard]] bool can_split() const {
+        return local_.can_split() && (across_ == nullptr || across_->can_split());
+    }
     /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all.
-    [[nodiscard]] auto split(GroupChoice choice, Machines group, bool is_renumbered) {
+    [[nodiscard]] Levels split(GroupChoice choice, Machines group, bool is_renumbered) {
         group.become_group_of(machines_);
-        using LocalGroup = decltype(local_.split(0, 0));
-        using AcrossGroup = decltype(across_->split(0, 0));
-        GroupLevels<LocalGroup, AcrossGroup> levels{
-            nullptr, nullptr, group, options_, [this] { return heard(); }, is_renumbered
+        Levels levels{
+            nullptr, nullptr, options(), group, [this] { return heard(); }, is_renumbered
         };
         (void)on_level(Level::local, [&] {
-            levels.local.reset(new LocalGroup(local_.split(choice.color, choice.key)));
+            levels.local = local_.split(choice.color, choice.key);
             return true;
         });
         if (across_ != nullptr) { // one group for each color, in the order of the group's machines
             (void)on_level(Level::across, [&] {
-                levels.across.reset(new AcrossGroup(across_->split(choice.color, group.own())));
+                levels.across = across_->split(choice.color, group.own());
                 return true;
             });
         }
@@ -1191,10 +1789,8 @@ public:
         if (!failure_) {
             failure_ = here(cut(reason));
         }
-        local_.abort(to_level(*failure_, rank(), machines_));
-        if (across_ != nullptr) {
-            across_->abort(to_level(*failure_, rank(), machines_));
-        }
+        on_levels([&](AnyInterface& level) { level.abort(to_level(*failure_, rank(), machines_)); }
+        );
     }
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(char const* what) {
@@ -1202,7 +1798,8 @@ public:
         );
     }
     [[nodiscard]] bool is_aborted() const {
-        return failure_ || local_.is_aborted() || (across_ != nullptr && across_->is_aborted());
+        return failure_ || local_.is_aborted() || (across_ != nullptr && across_->is_aborted()) ||
+               (parent_ && parent_());
     }
 
     /// The first reason that this rank has heard, by the ranks of all machines.
@@ -1219,24 +1816,18 @@ public:
         }
         return reason ? std::optional{here(*std::move(reason))} : reason;
     }
-    [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
+    [[nodiscard]] bool is_renumbered() const noexcept { return levels_.is_renumbered; }
 
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        local_.set_deadline(deadline);
-        if (across_ != nullptr) {
-            across_->set_deadline(deadline);
-        }
+        on_levels([&](AnyInterface& level) {
+            if (!level.exchange_deadline(deadline) && level.size() > 1) {
+                lacks(level.transport(), "deadlines");
+            }
+        });
         return std::exchange(deadline_, deadline);
     }
     void keep_alive() {
-        if constexpr (has_keep_alive<Local>) {
-            local_.keep_alive();
-        }
-        if constexpr (has_keep_alive<Across>) {
-            if (across_ != nullptr) {
-                across_->keep_alive();
-            }
-        }
+        on_levels([](AnyInterface& level) { level.keep_alive(); });
     }
     [[nodiscard]] std::vector<int> missing_ranks() const {
         std::vector<int> ranks = local_.missing_ranks();
@@ -1284,7 +1875,7 @@ private:
         PairCounts pairs;
         std::vector<LevelStep> steps; ///< of this stage
         std::size_t started = 0;
-        std::vector<std::pair<Level, std::unique_ptr<RunningStep>>> running;
+        std::vector<std::pair<Level, std::optional<AnyWork>>> running;
     };
 
     [[nodiscard]] bool is_leader() const { return local_.rank() == 0; }
@@ -1293,18 +1884,24 @@ private:
         return local_.size() > 1 && across_ != nullptr && across_->size() > 1;
     }
 
+    [[nodiscard]] HierarchicalOptions const& options() const noexcept { return levels_.options; }
+    template <class F>
+    void on_levels(F const& f) const {
+        f(local_);
+        if (across_ != nullptr) {
+            f(*across_);
+        }
+    }
+    /// The shorter one, if both levels have one.
     void find_deadline() {
-        if constexpr (has_set_deadline<Local>) {
-            deadline_ = local_.set_deadline(default_deadline);
-            local_.set_deadline(deadline_);
-        }
-        if constexpr (has_set_deadline<Across>) {
-            if (across_ != nullptr) {
-                std::chrono::nanoseconds const theirs = across_->set_deadline(deadline_);
-                across_->set_deadline(theirs);
-                deadline_ = (std::min)(deadline_, theirs);
+        std::optional<std::chrono::nanoseconds> shorter;
+        on_levels([&](AnyInterface& level) {
+            if (auto const own = level.exchange_deadline(deadline_)) {
+                level.exchange_deadline(*own);
+                shorter = (std::min)(shorter.value_or(*own), *own);
             }
-        }
+        });
+        deadline_ = shorter.value_or(deadline_);
     }
 
     // -- meeting ----------------------------------------------------------------------------------
@@ -1313,7 +1910,7 @@ private:
         std::array<std::uint64_t, 3> wrong{
             is_leader() && across_ == nullptr ? 1U : 0U,
             !is_leader() && across_ != nullptr ? 1U : 0U,
-            options_.check ? 1U : 0U
+            options().check ? 1U : 0U
         };
         run({step(Level::local, Collective::all_reduce, wrong)});
         if (wrong[0] != 0) {
@@ -1391,7 +1988,7 @@ private:
 
     /// Whether ranks compare first. The elements of ranks are told with that.
     [[nodiscard]] bool compares(Descriptor const& said) const noexcept {
-        return options_.check || tells_parts(said);
+        return options().check || tells_parts(said);
     }
     /// Ranks other than leaders start what they can: all up to one that compares first.
     void start_posted() {
@@ -1424,9 +2021,7 @@ private:
             }
             (void)on_level(next.level, [&] {
                 operation.running.emplace_back(
-                    next.level,
-                    next.level == Level::local ? start_step(local_, next)
-                                               : start_step(*across_, next)
+                    next.level, start_step(next.level == Level::local ? local_ : *across_, next)
                 );
                 return true;
             });
@@ -1445,7 +2040,14 @@ private:
             end_by(operation.comparison.difference());
             if (has_pairs(request.signature)) {
                 operation.stage = Stage::telling;
-                operation.pairs = {operation.parts, rank(), machines_.ranks()};
+                auto const size = static_cast<std::size_t>(machines_.ranks());
+                std::span<std::size_t const> const parts{operation.parts};
+                operation.pairs = {
+                    PartSizes::of(parts.first(size)),
+                    PartSizes::of(parts.last(size)),
+                    rank(),
+                    machines_.ranks()
+                };
                 plan_sum(operation, operation.pairs.words());
                 return;
             }
@@ -1455,7 +2057,7 @@ private:
         }
         if (operation.stage == Stage::telling) {
             end_by(operation.pairs.difference(request.signature));
-            operation.parts = operation.pairs.parts();
+            operation.parts = operation.pairs.known(request.signature);
         }
         operation.stage = Stage::moving;
         Request all = request;
@@ -1472,8 +2074,7 @@ private:
         operation.started = 0;
         (void)on_level(Level::local, [&] { // it may have no memory
             operation.steps =
-                LevelPlan<Local, Across>{machines_, local_, request, operation.parts, scratch_}
-                    .steps();
+                LevelPlan{machines_, local_, request, operation.parts, scratch_}.steps();
             return true;
         });
     }
@@ -1499,8 +2100,9 @@ private:
         Operation& first = operations_.front();
         for (;;) {
             for (auto& [level, step] : first.running) {
-                RunningStep& running = *step;
-                if (!on_level(level, [&] { return running.is_settled(waiting); })) {
+                if (!on_level(level, [&, &running = step] {
+                        return is_settled(running, waiting);
+                    })) {
                     return false;
                 }
             }
@@ -1564,11 +2166,11 @@ private:
     }
     /// The reason as these ranks throw it.
     [[nodiscard]] AbortReason here(AbortReason reason) const {
-        reason.is_renumbered = is_renumbered_;
+        reason.is_renumbered = is_renumbered();
         return reason;
     }
-    template <class Comm>
-    [[nodiscard]] std::optional<AbortReason> reason_on(Comm const& comm, Level level) const {
+    [[nodiscard]] std::optional<AbortReason>
+    reason_on(AnyInterface const& comm, Level level) const {
         auto reason = comm.abort_reason();
         return reason ? to_global(*std::move(reason), level, machines_) : reason;
     }
@@ -1590,12 +2192,11 @@ private:
         throw_failure(in_words_of(rank(), waits_in_, *failure_));
     }
 
-    Local& local_;
-    Across* across_;
-    HierarchicalOptions options_;
+    Levels levels_; // before what refers to them
+    AnyInterface& local_;
+    AnyInterface* across_;
     Machines machines_;
     std::function<std::optional<AbortReason>()> parent_; ///< of a group
-    bool is_renumbered_ = false;
     Arena scratch_; ///< of the collective that a leader has begun
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::chrono::steady_clock::time_point last_sign_{}; ///< of life, from a leader that waits
@@ -1613,8 +2214,7 @@ private:
 namespace joinable { inline namespace v0 {
 
 /// A collective over all machines. Its wait() throws as HierarchicalCommunicator says.
-template <class Local, class Across>
-using HierarchicalWork = detail::WorkOf<detail::HierarchicalEngine<Local, Across>, std::uint64_t>;
+using HierarchicalWork = detail::WorkOf<detail::HierarchicalEngine, std::uint64_t>;
 
 namespace detail {
 /// A std::optional, a smart pointer or a plain one.
@@ -1623,6 +2223,22 @@ concept points_to_communicator = requires(P& pointer) {
     static_cast<bool>(pointer);
     requires Communicator<std::remove_reference_t<decltype(*pointer)>>;
 };
+
+/// What a HierarchicalCommunicator takes for a level.
+template <class Comm>
+consteval bool fits_level() {
+    static_assert(
+        reduces_host_memory<Comm>,
+        "HierarchicalCommunicator: expected communicators of host memory for both levels"
+    );
+    static_assert(
+        TellsReason<Comm>,
+        "HierarchicalCommunicator: expected members 'abort(AbortReason)', 'bool is_aborted()' and "
+        "'std::optional<AbortReason> abort_reason() const' of both levels, by which a leader learns "
+        "why ranks failed; use communicators that model TellsReason"
+    );
+    return models_communicator<Comm>();
+}
 } // namespace detail
 
 /// The ranks of several machines. `local` connects the ranks of a machine, for example through
@@ -1646,14 +2262,12 @@ concept points_to_communicator = requires(P& pointer) {
 /// machines, each in order of local ranks; 16-bit numbers are rounded once per level. All ranks get
 /// the same bits. The other sums are made in the same way. Factors apply within machines.
 ///
-/// It models AllGathers if `local` models Gathers; Reduces and ReduceScatters if `local` models
-/// ReduceScatters and Scatters; Gathers, Scatters and AllToAlls if `local` models Gathers and
-/// Scatters; ScalesSums and ScalesScatteredSums if `local` does; Splits if both do. `across`
-/// needs nothing: if it lacks a collective, leaders broadcast and sum whole buffers instead. Parts
-/// cross the network once per machine, because ranks of a machine have neighbouring parts. For a
-/// reduce, reduce-scatter, gather or scatter a leader has scratch memory, at most for the parts of
-/// all ranks, which it keeps. For an all_to_all it has twice what its ranks send or receive; if
-/// `across` has none, what its ranks send or receive and what all ranks send to each other.
+/// It has every collective. A level needs sums and broadcasts alone; what it lacks is made of these, and
+/// split() or a deadline that it lacks is a ContractViolation, as AnyCommunicator says. Parts cross the
+/// network once per machine, because ranks of a machine have neighbouring parts. For a reduce,
+/// reduce-scatter, gather or scatter a leader has scratch memory, at most for the parts of all ranks, and
+/// for an all_to_all twice what its ranks send or receive; it keeps that. Where a level lacks a gather,
+/// scatter or all_to_all, its ranks have memory for what all of them send while that runs.
 ///
 /// Collectives run one after another in the order in which they were posted. A leader makes
 /// progress inside wait(), test() and posts; the other ranks post at once what they do on their
@@ -1665,9 +2279,9 @@ concept points_to_communicator = requires(P& pointer) {
 /// An error on one rank becomes the same error on all, which names ranks by their number here. If
 /// the text comes from `local` or `across`, it says how that one numbers them. It travels by aborts
 /// of `local` and `across`, which model TellsReason; a busy leader carries it on at its next wait or
-/// test. Exceptions of `local` and `across` themselves then name no ranks. While a leader waits, it calls keep_alive() on both levels. A rank that is late is
-/// therefore missed by the ranks of its machine only, if both model RenewsDeadline. If they do not,
-/// ranks of other machines may miss their leaders at the same time, with other errors. A rank that
+/// test. Exceptions of `local` and `across` themselves then name no ranks. While a leader waits, it
+/// calls keep_alive() on both levels. A rank that is late is therefore missed by the ranks of its
+/// machine only, if both can renew deadlines. If they cannot, ranks of other machines may miss their leaders at the same time, with other errors. A rank that
 /// is told of an abort throws it from collectives that it has not seen complete.
 ///
 /// What ranks are about to do is compared by HierarchicalOptions::check, and otherwise as far as
@@ -1681,24 +2295,8 @@ concept points_to_communicator = requires(P& pointer) {
 /// at a time may use an object. All members that take buffers throw ContractViolation before any
 /// data moves if the root is not a rank, memory is missing, or the operation is bitwise on
 /// floating-point numbers.
-template <class Local, class Across>
-class HierarchicalCommunicator : public detail::Collectives<
-                                     HierarchicalCommunicator<Local, Across>,
-                                     HierarchicalWork<Local, Across>,
-                                     detail::OffersOfMachines<Local>> {
-    static_assert(models_communicator<Local>());
-    static_assert(models_communicator<Across>());
-    static_assert(
-        detail::reduces_host_memory<Local> && detail::reduces_host_memory<Across>,
-        "HierarchicalCommunicator: expected communicators of host memory for both levels"
-    );
-    static_assert(
-        TellsReason<Local> && TellsReason<Across>,
-        "HierarchicalCommunicator: expected members 'abort(AbortReason)', 'bool is_aborted()' and "
-        "'std::optional<AbortReason> abort_reason() const' of both levels, by which a leader learns "
-        "why ranks failed; use communicators that model TellsReason"
-    );
-
+class HierarchicalCommunicator
+    : public detail::Collectives<HierarchicalCommunicator, HierarchicalWork> {
 public:
     /// Collective over all machines; blocks. Both levels run some small collectives, each within
     /// its deadline. `across` is null on ranks other than local rank 0.
@@ -1706,16 +2304,28 @@ public:
     ///                            or another rank has one, or options differ.
     /// @throws TimedOut, ...      what a collective of a level throws, on all ranks; without
     ///                            culprits, because the numbers of ranks are not known.
+    template <Communicator Local, Communicator Across>
     [[nodiscard]] HierarchicalCommunicator(
         Local& local, Across* across, HierarchicalOptions const& options = {}
     )
-        : engine_{local, across, options} {}
+        : engine_{{refer_to(&local), refer_to(across), options}} {
+        static_assert(detail::fits_level<Local>() && detail::fits_level<Across>());
+    }
     /// The same for a std::optional, which is empty there, or a smart pointer.
-    template <detail::points_to_communicator Pointer>
+    template <Communicator Local, detail::points_to_communicator Pointer>
     [[nodiscard]] HierarchicalCommunicator(
         Local& local, Pointer& across, HierarchicalOptions const& options = {}
     )
         : HierarchicalCommunicator{local, across ? &*across : nullptr, options} {}
+    /// Explains what is missing.
+    template <class T = void>
+    [[nodiscard]] HierarchicalCommunicator(detail::AnyArgument, ...) : engine_{detail::Levels{}} {
+        static_assert(
+            !std::is_void_v<T>,
+            "HierarchicalCommunicator: expected the communicator of a machine's ranks, then a std::optional or a "
+            "pointer with the communicator of the machines' leaders, which is empty on all other ranks"
+        );
+    }
     HierarchicalCommunicator(HierarchicalCommunicator const&) = delete;
     HierarchicalCommunicator& operator=(HierarchicalCommunicator const&) = delete;
     /// Leaves `local` and `across` as they are. During unwinding it aborts them.
@@ -1734,31 +2344,20 @@ public:
 
     /// Local. Aborts both levels. The first reason that reaches a rank wins.
     void abort(AbortReason const& reason) { engine_.abort(reason); }
-    [[nodiscard]] bool is_aborted() const {
-        return engine_.is_aborted() || (own_levels_.parent && own_levels_.parent());
-    }
+    [[nodiscard]] bool is_aborted() const { return engine_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return engine_.abort_reason(); }
     [[nodiscard]] bool is_renumbered() const noexcept { return engine_.is_renumbered(); }
     /// Local; of both levels, for waits that start later. Returns the deadline that was in force,
     /// the shorter one if they had two.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)
-        requires detail::has_set_deadline<Local> && detail::has_set_deadline<Across>
-    {
+    /// @throws ContractViolation  a level of several ranks has none.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
         return engine_.set_deadline(deadline);
     }
     /// Local. Ranks that wait for this one now wait for one more deadline from this call.
-    void keep_alive()
-        requires detail::has_keep_alive<Local> && detail::has_keep_alive<Across>
-    {
-        engine_.keep_alive();
-    }
+    void keep_alive() { engine_.keep_alive(); }
     /// Local. The ranks that have not arrived in the oldest collective of this rank on its machine,
     /// and on a leader also the leaders that have not arrived in that across machines.
-    [[nodiscard]] std::vector<int> missing_ranks() const
-        requires detail::has_missing_ranks<Local> && detail::has_missing_ranks<Across>
-    {
-        return engine_.missing_ranks();
-    }
+    [[nodiscard]] std::vector<int> missing_ranks() const { return engine_.missing_ranks(); }
     /// Collective; blocks. The ranks of each color form a group, ordered by key, then by rank. Each
     /// level is split in the same way, and the group owns the results, with the deadline and
     /// the options of this communicator. Aborting this communicator aborts the group, but not the
@@ -1768,78 +2367,57 @@ public:
     /// Leaders alone are connected. So a group with ranks of several machines has the leaders of
     /// these machines, each as the first of its machine's ranks. A group on one machine may have any
     /// of its ranks. In both cases ranks of one machine follow each other.
-    /// @throws ContractViolation  on all ranks, which can go on: a group is not as described above.
+    /// @throws ContractViolation  on all ranks, which can go on: a group is not as described above, or a
+    ///                            level cannot split.
     ///                            On this rank alone, before it communicates: the color is negative.
     /// @throws what all_reduce() and split() of the levels throw, on all ranks.
-    [[nodiscard]] auto split(int color, int key)
-        requires detail::has_split<Local> && detail::has_split<Across>
-    {
+    [[nodiscard]] HierarchicalCommunicator split(int color, int key) {
         detail::check_color(color);
-        std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()));
+        // The last one says whether a level cannot.
+        std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()) + 1);
+        choices.back().color = engine_.can_split() ? 0 : 1;
         detail::GroupChoice& own = choices[static_cast<std::size_t>(rank())];
         own = {color, key};
         this->all_reduce({choices.data(), 2 * choices.size(), DType::i32}, ReduceOp::bit_or).wait();
+        if (choices.back().color != 0) {
+            throw ContractViolation{
+                "split needs the split() of both levels, but the communicator of a machine's ranks or that of the "
+                "leaders has none; choose transports that have it on all ranks"
+            };
+        }
+        choices.pop_back();
         detail::Machines const group =
             detail::machines_of_group(choices, engine_.machines(), rank());
         bool const is_renumbered = detail::group_is_renumbered(choices, own.color);
-        return of_group(engine_.split(own, group, is_renumbered));
+        return HierarchicalCommunicator{engine_.split(own, group, is_renumbered)};
     }
 
     /// For participants that train a model: that of the ranks of this machine.
-    [[nodiscard]] detail::ModelTable* model_table()
-        requires detail::has_model_table<Local>
-    {
-        return engine_.local().model_table();
-    }
+    [[nodiscard]] detail::ModelTable* model_table() { return engine_.local().model_table(); }
 
     /// Local. Memory that the ranks of this machine need not copy: see AllocatesArena.
     [[nodiscard]] Arena
-    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment)
-        requires detail::has_allocate<Local>
-    {
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
         return engine_.local().allocate(bytes, alignment);
     }
 
 private:
-    friend class detail::
-        BasicCollectives<HierarchicalCommunicator, HierarchicalWork<Local, Across>>;
-    HierarchicalWork<Local, Across> post(detail::Request const& request) {
+    friend class detail::BasicCollectives<HierarchicalCommunicator, HierarchicalWork>;
+    HierarchicalWork post(detail::Request const& request) {
         return {engine_, engine_.post(request)};
     }
 
-    template <class, class>
-    friend class HierarchicalCommunicator;
-    explicit HierarchicalCommunicator(detail::GroupLevels<Local, Across> group)
-        : own_levels_{std::move(group)}, engine_{own_levels_} {}
-    template <class L, class A>
-    [[nodiscard]] static HierarchicalCommunicator<L, A> of_group(detail::GroupLevels<L, A> group) {
-        return HierarchicalCommunicator<L, A>{std::move(group)};
+    explicit HierarchicalCommunicator(detail::Levels group) : engine_{std::move(group)} {}
+    template <class Comm>
+    [[nodiscard]] static std::unique_ptr<detail::AnyInterface> refer_to(Comm* comm) {
+        return comm == nullptr
+                   ? nullptr
+                   : std::make_unique<detail::AnyHeld<Comm&>>([&]() -> Comm& { return *comm; });
     }
 
-    detail::GroupLevels<Local, Across> own_levels_; ///< of a group
-    detail::HierarchicalEngine<Local, Across> engine_;
+    detail::HierarchicalEngine engine_;
     detail::Unwinding unwinding_;
 };
-
-template <class Local, detail::points_to_communicator Pointer>
-HierarchicalCommunicator(
-    Local&, Pointer&, HierarchicalOptions const& = {}
-) -> HierarchicalCommunicator<Local, std::remove_reference_t<decltype(*std::declval<Pointer&>())>>;
-
-/// The class for arguments that fit no constructor. It holds only the explanation.
-template <class Across>
-class HierarchicalCommunicator<detail::NoCommunicator, Across> {
-    static_assert(
-        !std::is_same_v<Across, detail::NoCommunicator>,
-        "HierarchicalCommunicator: expected the communicator of a machine's ranks, then a std::optional or a "
-        "pointer with the communicator of the machines' leaders, which is empty on all other ranks"
-    );
-
-public:
-    explicit HierarchicalCommunicator(...);
-};
-HierarchicalCommunicator(detail::AnyArgument, ...)
-    -> HierarchicalCommunicator<detail::NoCommunicator, detail::NoCommunicator>;
 
 }} // namespace joinable::v0
 

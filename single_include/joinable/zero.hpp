@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -24,7 +25,6 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "join.hpp"
@@ -2052,13 +2052,9 @@ public:
     /// Copies all values that other ranks own from a bucket.
     void unpack_others(ParameterList const& parameters, std::byte const* bucket) const;
 
-    /// Copies this rank's part from one place to another.
-    void copy_part(std::byte const* from, std::byte* to) const {
-        copy_run(from, to, part(), bucket_.dtype);
-    }
     /// Copies elements of arrays of the state.
     void copy_array(std::byte const* from, std::byte* to, std::size_t count) const {
-        copy_run(from, to, count, state_.computed_in());
+        detail::copy_run(*device_, from, to, count, state_.computed_in());
     }
 
     /// Copies values of 16 bits into their masters.
@@ -2095,8 +2091,6 @@ private:
         ShardPiece const& piece,
         detail::Scratch& scratch
     ) const;
-
-    void copy_run(std::byte const* from, std::byte* to, std::size_t count, DType dtype) const;
 
     static void check_gradient_of(
         ParameterList const& parameters,
@@ -2248,13 +2242,13 @@ JOINABLE_DEFINITION void OptimizerShard::pack_own(
         AnyView const value = parameters[piece.parameter].value();
         std::byte* const place = bucket + piece.offset * element();
         if (is_dense(value)) {
-            copy_run(begin_of(value, piece), place, piece.size, bucket_.dtype);
+            detail::copy_run(*device_, begin_of(value, piece), place, piece.size, bucket_.dtype);
         } else if (is_whole(piece, value)) {
             device_->copy(value, place_of(value, place));
         } else {
             std::byte* const elements = elements_of(value, value, piece, scratch);
             device_->submit();
-            copy_run(elements, place, piece.size, bucket_.dtype);
+            detail::copy_run(*device_, elements, place, piece.size, bucket_.dtype);
             device_->submit(); // before the scratch memory is used again
         }
     }
@@ -2271,7 +2265,7 @@ OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* 
         std::byte* const from = first + piece.offset * element();
         if (is_dense(value)) {
             if (is_other(piece)) {
-                copy_run(from, begin_of(value, piece), piece.size, bucket_.dtype);
+                detail::copy_run(*device_, from, begin_of(value, piece), piece.size, bucket_.dtype);
             }
         } else if (piece.begin == 0) { // the bucket has the whole value
             bool has_others = false;
@@ -2286,19 +2280,6 @@ OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* 
             }
         }
     }
-}
-
-JOINABLE_DEFINITION void OptimizerShard::copy_run(
-    std::byte const* from, std::byte* to, std::size_t count, DType dtype
-) const {
-    if (detail::is_on_host(*device_)) { // at once
-        detail::copy_bytes(to, from, count * size_of(dtype));
-        return;
-    }
-    auto const all = [&](std::byte* data) {
-        return AnyView{data, dtype, Shape{count}, Shape{1}, device_->id()};
-    };
-    device_->copy(all(const_cast<std::byte*>(from)), all(to));
 }
 
 JOINABLE_DEFINITION void
@@ -2413,6 +2394,358 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/any_work.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_ANY_WORK_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_ANY_WORK_HPP_PART_1
+
+namespace joinable { inline namespace v0 {
+
+/// A collective of any communicator. Works of up to `capacity` bytes, such as those of all transports here, lie
+/// within; larger ones on the heap.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] AnyWork {
+public:
+    static constexpr std::size_t capacity = 112;
+
+    template <class W>
+        requires(!std::same_as<std::remove_cvref_t<W>, AnyWork> && Work<std::remove_cvref_t<W>>)
+    explicit AnyWork(W&& work) {
+        using Given = std::remove_cvref_t<W>;
+        if constexpr (fits<Held<Given>>) {
+            work_ = ::new (static_cast<void*>(&storage_)) Held<Given>{std::forward<W>(work)};
+        } else {
+            work_ = ::new (static_cast<void*>(&storage_))
+                Held<OnHeap<Given>>{OnHeap<Given>{std::make_unique<Given>(std::forward<W>(work))}};
+        }
+    }
+    AnyWork(AnyWork&& other) noexcept : work_{other.work_->move_to(&storage_)} {}
+    AnyWork& operator=(AnyWork&&) = delete;
+    ~AnyWork() { work_->~Interface(); }
+
+    /// @throws what the communicator's works throw.
+    void wait() { work_->wait(); }
+    /// Makes progress; true once wait() would return at once.
+    [[nodiscard]] bool test() { return work_->test(); }
+    /// test() without the deadline, for a rank that finally waits.
+    [[nodiscard]] bool progress() { return work_->progress(); }
+
+private:
+    struct Interface {
+        Interface() = default;
+        Interface(Interface&&) noexcept = default;
+        virtual ~Interface() = default;
+        virtual Interface* move_to(void* place) noexcept = 0;
+        virtual void wait() = 0;
+        virtual bool test() = 0;
+        virtual bool progress() = 0;
+    };
+    template <class W>
+    struct Held final : Interface {
+        explicit Held(W from) : work{std::move(from)} {}
+        Interface* move_to(void* place) noexcept override {
+            return ::new (place) Held{std::move(*this)};
+        }
+        void wait() override { work.wait(); }
+        bool test() override { return work.test(); }
+        bool progress() override { return detail::make_progress(work); }
+        W work;
+    };
+    template <class W>
+    struct OnHeap {
+        void wait() { work->wait(); }
+        [[nodiscard]] bool test() { return work->test(); }
+        [[nodiscard]] bool progress() { return detail::make_progress(*work); }
+        std::unique_ptr<W> work;
+    };
+    template <class H>
+    static constexpr bool fits = sizeof(H) <= capacity && alignof(H) <= alignof(std::max_align_t) &&
+                                 std::is_nothrow_move_constructible_v<H>;
+
+    alignas(std::max_align_t) std::byte storage_[capacity];
+    Interface* work_; ///< in storage_; after a move it holds a work that was moved from
+};
+
+}} // namespace joinable::v0
+
+#endif
+
+// ---- joinable/communicator/substitute.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_SUBSTITUTE_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_SUBSTITUTE_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What a caller can give to a Substitute.
+struct Provided {
+    /// If parts have counts: all of them, where other ranks than the root have them, too; in an all_to_all from
+    /// each rank to each.
+    Counts known = {};
+    Buffer memory = {}; ///< for all parts; may be `in`, which then changes
+};
+
+/// A collective that a communicator lacks, made of sums and broadcasts of whole buffers. All are posted at once.
+class Substitute {
+public:
+    /// If tells_parts(), all counts are provided.
+    template <Communicator Comm>
+    Substitute(Comm& comm, Request const& request, Provided const& provided = {})
+        : Substitute{request, provided.memory, comm.rank(), comm.size(), device_of(comm)} {
+        plan(request.sends, request.expects, provided.known, has_scaled_all_reduce<Comm>);
+        device_.submit();
+        for (Part const& part : parts_) {
+            works_.push_back(post(comm, part));
+        }
+    }
+    Substitute(Substitute&&) = default;
+    Substitute& operator=(Substitute&&) = delete;
+    /// Delivers, unless it unwinds: then the works abort.
+    ~Substitute() {
+        if (copies_.empty() || unwinding_.has_begun()) {
+            return;
+        }
+        try {
+            wait();
+        } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
+        }
+    }
+
+    void wait() {
+        for (AnyWork& work : works_) {
+            work.wait();
+        }
+        finish();
+    }
+    [[nodiscard]] bool test() {
+        return is_done([](AnyWork& work) { return work.test(); });
+    }
+    [[nodiscard]] bool progress() {
+        return is_done([](AnyWork& work) { return work.progress(); });
+    }
+
+private:
+    using Table = std::vector<std::size_t>; ///< elements by rank, or by sender and then receiver
+
+    /// A broadcast, or a sum if there is no root.
+    struct Part {
+        Buffer buffer;
+        std::optional<int> root;
+    };
+    struct Copy {
+        Buffer to;
+        Buffer from;
+    };
+
+    Substitute(Request const& request, Buffer memory, int rank, int size, Device& device)
+        : said_{request.signature}, in_{request.in}, out_{request.out}, memory_{memory},
+          rank_{static_cast<std::size_t>(rank)}, size_{static_cast<std::size_t>(size)},
+          device_{device} {}
+
+    void plan(PartSizes const& sends, PartSizes const& expects, Counts known, bool can_scale) {
+        auto const known_of = [&](std::size_t parts) {
+            return known.empty() ? Table(parts, said_.count) : Table(known.begin(), known.end());
+        };
+        switch (said_.collective) {
+        case Collective::scaled_all_reduce: sum(scaled(in_, out_)); break;
+        case Collective::reduce:
+            sum(out_.data == nullptr ? copied(in_, memory_of(in_.count)) : out_);
+            break;
+        case Collective::reduce_scatter:
+        case Collective::scaled_reduce_scatter: {
+            bool const scales = is_scaled(said_.collective) && !can_scale;
+            Buffer const memory = memory_of(in_.count);
+            sum(scales ? scaled(in_, memory) : copied(in_, memory));
+            take(memory, table_of(sends));
+            break;
+        }
+        case Collective::all_gather: gather(out_, table_of(expects)); break;
+        case Collective::gather: {
+            Table const counts = known_of(size_);
+            gather(out_.data == nullptr ? memory_of(sum_of(counts)) : out_, counts);
+            break;
+        }
+        case Collective::scatter: scatter(known_of(size_)); break;
+        default: all_to_all(known_of(size_ * size_));
+        }
+    }
+    void sum(Buffer buffer) { parts_.push_back({buffer, std::nullopt}); }
+    void send(Buffer buffer, std::size_t from) {
+        if (buffer.count != 0) {
+            parts_.push_back({buffer, static_cast<int>(from)});
+        }
+    }
+    void take(Buffer all, Counts counts) {
+        copies_.push_back({out_, within(all, offset_of(counts, rank_), out_.count)});
+    }
+    void gather(Buffer all, Counts counts) {
+        copied(in_, within(all, offset_of(counts, rank_), in_.count));
+        std::size_t begin = 0;
+        for (std::size_t rank = 0; rank < size_; ++rank) {
+            send(within(all, begin, counts[rank]), rank);
+            begin += counts[rank];
+        }
+    }
+    void scatter(Counts counts) {
+        auto const root = static_cast<std::size_t>(said_.root);
+        Buffer const all = rank_ == root ? read(in_) : memory_of(sum_of(counts));
+        send(all, root);
+        take(all, counts);
+    }
+    /// Each rank broadcasts all that it sends.
+    void all_to_all(Counts sent) {
+        Buffer const others = memory_of(sum_of(sent) - in_.count);
+        std::size_t begin = 0;
+        std::size_t written = 0;
+        for (std::size_t rank = 0; rank < size_; ++rank) {
+            Counts const counts = sent.subspan(rank * size_, size_);
+            bool const is_own = rank == rank_;
+            Buffer const all = is_own ? read(in_) : within(others, begin, sum_of(counts));
+            begin += is_own ? 0 : all.count;
+            send(all, rank);
+            std::size_t const count = counts[rank_];
+            copies_.push_back(
+                {within(out_, written, count), within(all, offset_of(counts, rank_), count)}
+            );
+            written += count;
+        }
+    }
+
+    template <Communicator Comm>
+    [[nodiscard]] AnyWork post(Comm& comm, Part const& part) const {
+        if (part.root) {
+            return AnyWork{comm.broadcast(part.buffer, *part.root)};
+        }
+        if constexpr (has_scaled_all_reduce<Comm>) {
+            if (is_scaled(said_.collective)) {
+                return AnyWork{comm.all_reduce(part.buffer, said_.op, said_.factor)};
+            }
+        }
+        return AnyWork{comm.all_reduce(part.buffer, said_.op)};
+    }
+    template <class Test>
+    [[nodiscard]] bool is_done(Test const& test) {
+        for (; tested_ < works_.size(); ++tested_) {
+            if (!test(works_[tested_])) {
+                return false;
+            }
+        }
+        finish();
+        return true;
+    }
+    void finish() {
+        if (!copies_.empty()) {
+            for (Copy const& copy : std::exchange(copies_, {})) {
+                copied(copy.from, copy.to);
+            }
+            device_.submit(); // before the memory is used again
+        }
+    }
+
+    // -- memory -----------------------------------------------------------------------------------
+
+    [[nodiscard]] Buffer memory_of(std::size_t count) {
+        if (memory_.count >= count) {
+            return {memory_.data, count, said_.dtype};
+        }
+        scratch_ = device_.allocate(count * size_of(said_.dtype), Arena::default_alignment);
+        return {scratch_.data(), count, said_.dtype};
+    }
+    Buffer copied(ConstBuffer from, Buffer to) const {
+        copy_run(device_, from.data, to.data, from.count, said_.dtype);
+        return to;
+    }
+    [[nodiscard]] Buffer scaled(ConstBuffer from, Buffer to) const {
+        auto const view = [&](Buffer buffer) {
+            return AnyView{buffer.data, buffer.dtype, {buffer.count}, {1}, device_.id()};
+        };
+        device_.scale_copy(view(read(from)), said_.factor, view(to));
+        return to;
+    }
+    /// For a collective that only reads it here.
+    [[nodiscard]] static Buffer read(ConstBuffer in) {
+        return {const_cast<void*>(in.data), in.count, in.dtype};
+    }
+    [[nodiscard]] static Buffer within(Buffer memory, std::size_t begin, std::size_t count) {
+        std::size_t const bytes = begin * size_of(memory.dtype);
+        return {static_cast<std::byte*>(memory.data) + bytes, count, memory.dtype};
+    }
+    [[nodiscard]] Table table_of(PartSizes const& parts) const {
+        Table table(size_);
+        parts.copy_to(std::span{table});
+        return table;
+    }
+    [[nodiscard]] static std::size_t sum_of(Counts counts) {
+        return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    }
+
+    Descriptor said_;
+    ConstBuffer in_;
+    Buffer out_;
+    Buffer memory_; ///< of the caller
+    std::size_t rank_;
+    std::size_t size_;
+    Device& device_;
+    Arena scratch_;
+    std::vector<Part> parts_;
+    std::vector<Copy> copies_;   ///< when all works are done
+    std::vector<AnyWork> works_; // after the memory: they end before that does
+    std::size_t tested_ = 0;     ///< so many are done
+    Unwinding unwinding_;
+};
+
+// Collectives of any communicator: its own, or else substitutes. All ranks know all counts, and those that `whole` is
+// not for give it as memory.
+
+template <Communicator Comm>
+[[nodiscard]] auto any_all_gather(Comm& comm, ConstBuffer part, Buffer whole, Counts counts) {
+    if constexpr (AllGathers<Comm>) {
+        return comm.all_gather(part, whole, counts);
+    } else {
+        RequestsOf const requests{comm.rank(), comm.size()};
+        return Substitute{comm, requests.all_gather(part, whole, counts)};
+    }
+}
+template <Communicator Comm>
+[[nodiscard]] auto any_gather(Comm& comm, ConstBuffer part, Buffer whole, int root, Counts counts) {
+    if constexpr (Gathers<Comm>) {
+        return comm.gather(part, whole, root, counts);
+    } else {
+        return any_all_gather(comm, part, whole, counts);
+    }
+}
+template <Communicator Comm>
+[[nodiscard]] auto any_scatter(Comm& comm, Buffer whole, Buffer part, int root, Counts counts) {
+    if constexpr (Scatters<Comm>) {
+        return comm.scatter(whole, part, root, counts);
+    } else {
+        RequestsOf const requests{comm.rank(), comm.size()};
+        return Substitute{comm, requests.scatter(whole, part, root, counts), {counts, whole}};
+    }
+}
+/// Sums, with a factor only on communicators whose sums scale. `whole` may change.
+template <Communicator Comm>
+[[nodiscard]] auto any_reduce_scatter(
+    Comm& comm, Buffer whole, Buffer part, std::optional<double> factor, Counts counts
+) {
+    auto const start = [&](auto&& by, auto... factors) {
+        return by.reduce_scatter(whole, part, ReduceOp::sum, factors..., counts);
+    };
+    if constexpr (ScalesScatteredSums<Comm>) {
+        return factor ? start(comm, *factor) : start(comm);
+    } else if constexpr (ReduceScatters<Comm>) {
+        return start(comm);
+    } else {
+        RequestsOf const requests{comm.rank(), comm.size()};
+        return Substitute{
+            comm, factor ? start(requests, *factor) : start(requests), {counts, whole}
+        };
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/participant/sharded/detail/bucket_values.hpp
 
@@ -2847,25 +3180,15 @@ void gather_array(
 ) {
     ShardState const& state = shard.state();
     DType const dtype = state.computed_in();
-    std::vector<std::size_t> const& counts = shard.bucket().counts;
     Buffer const all{messages.sent(), shard.bucket().count(), dtype};
-    auto const copy_to = [&](std::size_t begin, std::size_t count) {
-        shard.copy_array(state.array(k), messages.sent() + begin * size_of(dtype), count);
-        shard.device().submit();
-    };
     if (shard.keeps_all()) {
         if (comm.rank() == root) {
-            copy_to(0, all.count);
+            shard.copy_array(state.array(k), messages.sent(), all.count);
+            shard.device().submit();
         }
-    } else if constexpr (Gathers<Comm>) {
-        settle(comm.gather(ConstBuffer{state.array(k), shard.part(), dtype}, all, root, counts));
     } else {
-        copy_to(shard.part_offset(), shard.part());
-        for (int rank = 0; rank < comm.size(); ++rank) {
-            std::size_t const count = counts[static_cast<std::size_t>(rank)];
-            std::size_t const begin = shard.bucket().offset_of(rank) * size_of(dtype);
-            settle(comm.broadcast({messages.sent() + begin, count, dtype}, rank));
-        }
+        ConstBuffer const part{state.array(k), shard.part(), dtype};
+        settle(any_gather(comm, part, all, root, shard.bucket().counts));
     }
     if (comm.rank() == root) {
         messages.download(host, all.bytes());
@@ -2883,19 +3206,13 @@ void scatter_array(
         messages.upload(all.bytes());
         shard.device().submit();
     }
-    auto const take = [&](std::size_t begin, std::size_t count) {
-        shard.copy_array(messages.sent() + begin * size_of(dtype), state.array(k), count);
-        shard.device().submit();
-    };
     if (shard.keeps_all()) {
         settle(comm.broadcast(all, root));
-        take(0, all.count);
-    } else if constexpr (Scatters<Comm>) {
-        Buffer const part{state.array(k), shard.part(), dtype};
-        settle(comm.scatter(all, part, root, shard.bucket().counts));
+        shard.copy_array(messages.sent(), state.array(k), all.count);
+        shard.device().submit();
     } else {
-        settle(comm.broadcast(all, root));
-        take(shard.part_offset(), shard.part());
+        Buffer const part{state.array(k), shard.part(), dtype};
+        settle(any_scatter(comm, all, part, root, shard.bucket().counts));
     }
 }
 
@@ -3330,31 +3647,17 @@ JOINABLE_DEFINITION void GradientsForOwners::give_back(std::size_t bucket) {
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// Starts to fill a bucket with the parts of all ranks. This rank's part is at `own`, which may be
-/// its place in the bucket. Uses one all-gather if the communicator has it, otherwise one broadcast
-/// per owner.
+/// its place in the bucket.
 template <Communicator Comm>
 [[nodiscard]] auto
 gather_parts(Comm& comm, OptimizerShard const& shard, std::byte const* own, std::byte* bucket) {
     ShardBucket const& layout = shard.bucket();
-    if constexpr (AllGathers<Comm>) {
-        Buffer const whole{bucket, layout.count(), layout.dtype};
-        return comm.all_gather(ConstBuffer{own, shard.part(), layout.dtype}, whole, layout.counts);
-    } else {
-        auto const part = [&](int rank) {
-            std::byte* const begin = bucket + layout.offset_of(rank) * shard.element();
-            return Buffer{begin, layout.counts[static_cast<std::size_t>(rank)], layout.dtype};
-        };
-        if (std::byte* const mine = bucket + shard.part_offset() * shard.element(); mine != own) {
-            shard.copy_part(own, mine);
-            shard.device().submit();
-        }
-        for (int rank = 0; rank < comm.size(); ++rank) {
-            if (part(rank).count != 0) {
-                comm.broadcast(part(rank), rank).wait();
-            }
-        }
-        return CompletedWork{};
-    }
+    return any_all_gather(
+        comm,
+        ConstBuffer{own, shard.part(), layout.dtype},
+        Buffer{bucket, layout.count(), layout.dtype},
+        layout.counts
+    );
 }
 
 /// Whether the sum of gradient buckets takes a factor from each rank.
@@ -3378,40 +3681,20 @@ struct ShardFactors {
 };
 
 /// Submits what was packed, and starts to sum a bucket of gradients, so that each rank gets its
-/// part. A communicator without reduce-scatter uses an all-reduce, see take_part().
+/// part. The bucket is then undefined.
 template <Communicator Comm>
-[[nodiscard]] auto start_parts(
-    Comm& comm, OptimizerShard const& shard, std::byte* bucket, [[maybe_unused]] double factor
-) {
+[[nodiscard]] auto
+start_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket, double factor) {
     ShardBucket const& layout = shard.bucket();
     shard.device().submit();
-    Buffer const whole{bucket, layout.count(), layout.dtype};
-    [[maybe_unused]] Buffer const part{shard.gradients(), shard.part(), layout.dtype};
     // If the sum scales, also with zeros: all ranks run the same collective.
-    [[maybe_unused]] bool const scales = sum_scales_parts(comm);
-    if constexpr (ReduceScatters<Comm>) {
-        if constexpr (ScalesScatteredSums<Comm>) {
-            if (scales) {
-                return comm.reduce_scatter(whole, part, ReduceOp::sum, factor, layout.counts);
-            }
-        }
-        return comm.reduce_scatter(whole, part, ReduceOp::sum, layout.counts);
-    } else {
-        if constexpr (ScalesSums<Comm>) {
-            if (scales) {
-                return comm.all_reduce(whole, ReduceOp::sum, factor);
-            }
-        }
-        return comm.all_reduce(whole, ReduceOp::sum);
-    }
-}
-/// Copies this rank's part if the sum is in the bucket. Local.
-template <Communicator Comm>
-void take_part(OptimizerShard const& shard, [[maybe_unused]] std::byte const* bucket, Comm const&) {
-    if constexpr (!ReduceScatters<Comm>) {
-        shard.copy_part(bucket + shard.part_offset() * shard.element(), shard.gradients());
-        shard.device().submit(); // before the bucket is filled again
-    }
+    return any_reduce_scatter(
+        comm,
+        Buffer{bucket, layout.count(), layout.dtype},
+        Buffer{shard.gradients(), shard.part(), layout.dtype},
+        sum_scales_parts(comm) ? std::optional{factor} : std::nullopt,
+        layout.counts
+    );
 }
 
 /// Sends the values of a bucket from their owners to all ranks. A lone parameter is sent in place,
@@ -3913,27 +4196,6 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// Steps a shard of a group.
 using StepShard = std::function<void(std::size_t group, OptimizerShard const& shard)>;
 
-/// One of two works.
-template <class A, class B>
-class EitherWork {
-public:
-    template <class W>
-    EitherWork(W work) : work_{std::move(work)} {} // NOLINT(google-explicit-constructor)
-
-    void wait() {
-        std::visit([](auto& work) { work.wait(); }, work_);
-    }
-    [[nodiscard]] bool test() {
-        return std::visit([](auto& work) { return work.test(); }, work_);
-    }
-    [[nodiscard]] bool progress() {
-        return std::visit([](auto& work) { return make_progress(work); }, work_);
-    }
-
-private:
-    std::variant<A, B> work_;
-};
-
 /// The reduction of sharded training. Sums each bucket to the owners of its parameters, by a reduce-scatter, or, made
 /// without gradients for owners, to all ranks. If values are sharded, too, the passes gather them, and gathers and
 /// buckets take turns: see ShardedUnits.
@@ -3943,8 +4205,7 @@ class ToOwners : public ReductionTurns, public PassHooks {
         std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, 1.0
     ));
     using Summed = work_of<Comm>;
-    using Started = std::
-        conditional_t<std::is_same_v<Scattered, Summed>, Summed, EitherWork<Scattered, Summed>>;
+    using Started = std::conditional_t<std::is_same_v<Scattered, Summed>, Summed, AnyWork>;
     using Units = ShardedUnits<Comm>;
 
 public:
@@ -3971,15 +4232,13 @@ public:
     [[nodiscard]] Started
     start(Comm& comm, BucketRun const& run, double factor, bool contributes) const {
         if (delivers) {
-            return AllReduce::start(comm, run, factor, contributes);
+            return Started{AllReduce::start(comm, run, factor, contributes)};
         }
         auto* const memory = static_cast<std::byte*>(run.buffer.data);
-        return start_parts(comm, gradients_->shard_of(run.bucket), memory, factor);
+        return Started{start_parts(comm, gradients_->shard_of(run.bucket), memory, factor)};
     }
-    void finish(Comm& comm, BucketRun const& run) {
+    void finish(Comm& /*comm*/, BucketRun const& /*run*/) {
         if (!delivers) {
-            auto const* const memory = static_cast<std::byte const*>(run.buffer.data);
-            take_part(gradients_->shard_of(run.bucket), memory, comm);
             ++finished_;
             step_reduced();
         }
@@ -6178,7 +6437,6 @@ private:
                 std::byte* const bucket = this->arenas().data(0, shard.bucket_bytes());
                 shard.pack_gradients(group.parameters, factors.packed, bucket);
                 detail::start_parts(join_communicator(), shard, bucket, factors.summed).wait();
-                detail::take_part(shard, bucket, join_communicator());
             }
         }
     }

@@ -19,8 +19,7 @@
 
 namespace joinable_tests {
 
-using ThreadMachines =
-    joinable::HierarchicalCommunicator<joinable::ThreadCommunicator, joinable::ThreadCommunicator>;
+using ThreadMachines = joinable::HierarchicalCommunicator;
 
 /// What one thread of a machine has.
 struct OnMachine {

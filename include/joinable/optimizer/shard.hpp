@@ -188,13 +188,9 @@ public:
     /// Copies all values that other ranks own from a bucket.
     void unpack_others(ParameterList const& parameters, std::byte const* bucket) const;
 
-    /// Copies this rank's part from one place to another.
-    void copy_part(std::byte const* from, std::byte* to) const {
-        copy_run(from, to, part(), bucket_.dtype);
-    }
     /// Copies elements of arrays of the state.
     void copy_array(std::byte const* from, std::byte* to, std::size_t count) const {
-        copy_run(from, to, count, state_.computed_in());
+        detail::copy_run(*device_, from, to, count, state_.computed_in());
     }
 
     /// Copies values of 16 bits into their masters.
@@ -231,8 +227,6 @@ private:
         ShardPiece const& piece,
         detail::Scratch& scratch
     ) const;
-
-    void copy_run(std::byte const* from, std::byte* to, std::size_t count, DType dtype) const;
 
     static void check_gradient_of(
         ParameterList const& parameters,

@@ -118,13 +118,13 @@ JOINABLE_DEFINITION void OptimizerShard::pack_own(
         AnyView const value = parameters[piece.parameter].value();
         std::byte* const place = bucket + piece.offset * element();
         if (is_dense(value)) {
-            copy_run(begin_of(value, piece), place, piece.size, bucket_.dtype);
+            detail::copy_run(*device_, begin_of(value, piece), place, piece.size, bucket_.dtype);
         } else if (is_whole(piece, value)) {
             device_->copy(value, place_of(value, place));
         } else {
             std::byte* const elements = elements_of(value, value, piece, scratch);
             device_->submit();
-            copy_run(elements, place, piece.size, bucket_.dtype);
+            detail::copy_run(*device_, elements, place, piece.size, bucket_.dtype);
             device_->submit(); // before the scratch memory is used again
         }
     }
@@ -141,7 +141,7 @@ OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* 
         std::byte* const from = first + piece.offset * element();
         if (is_dense(value)) {
             if (is_other(piece)) {
-                copy_run(from, begin_of(value, piece), piece.size, bucket_.dtype);
+                detail::copy_run(*device_, from, begin_of(value, piece), piece.size, bucket_.dtype);
             }
         } else if (piece.begin == 0) { // the bucket has the whole value
             bool has_others = false;
@@ -156,19 +156,6 @@ OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* 
             }
         }
     }
-}
-
-JOINABLE_DEFINITION void OptimizerShard::copy_run(
-    std::byte const* from, std::byte* to, std::size_t count, DType dtype
-) const {
-    if (detail::is_on_host(*device_)) { // at once
-        detail::copy_bytes(to, from, count * size_of(dtype));
-        return;
-    }
-    auto const all = [&](std::byte* data) {
-        return AnyView{data, dtype, Shape{count}, Shape{1}, device_->id()};
-    };
-    device_->copy(all(const_cast<std::byte*>(from)), all(to));
 }
 
 JOINABLE_DEFINITION void

@@ -4,29 +4,35 @@
 #include <chrono>
 #include <concepts>
 #include <cstddef>
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/any/detail/substitute.hpp>
-#include <joinable/communicator/any/work.hpp>
+#include <joinable/communicator/any_work.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/by_members.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/pair_counts.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/model_table.hpp>
 #include <joinable/communicator/self.hpp>
+#include <joinable/communicator/substitute.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/type_name.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -49,21 +55,30 @@ public:
     [[nodiscard]] virtual void const* identity() const noexcept = 0;
     [[nodiscard]] virtual int rank() const = 0;
     [[nodiscard]] virtual int size() const = 0;
-    [[nodiscard]] virtual AnyWork post(Request const& request) = 0;
+    [[nodiscard]] virtual AnyWork post(Request const& request, Provided const& provided) = 0;
     [[nodiscard]] virtual AnyWork send(ConstBuffer buffer, int to, int tag) = 0;
     [[nodiscard]] virtual AnyWork receive(Buffer buffer, int from, int tag) = 0;
     [[nodiscard]] virtual std::unique_ptr<AnyInterface> split(int color, int key) = 0;
+    [[nodiscard]] virtual bool can_split() const = 0;
     virtual void abort(AbortReason const& reason) = 0;
     [[nodiscard]] virtual bool is_aborted() const = 0;
     [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
     [[nodiscard]] virtual bool is_renumbered() const = 0;
-    virtual std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) = 0;
+    /// Returns the deadline before; nothing if the transport has none.
+    virtual std::optional<std::chrono::nanoseconds>
+    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
     virtual void keep_alive() = 0;
     [[nodiscard]] virtual std::vector<int> missing_ranks() const = 0;
     [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
     [[nodiscard]] virtual ModelTable* model_table() = 0;
     [[nodiscard]] virtual void* device_memory() = 0;
 };
+
+[[noreturn]] inline void lacks(std::string_view transport, std::string_view what) {
+    throw ContractViolation{
+        concat("a ", transport, " has no ", what, "; choose a transport that has it on all ranks")
+    };
+}
 
 /// `Held` is a communicator, or a reference or a std::unique_ptr to one.
 template <class Held>
@@ -95,12 +110,12 @@ public:
     [[nodiscard]] void const* identity() const noexcept override { return identity_of(comm_); }
     [[nodiscard]] int rank() const override { return comm_.rank(); }
     [[nodiscard]] int size() const override { return comm_.size(); }
-    [[nodiscard]] AnyWork post(Request const& request) override {
+    [[nodiscard]] AnyWork post(Request const& request, Provided const& provided) override {
         return by_members(
             comm_,
             request,
             []<Work W>(W&& work) { return AnyWork{std::forward<W>(work)}; },
-            [&](Collective collective) { return substituted(collective, request); }
+            [&](Collective collective) { return substituted(collective, request, provided); }
         );
     }
     [[nodiscard]] AnyWork send(ConstBuffer buffer, int to, int tag) override {
@@ -129,17 +144,19 @@ public:
             return std::make_unique<AnyHeld<SelfCommunicator>>([] { return SelfCommunicator{}; });
         }
     }
+    [[nodiscard]] bool can_split() const override { return has_split<Comm> || comm_.size() == 1; }
     void abort(AbortReason const& reason) override { comm_.abort(reason); }
     [[nodiscard]] bool is_aborted() const override { return comm_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
         return comm_.abort_reason();
     }
     [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) override {
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
+    ) override {
         if constexpr (has_set_deadline<Comm>) {
             return comm_.set_deadline(deadline);
         } else {
-            lacks("deadlines");
+            return std::nullopt;
         }
     }
     void keep_alive() override {
@@ -174,33 +191,33 @@ public:
 
 private:
     [[noreturn]] static void lacks(std::string_view what) {
-        throw ContractViolation{concat(
-            "a ",
-            class_name<Comm>(),
-            " has no ",
-            what,
-            "; choose a transport that has it on all ranks"
-        )};
+        detail::lacks(class_name<Comm>(), what);
     }
-    [[nodiscard]] AnyWork substituted(Collective collective, Request const& request) {
+    [[nodiscard]] AnyWork
+    substituted(Collective collective, Request const& request, Provided provided) {
         if constexpr (reduces_host_memory<Comm>) {
-            BasicPosts const posts{
-                comm_.rank(),
-                comm_.size(),
-                [this](Buffer buffer, ReduceOp op) {
-                    return AnyWork{comm_.all_reduce(buffer, op)};
-                },
-                [this](Buffer buffer, int root) { return AnyWork{comm_.broadcast(buffer, root)}; },
-                [this](AbortReason reason) {
-                    reason.is_renumbered = is_renumbered();
-                    comm_.abort(reason);
-                    throw_failure(comm_.abort_reason().value_or(reason));
-                }
-            };
-            return AnyWork{Substitute{posts, request}};
+            std::vector<std::size_t> known;
+            if (provided.known.empty() && tells_parts(request.signature)) {
+                known = exchanged(request);
+                provided.known = known;
+            }
+            return AnyWork{Substitute{comm_, request, provided}};
         } else {
             lacks(name_of(collective));
         }
+    }
+    /// Collective; blocks.
+    /// @throws Mismatch  on all ranks: their tables of counts differ. The communicator is aborted.
+    [[nodiscard]] std::vector<std::size_t> exchanged(Request const& request) {
+        PairCounts counts{request.sends, request.expects, comm_.rank(), comm_.size()};
+        std::span<std::uint64_t> const words = counts.words();
+        comm_.all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
+        if (auto difference = counts.difference(request.signature)) {
+            difference->is_renumbered = is_renumbered();
+            comm_.abort(*difference);
+            throw_failure(comm_.abort_reason().value_or(*difference));
+        }
+        return counts.known(request.signature);
     }
 
     Held held_;
@@ -293,7 +310,11 @@ public:
     /// Local. See HasDeadline.
     /// @throws ContractViolation  the transport has none.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        return comm_->set_deadline(deadline);
+        auto const before = comm_->exchange_deadline(deadline);
+        if (!before) {
+            detail::lacks(transport(), "deadlines");
+        }
+        return *before;
     }
     /// Local. See RenewsDeadline. Does nothing if the transport cannot renew deadlines.
     void keep_alive() { comm_->keep_alive(); }
@@ -320,7 +341,7 @@ private:
 
     explicit BasicAnyCommunicator(std::unique_ptr<detail::AnyInterface> comm)
         : comm_{std::move(comm)} {}
-    [[nodiscard]] AnyWork post(detail::Request const& request) { return comm_->post(request); }
+    [[nodiscard]] AnyWork post(detail::Request const& request) { return comm_->post(request, {}); }
 
     std::unique_ptr<detail::AnyInterface> comm_;
 };

@@ -4,12 +4,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/any/communicator.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
@@ -17,7 +18,6 @@
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/hierarchical/detail/engine.hpp>
 #include <joinable/communicator/hierarchical/detail/groups.hpp>
-#include <joinable/communicator/hierarchical/detail/level_plan.hpp>
 #include <joinable/communicator/hierarchical/options.hpp>
 #include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/unwinding.hpp>
@@ -29,8 +29,7 @@
 namespace joinable { inline namespace v0 {
 
 /// A collective over all machines. Its wait() throws as HierarchicalCommunicator says.
-template <class Local, class Across>
-using HierarchicalWork = detail::WorkOf<detail::HierarchicalEngine<Local, Across>, std::uint64_t>;
+using HierarchicalWork = detail::WorkOf<detail::HierarchicalEngine, std::uint64_t>;
 
 namespace detail {
 /// A std::optional, a smart pointer or a plain one.
@@ -39,6 +38,22 @@ concept points_to_communicator = requires(P& pointer) {
     static_cast<bool>(pointer);
     requires Communicator<std::remove_reference_t<decltype(*pointer)>>;
 };
+
+/// What a HierarchicalCommunicator takes for a level.
+template <class Comm>
+consteval bool fits_level() {
+    static_assert(
+        reduces_host_memory<Comm>,
+        "HierarchicalCommunicator: expected communicators of host memory for both levels"
+    );
+    static_assert(
+        TellsReason<Comm>,
+        "HierarchicalCommunicator: expected members 'abort(AbortReason)', 'bool is_aborted()' and "
+        "'std::optional<AbortReason> abort_reason() const' of both levels, by which a leader learns "
+        "why ranks failed; use communicators that model TellsReason"
+    );
+    return models_communicator<Comm>();
+}
 } // namespace detail
 
 /// The ranks of several machines. `local` connects the ranks of a machine, for example through
@@ -62,14 +77,12 @@ concept points_to_communicator = requires(P& pointer) {
 /// machines, each in order of local ranks; 16-bit numbers are rounded once per level. All ranks get
 /// the same bits. The other sums are made in the same way. Factors apply within machines.
 ///
-/// It models AllGathers if `local` models Gathers; Reduces and ReduceScatters if `local` models
-/// ReduceScatters and Scatters; Gathers, Scatters and AllToAlls if `local` models Gathers and
-/// Scatters; ScalesSums and ScalesScatteredSums if `local` does; Splits if both do. `across`
-/// needs nothing: if it lacks a collective, leaders broadcast and sum whole buffers instead. Parts
-/// cross the network once per machine, because ranks of a machine have neighbouring parts. For a
-/// reduce, reduce-scatter, gather or scatter a leader has scratch memory, at most for the parts of
-/// all ranks, which it keeps. For an all_to_all it has twice what its ranks send or receive; if
-/// `across` has none, what its ranks send or receive and what all ranks send to each other.
+/// It has every collective. A level needs sums and broadcasts alone; what it lacks is made of these, and
+/// split() or a deadline that it lacks is a ContractViolation, as AnyCommunicator says. Parts cross the
+/// network once per machine, because ranks of a machine have neighbouring parts. For a reduce,
+/// reduce-scatter, gather or scatter a leader has scratch memory, at most for the parts of all ranks, and
+/// for an all_to_all twice what its ranks send or receive; it keeps that. Where a level lacks a gather,
+/// scatter or all_to_all, its ranks have memory for what all of them send while that runs.
 ///
 /// Collectives run one after another in the order in which they were posted. A leader makes
 /// progress inside wait(), test() and posts; the other ranks post at once what they do on their
@@ -81,9 +94,9 @@ concept points_to_communicator = requires(P& pointer) {
 /// An error on one rank becomes the same error on all, which names ranks by their number here. If
 /// the text comes from `local` or `across`, it says how that one numbers them. It travels by aborts
 /// of `local` and `across`, which model TellsReason; a busy leader carries it on at its next wait or
-/// test. Exceptions of `local` and `across` themselves then name no ranks. While a leader waits, it calls keep_alive() on both levels. A rank that is late is
-/// therefore missed by the ranks of its machine only, if both model RenewsDeadline. If they do not,
-/// ranks of other machines may miss their leaders at the same time, with other errors. A rank that
+/// test. Exceptions of `local` and `across` themselves then name no ranks. While a leader waits, it
+/// calls keep_alive() on both levels. A rank that is late is therefore missed by the ranks of its
+/// machine only, if both can renew deadlines. If they cannot, ranks of other machines may miss their leaders at the same time, with other errors. A rank that
 /// is told of an abort throws it from collectives that it has not seen complete.
 ///
 /// What ranks are about to do is compared by HierarchicalOptions::check, and otherwise as far as
@@ -97,24 +110,8 @@ concept points_to_communicator = requires(P& pointer) {
 /// at a time may use an object. All members that take buffers throw ContractViolation before any
 /// data moves if the root is not a rank, memory is missing, or the operation is bitwise on
 /// floating-point numbers.
-template <class Local, class Across>
-class HierarchicalCommunicator : public detail::Collectives<
-                                     HierarchicalCommunicator<Local, Across>,
-                                     HierarchicalWork<Local, Across>,
-                                     detail::OffersOfMachines<Local>> {
-    static_assert(models_communicator<Local>());
-    static_assert(models_communicator<Across>());
-    static_assert(
-        detail::reduces_host_memory<Local> && detail::reduces_host_memory<Across>,
-        "HierarchicalCommunicator: expected communicators of host memory for both levels"
-    );
-    static_assert(
-        TellsReason<Local> && TellsReason<Across>,
-        "HierarchicalCommunicator: expected members 'abort(AbortReason)', 'bool is_aborted()' and "
-        "'std::optional<AbortReason> abort_reason() const' of both levels, by which a leader learns "
-        "why ranks failed; use communicators that model TellsReason"
-    );
-
+class HierarchicalCommunicator
+    : public detail::Collectives<HierarchicalCommunicator, HierarchicalWork> {
 public:
     /// Collective over all machines; blocks. Both levels run some small collectives, each within
     /// its deadline. `across` is null on ranks other than local rank 0.
@@ -122,16 +119,28 @@ public:
     ///                            or another rank has one, or options differ.
     /// @throws TimedOut, ...      what a collective of a level throws, on all ranks; without
     ///                            culprits, because the numbers of ranks are not known.
+    template <Communicator Local, Communicator Across>
     [[nodiscard]] HierarchicalCommunicator(
         Local& local, Across* across, HierarchicalOptions const& options = {}
     )
-        : engine_{local, across, options} {}
+        : engine_{{refer_to(&local), refer_to(across), options}} {
+        static_assert(detail::fits_level<Local>() && detail::fits_level<Across>());
+    }
     /// The same for a std::optional, which is empty there, or a smart pointer.
-    template <detail::points_to_communicator Pointer>
+    template <Communicator Local, detail::points_to_communicator Pointer>
     [[nodiscard]] HierarchicalCommunicator(
         Local& local, Pointer& across, HierarchicalOptions const& options = {}
     )
         : HierarchicalCommunicator{local, across ? &*across : nullptr, options} {}
+    /// Explains what is missing.
+    template <class T = void>
+    [[nodiscard]] HierarchicalCommunicator(detail::AnyArgument, ...) : engine_{detail::Levels{}} {
+        static_assert(
+            !std::is_void_v<T>,
+            "HierarchicalCommunicator: expected the communicator of a machine's ranks, then a std::optional or a "
+            "pointer with the communicator of the machines' leaders, which is empty on all other ranks"
+        );
+    }
     HierarchicalCommunicator(HierarchicalCommunicator const&) = delete;
     HierarchicalCommunicator& operator=(HierarchicalCommunicator const&) = delete;
     /// Leaves `local` and `across` as they are. During unwinding it aborts them.
@@ -150,31 +159,20 @@ public:
 
     /// Local. Aborts both levels. The first reason that reaches a rank wins.
     void abort(AbortReason const& reason) { engine_.abort(reason); }
-    [[nodiscard]] bool is_aborted() const {
-        return engine_.is_aborted() || (own_levels_.parent && own_levels_.parent());
-    }
+    [[nodiscard]] bool is_aborted() const { return engine_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return engine_.abort_reason(); }
     [[nodiscard]] bool is_renumbered() const noexcept { return engine_.is_renumbered(); }
     /// Local; of both levels, for waits that start later. Returns the deadline that was in force,
     /// the shorter one if they had two.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)
-        requires detail::has_set_deadline<Local> && detail::has_set_deadline<Across>
-    {
+    /// @throws ContractViolation  a level of several ranks has none.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
         return engine_.set_deadline(deadline);
     }
     /// Local. Ranks that wait for this one now wait for one more deadline from this call.
-    void keep_alive()
-        requires detail::has_keep_alive<Local> && detail::has_keep_alive<Across>
-    {
-        engine_.keep_alive();
-    }
+    void keep_alive() { engine_.keep_alive(); }
     /// Local. The ranks that have not arrived in the oldest collective of this rank on its machine,
     /// and on a leader also the leaders that have not arrived in that across machines.
-    [[nodiscard]] std::vector<int> missing_ranks() const
-        requires detail::has_missing_ranks<Local> && detail::has_missing_ranks<Across>
-    {
-        return engine_.missing_ranks();
-    }
+    [[nodiscard]] std::vector<int> missing_ranks() const { return engine_.missing_ranks(); }
     /// Collective; blocks. The ranks of each color form a group, ordered by key, then by rank. Each
     /// level is split in the same way, and the group owns the results, with the deadline and
     /// the options of this communicator. Aborting this communicator aborts the group, but not the
@@ -184,77 +182,56 @@ public:
     /// Leaders alone are connected. So a group with ranks of several machines has the leaders of
     /// these machines, each as the first of its machine's ranks. A group on one machine may have any
     /// of its ranks. In both cases ranks of one machine follow each other.
-    /// @throws ContractViolation  on all ranks, which can go on: a group is not as described above.
+    /// @throws ContractViolation  on all ranks, which can go on: a group is not as described above, or a
+    ///                            level cannot split.
     ///                            On this rank alone, before it communicates: the color is negative.
     /// @throws what all_reduce() and split() of the levels throw, on all ranks.
-    [[nodiscard]] auto split(int color, int key)
-        requires detail::has_split<Local> && detail::has_split<Across>
-    {
+    [[nodiscard]] HierarchicalCommunicator split(int color, int key) {
         detail::check_color(color);
-        std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()));
+        // The last one says whether a level cannot.
+        std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()) + 1);
+        choices.back().color = engine_.can_split() ? 0 : 1;
         detail::GroupChoice& own = choices[static_cast<std::size_t>(rank())];
         own = {color, key};
         this->all_reduce({choices.data(), 2 * choices.size(), DType::i32}, ReduceOp::bit_or).wait();
+        if (choices.back().color != 0) {
+            throw ContractViolation{
+                "split needs the split() of both levels, but the communicator of a machine's ranks or that of the "
+                "leaders has none; choose transports that have it on all ranks"
+            };
+        }
+        choices.pop_back();
         detail::Machines const group =
             detail::machines_of_group(choices, engine_.machines(), rank());
         bool const is_renumbered = detail::group_is_renumbered(choices, own.color);
-        return of_group(engine_.split(own, group, is_renumbered));
+        return HierarchicalCommunicator{engine_.split(own, group, is_renumbered)};
     }
 
     /// For participants that train a model: that of the ranks of this machine.
-    [[nodiscard]] detail::ModelTable* model_table()
-        requires detail::has_model_table<Local>
-    {
-        return engine_.local().model_table();
-    }
+    [[nodiscard]] detail::ModelTable* model_table() { return engine_.local().model_table(); }
 
     /// Local. Memory that the ranks of this machine need not copy: see AllocatesArena.
     [[nodiscard]] Arena
-    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment)
-        requires detail::has_allocate<Local>
-    {
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
         return engine_.local().allocate(bytes, alignment);
     }
 
 private:
-    friend class detail::
-        BasicCollectives<HierarchicalCommunicator, HierarchicalWork<Local, Across>>;
-    HierarchicalWork<Local, Across> post(detail::Request const& request) {
+    friend class detail::BasicCollectives<HierarchicalCommunicator, HierarchicalWork>;
+    HierarchicalWork post(detail::Request const& request) {
         return {engine_, engine_.post(request)};
     }
 
-    template <class, class>
-    friend class HierarchicalCommunicator;
-    explicit HierarchicalCommunicator(detail::GroupLevels<Local, Across> group)
-        : own_levels_{std::move(group)}, engine_{own_levels_} {}
-    template <class L, class A>
-    [[nodiscard]] static HierarchicalCommunicator<L, A> of_group(detail::GroupLevels<L, A> group) {
-        return HierarchicalCommunicator<L, A>{std::move(group)};
+    explicit HierarchicalCommunicator(detail::Levels group) : engine_{std::move(group)} {}
+    template <class Comm>
+    [[nodiscard]] static std::unique_ptr<detail::AnyInterface> refer_to(Comm* comm) {
+        return comm == nullptr
+                   ? nullptr
+                   : std::make_unique<detail::AnyHeld<Comm&>>([&]() -> Comm& { return *comm; });
     }
 
-    detail::GroupLevels<Local, Across> own_levels_; ///< of a group
-    detail::HierarchicalEngine<Local, Across> engine_;
+    detail::HierarchicalEngine engine_;
     detail::Unwinding unwinding_;
 };
-
-template <class Local, detail::points_to_communicator Pointer>
-HierarchicalCommunicator(
-    Local&, Pointer&, HierarchicalOptions const& = {}
-) -> HierarchicalCommunicator<Local, std::remove_reference_t<decltype(*std::declval<Pointer&>())>>;
-
-/// The class for arguments that fit no constructor. It holds only the explanation.
-template <class Across>
-class HierarchicalCommunicator<detail::NoCommunicator, Across> {
-    static_assert(
-        !std::is_same_v<Across, detail::NoCommunicator>,
-        "HierarchicalCommunicator: expected the communicator of a machine's ranks, then a std::optional or a "
-        "pointer with the communicator of the machines' leaders, which is empty on all other ranks"
-    );
-
-public:
-    explicit HierarchicalCommunicator(...);
-};
-HierarchicalCommunicator(detail::AnyArgument, ...)
-    -> HierarchicalCommunicator<detail::NoCommunicator, detail::NoCommunicator>;
 
 }} // namespace joinable::v0

@@ -209,7 +209,6 @@ private:
                 std::byte* const bucket = this->arenas().data(0, shard.bucket_bytes());
                 shard.pack_gradients(group.parameters, factors.packed, bucket);
                 detail::start_parts(join_communicator(), shard, bucket, factors.summed).wait();
-                detail::take_part(shard, bucket, join_communicator());
             }
         }
     }

@@ -53,16 +53,8 @@ using Sizes = std::vector<int>;
 static_assert(joinable::Aborts<ThreadMachines>);
 static_assert(joinable::RenewsDeadline<ThreadMachines>);
 static_assert(joinable::ReportsMissing<ThreadMachines>);
-static_assert(!joinable::AllocatesArena<ThreadMachines>); // as threads
-static_assert(joinable::AllocatesArena<
-              HierarchicalCommunicator<joinable::ProcessCommunicator, ThreadCommunicator>>);
+static_assert(joinable::AllocatesArena<ThreadMachines>);
 static_assert(joinable::AllToAlls<ThreadMachines>);
-using OverTcp = HierarchicalCommunicator<ThreadCommunicator, joinable::TcpCommunicator>;
-static_assert(joinable::RenewsDeadline<OverTcp>);
-static_assert(!joinable::AllocatesArena<
-              HierarchicalCommunicator<joinable::TcpCommunicator, ThreadCommunicator>>);
-static_assert(!joinable::HasDeadline<
-              HierarchicalCommunicator<joinable::SelfCommunicator, ThreadCommunicator>>);
 
 TEST_CASE("ranks are numbered machine by machine, by local rank on each") {
     for (Sizes const& sizes : machine_layouts) {
@@ -216,8 +208,7 @@ TEST_CASE("no rank leaves a barrier before all have come, and fifty collectives 
             }
             std::vector<std::uint64_t> values(50, 1);
             {
-                std::vector<joinable::HierarchicalWork<ThreadCommunicator, ThreadCommunicator>>
-                    works;
+                std::vector<joinable::HierarchicalWork> works;
                 works.reserve(values.size());
                 for (std::uint64_t& value : values) {
                     works.push_back(comm.all_reduce({&value, 1, DType::u64}, ReduceOp::sum));
@@ -255,6 +246,16 @@ TEST_CASE("one deadline is that of both levels") {
             CHECK(place.across->set_deadline(std::chrono::seconds{60}) == std::chrono::seconds{41});
         }
         CHECK(comm.missing_ranks().empty());
+    });
+}
+
+TEST_CASE("a level of one rank needs no deadline") {
+    joinable::run_threads(2, [](ThreadCommunicator& across) {
+        joinable::SelfCommunicator alone;
+        across.set_deadline(std::chrono::seconds{60});
+        HierarchicalCommunicator comm{alone, &across};
+        CHECK(comm.set_deadline(std::chrono::seconds{41}) == std::chrono::seconds{60});
+        CHECK(across.set_deadline(std::chrono::seconds{60}) == std::chrono::seconds{41});
     });
 }
 
@@ -321,14 +322,13 @@ TEST_CASE("a rank that leaves is named by its number on all other machines, and 
 }
 
 TEST_CASE("machines of machines throw one failure, by the ranks of all of them") {
-    using Racks = HierarchicalCommunicator<ThreadMachines, ThreadCommunicator>;
     for (int culprit = 0; culprit < 6; ++culprit) {
         std::atomic<int> ended{0};
         std::atomic<int> right{0};
         joinable::run_threads(2, [&](ThreadCommunicator& top) {
             on_machines({2, 1}, [&](OnMachine place) {
                 ThreadMachines rack{place.local, place.across};
-                Racks comm{rack, rack.rank() == 0 ? &top : nullptr};
+                ThreadMachines comm{rack, rack.rank() == 0 ? &top : nullptr};
                 comm.barrier();
                 if (comm.rank() == culprit) {
                     comm.abort({joinable::FailureKind::peer_failed, {culprit}, "out of memory"});
@@ -702,7 +702,7 @@ TEST_CASE("machines of threads that TCP connects sum, and fail together") {
     std::atomic<int> failed{0};
     run_tcp_threads(2, [&](joinable::TcpCommunicator& across) {
         joinable::run_threads(across.rank() == 0 ? 1 : 3, [&](ThreadCommunicator& local) {
-            OverTcp comm{local, local.rank() == 0 ? &across : nullptr};
+            HierarchicalCommunicator comm{local, local.rank() == 0 ? &across : nullptr};
             for (int round = 0; round < 20; ++round) {
                 std::vector<std::uint64_t> values(1000, static_cast<std::uint64_t>(comm.rank()));
                 comm.all_reduce({values.data(), values.size(), DType::u64}, ReduceOp::sum).wait();

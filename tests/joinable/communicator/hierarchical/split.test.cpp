@@ -30,8 +30,6 @@ using joinable::ThreadCommunicator;
 using Sizes = std::vector<int>;
 
 static_assert(joinable::Splits<ThreadMachines>);
-static_assert(!joinable::Splits<
-              joinable::HierarchicalCommunicator<ThreadCommunicator, joinable::TcpCommunicator>>);
 
 int sum_of_ones(auto& comm) {
     std::int32_t one = 1;
@@ -141,6 +139,21 @@ TEST_CASE("a group of machines inherits the deadline and whether ranks compare")
         {.check = true}
     };
     failures.check({3}, "broadcast");
+}
+
+TEST_CASE("if the leaders cannot be split, all ranks are told, and go on") {
+    run_tcp_threads(2, [](joinable::TcpCommunicator& across) {
+        joinable::run_threads(2, [&](ThreadCommunicator& local) {
+            joinable::HierarchicalCommunicator comm{local, local.rank() == 0 ? &across : nullptr};
+            CHECK_THROWS_WITH_AS(
+                (void)comm.split(0, 0),
+                "split needs the split() of both levels, but the communicator of a machine's ranks or that of "
+                "the leaders has none; choose transports that have it on all ranks",
+                joinable::ContractViolation
+            );
+            CHECK(sum_of_ones(comm) == 4);
+        });
+    });
 }
 
 TEST_CASE("an abort reaches the groups of machines that were split off, and theirs") {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/pair_counts.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/detail/hash.hpp>
@@ -24,15 +25,6 @@ namespace joinable { inline namespace v0 { namespace detail {
     return collective == Collective::all_gather || collective == Collective::reduce_scatter ||
            collective == Collective::scaled_reduce_scatter || collective == Collective::gather ||
            collective == Collective::scatter;
-}
-/// Whether each rank has only its own part of the table of counts.
-[[nodiscard]] constexpr bool has_pairs(Descriptor const& said) noexcept {
-    return said.has_counts && said.collective == Collective::all_to_all;
-}
-/// Whether leaders must be told the parts of other ranks.
-[[nodiscard]] constexpr bool tells_parts(Descriptor const& said) noexcept {
-    return has_pairs(said) || (said.has_counts && (said.collective == Collective::gather ||
-                                                   said.collective == Collective::scatter));
 }
 /// Whether the parts of ranks become one buffer, and not the other way round.
 [[nodiscard]] constexpr bool collects_parts(Collective collective) noexcept {
@@ -121,43 +113,6 @@ private:
 
     Descriptor said_;
     int size_ = 0;
-    std::vector<std::uint64_t> words_;
-};
-
-/// What each rank of an all_to_all by counts sends to each and expects from each, in words that ranks
-/// sum when they have found that they all run it. All then find the same difference, or none.
-class PairCounts {
-public:
-    PairCounts() = default;
-    /// `parts` has what the rank sends to each, then what it expects from each.
-    PairCounts(std::span<std::size_t const> parts, int rank, int size)
-        : size_{static_cast<std::size_t>(size)}, words_(2 * size_ * size_) {
-        auto const own = static_cast<std::size_t>(rank);
-        for (std::size_t other = 0; other < size_; ++other) {
-            words_[own * size_ + other] = parts[other];
-            words_[(size_ + other) * size_ + own] = parts[size_ + other];
-        }
-    }
-
-    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
-    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& said) const {
-        auto const of = [&](std::size_t from, int to) {
-            return words_[from * size_ + static_cast<std::size_t>(to)];
-        };
-        return find_difference_of_counts(
-            static_cast<int>(size_),
-            said,
-            [&](int from, int to) { return of(static_cast<std::size_t>(from), to); },
-            [&](int from, int to) { return of(size_ + static_cast<std::size_t>(from), to); }
-        );
-    }
-    /// What rank 0 sends to each, then rank 1, and so on.
-    [[nodiscard]] std::vector<std::size_t> parts() const {
-        return {words_.data(), words_.data() + words_.size() / 2};
-    }
-
-private:
-    std::size_t size_ = 0;
     std::vector<std::uint64_t> words_;
 };
 

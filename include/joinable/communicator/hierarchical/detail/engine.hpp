@@ -19,9 +19,11 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/any/communicator.hpp>
+#include <joinable/communicator/any_work.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/pair_counts.hpp>
 #include <joinable/communicator/detail/poll_pause.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
@@ -49,25 +51,21 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// A wait on one level does not end when the other level fails, so a leader polls both. While it polls,
 /// it tells both levels that it is alive. So only the ranks of its own machine name a late rank, and all
 /// ranks get that reason.
-template <class Local, class Across>
 class HierarchicalEngine : public HasWorks {
 public:
-    /// Collective. `across` is not null on leaders only.
-    HierarchicalEngine(Local& local, Across* across, HierarchicalOptions const& options)
-        : local_{local}, across_{across}, options_{options} {
+    /// Collective, unless the levels are a group's: split() has met.
+    explicit HierarchicalEngine(Levels levels)
+        : levels_{std::move(levels)}, local_{*levels_.local}, across_{levels_.across.get()},
+          machines_{levels_.machines}, parent_{levels_.parent} {
         find_deadline();
-        meet();
-    }
-    /// Local, because split() has met. The group must outlive this.
-    explicit HierarchicalEngine(GroupLevels<Local, Across> const& group)
-        : local_{*group.local}, across_{group.across.get()}, options_{group.options},
-          machines_{group.machines}, parent_{group.parent}, is_renumbered_{group.is_renumbered} {
-        find_deadline();
+        if (!machines_.are_known()) {
+            meet();
+        }
     }
     HierarchicalEngine(HierarchicalEngine const&) = delete;
     HierarchicalEngine& operator=(HierarchicalEngine const&) = delete;
 
-    [[nodiscard]] Local& local() const noexcept { return local_; }
+    [[nodiscard]] AnyInterface& local() const noexcept { return local_; }
     [[nodiscard]] Machines const& machines() const noexcept { return machines_; }
     [[nodiscard]] int rank() const { return machines_.first_of(machines_.own()) + local_.rank(); }
 
@@ -100,21 +98,22 @@ public:
     [[nodiscard]] bool test(std::uint64_t number) { return advance(number, Waiting::tests); }
     [[nodiscard]] bool progress(std::uint64_t number) { return advance(number, Waiting::polls); }
 
+    [[nodiscard]] bool can_split() const {
+        return local_.can_split() && (across_ == nullptr || across_->can_split());
+    }
     /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all.
-    [[nodiscard]] auto split(GroupChoice choice, Machines group, bool is_renumbered) {
+    [[nodiscard]] Levels split(GroupChoice choice, Machines group, bool is_renumbered) {
         group.become_group_of(machines_);
-        using LocalGroup = decltype(local_.split(0, 0));
-        using AcrossGroup = decltype(across_->split(0, 0));
-        GroupLevels<LocalGroup, AcrossGroup> levels{
-            nullptr, nullptr, group, options_, [this] { return heard(); }, is_renumbered
+        Levels levels{
+            nullptr, nullptr, options(), group, [this] { return heard(); }, is_renumbered
         };
         (void)on_level(Level::local, [&] {
-            levels.local.reset(new LocalGroup(local_.split(choice.color, choice.key)));
+            levels.local = local_.split(choice.color, choice.key);
             return true;
         });
         if (across_ != nullptr) { // one group for each color, in the order of the group's machines
             (void)on_level(Level::across, [&] {
-                levels.across.reset(new AcrossGroup(across_->split(choice.color, group.own())));
+                levels.across = across_->split(choice.color, group.own());
                 return true;
             });
         }
@@ -149,10 +148,8 @@ public:
         if (!failure_) {
             failure_ = here(cut(reason));
         }
-        local_.abort(to_level(*failure_, rank(), machines_));
-        if (across_ != nullptr) {
-            across_->abort(to_level(*failure_, rank(), machines_));
-        }
+        on_levels([&](AnyInterface& level) { level.abort(to_level(*failure_, rank(), machines_)); }
+        );
     }
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(char const* what) {
@@ -160,7 +157,8 @@ public:
         );
     }
     [[nodiscard]] bool is_aborted() const {
-        return failure_ || local_.is_aborted() || (across_ != nullptr && across_->is_aborted());
+        return failure_ || local_.is_aborted() || (across_ != nullptr && across_->is_aborted()) ||
+               (parent_ && parent_());
     }
 
     /// The first reason that this rank has heard, by the ranks of all machines.
@@ -177,24 +175,18 @@ public:
         }
         return reason ? std::optional{here(*std::move(reason))} : reason;
     }
-    [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
+    [[nodiscard]] bool is_renumbered() const noexcept { return levels_.is_renumbered; }
 
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        local_.set_deadline(deadline);
-        if (across_ != nullptr) {
-            across_->set_deadline(deadline);
-        }
+        on_levels([&](AnyInterface& level) {
+            if (!level.exchange_deadline(deadline) && level.size() > 1) {
+                lacks(level.transport(), "deadlines");
+            }
+        });
         return std::exchange(deadline_, deadline);
     }
     void keep_alive() {
-        if constexpr (has_keep_alive<Local>) {
-            local_.keep_alive();
-        }
-        if constexpr (has_keep_alive<Across>) {
-            if (across_ != nullptr) {
-                across_->keep_alive();
-            }
-        }
+        on_levels([](AnyInterface& level) { level.keep_alive(); });
     }
     [[nodiscard]] std::vector<int> missing_ranks() const {
         std::vector<int> ranks = local_.missing_ranks();
@@ -242,7 +234,7 @@ private:
         PairCounts pairs;
         std::vector<LevelStep> steps; ///< of this stage
         std::size_t started = 0;
-        std::vector<std::pair<Level, std::unique_ptr<RunningStep>>> running;
+        std::vector<std::pair<Level, std::optional<AnyWork>>> running;
     };
 
     [[nodiscard]] bool is_leader() const { return local_.rank() == 0; }
@@ -251,18 +243,24 @@ private:
         return local_.size() > 1 && across_ != nullptr && across_->size() > 1;
     }
 
+    [[nodiscard]] HierarchicalOptions const& options() const noexcept { return levels_.options; }
+    template <class F>
+    void on_levels(F const& f) const {
+        f(local_);
+        if (across_ != nullptr) {
+            f(*across_);
+        }
+    }
+    /// The shorter one, if both levels have one.
     void find_deadline() {
-        if constexpr (has_set_deadline<Local>) {
-            deadline_ = local_.set_deadline(default_deadline);
-            local_.set_deadline(deadline_);
-        }
-        if constexpr (has_set_deadline<Across>) {
-            if (across_ != nullptr) {
-                std::chrono::nanoseconds const theirs = across_->set_deadline(deadline_);
-                across_->set_deadline(theirs);
-                deadline_ = (std::min)(deadline_, theirs);
+        std::optional<std::chrono::nanoseconds> shorter;
+        on_levels([&](AnyInterface& level) {
+            if (auto const own = level.exchange_deadline(deadline_)) {
+                level.exchange_deadline(*own);
+                shorter = (std::min)(shorter.value_or(*own), *own);
             }
-        }
+        });
+        deadline_ = shorter.value_or(deadline_);
     }
 
     // -- meeting ----------------------------------------------------------------------------------
@@ -271,7 +269,7 @@ private:
         std::array<std::uint64_t, 3> wrong{
             is_leader() && across_ == nullptr ? 1U : 0U,
             !is_leader() && across_ != nullptr ? 1U : 0U,
-            options_.check ? 1U : 0U
+            options().check ? 1U : 0U
         };
         run({step(Level::local, Collective::all_reduce, wrong)});
         if (wrong[0] != 0) {
@@ -349,7 +347,7 @@ private:
 
     /// Whether ranks compare first. The elements of ranks are told with that.
     [[nodiscard]] bool compares(Descriptor const& said) const noexcept {
-        return options_.check || tells_parts(said);
+        return options().check || tells_parts(said);
     }
     /// Ranks other than leaders start what they can: all up to one that compares first.
     void start_posted() {
@@ -382,9 +380,7 @@ private:
             }
             (void)on_level(next.level, [&] {
                 operation.running.emplace_back(
-                    next.level,
-                    next.level == Level::local ? start_step(local_, next)
-                                               : start_step(*across_, next)
+                    next.level, start_step(next.level == Level::local ? local_ : *across_, next)
                 );
                 return true;
             });
@@ -403,7 +399,14 @@ private:
             end_by(operation.comparison.difference());
             if (has_pairs(request.signature)) {
                 operation.stage = Stage::telling;
-                operation.pairs = {operation.parts, rank(), machines_.ranks()};
+                auto const size = static_cast<std::size_t>(machines_.ranks());
+                std::span<std::size_t const> const parts{operation.parts};
+                operation.pairs = {
+                    PartSizes::of(parts.first(size)),
+                    PartSizes::of(parts.last(size)),
+                    rank(),
+                    machines_.ranks()
+                };
                 plan_sum(operation, operation.pairs.words());
                 return;
             }
@@ -413,7 +416,7 @@ private:
         }
         if (operation.stage == Stage::telling) {
             end_by(operation.pairs.difference(request.signature));
-            operation.parts = operation.pairs.parts();
+            operation.parts = operation.pairs.known(request.signature);
         }
         operation.stage = Stage::moving;
         Request all = request;
@@ -430,8 +433,7 @@ private:
         operation.started = 0;
         (void)on_level(Level::local, [&] { // it may have no memory
             operation.steps =
-                LevelPlan<Local, Across>{machines_, local_, request, operation.parts, scratch_}
-                    .steps();
+                LevelPlan{machines_, local_, request, operation.parts, scratch_}.steps();
             return true;
         });
     }
@@ -457,8 +459,9 @@ private:
         Operation& first = operations_.front();
         for (;;) {
             for (auto& [level, step] : first.running) {
-                RunningStep& running = *step;
-                if (!on_level(level, [&] { return running.is_settled(waiting); })) {
+                if (!on_level(level, [&, &running = step] {
+                        return is_settled(running, waiting);
+                    })) {
                     return false;
                 }
             }
@@ -522,11 +525,11 @@ private:
     }
     /// The reason as these ranks throw it.
     [[nodiscard]] AbortReason here(AbortReason reason) const {
-        reason.is_renumbered = is_renumbered_;
+        reason.is_renumbered = is_renumbered();
         return reason;
     }
-    template <class Comm>
-    [[nodiscard]] std::optional<AbortReason> reason_on(Comm const& comm, Level level) const {
+    [[nodiscard]] std::optional<AbortReason>
+    reason_on(AnyInterface const& comm, Level level) const {
         auto reason = comm.abort_reason();
         return reason ? to_global(*std::move(reason), level, machines_) : reason;
     }
@@ -548,12 +551,11 @@ private:
         throw_failure(in_words_of(rank(), waits_in_, *failure_));
     }
 
-    Local& local_;
-    Across* across_;
-    HierarchicalOptions options_;
+    Levels levels_; // before what refers to them
+    AnyInterface& local_;
+    AnyInterface* across_;
     Machines machines_;
     std::function<std::optional<AbortReason>()> parent_; ///< of a group
-    bool is_renumbered_ = false;
     Arena scratch_; ///< of the collective that a leader has begun
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::chrono::steady_clock::time_point last_sign_{}; ///< of life, from a leader that waits

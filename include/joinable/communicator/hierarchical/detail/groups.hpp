@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/any/communicator.hpp>
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
 #include <joinable/communicator/hierarchical/options.hpp>
 #include <joinable/detail/text.hpp>
@@ -20,16 +21,17 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What split() makes a group of. `across` is null on ranks that do not lead their machine in it, and
+/// What the ranks of machines communicate by. `across` is null on ranks that do not lead their machine, and
 /// on all ranks of a group on one machine.
-template <class Local, class Across>
-struct GroupLevels {
-    std::unique_ptr<Local> local;
-    std::unique_ptr<Across> across;
-    Machines machines;
+struct Levels {
+    std::unique_ptr<AnyInterface> local;
+    std::unique_ptr<AnyInterface> across;
     HierarchicalOptions options;
-    std::function<std::optional<AbortReason>()> parent; ///< why its ranks have ended, if they have
-    bool is_renumbered = false;                         ///< see Communicator
+    // What a group has, which split() makes.
+    Machines machines = {};
+    std::function<std::optional<AbortReason>()> parent = {
+    }; ///< why its ranks have ended, if they have
+    bool is_renumbered = false; ///< see Communicator
 };
 
 /// What a rank gives to split().

@@ -8,38 +8,20 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/capabilities.hpp>
-#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/any/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/hierarchical/detail/level_step.hpp>
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
-#include <joinable/communicator/make_arena.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The capabilities of HierarchicalCommunicator, by those of `Local`. `Across` needs none of them: leaders
-/// have memory for what all ranks send, so all_reduce and broadcast are enough there.
-template <class Local>
-struct OffersOfMachines {
-    static constexpr bool scaled_sums = has_scaled_all_reduce<Local>;
-    static constexpr bool all_gather = has_gather<Local>;
-    static constexpr bool reduce_scatter = has_reduce_scatter<Local> && has_scatter<Local>;
-    static constexpr bool reduce = reduce_scatter;
-    static constexpr bool scaled_scattered_sums =
-        scaled_sums && reduce_scatter && has_scaled_reduce_scatter<Local>;
-    static constexpr bool gather = has_gather<Local> && has_scatter<Local>;
-    static constexpr bool scatter = gather;
-    static constexpr bool all_to_all = gather;
-};
-
 /// Divides a collective of all ranks into the steps of one rank on its levels. On each machine a
 /// step moves data from its ranks to the leader or back; the leaders' steps are between these.
-template <class Local, class Across>
 class LevelPlan {
 public:
     /// `parts` has the elements of each rank, if ranks have parts. In an all_to_all by counts it has
@@ -47,7 +29,7 @@ public:
     /// until they are done.
     LevelPlan(
         Machines const& machines,
-        Local& local,
+        AnyInterface& local,
         Request const& request,
         std::span<std::size_t const> parts,
         Arena& scratch
@@ -88,13 +70,10 @@ private:
         take(std::move(local));
     }
     void all_reduce() {
-        bool const is_scaled_sum = is_scaled(said_.collective);
-        if (is_scaled_sum && OffersOfMachines<Local>::scaled_scattered_sums) {
-            sum_on_machine(is_leader() ? out_ : Buffer{});
+        if (is_scaled(said_.collective)) {
+            sum_on_machine(out_, out_);
         } else {
-            take(in_place(
-                Level::local, is_scaled_sum ? said_.collective : Collective::reduce, out_, 0
-            ));
+            take(in_place(Level::local, Collective::reduce, out_));
         }
         take(in_place(Level::across, Collective::all_reduce, out_));
         take(spread(Level::local, out_));
@@ -108,106 +87,78 @@ private:
     void reduce_scatter() {
         Buffer const sum = at_leader(in_.count);
         sum_on_machine(sum);
-        if constexpr (has_reduce_scatter<Across>) {
-            take(by_machines(Collective::reduce_scatter, sum, part_of(sum)));
-        } else {
-            take(in_place(Level::across, Collective::all_reduce, sum));
-        }
+        LevelStep across = by_machines(Collective::reduce_scatter, sum, part_of(sum));
+        across.memory = sum;
+        take(std::move(across));
         take(by_ranks(Collective::scatter, part_of(sum), out_));
     }
     void all_gather() {
         Buffer const all = at_leader(out_.count, out_);
         take(by_ranks(Collective::gather, in_, part_of(all)));
-        if constexpr (has_all_gather<Across>) {
-            take(by_machines(Collective::all_gather, part_of(all), all));
-        } else {
-            spread_parts(all);
-        }
+        take(by_machines(Collective::all_gather, part_of(all), all));
         take(spread(Level::local, out_));
     }
     void gather() {
-        bool const is_collected = has_gather<Across> && !has_root_here();
-        Buffer const all = at_leader(is_collected ? own_parts() : sum_of(parts_), out_);
-        Buffer const part = is_collected ? all : part_of(all);
+        Buffer const all = at_leader(has_root_here() ? sum_of(parts_) : own_parts(), out_);
+        Buffer const part = has_root_here() ? part_of(all) : all;
         take(by_ranks(Collective::gather, in_, part));
-        if constexpr (has_gather<Across>) {
-            take(by_machines(
-                Collective::gather, part, has_root_here() ? all : none(), root_machine()
-            ));
-        } else {
-            spread_parts(all);
-        }
+        take(by_machines(Collective::gather, part, has_root_here() ? all : none(), root_machine()));
         give_to_root(all);
     }
     void scatter() {
-        bool const is_divided = has_scatter<Across> && !has_root_here();
         Buffer const given{const_cast<void*>(in_.data), in_.count, in_.dtype}; // only read from
-        Buffer const all = at_leader(is_divided ? own_parts() : sum_of(parts_), given);
-        Buffer const part = is_divided ? all : part_of(all);
+        Buffer const all = at_leader(has_root_here() ? sum_of(parts_) : own_parts(), given);
+        Buffer const part = has_root_here() ? part_of(all) : all;
         if (has_root_here() && local_root() != 0) {
-            LevelStep step = at_one(Collective::gather, local_root(), all.count);
+            LevelStep step = at_one(Collective::gather, local_root(), sum_of(parts_));
             step.in = has_root() ? in_ : none();
             step.out = all;
             take(std::move(step));
         }
-        if constexpr (has_scatter<Across>) {
-            take(by_machines(
-                Collective::scatter, has_root_here() ? all : none(), part, root_machine()
-            ));
-        } else {
-            take(spread(Level::across, all, root_machine()));
-        }
+        take(by_machines(Collective::scatter, has_root_here() ? all : none(), part, root_machine())
+        );
         take(by_ranks(Collective::scatter, part, out_));
     }
 
     /// Leaders exchange blocks. A block has what one machine's ranks send to another's, by sender,
     /// then by receiver. Before that a leader makes blocks of what its ranks send, and afterwards
-    /// what each of them receives. Leaders without an all_to_all get the blocks of all.
+    /// what each of them receives.
     void all_to_all() {
         Ranks const own = ranks_at(machines_.own());
         Ranks const all{0, machines_.ranks()};
-        bool const exchanges = has_all_to_all<Across> && machines_.count() > 1;
         std::size_t const sent = between(own, all);
         std::size_t const received = between(all, own);
         std::size_t const most = (std::max)(sent, received);
-        Buffer const memory = at_leader(most + (exchanges ? most : between(all, all)));
+        Buffer const memory = at_leader(2 * most);
         Buffer const whole = within(memory, 0, most);
-        Buffer const blocks = within(memory, most, memory.count - most);
+        Buffer const blocks = within(memory, is_leader() ? most : 0, most);
 
         take(by_ranks(Collective::gather, in_, within(whole, 0, sent), [&](Ranks rank) {
             return between(rank, all);
         }));
         if (is_leader()) {
-            std::size_t const first =
-                exchanges ? 0 : between({0, own.begin}, all); // of this machine's blocks
-            make_blocks(whole, within(blocks, first, sent));
-            Buffer const arrived = exchanges ? whole : blocks;
-            exchange_blocks(blocks, arrived, exchanges);
-            make_parts(arrived, exchanges ? blocks : whole, exchanges);
+            if (machines_.count() > 1) { // else its ranks have sent the one block
+                make_blocks(whole, blocks);
+                exchange_blocks(within(blocks, 0, sent), within(whole, 0, received));
+            }
+            make_parts(whole, blocks);
         }
-        Buffer const parts = within(exchanges ? blocks : whole, 0, received);
-        take(by_ranks(Collective::scatter, parts, out_, [&](Ranks rank) {
+        take(by_ranks(Collective::scatter, within(blocks, 0, received), out_, [&](Ranks rank) {
             return between(all, rank);
         }));
     }
-    void exchange_blocks(Buffer blocks, Buffer arrived, bool exchanges) {
-        Ranks const own = ranks_at(machines_.own());
-        Ranks const all{0, machines_.ranks()};
-        if (!exchanges) {
-            for (int machine = 0; machine < machines_.count(); ++machine) {
-                Ranks const those = ranks_at(machine);
-                std::size_t const before = between({0, those.begin}, all);
-                take(spread(Level::across, within(blocks, before, between(those, all)), machine));
-            }
-            return;
-        }
-        LevelStep step =
-            in_place(Level::across, Collective::all_to_all, within(arrived, 0, between(all, own)));
+    void exchange_blocks(Buffer blocks, Buffer arrived) {
+        LevelStep step = in_place(Level::across, Collective::all_to_all, arrived);
         step.signature.has_counts = true;
-        step.in = within(blocks, 0, between(own, all));
-        for (int machine = 0; machine < machines_.count(); ++machine) {
-            step.counts.push_back(between(own, ranks_at(machine)));
-            step.counts_out.push_back(between(ranks_at(machine), own));
+        step.in = blocks;
+        for (int other = 0; other < machines_.count(); ++other) {
+            step.counts.push_back(between(ranks_at(machines_.own()), ranks_at(other)));
+            step.pairs.push_back(between(ranks_at(other), ranks_at(machines_.own())));
+        }
+        for (int from = 0; from < machines_.count(); ++from) {
+            for (int to = 0; to < machines_.count(); ++to) {
+                step.pairs.push_back(between(ranks_at(from), ranks_at(to)));
+            }
         }
         take(std::move(step));
     }
@@ -232,7 +183,7 @@ private:
         take_copies(std::move(step));
     }
     /// To what each rank of this machine receives.
-    void make_parts(Buffer blocks, Buffer whole, bool exchanges) {
+    void make_parts(Buffer blocks, Buffer whole) {
         Ranks const own = ranks_at(machines_.own());
         std::vector<std::size_t> next; // of each rank, in `whole`
         for (int to = own.begin; to < own.end; ++to) {
@@ -242,10 +193,6 @@ private:
         LevelStep step;
         for (int machine = 0; machine < machines_.count(); ++machine) {
             Ranks const those = ranks_at(machine);
-            if (!exchanges) { // among that machine's blocks for all
-                read = between({0, those.begin}, {0, machines_.ranks()}) +
-                       between(those, {0, own.begin});
-            }
             for (int from = those.begin; from < those.end; ++from) {
                 for (int to = own.begin; to < own.end; ++to) {
                     std::size_t const count = between({from, from + 1}, {to, to + 1});
@@ -261,8 +208,8 @@ private:
 
     // -- steps of several of them -----------------------------------------------------------------
 
-    /// Sums the inputs of a machine at its leader. The others' inputs do not change.
-    void sum_on_machine(Buffer sum) {
+    /// Sums the inputs of a machine at its leader. The others' inputs do not change, unless they are `memory`.
+    void sum_on_machine(Buffer sum, Buffer memory = {}) {
         LevelStep step = at_one(
             is_scaled(said_.collective) ? Collective::scaled_reduce_scatter
                                         : Collective::reduce_scatter,
@@ -271,6 +218,7 @@ private:
         );
         step.in = in_;
         step.out = is_leader() ? sum : none();
+        step.memory = memory;
         take(std::move(step));
     }
     /// On the root's machine, if its leader has it and is another rank.
@@ -282,12 +230,6 @@ private:
             step.in = all;
             step.out = has_root() ? out_ : none();
             take(std::move(step));
-        }
-    }
-    /// Instead of an all_gather between leaders.
-    void spread_parts(Buffer all) {
-        for (int machine = 0; machine < machines_.count(); ++machine) {
-            take(spread(Level::across, part_of(all, machine), machine));
         }
     }
 
@@ -341,7 +283,7 @@ private:
         return step;
     }
     /// Keeps a step that this rank takes part in, unless it has nobody to exchange data with.
-    void take(LevelStep step) {
+    void take(LevelStep&& step) {
         bool const is_local = step.level == Level::local;
         bool const is_alone = is_local ? local_.size() == 1 : machines_.count() == 1;
         bool const is_done =
@@ -393,18 +335,14 @@ private:
         std::size_t const bytes = count * size_of(said_.dtype);
         if (scratch_.bytes() < bytes) {
             scratch_ = Arena{}; // first: both need not fit
-            scratch_ = make_arena(local_, bytes);
+            scratch_ = local_.allocate(bytes, Arena::default_alignment);
         }
         return {scratch_.data(), count, said_.dtype};
     }
-    /// The parts of a machine's ranks in the parts of all, which only leaders have.
-    [[nodiscard]] Buffer part_of(Buffer all, int machine) const {
-        if (!is_leader()) {
-            return none();
-        }
-        auto const first = static_cast<std::size_t>(machines_.first_of(machine));
-        std::size_t const before = offset_of(parts_, first) * size_of(said_.dtype);
-        return {static_cast<std::byte*>(all.data) + before, sum_of(ranks_of(machine)), all.dtype};
+    /// The parts of this machine's ranks in the parts of all, which only leaders have.
+    [[nodiscard]] Buffer part_of(Buffer all) const {
+        auto const first = static_cast<std::size_t>(machines_.first_of(machines_.own()));
+        return within(all, offset_of(parts_, first), own_parts());
     }
     /// So many elements of a leader's memory.
     [[nodiscard]] Buffer within(Buffer memory, std::size_t first, std::size_t count) const {
@@ -414,7 +352,6 @@ private:
         auto* const data = static_cast<std::byte*>(memory.data) + first * size_of(memory.dtype);
         return {data, count, memory.dtype};
     }
-    [[nodiscard]] Buffer part_of(Buffer all) const { return part_of(all, machines_.own()); }
 
     [[nodiscard]] std::span<std::size_t const> ranks_of(int machine) const {
         int const first = machines_.first_of(machine);
@@ -447,7 +384,7 @@ private:
     }
 
     Machines const& machines_;
-    Local& local_;
+    AnyInterface& local_;
     Descriptor said_;
     ConstBuffer in_;
     Buffer out_;

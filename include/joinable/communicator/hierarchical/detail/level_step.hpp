@@ -2,20 +2,13 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
-#include <optional>
-#include <utility>
 #include <vector>
 
-#include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/detail/by_members.hpp>
+#include <joinable/communicator/any/communicator.hpp>
+#include <joinable/communicator/any_work.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
-#include <joinable/communicator/detail/settle.hpp>
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
-#include <joinable/communicator/work.hpp>
-#include <joinable/detail/text.hpp>
-#include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -33,57 +26,20 @@ struct LevelStep {
     Descriptor signature = {}; ///< with counts if parts differ
     ConstBuffer in = {};       ///< as `out` if the collective is in place
     Buffer out = {};
-    std::vector<std::size_t> counts = {};     ///< of each rank of the level
-    std::vector<std::size_t> counts_out = {}; ///< of an all_to_all: what comes from each
+    std::vector<std::size_t> counts = {}; ///< of each rank of the level
+    std::vector<std::size_t> pairs = {
+    };                  ///< in an all_to_all: from each rank, then from each to each
+    Buffer memory = {}; ///< of what replaces it
     std::vector<LeadersCopy> copies = {};
 };
 
-/// A step that was started, whatever type its work has.
-class RunningStep {
-public:
-    RunningStep() = default;
-    RunningStep(RunningStep const&) = delete;
-    RunningStep& operator=(RunningStep const&) = delete;
-    virtual ~RunningStep() = default;
-    [[nodiscard]] virtual bool is_settled(Waiting waiting) = 0;
-};
-
-template <Work W>
-class RunningWork final : public RunningStep {
-public:
-    explicit RunningWork(W work) : work_{std::move(work)} {}
-    [[nodiscard]] bool is_settled(Waiting waiting) override {
-        return detail::is_settled(work_, waiting);
-    }
-
-private:
-    std::optional<W> work_;
-};
-
-/// Starts a step on its level, which has this collective. If it cannot reduce to a root, all its
-/// ranks get the sum.
-template <class Comm>
-[[nodiscard]] std::unique_ptr<RunningStep> start_step(Comm& comm, LevelStep const& step) {
-    auto const run = []<Work W>(W work) -> std::unique_ptr<RunningStep> {
-        return std::make_unique<RunningWork<W>>(std::move(work));
-    };
-    auto const lacks = [&](Collective collective) -> std::unique_ptr<RunningStep> {
-        if (collective == Collective::reduce) {
-            return run(comm.all_reduce(step.out, step.signature.op));
-        }
-        throw CommunicationError{concat("a level of machines has no ", name_of(collective))};
-    };
+/// Starts a step on its level.
+[[nodiscard]] inline AnyWork start_step(AnyInterface& level, LevelStep const& step) {
     PartSizes const parts = PartSizes::of(step.counts);
     bool const exchanges = step.signature.collective == Collective::all_to_all;
-    return by_members(
-        comm,
-        {step.signature,
-         step.in,
-         step.out,
-         parts,
-         exchanges ? PartSizes::of(step.counts_out) : parts},
-        run,
-        lacks
+    return level.post(
+        {step.signature, step.in, step.out, parts, exchanges ? PartSizes::of(step.pairs) : parts},
+        {exchanges ? Counts{step.pairs}.subspan(step.counts.size()) : step.counts, step.memory}
     );
 }
 

@@ -9,13 +9,12 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
-#include <joinable/communicator/work.hpp>
+#include <joinable/communicator/substitute.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/parameters.hpp>
-#include <joinable/tensor/reduce_op.hpp>
 
 /// @file
 /// Exchanges of sharded buckets between ranks. Collective, the same on all ranks.
@@ -23,31 +22,17 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// Starts to fill a bucket with the parts of all ranks. This rank's part is at `own`, which may be
-/// its place in the bucket. Uses one all-gather if the communicator has it, otherwise one broadcast
-/// per owner.
+/// its place in the bucket.
 template <Communicator Comm>
 [[nodiscard]] auto
 gather_parts(Comm& comm, OptimizerShard const& shard, std::byte const* own, std::byte* bucket) {
     ShardBucket const& layout = shard.bucket();
-    if constexpr (AllGathers<Comm>) {
-        Buffer const whole{bucket, layout.count(), layout.dtype};
-        return comm.all_gather(ConstBuffer{own, shard.part(), layout.dtype}, whole, layout.counts);
-    } else {
-        auto const part = [&](int rank) {
-            std::byte* const begin = bucket + layout.offset_of(rank) * shard.element();
-            return Buffer{begin, layout.counts[static_cast<std::size_t>(rank)], layout.dtype};
-        };
-        if (std::byte* const mine = bucket + shard.part_offset() * shard.element(); mine != own) {
-            shard.copy_part(own, mine);
-            shard.device().submit();
-        }
-        for (int rank = 0; rank < comm.size(); ++rank) {
-            if (part(rank).count != 0) {
-                comm.broadcast(part(rank), rank).wait();
-            }
-        }
-        return CompletedWork{};
-    }
+    return any_all_gather(
+        comm,
+        ConstBuffer{own, shard.part(), layout.dtype},
+        Buffer{bucket, layout.count(), layout.dtype},
+        layout.counts
+    );
 }
 
 /// Whether the sum of gradient buckets takes a factor from each rank.
@@ -71,40 +56,20 @@ struct ShardFactors {
 };
 
 /// Submits what was packed, and starts to sum a bucket of gradients, so that each rank gets its
-/// part. A communicator without reduce-scatter uses an all-reduce, see take_part().
+/// part. The bucket is then undefined.
 template <Communicator Comm>
-[[nodiscard]] auto start_parts(
-    Comm& comm, OptimizerShard const& shard, std::byte* bucket, [[maybe_unused]] double factor
-) {
+[[nodiscard]] auto
+start_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket, double factor) {
     ShardBucket const& layout = shard.bucket();
     shard.device().submit();
-    Buffer const whole{bucket, layout.count(), layout.dtype};
-    [[maybe_unused]] Buffer const part{shard.gradients(), shard.part(), layout.dtype};
     // If the sum scales, also with zeros: all ranks run the same collective.
-    [[maybe_unused]] bool const scales = sum_scales_parts(comm);
-    if constexpr (ReduceScatters<Comm>) {
-        if constexpr (ScalesScatteredSums<Comm>) {
-            if (scales) {
-                return comm.reduce_scatter(whole, part, ReduceOp::sum, factor, layout.counts);
-            }
-        }
-        return comm.reduce_scatter(whole, part, ReduceOp::sum, layout.counts);
-    } else {
-        if constexpr (ScalesSums<Comm>) {
-            if (scales) {
-                return comm.all_reduce(whole, ReduceOp::sum, factor);
-            }
-        }
-        return comm.all_reduce(whole, ReduceOp::sum);
-    }
-}
-/// Copies this rank's part if the sum is in the bucket. Local.
-template <Communicator Comm>
-void take_part(OptimizerShard const& shard, [[maybe_unused]] std::byte const* bucket, Comm const&) {
-    if constexpr (!ReduceScatters<Comm>) {
-        shard.copy_part(bucket + shard.part_offset() * shard.element(), shard.gradients());
-        shard.device().submit(); // before the bucket is filled again
-    }
+    return any_reduce_scatter(
+        comm,
+        Buffer{bucket, layout.count(), layout.dtype},
+        Buffer{shard.gradients(), shard.part(), layout.dtype},
+        sum_scales_parts(comm) ? std::optional{factor} : std::nullopt,
+        layout.counts
+    );
 }
 
 /// Sends the values of a bucket from their owners to all ranks. A lone parameter is sent in place,

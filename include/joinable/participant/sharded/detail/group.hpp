@@ -12,9 +12,8 @@
 #include <vector>
 
 #include <joinable/agreement/host_collectives.hpp>
-#include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/work.hpp>
+#include <joinable/communicator/substitute.hpp>
 #include <joinable/config.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
@@ -124,25 +123,15 @@ void gather_array(
 ) {
     ShardState const& state = shard.state();
     DType const dtype = state.computed_in();
-    std::vector<std::size_t> const& counts = shard.bucket().counts;
     Buffer const all{messages.sent(), shard.bucket().count(), dtype};
-    auto const copy_to = [&](std::size_t begin, std::size_t count) {
-        shard.copy_array(state.array(k), messages.sent() + begin * size_of(dtype), count);
-        shard.device().submit();
-    };
     if (shard.keeps_all()) {
         if (comm.rank() == root) {
-            copy_to(0, all.count);
+            shard.copy_array(state.array(k), messages.sent(), all.count);
+            shard.device().submit();
         }
-    } else if constexpr (Gathers<Comm>) {
-        settle(comm.gather(ConstBuffer{state.array(k), shard.part(), dtype}, all, root, counts));
     } else {
-        copy_to(shard.part_offset(), shard.part());
-        for (int rank = 0; rank < comm.size(); ++rank) {
-            std::size_t const count = counts[static_cast<std::size_t>(rank)];
-            std::size_t const begin = shard.bucket().offset_of(rank) * size_of(dtype);
-            settle(comm.broadcast({messages.sent() + begin, count, dtype}, rank));
-        }
+        ConstBuffer const part{state.array(k), shard.part(), dtype};
+        settle(any_gather(comm, part, all, root, shard.bucket().counts));
     }
     if (comm.rank() == root) {
         messages.download(host, all.bytes());
@@ -160,19 +149,13 @@ void scatter_array(
         messages.upload(all.bytes());
         shard.device().submit();
     }
-    auto const take = [&](std::size_t begin, std::size_t count) {
-        shard.copy_array(messages.sent() + begin * size_of(dtype), state.array(k), count);
-        shard.device().submit();
-    };
     if (shard.keeps_all()) {
         settle(comm.broadcast(all, root));
-        take(0, all.count);
-    } else if constexpr (Scatters<Comm>) {
-        Buffer const part{state.array(k), shard.part(), dtype};
-        settle(comm.scatter(all, part, root, shard.bucket().counts));
+        shard.copy_array(messages.sent(), state.array(k), all.count);
+        shard.device().submit();
     } else {
-        settle(comm.broadcast(all, root));
-        take(shard.part_offset(), shard.part());
+        Buffer const part{state.array(k), shard.part(), dtype};
+        settle(any_scatter(comm, all, part, root, shard.bucket().counts));
     }
 }
 

@@ -7,12 +7,11 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <variant>
 
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/marks.hpp>
+#include <joinable/communicator/any_work.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/work.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/round.hpp>
@@ -27,27 +26,6 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// Steps a shard of a group.
 using StepShard = std::function<void(std::size_t group, OptimizerShard const& shard)>;
 
-/// One of two works.
-template <class A, class B>
-class EitherWork {
-public:
-    template <class W>
-    EitherWork(W work) : work_{std::move(work)} {} // NOLINT(google-explicit-constructor)
-
-    void wait() {
-        std::visit([](auto& work) { work.wait(); }, work_);
-    }
-    [[nodiscard]] bool test() {
-        return std::visit([](auto& work) { return work.test(); }, work_);
-    }
-    [[nodiscard]] bool progress() {
-        return std::visit([](auto& work) { return make_progress(work); }, work_);
-    }
-
-private:
-    std::variant<A, B> work_;
-};
-
 /// The reduction of sharded training. Sums each bucket to the owners of its parameters, by a reduce-scatter, or, made
 /// without gradients for owners, to all ranks. If values are sharded, too, the passes gather them, and gathers and
 /// buckets take turns: see ShardedUnits.
@@ -57,8 +35,7 @@ class ToOwners : public ReductionTurns, public PassHooks {
         std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, 1.0
     ));
     using Summed = work_of<Comm>;
-    using Started = std::
-        conditional_t<std::is_same_v<Scattered, Summed>, Summed, EitherWork<Scattered, Summed>>;
+    using Started = std::conditional_t<std::is_same_v<Scattered, Summed>, Summed, AnyWork>;
     using Units = ShardedUnits<Comm>;
 
 public:
@@ -85,15 +62,13 @@ public:
     [[nodiscard]] Started
     start(Comm& comm, BucketRun const& run, double factor, bool contributes) const {
         if (delivers) {
-            return AllReduce::start(comm, run, factor, contributes);
+            return Started{AllReduce::start(comm, run, factor, contributes)};
         }
         auto* const memory = static_cast<std::byte*>(run.buffer.data);
-        return start_parts(comm, gradients_->shard_of(run.bucket), memory, factor);
+        return Started{start_parts(comm, gradients_->shard_of(run.bucket), memory, factor)};
     }
-    void finish(Comm& comm, BucketRun const& run) {
+    void finish(Comm& /*comm*/, BucketRun const& /*run*/) {
         if (!delivers) {
-            auto const* const memory = static_cast<std::byte const*>(run.buffer.data);
-            take_part(gradients_->shard_of(run.bucket), memory, comm);
             ++finished_;
             step_reduced();
         }

@@ -623,6 +623,21 @@ MUTATIONS = [
         "communicator/shared_memory/polling.test.cpp", "a rank that tests now and then*",
     ),
     Mutation(
+        "a-wait-that-was-extended-ends-at-once", "communicator/detail/deadline.hpp",
+        "                extend(deadline, *left);\n", "",
+        "communicator/deadline.test.cpp", "a wait that blocks ends*",
+    ),
+    Mutation(
+        "a-rank-that-never-reports-is-at-work", "communicator/detail/deadline.hpp",
+        "reported_at != std::chrono::steady_clock::time_point{} && silence", "silence",
+        "communicator/deadline.test.cpp", "a rank is at work*",
+    ),
+    Mutation(
+        "tests-count-for-a-later-wait", "communicator/tcp/detail/rank.ipp",
+        "        overdue->clock = {}; // not the time of earlier tests\n", "",
+        "communicator/tcp/faults.test.cpp", "a wait after tests*",
+    ),
+    Mutation(
         "a-message-is-tested-for-ever", "communicator/shared_memory/group/group_rank.ipp",
         "return progress(message) || (has_polled_too_long() && progress(message));",
         "return progress(message);",
@@ -1038,7 +1053,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-failed-message-is-kept-secret", "communicator/algorithms/detail/message_engine.hpp",
-        "comm_.abort(blamed_on(comm_.rank(), reason_of(error)));", "",
+        "abort(blamed_on(rank(), reason_of(error)));", "",
         "communicator/algorithms/communicator.test.cpp", "a rank that fails tells*",
     ),
     # -- several machines -----------------------------------------------------------------------------

@@ -69,13 +69,11 @@ public:
     }
     /// See Communicator. False if the communicator does not know.
     [[nodiscard]] bool is_renumbered() const { return is_renumbered_group(comm_); }
-    /// Tells the others that an exception is leaving `what` on this rank, if the communicator can.
-    void abort_for_exception(char const* what) {
+    [[nodiscard]] int rank() const { return comm_.rank(); }
+    /// Tells the others, if the communicator can.
+    void abort(AbortReason const& reason) {
         if constexpr (has_abort<Comm>) {
-            AbortReason const reason{
-                FailureKind::peer_failed, {}, concat("an exception left ", what)
-            };
-            comm_.abort(blamed_on(comm_.rank(), reason));
+            comm_.abort(reason);
         }
     }
 
@@ -259,9 +257,7 @@ private:
 
     /// Tells all ranks the reason, if the communicator can; then no rank uses the buffers any more.
     void fail(std::exception_ptr error) {
-        if constexpr (has_abort<Comm>) {
-            comm_.abort(blamed_on(comm_.rank(), reason_of(error)));
-        }
+        abort(blamed_on(rank(), reason_of(error)));
         run_.reset();
         failure_ = std::move(error);
     }

@@ -164,7 +164,7 @@ struct GlooOperation {
     std::optional<TcpWork> arriving; ///< the sum of `arrival`
     bool is_compared = false;        ///< all ranks have arrived, and in the same collective
     bool is_released = false;        ///< by the user
-    PolledTime stalled;              ///< since all ranks have arrived, or Gloo has refused it
+    WaitClock stalled;               ///< since all ranks have arrived, or Gloo has refused it
     std::uint64_t moved = 0;         ///< GlooLane::moved() when that time began
     State state = State::posted;     ///< guarded by the rank's mutex, as is the text
     std::string error;

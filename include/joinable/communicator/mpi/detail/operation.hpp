@@ -53,7 +53,7 @@ struct MpiOperation {
     bool is_send = false;
     int tag = 0;
     std::vector<std::uint64_t> words; ///< of all ranks, while they compare
-    PolledTime polled;
+    WaitClock polled;
     MpiQuestion question;    ///< asked at its deadline
     bool is_refused = false; ///< by MPI: its requests must not be tested again
     bool is_stalled = false; ///< all ranks had posted it one deadline ago

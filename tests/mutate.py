@@ -638,6 +638,16 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "a wait after tests*",
     ),
     Mutation(
+        "tables-and-equal-parts-look-the-same", "communicator/detail/descriptor.hpp",
+        "word() | (has_counts ? by_counts : 0)", "word()",
+        "communicator/request.test.cpp", "ranks compare signatures*",
+    ),
+    Mutation(
+        "tables-of-the-caller-are-not-kept", "communicator/detail/request.hpp",
+        "            *sizes = PartSizes::of({table, ranks});\n", "",
+        "communicator/request.test.cpp", "ranks compare tables*",
+    ),
+    Mutation(
         "a-message-is-tested-for-ever", "communicator/shared_memory/group/group_rank.ipp",
         "return progress(message) || (has_polled_too_long() && progress(message));",
         "return progress(message);",

@@ -17316,6 +17316,8 @@ enum class Collective : std::uint8_t {
     scaled_all_reduce,
     scaled_reduce_scatter,
 };
+/// No rank requests it, but ranks that split a communicator compare it with what the others do.
+inline constexpr Collective split_collective{11};
 
 [[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
     constexpr std::string_view names[] = {
@@ -17330,6 +17332,7 @@ enum class Collective : std::uint8_t {
         "all_to_all",
         "scaled all_reduce",
         "scaled reduce_scatter",
+        "split",
     };
     return names[static_cast<std::size_t>(collective)];
 }
@@ -17375,6 +17378,17 @@ struct Descriptor {
         };
     }
 
+    /// The whole signature, in words that ranks compare.
+    [[nodiscard]] constexpr std::array<std::uint64_t, 2> words() const noexcept {
+        return {word() | (has_counts ? by_counts : 0), count};
+    }
+    [[nodiscard]] static constexpr Descriptor of_words(std::span<std::uint64_t const> words
+    ) noexcept {
+        return of_word(
+            words[0] & ~by_counts, static_cast<std::size_t>(words[1]), (words[0] & by_counts) != 0
+        );
+    }
+
     [[nodiscard]] bool is_reduction() const noexcept {
         return collective == Collective::all_reduce || collective == Collective::reduce ||
                collective == Collective::reduce_scatter || is_scaled(collective);
@@ -17390,7 +17404,7 @@ struct Descriptor {
         std::string said = concat(name_of(collective));
         if (has_counts) {
             said += concat(" by counts of ", joinable::name_of(dtype));
-        } else if (collective != Collective::barrier) {
+        } else if (collective != Collective::barrier && collective != split_collective) {
             said += concat(" of ", count, " ", joinable::name_of(dtype));
         }
         if (is_reduction()) {
@@ -17407,6 +17421,9 @@ struct Descriptor {
         }
         return said;
     }
+
+private:
+    static constexpr std::uint64_t by_counts = std::uint64_t{1} << 63U;
 };
 
 }}} // namespace joinable::v0::detail
@@ -17458,6 +17475,25 @@ private:
     std::size_t const* table_ = nullptr;
     std::size_t size_ = 0;
     int rank_ = all_ranks;
+};
+
+/// Copies of a rank's tables, for a collective that outlasts the call that posts it.
+class KeptTables {
+public:
+    /// Both refer to the copies from here on.
+    void keep(PartSizes& sends, PartSizes& expects, int size) {
+        auto const ranks = static_cast<std::size_t>(size);
+        tables_.resize(2 * ranks);
+        std::size_t* table = tables_.data();
+        for (PartSizes* const sizes : {&sends, &expects}) {
+            sizes->copy_to(std::span{table, ranks});
+            *sizes = PartSizes::of({table, ranks});
+            table += ranks;
+        }
+    }
+
+private:
+    std::vector<std::size_t> tables_;
 };
 
 /// One collective as one rank requests it. Its arguments have been checked, and it omits buffers

@@ -17,8 +17,8 @@
 #include <joinable/communicator/algorithms/options.hpp>
 #include <joinable/communicator/algorithms/plan.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
-#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/settle.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
@@ -211,7 +211,8 @@ private:
             options.add(std::bit_cast<std::uint64_t>(options_.costs.bytes_per_second));
             options.add(std::bit_cast<std::uint64_t>(options_.costs.combine_seconds));
         }
-        return {posted.signature.word(), posted.signature.count, options.value()};
+        auto const [word, count] = posted.signature.words();
+        return {word, count, options.value()};
     }
     [[nodiscard]] static std::uint64_t hash_of(Words const& words) noexcept {
         Hash hash;
@@ -230,11 +231,7 @@ private:
     }
     [[noreturn]] void throw_difference() {
         int const ranks = comm_.size();
-        auto reason = find_difference(ranks, [&](int rank) {
-            std::uint64_t const* const words = words_of_rank(rank);
-            return Descriptor::of_word(words[0], words[1], false);
-        });
-        if (reason) {
+        if (auto reason = difference_of_signatures(ranks, words_)) {
             reason->is_renumbered = is_renumbered();
             throw_failure(*reason);
         }

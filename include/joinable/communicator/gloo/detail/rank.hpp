@@ -183,7 +183,7 @@ public:
     [[nodiscard]] GlooMeeting split(int color, int key) {
         return ended_by_failure([&] {
             take_over_from_parent();
-            GlooArrival arrival{{GlooSignature::split}, rank(), size()};
+            GlooArrival arrival{{split_collective}, rank(), size()};
             arrive(arrival, {}).wait();
             compare_arrivals();
             if (auto const reason = arrival.difference()) {

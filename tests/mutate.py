@@ -1062,6 +1062,11 @@ MUTATIONS = [
         "communicator/algorithms/communicator.test.cpp", "ranks that compare*",
     ),
     Mutation(
+        "a-single-rank-ignores-an-abort", "communicator/algorithms/detail/message_engine.hpp",
+        "comm_.size() == 1 ? comm_.abort_reason() : std::nullopt", "std::optional<AbortReason>{}",
+        "communicator/algorithms/communicator.test.cpp", "a single rank*",
+    ),
+    Mutation(
         "a-failed-message-is-kept-secret", "communicator/algorithms/detail/message_engine.hpp",
         "abort(blamed_on(rank(), reason_of(error)));", "",
         "communicator/algorithms/communicator.test.cpp", "a rank that fails tells*",

@@ -52,6 +52,12 @@ public:
         if (failure_) {
             std::rethrow_exception(failure_);
         }
+        if constexpr (has_abort_reason<
+                          Comm>) { // a single rank sends no message that would throw it
+            if (auto const reason = comm_.size() == 1 ? comm_.abort_reason() : std::nullopt) {
+                throw_failure(*reason);
+            }
+        }
         posted_.push_back({request.signature, request.out});
         return done_ + posted_.size() - 1;
     }

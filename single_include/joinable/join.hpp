@@ -18512,17 +18512,17 @@ public:
         std::chrono::nanoseconds deadline, std::chrono::nanoseconds longest_gap = gap_of_tests
     ) noexcept {
         auto const now = std::chrono::steady_clock::now();
-        if (looked_at_ != std::chrono::steady_clock::time_point{}) {
+        if (checked_at_ != std::chrono::steady_clock::time_point{}) {
             longest_gap = (std::min)(longest_gap, longest_nap(deadline));
-            waited_ += (std::min)(std::chrono::nanoseconds{now - looked_at_}, longest_gap);
+            waited_ += (std::min)(std::chrono::nanoseconds{now - checked_at_}, longest_gap);
         }
-        looked_at_ = now;
+        checked_at_ = now;
         return waited_ >= deadline;
     }
     /// The same. Once the deadline has passed, more() returns how much longer the wait may last, or nothing:
     /// then the next call asks again. Or it throws.
     template <class More>
-    void look(
+    void check(
         std::chrono::nanoseconds deadline, std::chrono::nanoseconds longest_gap, More const& more
     ) {
         if (reaches(deadline, longest_gap)) {
@@ -18538,7 +18538,10 @@ public:
     }
     /// For how long a rank that blocks may sleep before its next call.
     [[nodiscard]] std::chrono::nanoseconds nap(std::chrono::nanoseconds deadline) const noexcept {
-        return (std::min)(longest_nap(deadline), (std::max)(deadline, waited_) - waited_);
+        constexpr std::chrono::nanoseconds none{0};
+        return (std::min)(
+            longest_nap(deadline), (std::max)(deadline, waited_) - (std::max)(waited_, none)
+        );
     }
     [[nodiscard]] std::chrono::nanoseconds count() const noexcept { return waited_; }
 
@@ -18548,17 +18551,17 @@ private:
         return (std::max)(deadline / 2, gap_of_tests);
     }
 
-    std::chrono::steady_clock::time_point looked_at_{}; ///< never, at first
+    std::chrono::steady_clock::time_point checked_at_{}; ///< never, at first
     std::chrono::nanoseconds waited_{0};
 };
 
-/// Polls until done(), with a pause() between two polls. See WaitClock::look for more().
+/// Polls until done(), with a pause() between two polls. See WaitClock::check for more().
 template <class Done, class Pause, class More>
 void wait_until(
     std::chrono::nanoseconds deadline, Done const& done, Pause&& pause, More const& more
 ) {
     for (WaitClock clock; !done(); pause()) {
-        clock.look(deadline, WaitClock::gap_of_waits, more);
+        clock.check(deadline, WaitClock::gap_of_waits, more);
     }
 }
 

@@ -50,13 +50,13 @@ TEST_CASE("a wait that is asked at its deadline goes on for as long as the answe
     auto const later = [&]() -> std::optional<nanoseconds> {
         return questions++ == 0 ? std::nullopt : std::optional<nanoseconds>{15ms};
     };
-    clock.look((nanoseconds::max)(), WaitClock::gap_of_waits, later);
-    clock.look((nanoseconds::max)(), WaitClock::gap_of_waits, later);
+    clock.check((nanoseconds::max)(), WaitClock::gap_of_waits, later);
+    clock.check((nanoseconds::max)(), WaitClock::gap_of_waits, later);
     CHECK(questions == 0);
-    clock.look(0ms, WaitClock::gap_of_waits, later);
+    clock.check(0ms, WaitClock::gap_of_waits, later);
     CHECK(questions == 1); // the answer is not known yet
     CHECK(clock.nap(20ms) == 10ms);
-    clock.look(0ms, WaitClock::gap_of_waits, later);
+    clock.check(0ms, WaitClock::gap_of_waits, later);
     CHECK(questions == 2);
     clock.extend(20ms, 15ms);
     CHECK(clock.count() == 5ms);
@@ -68,6 +68,8 @@ TEST_CASE("a wait that is asked at its deadline goes on for as long as the answe
     CHECK(clock.nap((nanoseconds::max)()) == (nanoseconds::max)() / 2);
     clock.extend((nanoseconds::max)(), 1ns);
     CHECK(clock.nap((nanoseconds::max)()) == 1ns);
+    clock.extend(1ms, 9ms); // more than the deadline
+    CHECK(clock.nap((nanoseconds::max)()) == (nanoseconds::max)() / 2);
 }
 
 TEST_CASE("a wait that blocks ends when it is done, and otherwise asks at its deadline") {

@@ -72,7 +72,7 @@ public:
         if (progress(sequence)) {
             return true;
         }
-        look_at_clock(sequence, longest_gap);
+        check_clock(sequence, longest_gap);
         throw_if_lost(sequence);
         return false;
     }
@@ -164,7 +164,7 @@ private:
     /// For a wait that finds nothing: at the deadline asks the hub how much longer it may last, and gives up on a
     /// hub that does not answer within the patience. Returns for how long a wait that blocks may sleep.
     std::chrono::nanoseconds
-    look_at_clock(std::uint64_t sequence, std::chrono::nanoseconds longest_gap);
+    check_clock(std::uint64_t sequence, std::chrono::nanoseconds longest_gap);
     [[nodiscard]] std::string waiting_text(std::uint64_t sequence) const {
         return sequence == meeting ? meeting_text_
                                    : "waits in " + pending_[sequence - finished_].shown.text();

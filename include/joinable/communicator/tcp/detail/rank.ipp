@@ -134,12 +134,12 @@ JOINABLE_DEFINITION void TcpRank::wait_until_ready(std::uint64_t sequence) {
         overdue->clock = {}; // not the time of earlier tests
     }
     while (!over_ && !is_ready(sequence)) {
-        pump(end_of_wait(look_at_clock(sequence, WaitClock::gap_of_waits)));
+        pump(end_of_wait(check_clock(sequence, WaitClock::gap_of_waits)));
     }
 }
 
 JOINABLE_DEFINITION std::chrono::nanoseconds
-TcpRank::look_at_clock(std::uint64_t sequence, std::chrono::nanoseconds longest_gap) {
+TcpRank::check_clock(std::uint64_t sequence, std::chrono::nanoseconds longest_gap) {
     Overdue& overdue = *overdue_of(sequence);
     if (overdue.left) {
         overdue.clock.extend(deadline_, *std::exchange(overdue.left, std::nullopt));

@@ -119,7 +119,9 @@ public:
         if (progress(one)) {
             return true;
         }
-        one->clock.check(deadline_, inner::WaitClock::gap_of_tests, [&] { return more_time(*one); });
+        one->clock.check(deadline_, inner::WaitClock::gap_of_tests, [&] {
+            return more_time(*one);
+        });
         return false;
     }
     [[nodiscard]] bool progress(Handle& one) {

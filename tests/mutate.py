@@ -623,6 +623,31 @@ MUTATIONS = [
         "communicator/shared_memory/polling.test.cpp", "a rank that tests now and then*",
     ),
     Mutation(
+        "a-wait-that-was-extended-ends-at-once", "communicator/detail/deadline.hpp",
+        "                extend(deadline, *left);\n", "",
+        "communicator/deadline.test.cpp", "a wait that blocks ends*",
+    ),
+    Mutation(
+        "a-rank-that-never-reports-is-at-work", "communicator/detail/deadline.hpp",
+        "reported_at != std::chrono::steady_clock::time_point{} && silence", "silence",
+        "communicator/deadline.test.cpp", "a rank is at work*",
+    ),
+    Mutation(
+        "tests-count-for-a-later-wait", "communicator/tcp/detail/rank.ipp",
+        "        overdue->clock = {}; // not the time of earlier tests\n", "",
+        "communicator/tcp/faults.test.cpp", "a wait after tests*",
+    ),
+    Mutation(
+        "tables-and-equal-parts-look-the-same", "communicator/detail/descriptor.hpp",
+        "word() | (has_counts ? by_counts : 0)", "word()",
+        "communicator/request.test.cpp", "ranks compare signatures*",
+    ),
+    Mutation(
+        "tables-of-the-caller-are-not-kept", "communicator/detail/request.hpp",
+        "            *sizes = PartSizes::of({table, ranks});\n", "",
+        "communicator/request.test.cpp", "ranks compare tables*",
+    ),
+    Mutation(
         "a-message-is-tested-for-ever", "communicator/shared_memory/group/group_rank.ipp",
         "return progress(message) || (has_polled_too_long() && progress(message));",
         "return progress(message);",
@@ -1032,8 +1057,13 @@ MUTATIONS = [
         "communicator/algorithms/communicator.test.cpp", "ranks that compare*",
     ),
     Mutation(
+        "a-single-rank-ignores-an-abort", "communicator/algorithms/detail/message_engine.hpp",
+        "comm_.size() == 1 ? comm_.abort_reason() : std::nullopt", "std::optional<AbortReason>{}",
+        "communicator/algorithms/communicator.test.cpp", "a single rank*",
+    ),
+    Mutation(
         "a-failed-message-is-kept-secret", "communicator/algorithms/detail/message_engine.hpp",
-        "comm_.abort(blamed_on(comm_.rank(), reason_of(error)));", "",
+        "abort(blamed_on(rank(), reason_of(error)));", "",
         "communicator/algorithms/communicator.test.cpp", "a rank that fails tells*",
     ),
     # -- several machines -----------------------------------------------------------------------------

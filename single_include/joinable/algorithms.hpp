@@ -17,6 +17,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -1409,6 +1410,54 @@ struct MessageOptions {
 
 }} // namespace joinable::v0
 
+// ---- joinable/communicator/detail/comparison.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+
+/// @file
+/// How ranks compare what they are about to do: in words, which they gather, or sum with zeros in the places of
+/// the others. First they compare signatures. If these are equal and have counts, they compare tables.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Why the signatures differ. `words` has as many words from each rank, in rank order, which begin with its
+/// Descriptor::words().
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_signatures(int size, std::span<std::uint64_t const> words) {
+    std::size_t const width = words.size() / static_cast<std::size_t>(size);
+    return find_difference(size, [&](int rank) {
+        return Descriptor::of_words(words.subspan(width * static_cast<std::size_t>(rank)));
+    });
+}
+
+/// A rank's tables: what it sends to each rank, then what it expects from each.
+[[nodiscard]] inline std::vector<std::uint64_t>
+words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
+    auto const ranks = static_cast<std::size_t>(size);
+    std::vector<std::uint64_t> words(2 * ranks);
+    sends.copy_to(std::span{words}.first(ranks));
+    expects.copy_to(std::span{words}.last(ranks));
+    return words;
+}
+/// Why the tables differ. `words` has those of each rank, in rank order.
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+    auto const word = [&](int rank, int place) {
+        return words[static_cast<std::size_t>(2 * size * rank + place)];
+    };
+    return find_difference_of_counts(
+        size,
+        said,
+        [&](int from, int to) { return word(from, to); },
+        [&](int from, int to) { return word(to, size + from); }
+    );
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/algorithms/detail/message_engine.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -1435,6 +1484,12 @@ public:
         if (failure_) {
             std::rethrow_exception(failure_);
         }
+        if constexpr (has_abort_reason<
+                          Comm>) { // a single rank sends no message that would throw it
+            if (auto const reason = comm_.size() == 1 ? comm_.abort_reason() : std::nullopt) {
+                throw_failure(*reason);
+            }
+        }
         posted_.push_back({request.signature, request.out});
         return done_ + posted_.size() - 1;
     }
@@ -1452,13 +1507,11 @@ public:
     }
     /// See Communicator. False if the communicator does not know.
     [[nodiscard]] bool is_renumbered() const { return is_renumbered_group(comm_); }
-    /// Tells the others that an exception is leaving `what` on this rank, if the communicator can.
-    void abort_for_exception(char const* what) {
+    [[nodiscard]] int rank() const { return comm_.rank(); }
+    /// Tells the others, if the communicator can.
+    void abort(AbortReason const& reason) {
         if constexpr (has_abort<Comm>) {
-            AbortReason const reason{
-                FailureKind::peer_failed, {}, concat("an exception left ", what)
-            };
-            comm_.abort(blamed_on(comm_.rank(), reason));
+            comm_.abort(reason);
         }
     }
 
@@ -1596,7 +1649,8 @@ private:
             options.add(std::bit_cast<std::uint64_t>(options_.costs.bytes_per_second));
             options.add(std::bit_cast<std::uint64_t>(options_.costs.combine_seconds));
         }
-        return {posted.signature.word(), posted.signature.count, options.value()};
+        auto const [word, count] = posted.signature.words();
+        return {word, count, options.value()};
     }
     [[nodiscard]] static std::uint64_t hash_of(Words const& words) noexcept {
         Hash hash;
@@ -1615,11 +1669,7 @@ private:
     }
     [[noreturn]] void throw_difference() {
         int const ranks = comm_.size();
-        auto reason = find_difference(ranks, [&](int rank) {
-            std::uint64_t const* const words = words_of_rank(rank);
-            return Descriptor::of_word(words[0], words[1], false);
-        });
-        if (reason) {
+        if (auto reason = difference_of_signatures(ranks, words_)) {
             reason->is_renumbered = is_renumbered();
             throw_failure(*reason);
         }
@@ -1642,9 +1692,7 @@ private:
 
     /// Tells all ranks the reason, if the communicator can; then no rank uses the buffers any more.
     void fail(std::exception_ptr error) {
-        if constexpr (has_abort<Comm>) {
-            comm_.abort(blamed_on(comm_.rank(), reason_of(error)));
-        }
+        abort(blamed_on(rank(), reason_of(error)));
         run_.reset();
         failure_ = std::move(error);
     }
@@ -1756,7 +1804,7 @@ public:
     MessageCommunicator& operator=(MessageCommunicator const&) = delete;
     ~MessageCommunicator() {
         if (unwinding_.has_begun()) {
-            engine_.abort_for_exception("the scope of its communicator");
+            abort_for_exception(engine_, "the scope of its communicator");
         }
     }
 

@@ -275,8 +275,8 @@ struct GlooMessage {
     State state = State::posted; ///< guarded by the mutex of GlooMessages, as is the text
     std::string error = {};
     bool is_released = false; ///< by the user
-    PolledTime waited = {};   ///< for the other rank
-    PolledTime ending = {};   ///< since an end of all ranks, or since it broke
+    WaitClock waited = {};    ///< for the other rank
+    WaitClock ending = {};    ///< since an end of all ranks, or since it broke
 
     [[nodiscard]] std::string text() const {
         return text_of_message(is_send, tag, buffer.count, buffer.dtype);
@@ -611,74 +611,99 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/detail/comparison.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+
+/// @file
+/// How ranks compare what they are about to do: in words, which they gather, or sum with zeros in the places of
+/// the others. First they compare signatures. If these are equal and have counts, they compare tables.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Why the signatures differ. `words` has as many words from each rank, in rank order, which begin with its
+/// Descriptor::words().
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_signatures(int size, std::span<std::uint64_t const> words) {
+    std::size_t const width = words.size() / static_cast<std::size_t>(size);
+    return find_difference(size, [&](int rank) {
+        return Descriptor::of_words(words.subspan(width * static_cast<std::size_t>(rank)));
+    });
+}
+
+/// A rank's tables: what it sends to each rank, then what it expects from each.
+[[nodiscard]] inline std::vector<std::uint64_t>
+words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
+    auto const ranks = static_cast<std::size_t>(size);
+    std::vector<std::uint64_t> words(2 * ranks);
+    sends.copy_to(std::span{words}.first(ranks));
+    expects.copy_to(std::span{words}.last(ranks));
+    return words;
+}
+/// Why the tables differ. `words` has those of each rank, in rank order.
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+    auto const word = [&](int rank, int place) {
+        return words[static_cast<std::size_t>(2 * size * rank + place)];
+    };
+    return find_difference_of_counts(
+        size,
+        said,
+        [&](int from, int to) { return word(from, to); },
+        [&](int from, int to) { return word(to, size + from); }
+    );
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/gloo/detail/operation.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What a rank is about to do, in one word that ranks compare.
-struct GlooSignature {
-    std::uint64_t word = 0;
-
-    /// A word that no collective has: its dtype does not exist.
-    static constexpr std::uint64_t split = 0xffU;
-
-    [[nodiscard]] static GlooSignature of(Descriptor const& said) noexcept {
-        return {
-            said.word() | (said.has_counts ? 1ULL << 24U : 0U) | std::uint64_t{said.count} << 25U
-        };
-    }
-    /// @pre it is not `split`
-    [[nodiscard]] Descriptor descriptor() const noexcept {
-        return Descriptor::of_word(word & 0xff'ffffU, word >> 25U, (word >> 24U & 1U) != 0);
-    }
-    [[nodiscard]] bool is_agreement() const noexcept {
-        return word != split && descriptor().is_agreement();
-    }
-    [[nodiscard]] std::string text() const { return word == split ? "split" : descriptor().text(); }
-    friend bool operator==(GlooSignature, GlooSignature) = default;
-};
-
-/// The words that ranks sum when they arrive in a collective: a signature from each rank, then for
+/// The words that ranks sum when they arrive in a collective: each rank's Descriptor::words(), then for
 /// each rank what others send to it less what it expects from them, by hashes, and then a few words
 /// of data. The hashes add up to 0 unless tables of counts differ.
 class GlooArrival {
 public:
     static constexpr std::size_t most_data = 8; ///< a roll call has seven
 
-    GlooArrival(GlooSignature own, int rank, int size)
-        : words_(2 * static_cast<std::size_t>(size) + most_data), size_{size} {
-        at(rank) = own.word;
+    GlooArrival(Descriptor const& own, int rank, int size)
+        : words_(3 * static_cast<std::size_t>(size) + most_data), size_{size}, said_{own} {
+        std::memcpy(&at(2 * rank), own.words().data(), sizeof own.words());
     }
 
     /// @pre of at most `most_data` words
     void take_data(ConstBuffer data) noexcept {
         if (data.count != 0) {
-            std::memcpy(&at(2 * size_), data.data, data.bytes());
+            std::memcpy(&at(3 * size_), data.data, data.bytes());
         }
     }
     void give_data(Buffer data) noexcept {
         if (data.count != 0) {
-            std::memcpy(data.data, &at(2 * size_), data.bytes());
+            std::memcpy(data.data, &at(3 * size_), data.bytes());
         }
     }
 
     void add_counts(int rank, PartSizes const& sends, PartSizes const& expects) {
         for (int other = 0; other < size_; ++other) {
-            at(size_ + other) += hash_of(rank, other, sends[other]);
-            at(size_ + rank) -= hash_of(other, rank, expects[other]);
+            at(2 * size_ + other) += hash_of(rank, other, sends[other]);
+            at(2 * size_ + rank) -= hash_of(other, rank, expects[other]);
         }
     }
     [[nodiscard]] Buffer buffer() noexcept { return {words_.data(), words_.size(), DType::u64}; }
 
     /// @pre the words have been summed over all ranks
     [[nodiscard]] std::optional<AbortReason> difference() const {
-        auto const said_by = [&](int rank) { return GlooSignature{at(rank)}; };
-        if (auto const reason = find_difference(size_, said_by)) {
+        auto const signatures = std::span{words_}.first(2 * static_cast<std::size_t>(size_));
+        if (auto const reason = difference_of_signatures(size_, signatures)) {
             return reason;
         }
         AbortReason reason{FailureKind::mismatch, {}, {}};
         for (int rank = 0; rank < size_; ++rank) {
-            if (at(size_ + rank) != 0) {
+            if (at(2 * size_ + rank) != 0) {
                 reason.ranks.push_back(rank);
             }
         }
@@ -687,7 +712,7 @@ public:
         }
         reason.message = concat(
             "counts differ in ",
-            said_by(0).text(),
+            said_.text(),
             ": other ranks do not have for ",
             ranks_text(reason.ranks),
             " what is expected there"
@@ -712,6 +737,7 @@ private:
 
     std::vector<std::uint64_t> words_;
     int size_;
+    Descriptor said_;
 };
 
 /// One collective of this rank, from its post until the user and all ranks have done with it.
@@ -723,15 +749,13 @@ struct GlooOperation {
     };
 
     GlooOperation(Request const& asked, std::uint64_t its_number, int rank, int size)
-        : request{asked}, number{its_number},
-          arrival{GlooSignature::of(asked.signature), rank, size} {
+        : request{asked}, number{its_number}, arrival{asked.signature, rank, size} {
         if (goes_with_arrival()) {
             arrival.take_data(asked.in);
         }
         if (asked.signature.has_counts) {
             arrival.add_counts(rank, asked.sends, asked.expects);
-            keep(request.sends, send_sizes_, size); // the caller's tables may end
-            keep(request.expects, expected_sizes_, size);
+            kept_.keep(request.sends, request.expects, size); // the caller's tables may end
         }
     }
     GlooOperation(GlooOperation const&) = delete;
@@ -757,20 +781,13 @@ struct GlooOperation {
     std::optional<TcpWork> arriving; ///< the sum of `arrival`
     bool is_compared = false;        ///< all ranks have arrived, and in the same collective
     bool is_released = false;        ///< by the user
-    PolledTime stalled;              ///< since all ranks have arrived, or Gloo has refused it
+    WaitClock stalled;               ///< since all ranks have arrived, or Gloo has refused it
     std::uint64_t moved = 0;         ///< GlooLane::moved() when that time began
     State state = State::posted;     ///< guarded by the rank's mutex, as is the text
     std::string error;
 
 private:
-    static void keep(PartSizes& sizes, std::vector<std::size_t>& table, int size) {
-        table.resize(static_cast<std::size_t>(size));
-        sizes.copy_to(std::span{table});
-        sizes = PartSizes::of(table);
-    }
-
-    std::vector<std::size_t> send_sizes_;
-    std::vector<std::size_t> expected_sizes_;
+    KeptTables kept_;
 };
 
 }}} // namespace joinable::v0::detail
@@ -1668,14 +1685,14 @@ public:
         });
     }
     void finish(GlooMessage& message) {
-        for (auto gap = PolledTime::gap_of_tests; !is_over(message, gap);
-             gap = PolledTime::gap_of_waits) {
+        for (auto gap = WaitClock::gap_of_tests; !is_over(message, gap);
+             gap = WaitClock::gap_of_waits) {
             messages_->wait_until_over(message, long_time);
         }
     }
     void finish(Operation& operation) {
-        for (auto gap = PolledTime::gap_of_tests; !is_over(operation, gap);
-             gap = PolledTime::gap_of_waits) {
+        for (auto gap = WaitClock::gap_of_tests; !is_over(operation, gap);
+             gap = WaitClock::gap_of_waits) {
             if (state_of(operation) == State::complete) { // but others are missing
                 ended_by_failure([&] { operation.arriving->wait(); });
                 continue;
@@ -1689,7 +1706,7 @@ public:
     /// A collective or a message.
     template <class One>
     [[nodiscard]] bool test(One& one) {
-        return is_over(one, PolledTime::gap_of_tests);
+        return is_over(one, WaitClock::gap_of_tests);
     }
     template <class One>
     [[nodiscard]] bool progress(One& one) {
@@ -1715,9 +1732,6 @@ public:
         control_.abort(reason);
         end();
     }
-    void abort_for_exception(std::string const& what) {
-        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
-    }
     [[nodiscard]] bool is_aborted() { return abort_reason().has_value(); }
     /// The first reason that reached rank 0.
     [[nodiscard]] std::optional<AbortReason> abort_reason() {
@@ -1733,7 +1747,7 @@ public:
     [[nodiscard]] GlooMeeting split(int color, int key) {
         return ended_by_failure([&] {
             take_over_from_parent();
-            GlooArrival arrival{{GlooSignature::split}, rank(), size()};
+            GlooArrival arrival{{split_collective}, rank(), size()};
             arrive(arrival, {}).wait();
             compare_arrivals();
             if (auto const reason = arrival.difference()) {
@@ -1753,7 +1767,7 @@ public:
         try {
             take_over_from_parent(); // before the others hear that this rank leaves
             if (is_unwinding) {
-                abort_for_exception("the scope of its communicator");
+                abort_for_exception(*this, "the scope of its communicator");
             }
         } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves
         }
@@ -1858,7 +1872,7 @@ private:
         if (auto const reason = messages_->mismatch()) {
             fail(*reason);
         }
-        auto const gap = longest_gap.value_or(PolledTime::gap_of_tests);
+        auto const gap = longest_gap.value_or(WaitClock::gap_of_tests);
         bool const is_over = control_.is_aborted(); // what broke it was told before
         auto const state = messages_->state_of(message);
         if (state == GlooMessage::State::complete) {
@@ -1873,9 +1887,12 @@ private:
             if (is_late) {
                 fail({FailureKind::communication, {}, blame(message.error)});
             }
-        } else if (longest_gap && message.waited.reaches(options_.deadline, gap)) {
-            auto const left = ask_about(control_, message.peer, "waits in " + waiting_in(message));
-            message.waited.set(options_.deadline - left);
+        } else if (longest_gap) {
+            message.waited.check(options_.deadline, gap, [&] {
+                return std::optional{
+                    ask_about(control_, message.peer, "waits in " + waiting_in(message))
+                };
+            });
         }
     }
     /// Learns from the others. When all ranks have arrived, a rank that leaves or fails does not end
@@ -1905,7 +1922,7 @@ private:
             operation.stalled = {};
         }
         auto const has_stalled_for = [&](std::chrono::nanoseconds time) {
-            return operation.stalled.reaches(time, longest_gap.value_or(PolledTime::gap_of_tests));
+            return operation.stalled.reaches(time, longest_gap.value_or(WaitClock::gap_of_tests));
         };
         if (is_over && is_broken) {
             throw_reason(operation.request.signature.text());
@@ -1936,14 +1953,15 @@ private:
     /// Data can arrive before the arrival words. Lets completed collectives finish before this rank aborts.
     void let_arrive() noexcept {
         auto const is_missing = [&](auto const& one) { return !one->is_compared && is_done(*one); };
-        auto const end = std::chrono::steady_clock::now() + std::chrono::milliseconds{100};
-        try {
-            PollPause pause{short_time};
-            while (std::any_of(open_.begin(), open_.end(), is_missing) && !control_.is_aborted() &&
-                   std::chrono::steady_clock::now() < end) {
-                compare_arrivals();
-                pause();
+        auto const is_over = [&] {
+            if (control_.is_aborted() || std::none_of(open_.begin(), open_.end(), is_missing)) {
+                return true;
             }
+            compare_arrivals();
+            return false;
+        };
+        try {
+            wait_at_most(std::chrono::milliseconds{100}, is_over, PollPause{short_time});
         } catch (...) { // NOLINT(bugprone-empty-catch): another reason was first
         }
     }
@@ -2064,7 +2082,7 @@ using GlooWork = detail::WorkOf<
 /// all-reduce sends each element twice, whatever the number of ranks.
 ///
 /// A TcpCommunicator stands beside Gloo, with its hub in rank 0's process. In each collective every
-/// rank sends two words for each rank there, and eight more. So ranks compare what they run, the hub
+/// rank sends three words for each rank there, and eight more. So ranks compare what they run, the hub
 /// knows which ranks have not arrived, and all ranks get the same reason when one fails: a rank that
 /// aborts tells the hub first, and then closes its connections of Gloo, which ends the waits of all.
 /// Data does not pass through the hub, and most collectives do not wait for it; those with counts

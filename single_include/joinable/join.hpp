@@ -17043,6 +17043,16 @@ template <class Lookup>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// The reason that the others get when an exception leaves `what` on `rank`.
+[[nodiscard]] inline AbortReason reason_of_exception(int rank, std::string_view what) {
+    return blamed_on(rank, {FailureKind::peer_failed, {}, concat("an exception left ", what)});
+}
+/// Aborts with that reason. `rank` has the members rank() and abort().
+template <class Rank>
+void abort_for_exception(Rank& rank, std::string_view what) {
+    rank.abort(reason_of_exception(rank.rank(), what));
+}
+
 /// The base of a rank that has works. The rank hides the members in which it differs.
 struct HasWorks {
     /// Whether this process has the rank. One that was forked since has only a copy of it.
@@ -17060,7 +17070,7 @@ struct HasWorks {
 /// The rank's communicator must outlive it.
 ///
 /// `Rank` derives from HasWorks. It has finish(), test() and progress() for each handle, is_done(), which
-/// says that the destructor need not wait, and abort_for_exception().
+/// says that the destructor need not wait, rank() and abort().
 template <class Rank, class... Handles>
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] WorkOf {
 public:
@@ -17079,7 +17089,7 @@ public:
             try {
                 if (!rank.is_done(one)) {
                     if (unwinding_.has_begun()) {
-                        rank.abort_for_exception(rank.kind_of(one));
+                        abort_for_exception(rank, rank.kind_of(one));
                     }
                     rank.finish(one);
                 }
@@ -17555,6 +17565,8 @@ enum class Collective : std::uint8_t {
     scaled_all_reduce,
     scaled_reduce_scatter,
 };
+/// No rank requests it, but ranks that split a communicator compare it with what the others do.
+inline constexpr Collective split_collective{11};
 
 [[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
     constexpr std::string_view names[] = {
@@ -17569,6 +17581,7 @@ enum class Collective : std::uint8_t {
         "all_to_all",
         "scaled all_reduce",
         "scaled reduce_scatter",
+        "split",
     };
     return names[static_cast<std::size_t>(collective)];
 }
@@ -17614,6 +17627,17 @@ struct Descriptor {
         };
     }
 
+    /// The whole signature, in words that ranks compare.
+    [[nodiscard]] constexpr std::array<std::uint64_t, 2> words() const noexcept {
+        return {word() | (has_counts ? by_counts : 0), count};
+    }
+    [[nodiscard]] static constexpr Descriptor of_words(std::span<std::uint64_t const> words
+    ) noexcept {
+        return of_word(
+            words[0] & ~by_counts, static_cast<std::size_t>(words[1]), (words[0] & by_counts) != 0
+        );
+    }
+
     [[nodiscard]] bool is_reduction() const noexcept {
         return collective == Collective::all_reduce || collective == Collective::reduce ||
                collective == Collective::reduce_scatter || is_scaled(collective);
@@ -17629,7 +17653,7 @@ struct Descriptor {
         std::string said = concat(name_of(collective));
         if (has_counts) {
             said += concat(" by counts of ", joinable::name_of(dtype));
-        } else if (collective != Collective::barrier) {
+        } else if (collective != Collective::barrier && collective != split_collective) {
             said += concat(" of ", count, " ", joinable::name_of(dtype));
         }
         if (is_reduction()) {
@@ -17646,6 +17670,9 @@ struct Descriptor {
         }
         return said;
     }
+
+private:
+    static constexpr std::uint64_t by_counts = std::uint64_t{1} << 63U;
 };
 
 }}} // namespace joinable::v0::detail
@@ -17697,6 +17724,25 @@ private:
     std::size_t const* table_ = nullptr;
     std::size_t size_ = 0;
     int rank_ = all_ranks;
+};
+
+/// Copies of a rank's tables, for a collective that outlasts the call that posts it.
+class KeptTables {
+public:
+    /// Both refer to the copies from here on.
+    void keep(PartSizes& sends, PartSizes& expects, int size) {
+        auto const ranks = static_cast<std::size_t>(size);
+        tables_.resize(2 * ranks);
+        std::size_t* table = tables_.data();
+        for (PartSizes* const sizes : {&sends, &expects}) {
+            sizes->copy_to(std::span{table, ranks});
+            *sizes = PartSizes::of({table, ranks});
+            table += ranks;
+        }
+    }
+
+private:
+    std::vector<std::size_t> tables_;
 };
 
 /// One collective as one rank requests it. Its arguments have been checked, and it omits buffers
@@ -18679,25 +18725,29 @@ namespace joinable { inline namespace v0 { namespace detail {
     return now + std::clamp(deadline, std::chrono::nanoseconds{0}, year);
 }
 
-/// Removes from `overdue` the ranks that have reported that they are working. Returns how long to
-/// wait for the first of them, or the deadline if none was removed. `waited_for(rank)` is how long
-/// this rank has waited since that rank's last report.
-template <class WaitedFor>
+/// Removes from `overdue` the ranks that have reported, within the deadline, that they are working. Returns how
+/// long to wait for the first of them, or the deadline if none was removed. `alive_at(rank)` is the time of
+/// that rank's last report; the clock's epoch: there was none.
+/// @pre this rank has waited for the deadline
+template <class AliveAt>
 [[nodiscard]] std::chrono::nanoseconds take_ranks_at_work(
-    std::vector<int>& overdue, std::chrono::nanoseconds deadline, WaitedFor const& waited_for
+    std::vector<int>& overdue, std::chrono::nanoseconds deadline, AliveAt const& alive_at
 ) {
+    auto const now = std::chrono::steady_clock::now();
     std::chrono::nanoseconds left = deadline;
     std::erase_if(overdue, [&](int rank) {
-        std::chrono::nanoseconds const waited = waited_for(rank);
-        bool const is_at_work = waited < deadline;
-        left = is_at_work ? (std::min)(left, deadline - waited) : left;
+        std::chrono::steady_clock::time_point const reported_at = alive_at(rank);
+        std::chrono::nanoseconds const silence = now - reported_at;
+        bool const is_at_work =
+            reported_at != std::chrono::steady_clock::time_point{} && silence < deadline;
+        left = is_at_work ? (std::min)(left, deadline - silence) : left;
         return is_at_work;
     });
     return left;
 }
 
-/// How long a work has been polled: the sum of the times between its tests.
-class PolledTime {
+/// How long a wait has lasted: one that blocks, or the sum of the times between tests of a work.
+class WaitClock {
 public:
     /// A gap between two tests counts as at most so much, because a rank may compute there for a
     /// long time.
@@ -18711,20 +18761,69 @@ public:
         std::chrono::nanoseconds deadline, std::chrono::nanoseconds longest_gap = gap_of_tests
     ) noexcept {
         auto const now = std::chrono::steady_clock::now();
-        if (tested_at_ != std::chrono::steady_clock::time_point{}) {
-            longest_gap = (std::min)(longest_gap, (std::max)(deadline / 2, gap_of_tests));
-            polled_ += (std::min)(std::chrono::nanoseconds{now - tested_at_}, longest_gap);
+        if (checked_at_ != std::chrono::steady_clock::time_point{}) {
+            longest_gap = (std::min)(longest_gap, longest_nap(deadline));
+            waited_ += (std::min)(std::chrono::nanoseconds{now - checked_at_}, longest_gap);
         }
-        tested_at_ = now;
-        return polled_ >= deadline;
+        checked_at_ = now;
+        return waited_ >= deadline;
     }
-    [[nodiscard]] std::chrono::nanoseconds count() const noexcept { return polled_; }
-    void set(std::chrono::nanoseconds polled) noexcept { polled_ = polled; }
+    /// The same. Once the deadline has passed, more() returns how much longer the wait may last, or nothing:
+    /// then the next call asks again. Or it throws.
+    template <class More>
+    void check(
+        std::chrono::nanoseconds deadline, std::chrono::nanoseconds longest_gap, More const& more
+    ) {
+        if (reaches(deadline, longest_gap)) {
+            if (std::optional<std::chrono::nanoseconds> const left = more()) {
+                extend(deadline, *left);
+            }
+        }
+    }
+    /// The deadline will have passed when the wait has lasted for `left` from now on.
+    void extend(std::chrono::nanoseconds deadline, std::chrono::nanoseconds left) noexcept {
+        constexpr std::chrono::nanoseconds none{0}; // a difference could overflow
+        waited_ = (std::max)(deadline, none) - (std::max)(left, none);
+    }
+    /// For how long a rank that blocks may sleep before its next call.
+    [[nodiscard]] std::chrono::nanoseconds nap(std::chrono::nanoseconds deadline) const noexcept {
+        constexpr std::chrono::nanoseconds none{0};
+        return (std::min)(
+            longest_nap(deadline), (std::max)(deadline, waited_) - (std::max)(waited_, none)
+        );
+    }
+    [[nodiscard]] std::chrono::nanoseconds count() const noexcept { return waited_; }
 
 private:
-    std::chrono::steady_clock::time_point tested_at_{}; ///< never, at first
-    std::chrono::nanoseconds polled_{0};
+    [[nodiscard]] static std::chrono::nanoseconds longest_nap(std::chrono::nanoseconds deadline
+    ) noexcept {
+        return (std::max)(deadline / 2, gap_of_tests);
+    }
+
+    std::chrono::steady_clock::time_point checked_at_{}; ///< never, at first
+    std::chrono::nanoseconds waited_{0};
 };
+
+/// Polls until done(), with a pause() between two polls. See WaitClock::check for more().
+template <class Done, class Pause, class More>
+void wait_until(
+    std::chrono::nanoseconds deadline, Done const& done, Pause&& pause, More const& more
+) {
+    for (WaitClock clock; !done(); pause()) {
+        clock.check(deadline, WaitClock::gap_of_waits, more);
+    }
+}
+
+/// Polls until done(), but no longer than `time`. Returns whether it came true.
+template <class Done, class Pause>
+bool wait_at_most(std::chrono::nanoseconds time, Done const& done, Pause&& pause) {
+    for (auto const end = end_of_wait(time); !done(); pause()) {
+        if (std::chrono::steady_clock::now() >= end) {
+            return false;
+        }
+    }
+    return true;
+}
 
 }}} // namespace joinable::v0::detail
 
@@ -21414,7 +21513,7 @@ BoardCommunicator<Rank, Work>::~BoardCommunicator() {
         return;
     }
     if (unwinding_.has_begun()) {
-        rank_.abort_for_exception("the scope of its communicator");
+        abort_for_exception(rank_, "the scope of its communicator");
     }
     rank_.group().leave(rank());
 }
@@ -21717,7 +21816,9 @@ public:
 
     void abort(AbortReason const& reason) { group_.abort(reason, rank_); }
 
-    void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
+    void keep_alive() noexcept {
+        board_.alive_at(rank_).store(std::chrono::steady_clock::now().time_since_epoch().count());
+    }
 
     /// The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const {
@@ -21760,7 +21861,7 @@ public:
     /// Returns whether the group was aborted because of that.
     template <class HoldingUp, class Does>
     [[nodiscard]] bool has_polled_too_long(
-        PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
+        WaitClock& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
     );
 
     /// Waits for `ready()` until the deadline; returns whether it came true. Meanwhile this rank's
@@ -21780,21 +21881,17 @@ private:
         bool is_refused = false; ///< the ranks' calls differ: nothing to compute
         Cut cut = {};
         Pipeline pipeline = {};
-        PolledTime polled = {};
+        WaitClock polled = {};
     };
     enum class Arrival : std::uint8_t { waiting, complete, never };
 
-    [[nodiscard]] static std::chrono::steady_clock::time_point now() noexcept {
-        return std::chrono::steady_clock::now();
-    }
     [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
         return pending_[sequence % Board::max_in_flight];
     }
 
-    /// Keeps in `overdue` the ranks that have not called keep_alive() for a deadline, while this
-    /// one waited for them. Returns how much longer to wait for the others.
-    [[nodiscard]] std::chrono::nanoseconds
-    take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited);
+    /// Keeps in `overdue` the ranks that have not called keep_alive() for a deadline. Returns how much
+    /// longer to wait for the others.
+    [[nodiscard]] std::chrono::nanoseconds take_overdue(std::vector<int>& overdue) const;
     /// Called before this rank writes to its slot or table at this position of the board.
     void reserve_once(
         std::uint64_t& reserved, std::uint64_t sequence, void const* data, std::size_t bytes
@@ -22052,14 +22149,13 @@ template <class Ready, class HoldingUp, class Does>
 void Endpoint<Group, Memory>::wait_for_others(
     Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
 ) {
-    auto const start = now();
     std::chrono::nanoseconds left = deadline_;
     while (!wait(ready, left)) {
         std::vector<int> overdue = holding_up();
         if (overdue.empty()) {
             return;
         }
-        left = take_overdue(overdue, now() - start);
+        left = take_overdue(overdue);
         if (!overdue.empty()) {
             abort_for(overdue, to_do, does());
         }
@@ -22069,13 +22165,13 @@ void Endpoint<Group, Memory>::wait_for_others(
 template <class Group, class Memory>
 template <class HoldingUp, class Does>
 bool Endpoint<Group, Memory>::has_polled_too_long(
-    PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
+    WaitClock& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
 ) {
     if (!polled.reaches(deadline_)) {
         return false;
     }
     std::vector<int> overdue = holding_up();
-    polled.set(deadline_ - take_overdue(overdue, polled.count()));
+    polled.extend(deadline_, take_overdue(overdue));
     if (!overdue.empty()) {
         abort_for(overdue, to_do, does());
     }
@@ -22101,13 +22197,11 @@ bool Endpoint<Group, Memory>::wait(Ready const& ready, std::chrono::nanoseconds 
 }
 
 template <class Group, class Memory>
-std::chrono::nanoseconds
-Endpoint<Group, Memory>::take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited) {
+std::chrono::nanoseconds Endpoint<Group, Memory>::take_overdue(std::vector<int>& overdue) const {
     return take_ranks_at_work(overdue, deadline_, [&](int rank) {
-        std::chrono::steady_clock::time_point const alive{
+        return std::chrono::steady_clock::time_point{
             std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
         };
-        return (std::min)(waited, std::chrono::nanoseconds{now() - alive});
     });
 }
 
@@ -22434,7 +22528,7 @@ struct Message {
     int tag = 0;
     Buffer buffer = {};
     PendingMessage* pending = nullptr; ///< while it waits; null: delivered
-    PolledTime polled = {};
+    WaitClock polled = {};
     bool is_lost = false;
 
     [[nodiscard]] std::string text() const {
@@ -22460,9 +22554,6 @@ public:
     }
 
     [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
-
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(std::string const& what);
 
     /// Makes a group of these ranks of this group, in their order; this rank is the first. Returns
     /// its offset from this board, or 0 if there is no memory.
@@ -22570,14 +22661,6 @@ template <class Memory>
 GroupRank<Memory>::GroupRank(Group group, int rank, std::shared_ptr<GroupStorage<Memory>> storage)
     : Base{group, rank, LentBy<Memory>{std::shared_ptr<Memory>{storage, &storage->memory()}}},
       group_{group}, storage_{std::move(storage)} {}
-
-template <class Memory>
-void GroupRank<Memory>::abort_for_exception(std::string const& what) {
-    group_.abort(
-        blamed_on(this->rank(), {FailureKind::peer_failed, {}, "an exception left " + what}),
-        this->rank()
-    );
-}
 
 template <class Memory>
 std::uint64_t GroupRank<Memory>::make_group(std::vector<int> members) {

@@ -1353,7 +1353,7 @@ struct MpiOperation {
     bool is_send = false;
     int tag = 0;
     std::vector<std::uint64_t> words; ///< of all ranks, while they compare
-    PolledTime polled;
+    WaitClock polled;
     MpiQuestion question;    ///< asked at its deadline
     bool is_refused = false; ///< by MPI: its requests must not be tested again
     bool is_stalled = false; ///< all ranks had posted it one deadline ago
@@ -1386,12 +1386,7 @@ struct MpiOperation {
         transfer = {said, nullptr, nullptr, sends, expects};
         transfer.said.dtype = widens_ ? DType::f32 : said.dtype;
         if (said.has_counts) { // the caller's tables may end
-            send_sizes_.resize(request_size);
-            expected_sizes_.resize(request_size);
-            sends.copy_to(std::span{send_sizes_});
-            expects.copy_to(std::span{expected_sizes_});
-            transfer.sends = PartSizes::of(send_sizes_);
-            transfer.expects = PartSizes::of(expected_sizes_);
+            kept_.keep(transfer.sends, transfer.expects, ranks);
         }
         bool const is_one = is_one_buffer(said.collective) && in.data == out.data;
         // If one buffer is a part of the other, MPI does not get the smaller one.
@@ -1457,7 +1452,7 @@ struct MpiOperation {
         }
     }
 
-    std::size_t request_size = 0; ///< ranks in the request
+    int ranks = 0; ///< of the communicator
 
 private:
     [[nodiscard]] std::byte* take(MpiMemory& memory, Block& block, std::size_t count) const {
@@ -1490,22 +1485,21 @@ private:
 
     Block in_;
     Block out_;
-    Buffer result_{};                     ///< the copy's target; empty: MPI wrote there directly
-    DType dtype_ = DType::u8;             ///< the caller's dtype
-    bool widens_ = false;                 ///< it is sent as f32
-    std::vector<std::size_t> send_sizes_; ///< of a collective with counts
-    std::vector<std::size_t> expected_sizes_;
+    Buffer result_{};         ///< the copy's target; empty: MPI wrote there directly
+    DType dtype_ = DType::u8; ///< the caller's dtype
+    bool widens_ = false;     ///< it is sent as f32
+    KeptTables kept_;         ///< of a collective with counts
 };
 
 /// The operations of a rank, which are reused.
 class MpiOperations {
 public:
-    explicit MpiOperations(int ranks) : ranks_{static_cast<std::size_t>(ranks)} {}
+    explicit MpiOperations(int ranks) : ranks_{ranks} {}
 
     [[nodiscard]] MpiOperation& next() {
         if (free_.empty()) {
             all_.push_back(std::make_unique<MpiOperation>());
-            all_.back()->request_size = ranks_;
+            all_.back()->ranks = ranks_;
             free_.reserve(all_.size());
             return *all_.back();
         }
@@ -1521,7 +1515,7 @@ public:
     void give_back(MpiOperation& operation) noexcept { free_.push_back(&operation); } // has room
 
 private:
-    std::size_t ranks_;
+    int ranks_;
     std::vector<std::unique_ptr<MpiOperation>> all_;
     std::vector<MpiOperation*> free_;
 };
@@ -1531,14 +1525,17 @@ private:
 // ---- joinable/communicator/mpi/detail/check.hpp
 
 /// @file
-/// The optional comparison before data moves: first of the signatures, then, in a collective with
-/// counts, of the tables.
+/// The optional comparison before data moves, and that before ranks block inside MPI.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Gathers the first `count` words of all ranks, and stores them after these, in rank order.
-inline void gather_words(MpiOperation& operation, int count, MPI_Comm comm) {
+/// Gathers these words of all ranks.
+inline void
+gather_words(MpiOperation& operation, std::span<std::uint64_t const> own, int size, MPI_Comm comm) {
+    operation.words.assign(own.begin(), own.end());
+    operation.words.resize(own.size() * (static_cast<std::size_t>(size) + 1));
     std::uint64_t* const words = operation.words.data();
+    auto const count = static_cast<int>(own.size());
     MPI_Request& request = operation.tables.requests.emplace_back(MPI_REQUEST_NULL);
     check_mpi(
         MPI_Iallgather(
@@ -1547,48 +1544,11 @@ inline void gather_words(MpiOperation& operation, int count, MPI_Comm comm) {
         "MPI_Iallgather"
     );
 }
-
-inline constexpr int mpi_said_words = 3;
-
-inline void gather_said(MpiOperation& operation, int size, MPI_Comm comm) {
-    Descriptor const said = operation.signature();
-    operation.words.assign(mpi_said_words * (static_cast<std::size_t>(size) + 1), 0);
-    operation.words[0] = said.word();
-    operation.words[1] = said.count;
-    operation.words[2] = said.has_counts ? 1 : 0;
-    gather_words(operation, mpi_said_words, comm);
-}
-[[nodiscard]] inline std::optional<AbortReason>
-difference_of_said(MpiOperation const& operation, int size) {
-    return find_difference(size, [&](int rank) {
-        auto const at = static_cast<std::size_t>(mpi_said_words * (rank + 1));
-        auto const* const said = &operation.words[at];
-        return Descriptor::of_word(said[0], said[1], said[2] != 0);
-    });
-}
-
-/// The tables of a rank: the sizes that it sends to each rank, then those that it expects from
-/// each.
-inline void gather_tables(MpiOperation& operation, int size, MPI_Comm comm) {
-    auto const ranks = static_cast<std::size_t>(size);
-    operation.words.assign(2 * ranks * (ranks + 1), 0);
-    for (int rank = 0; rank < size; ++rank) {
-        operation.words[static_cast<std::size_t>(rank)] = operation.transfer.sends[rank];
-        operation.words[static_cast<std::size_t>(size + rank)] = operation.transfer.expects[rank];
-    }
-    gather_words(operation, 2 * size, comm);
-}
-[[nodiscard]] inline std::optional<AbortReason>
-difference_of_tables(MpiOperation const& operation, int size) {
-    auto const word = [&](int of, int place) {
-        return operation.words[static_cast<std::size_t>(2 * size * (of + 1) + place)];
-    };
-    return find_difference_of_counts(
-        size,
-        operation.signature(),
-        [&](int from, int to) { return word(from, to); },
-        [&](int from, int to) { return word(to, size + from); }
-    );
+/// Once MPI has gathered them: those of each rank, in rank order.
+[[nodiscard]] inline std::span<std::uint64_t const>
+gathered_words(MpiOperation const& operation, int size) {
+    std::size_t const own = operation.words.size() / (static_cast<std::size_t>(size) + 1);
+    return std::span{operation.words}.subspan(own);
 }
 
 /// The reason when ranks did not compare their collectives, all have posted one, and `rank` still
@@ -1616,25 +1576,20 @@ enum class MpiMeeting : std::uint64_t {
 /// more.
 [[nodiscard]] inline std::optional<AbortReason>
 difference_of_meetings(std::span<std::uint64_t const> words) {
-    auto const text = [&](std::size_t rank) -> std::string_view {
-        switch (static_cast<MpiMeeting>(words[2 * rank])) {
-        case MpiMeeting::split: return "split";
-        case MpiMeeting::share: return "share";
+    struct Meeting {
+        MpiMeeting word;
+
+        bool operator==(Meeting const&) const = default;
+        [[nodiscard]] static bool is_agreement() noexcept { return false; }
+        [[nodiscard]] std::string_view text() const noexcept {
+            return word == MpiMeeting::split   ? "split"
+                   : word == MpiMeeting::share ? "share"
+                                               : "another collective";
         }
-        return "another collective";
     };
-    AbortReason reason{FailureKind::mismatch, {}, {}};
-    for (std::size_t rank = 1; rank < words.size() / 2; ++rank) {
-        if (words[2 * rank] != words[0]) {
-            reason.ranks.push_back(static_cast<int>(rank));
-            reason.message += concat(", rank ", rank, " ", text(rank));
-        }
-    }
-    if (reason.ranks.empty()) {
-        return std::nullopt;
-    }
-    reason.message = concat("ranks run different collectives: rank 0 ", text(0), reason.message);
-    return reason;
+    return find_difference(static_cast<int>(words.size() / 2), [&](int rank) {
+        return Meeting{static_cast<MpiMeeting>(words[2 * static_cast<std::size_t>(rank)])};
+    });
 }
 
 }}} // namespace joinable::v0::detail
@@ -1690,13 +1645,7 @@ struct MpiPause : PollPause {
 /// Polls until `is_so()`, for the time `moment`. Returns whether it came true.
 template <class IsSo>
 bool wait_for_a_moment(IsSo const& is_so, std::chrono::nanoseconds moment = mpi_patience) {
-    auto const end = std::chrono::steady_clock::now() + moment;
-    for (MpiPause pause; !is_so(); pause()) {
-        if (std::chrono::steady_clock::now() >= end) {
-            return false;
-        }
-    }
-    return true;
+    return wait_at_most(moment, is_so, MpiPause{});
 }
 
 }}} // namespace joinable::v0::detail
@@ -2044,6 +1993,54 @@ struct MpiLeave {
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/detail/comparison.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+
+/// @file
+/// How ranks compare what they are about to do: in words, which they gather, or sum with zeros in the places of
+/// the others. First they compare signatures. If these are equal and have counts, they compare tables.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Why the signatures differ. `words` has as many words from each rank, in rank order, which begin with its
+/// Descriptor::words().
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_signatures(int size, std::span<std::uint64_t const> words) {
+    std::size_t const width = words.size() / static_cast<std::size_t>(size);
+    return find_difference(size, [&](int rank) {
+        return Descriptor::of_words(words.subspan(width * static_cast<std::size_t>(rank)));
+    });
+}
+
+/// A rank's tables: what it sends to each rank, then what it expects from each.
+[[nodiscard]] inline std::vector<std::uint64_t>
+words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
+    auto const ranks = static_cast<std::size_t>(size);
+    std::vector<std::uint64_t> words(2 * ranks);
+    sends.copy_to(std::span{words}.first(ranks));
+    expects.copy_to(std::span{words}.last(ranks));
+    return words;
+}
+/// Why the tables differ. `words` has those of each rank, in rank order.
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+    auto const word = [&](int rank, int place) {
+        return words[static_cast<std::size_t>(2 * size * rank + place)];
+    };
+    return find_difference_of_counts(
+        size,
+        said,
+        [&](int from, int to) { return word(from, to); },
+        [&](int from, int to) { return word(to, size + from); }
+    );
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/mpi/detail/messages.hpp
 
 /// @file
@@ -2244,7 +2241,9 @@ public:
         if (options.check) {
             operation.state = MpiOperation::State::checking;
             ++unchecked_;
-            require_for(operation, [&] { gather_said(operation, size_, beside_); });
+            require_for(operation, [&] {
+                gather_words(operation, operation.signature().words(), size_, beside_);
+            });
         } else {
             operation.state = MpiOperation::State::under_way;
             require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
@@ -2407,13 +2406,17 @@ private:
         }
         operation.tables.requests.clear();
         bool const has_tables = operation.state == MpiOperation::State::checking_counts;
-        if (auto const reason = has_tables ? difference_of_tables(operation, size_)
-                                           : difference_of_said(operation, size_)) {
+        auto const words = gathered_words(operation, size_);
+        if (auto const reason = has_tables
+                                    ? difference_of_tables(operation.signature(), size_, words)
+                                    : difference_of_signatures(size_, words)) {
             fail_(*reason);
         }
         if (operation.transfer.said.has_counts && !has_tables) {
             operation.state = MpiOperation::State::checking_counts;
-            require_for(operation, [&] { gather_tables(operation, size_, data_); });
+            auto const& [said, in, out, sends, expects] = operation.transfer;
+            auto const own = words_of_tables(sends, expects, size_);
+            require_for(operation, [&] { gather_words(operation, own, size_, data_); });
             return false;
         }
         operation.words.clear();
@@ -2622,11 +2625,8 @@ public:
     /// See detail::take_ranks_at_work.
     [[nodiscard]] std::chrono::nanoseconds
     take_at_work(std::vector<int>& overdue, std::chrono::nanoseconds deadline) const {
-        auto const now = Clock::now();
         return take_ranks_at_work(overdue, deadline, [&](int rank) {
-            auto const alive_at = others_[index(rank)].alive_at;
-            return alive_at == Clock::time_point{} ? deadline
-                                                   : std::chrono::nanoseconds{now - alive_at};
+            return others_[index(rank)].alive_at;
         });
     }
 
@@ -2821,14 +2821,8 @@ public:
         return in_flight_.post_message(is_send, peer, tag, buffer, number);
     }
     void finish(MpiOperation& operation) {
-        auto end = end_of_wait(options_.deadline);
-        for (MpiPause pause; !progress(operation); pause()) {
-            if (std::chrono::steady_clock::now() >= end) {
-                if (auto const left = more_time(operation)) {
-                    end = end_of_wait(*left);
-                }
-            }
-        }
+        auto const is_over = [&] { return progress(operation); };
+        wait_until(options_.deadline, is_over, MpiPause{}, [&] { return more_time(operation); });
     }
     /// The same for the meeting before ranks block inside MPI. When an abort comes, others may
     /// already be inside. This rank then follows them, if its part of the meeting ends within half
@@ -2850,11 +2844,9 @@ public:
         if (progress(operation)) {
             return true;
         }
-        if (operation.polled.reaches(options_.deadline)) {
-            if (auto const left = more_time(operation)) {
-                operation.polled.set(options_.deadline - *left);
-            }
-        }
+        operation.polled.check(options_.deadline, WaitClock::gap_of_tests, [&] {
+            return more_time(operation);
+        });
         return false;
     }
     /// Whether the operation is complete.
@@ -2905,7 +2897,7 @@ public:
             }
         } catch (...) {
             if (!failure_) { // there is no memory
-                abort_for_exception("its ProgressThread");
+                abort_for_exception(*this, "its ProgressThread");
             }
         }
         return {failure_ ? 0 : in_flight_.open().size(), in_flight_.posted()};
@@ -2940,7 +2932,6 @@ public:
             tell_reason();
         }
     }
-    void abort_for_exception(std::string const& what) { abort(reason_of_exception(rank_, what)); }
     [[noreturn]] void fail(AbortReason const& reason) {
         abort(reason);
         throw_failure(*failure_);
@@ -2987,7 +2978,7 @@ public:
                 if (in_flight_.open().empty()) {
                     take_over_unwinding({rank_, std::chrono::steady_clock::now()});
                 } else {
-                    abort_for_exception(what_unwinds);
+                    abort_for_exception(*this, what_unwinds);
                 }
             }
             if (failure_ && !has_told_ && !unwinding_) {
@@ -3013,10 +3004,6 @@ public:
 
 private:
     static constexpr char const* what_unwinds = "the scope of its communicator";
-
-    [[nodiscard]] static AbortReason reason_of_exception(int rank, std::string const& what) {
-        return blamed_on(rank, {FailureKind::peer_failed, {}, "an exception left " + what});
-    }
 
     // -- what the others say ----------------------------------------------------------------------
 
@@ -3336,18 +3323,16 @@ private:
         }
     }
     static bool all_get_here() {
-        using Clock = std::chrono::steady_clock;
         MPI_Request request = MPI_REQUEST_NULL;
         int is_met = 0;
         if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) {
             return false;
         }
-        for (auto const end = Clock::now() + std::chrono::seconds{5};
-             MPI_Test(&request, &is_met, MPI_STATUS_IGNORE) == MPI_SUCCESS && is_met == 0 &&
-             Clock::now() < end;) {
-            std::this_thread::sleep_for(std::chrono::milliseconds{1});
-        }
-        return is_met != 0;
+        auto const is_over = [&] {
+            return MPI_Test(&request, &is_met, MPI_STATUS_IGNORE) != MPI_SUCCESS || is_met != 0;
+        };
+        auto const nap = [] { std::this_thread::sleep_for(std::chrono::milliseconds{1}); };
+        return wait_at_most(std::chrono::seconds{5}, is_over, nap) && is_met != 0;
     }
 
     bool ends_ = false;

@@ -275,17 +275,13 @@ public:
         return number == 0 || !is_shared() || !missing(number).empty();
     }
 
-    /// Why a wait that began at `start` has lasted too long, or nothing. Moves `start` if the
-    /// deadline starts again. `doing` describes the wait, and `number` is that of the collective
-    /// that it is for; 0: none. The deadline starts again only if all ranks that this one is known
-    /// to wait for have called keep_alive(). If those ranks are unknown, any other rank's call is
-    /// enough.
-    [[nodiscard]] std::optional<AbortReason>
-    expired(Clock::time_point& start, std::string_view doing, std::uint64_t number) const {
-        auto const now = Clock::now();
-        if (now - start < length_) {
-            return std::nullopt;
-        }
+    /// At the deadline: how much longer a wait may last, or fail(reason). `doing` describes the wait, and
+    /// `number` is that of the collective that it is for; 0: none. The deadline starts again only if
+    /// all ranks that this one is known to wait for have called keep_alive(). If those ranks are
+    /// unknown, any other rank's call is enough.
+    template <class Fail>
+    [[nodiscard]] std::chrono::nanoseconds
+    more_time(std::string_view doing, std::uint64_t number, Fail const& fail) const {
         std::vector<int> overdue = missing(number);
         bool const are_known = !overdue.empty();
         for (int other = 0; !are_known && other < size_; ++other) {
@@ -294,15 +290,13 @@ public:
             }
         }
         std::size_t const awaited = overdue.size();
-        auto const left = take_ranks_at_work(overdue, length_, [&](int other) {
-            return now - (std::max)(start, last_sign_of(other));
-        });
-        if (are_known ? overdue.empty() : overdue.size() < awaited) {
-            start = now - (length_ - left);
-            return std::nullopt;
+        auto const left =
+            take_ranks_at_work(overdue, length_, [&](int other) { return last_sign_of(other); });
+        if (are_known ? !overdue.empty() : overdue.size() == awaited) {
+            overdue.resize(are_known ? overdue.size() : 0);
+            fail(reason(std::move(overdue), doing, number));
         }
-        overdue.resize(are_known ? overdue.size() : 0);
-        return reason(std::move(overdue), doing, number);
+        return left;
     }
 
 private:
@@ -312,7 +306,7 @@ private:
         std::byte* const line = memory_.data() + static_cast<std::size_t>(rank) * line_bytes;
         return std::atomic_ref<std::uint64_t>{reinterpret_cast<std::uint64_t*>(line)[which]};
     }
-    /// Long ago, if there was no call.
+    /// The clock's epoch, if there was no call.
     [[nodiscard]] Clock::time_point last_sign_of(int rank) const noexcept {
         std::uint64_t const ticks =
             is_shared() ? word(rank, alive_at).load(std::memory_order_acquire) : 0;
@@ -808,7 +802,7 @@ public:
         release_kernels();
         bool is_finalized = false;
         if (is_unwinding) {
-            abort_for_exception("the scope of its communicator");
+            abort_for_exception(*this, "the scope of its communicator");
         }
         try {
             throw_if_aborted();
@@ -853,9 +847,6 @@ public:
         if (ncclResult_t const result = handle_.abort(deadline()); result != ncclSuccess) {
             add_to_failure("ncclCommAbort", result);
         }
-    }
-    void abort_for_exception(std::string const& what) noexcept {
-        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
     }
     [[noreturn]] void fail(AbortReason const& reason) {
         abort(reason);
@@ -1020,19 +1011,15 @@ public:
         });
     }
     /// The same with a deadline, unless all ranks are known to have posted it.
-    [[nodiscard]] bool test(NcclLaunch& launch, PolledTime& polled) {
+    [[nodiscard]] bool test(NcclLaunch& launch, WaitClock& polled) {
         if (test(launch)) {
             return true;
         }
-        if (polled.reaches(deadline_.length()) && deadline_.may_be_missing(launch.number)) {
-            auto const now = NcclDeadline::Clock::now();
-            auto start = now - polled.count();
-            if (auto const reason =
-                    deadline_.expired(start, "waits for a collective", launch.number)) {
-                fail(*reason);
-            }
-            polled.set(now - start);
-        }
+        polled.check(deadline(), WaitClock::gap_of_tests, [&] {
+            return deadline_.may_be_missing(launch.number)
+                       ? more_time("waits for a collective", launch.number)
+                       : std::nullopt;
+        });
         return false;
     }
     /// Blocks the host until the launch has run.
@@ -1114,10 +1101,10 @@ private:
     /// alone knows its rank.
     void wait_for_culprit() const {
         constexpr std::chrono::nanoseconds patience = std::chrono::seconds{2};
-        auto const end = NcclDeadline::Clock::now() + (std::min)(patience, deadline());
-        while (size_ > 1 && !control_->is_aborted() && NcclDeadline::Clock::now() < end) {
+        auto const is_known = [this] { return size_ == 1 || control_->is_aborted(); };
+        wait_at_most((std::min)(patience, deadline()), is_known, [] {
             std::this_thread::sleep_for(std::chrono::microseconds{50});
-        }
+        });
     }
     /// Takes over failures of other ranks and asynchronous errors of NCCL.
     void poll(std::string_view error = asynchronous_error) noexcept {
@@ -1158,20 +1145,23 @@ private:
         constexpr std::chrono::microseconds spin{300};
         constexpr std::chrono::microseconds nap{50};
         auto const begun = NcclDeadline::Clock::now();
-        auto start = begun;
-        on_device([&] {
-            while (!ready()) {
-                look();
-                if (auto const reason = deadline_.expired(start, doing, number)) {
-                    fail(*reason);
-                }
-                if (NcclDeadline::Clock::now() - begun < spin) {
-                    std::this_thread::yield();
-                } else {
-                    std::this_thread::sleep_for(nap);
-                }
+        auto const pause = [&] {
+            if (NcclDeadline::Clock::now() - begun < spin) {
+                std::this_thread::yield();
+            } else {
+                std::this_thread::sleep_for(nap);
             }
+        };
+        auto const is_over = [&] { return ready() || (look(), false); };
+        on_device([&] {
+            detail::wait_until(deadline(), is_over, pause, [&] {
+                return more_time(doing, number);
+            });
         });
+    }
+    [[nodiscard]] std::optional<std::chrono::nanoseconds>
+    more_time(std::string_view doing, std::uint64_t number) {
+        return deadline_.more_time(doing, number, [this](AbortReason const& why) { fail(why); });
     }
 
     /// Call this before any NCCL call.
@@ -1467,7 +1457,7 @@ private:
     void take_back(Segment& segment) noexcept {
         if (rank_.handle() != nullptr) {
             if (segment.unwinding.has_begun() && !rank_.is_idle()) {
-                rank_.abort_for_exception("the scope of an arena"); // no later wait may come
+                abort_for_exception(rank_, "the scope of an arena"); // no later wait may come
             }
             if (finish()) {
                 deregister(segment);
@@ -1697,63 +1687,57 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/nccl/detail/check.hpp
+// ---- joinable/communicator/detail/comparison.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+
+/// @file
+/// How ranks compare what they are about to do: in words, which they gather, or sum with zeros in the places of
+/// the others. First they compare signatures. If these are equal and have counts, they compare tables.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The calls that ranks are about to make, as words that all ranks gather.
-class NcclSaid {
-public:
-    /// Collective. Either all ranks have tables of counts or none has.
-    NcclSaid(ControlCommunicator& control, Request const& request, bool has_tables)
-        : ranks_{static_cast<std::size_t>(control.size())},
-          stride_{2 + (has_tables ? 2 * ranks_ : 0)} {
-        Descriptor const& said = request.signature;
-        std::vector<std::uint64_t> mine(stride_);
-        mine[0] = said.word() | (said.has_counts ? by_counts : 0);
-        mine[1] = said.count;
-        if (has_tables) {
-            request.sends.copy_to(std::span{mine}.subspan(2, ranks_));
-            request.expects.copy_to(std::span{mine}.subspan(2 + ranks_));
-        }
-        words_ = control.gather(mine);
-    }
+/// Why the signatures differ. `words` has as many words from each rank, in rank order, which begin with its
+/// Descriptor::words().
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_signatures(int size, std::span<std::uint64_t const> words) {
+    std::size_t const width = words.size() / static_cast<std::size_t>(size);
+    return find_difference(size, [&](int rank) {
+        return Descriptor::of_words(words.subspan(width * static_cast<std::size_t>(rank)));
+    });
+}
 
-    /// Why the ranks' calls do not match, or nothing; the same on every rank.
-    [[nodiscard]] std::optional<AbortReason> disagreement() const {
-        auto const size = static_cast<int>(ranks_);
-        auto reason = find_difference(size, [this](int rank) { return said_by(rank); });
-        if (!reason && has_tables()) {
-            reason = find_difference_of_counts(
-                size,
-                said_by(0),
-                [this](int from, int to) { return of(from)[2 + index(to)]; },
-                [this](int from, int to) { return of(to)[2 + ranks_ + index(from)]; }
-            );
-        }
-        return reason;
-    }
+/// A rank's tables: what it sends to each rank, then what it expects from each.
+[[nodiscard]] inline std::vector<std::uint64_t>
+words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
+    auto const ranks = static_cast<std::size_t>(size);
+    std::vector<std::uint64_t> words(2 * ranks);
+    sends.copy_to(std::span{words}.first(ranks));
+    expects.copy_to(std::span{words}.last(ranks));
+    return words;
+}
+/// Why the tables differ. `words` has those of each rank, in rank order.
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+    auto const word = [&](int rank, int place) {
+        return words[static_cast<std::size_t>(2 * size * rank + place)];
+    };
+    return find_difference_of_counts(
+        size,
+        said,
+        [&](int from, int to) { return word(from, to); },
+        [&](int from, int to) { return word(to, size + from); }
+    );
+}
 
-private:
-    [[nodiscard]] static std::size_t index(int rank) noexcept {
-        return static_cast<std::size_t>(rank);
-    }
-    [[nodiscard]] bool has_tables() const noexcept { return stride_ > 2; }
-    [[nodiscard]] std::span<std::uint64_t const> of(int rank) const {
-        return std::span{words_}.subspan(index(rank) * stride_, stride_);
-    }
-    [[nodiscard]] Descriptor said_by(int rank) const {
-        std::uint64_t const word = of(rank)[0];
-        auto const count = static_cast<std::size_t>(of(rank)[1]);
-        return Descriptor::of_word(word & ~by_counts, count, (word & by_counts) != 0);
-    }
+}}} // namespace joinable::v0::detail
 
-    static constexpr std::uint64_t by_counts = std::uint64_t{1} << 63U;
+#endif
 
-    std::size_t ranks_;
-    std::size_t stride_;
-    std::vector<std::uint64_t> words_;
-};
+// ---- joinable/communicator/nccl/detail/check.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Compares the calls that all ranks are about to make. Collective over the control communicator;
 /// blocks.
@@ -1761,10 +1745,12 @@ private:
 inline void agree_on_collective(NcclRank& rank, Request const& mine) {
     std::optional<AbortReason> reason;
     rank.over_control([&](NcclControl& control) {
-        // Some ranks may have tables and others not, so tables are compared second.
-        reason = NcclSaid{control, mine, false}.disagreement();
-        if (!reason && mine.signature.has_counts) {
-            reason = NcclSaid{control, mine, true}.disagreement();
+        Descriptor const& said = mine.signature;
+        int const size = control.size();
+        reason = difference_of_signatures(size, control.gather(said.words()));
+        if (!reason && said.has_counts) {
+            auto const tables = words_of_tables(mine.sends, mine.expects, size);
+            reason = difference_of_tables(said, size, control.gather(tables));
         }
     });
     if (reason) {
@@ -1842,7 +1828,7 @@ public:
         if (!is_waited_for_ && !launch_->is_settled()) {
             try {
                 if (unwinding_.has_begun()) {
-                    rank_->abort_for_exception("a collective");
+                    abort_for_exception(*rank_, "a collective");
                 } else {
                     rank_->synchronize(*launch_);
                 }
@@ -1894,7 +1880,7 @@ private:
     detail::NcclRank* rank_;
     detail::NcclLaunch* launch_;
     bool is_waited_for_ = false;
-    detail::PolledTime polled_;
+    detail::WaitClock polled_;
     detail::Unwinding unwinding_;
 };
 
@@ -2137,7 +2123,7 @@ public:
         if (is_open()) {
             try {
                 if (unwinding_.has_begun()) {
-                    rank_.abort_for_exception("a group of collectives");
+                    abort_for_exception(rank_, "a group of collectives");
                 } else {
                     rank_.end_group();
                 }

@@ -2029,11 +2029,8 @@ Hub::judge(int rank, FrameHeader const& header, std::string const& meanwhile) {
     }
     auto const deadline = std::chrono::nanoseconds{static_cast<std::int64_t>(header.count)};
     std::vector<int> overdue = missing(header.sequence);
-    auto const left = take_ranks_at_work(overdue, deadline, [&](int other) {
-        bool const has_said = member(other).alive_at != Clock::time_point{};
-        return has_said ? std::chrono::nanoseconds{Clock::now() - member(other).alive_at}
-                        : (std::chrono::nanoseconds::max)();
-    });
+    auto const left =
+        take_ranks_at_work(overdue, deadline, [&](int other) { return member(other).alive_at; });
     if (!overdue.empty()) {
         bool const is_meeting = header.sequence == meeting;
         char const* const to_do = is_meeting ? "connect" : "arrive";
@@ -2242,12 +2239,13 @@ public:
     /// the answer.
     /// @throws as finish() does.
     [[nodiscard]] bool
-    test(std::uint64_t sequence, std::chrono::nanoseconds longest_gap = PolledTime::gap_of_tests) {
-        bool const is_over = progress(sequence);
-        if (!is_over) {
-            count_poll(sequence, longest_gap);
+    test(std::uint64_t sequence, std::chrono::nanoseconds longest_gap = WaitClock::gap_of_tests) {
+        if (progress(sequence)) {
+            return true;
         }
-        return is_over;
+        check_clock(sequence, longest_gap);
+        throw_if_lost(sequence);
+        return false;
     }
     /// test() without a deadline.
     [[nodiscard]] bool progress(std::uint64_t sequence);
@@ -2257,8 +2255,6 @@ public:
     /// which one that is, so that failures caused by this rank's next actions come later. If the
     /// hub does not answer, this rank's own reason counts, and says so.
     void abort(AbortReason const& reason);
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(std::string const& what);
     [[nodiscard]] bool is_aborted() {
         look();
         return over_.has_value();
@@ -2287,12 +2283,11 @@ private:
 
     /// A question to the hub at the deadline of a wait: how much longer may it last?
     struct Overdue {
-        int asked = 0;                                     ///< questions without an answer yet
-        std::chrono::nanoseconds deadline = {};            ///< the longest of their deadlines
+        bool is_asked = false;                             ///< without an answer yet
+        std::chrono::nanoseconds deadline = {};            ///< of the question
         std::optional<std::chrono::nanoseconds> left = {}; ///< its answer
-        // For a work that is polled:
-        PolledTime polled = {};
-        std::uint64_t consumed = 0; ///< when last asked, or last seen alive
+        WaitClock clock = {};                              ///< since it is asked: of the answer
+        std::uint64_t consumed = 0;                        ///< when last asked, or last seen alive
     };
     struct Pending {
         Descriptor said;
@@ -2324,39 +2319,27 @@ private:
         }
     }
 
-    /// Waits until `ready()`, until the group has ended, or until the hub ends it. The hub does
-    /// that when it is asked at the deadline. `meanwhile()` describes this rank's wait to the
-    /// others.
-    template <class Ready, class Meanwhile>
-    void wait_until(Ready const& ready, std::uint64_t sequence, Meanwhile const& meanwhile) {
-        look();
-        TimePoint end = end_of_wait(deadline_);
-        bool is_asked = false;
-        while (!ready() && !over_) {
-            std::uint64_t const consumed = inbox_.consumed();
-            pump(end);
-            Overdue* const overdue = overdue_of(sequence);
-            if (overdue != nullptr && overdue->left) {
-                end = end_of_wait(*std::exchange(overdue->left, std::nullopt));
-                is_asked = false;
-            } else if (is_asked && consumed != inbox_.consumed()) {
-                end = end_of_wait(patience_);
-            }
-            if (ready() || over_ || Clock::now() < end) {
-                continue;
-            }
-            if (is_asked) {
-                give_up(meanwhile());
-                return;
-            }
-            ask_for_more(sequence, meanwhile());
-            is_asked = true;
-            end = end_of_wait(patience_);
-        }
+    /// Whether the meeting, or a collective, is over.
+    [[nodiscard]] bool is_ready(std::uint64_t sequence) const noexcept {
+        return sequence == meeting ? has_started_ : is_done(sequence);
     }
-    /// For a test that finds nothing: one step of wait_until().
-    void count_poll(std::uint64_t sequence, std::chrono::nanoseconds longest_gap);
-    [[nodiscard]] std::string waiting_text(std::uint64_t sequence) const;
+    /// Waits until it is ready, until the group has ended, or until the hub ends it. The hub does
+    /// that when it is asked at the deadline.
+    void wait_until_ready(std::uint64_t sequence);
+    /// Waits until `ready()` or until the group has ended, for `time` at most.
+    template <class Ready>
+    void pump_until(Ready const& ready, std::chrono::nanoseconds time) {
+        auto const end = end_of_wait(time);
+        wait_at_most(time, [&] { return over_ || ready(); }, [&] { pump(end); });
+    }
+    /// For a wait that finds nothing: at the deadline asks the hub how much longer it may last, and gives up on a
+    /// hub that does not answer within the patience. Returns for how long a wait that blocks may sleep.
+    std::chrono::nanoseconds
+    check_clock(std::uint64_t sequence, std::chrono::nanoseconds longest_gap);
+    [[nodiscard]] std::string waiting_text(std::uint64_t sequence) const {
+        return sequence == meeting ? meeting_text_
+                                   : "waits in " + pending_[sequence - finished_].shown.text();
+    }
     /// Tells the hub that the deadline has passed. The hub ends all ranks or answers how much
     /// longer to wait.
     /// @pre overdue_of(sequence) is not null
@@ -2402,6 +2385,7 @@ private:
     std::vector<std::byte> body_; ///< of a frame that is not a result
     std::uint64_t told_ = 0;      ///< how much of the consumed bytes was reported
     bool has_started_ = false;
+    std::string meeting_text_;    ///< describes the wait for that
     std::deque<Pending> pending_; ///< posted and unfinished
     std::uint64_t finished_ = 0;
     bool is_alone_ = false;                 ///< the hub no longer answers
@@ -2427,7 +2411,8 @@ private:
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void TcpRank::meet(std::string const& meanwhile) {
-    wait_until([this] { return has_started_; }, meeting, [&] { return meanwhile; });
+    meeting_text_ = meanwhile;
+    wait_until_ready(meeting);
     throw_if_over(has_started_);
 }
 
@@ -2462,7 +2447,7 @@ JOINABLE_DEFINITION bool TcpRank::progress(std::uint64_t sequence) {
 }
 
 JOINABLE_DEFINITION void TcpRank::finish(std::uint64_t sequence) {
-    wait_until([&] { return is_done(sequence); }, sequence, [&] { return waiting_text(sequence); });
+    wait_until_ready(sequence);
     throw_if_lost(sequence);
 }
 
@@ -2474,10 +2459,7 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
     FrameHeader header;
     header.kind = FrameKind::abort;
     send(header, packed(reason));
-    auto const end = is_alone_ ? Clock::now() : end_of_wait(patience_);
-    while (!over_ && Clock::now() < end) {
-        pump(end);
-    }
+    pump_until([] { return false; }, is_alone_ ? std::chrono::nanoseconds{0} : patience_);
     if (!over_) {
         over_ = reason;
         if (!std::exchange(is_alone_, true)) {
@@ -2488,10 +2470,6 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
             );
         }
     }
-}
-
-JOINABLE_DEFINITION void TcpRank::abort_for_exception(std::string const& what) {
-    abort(blamed_on(rank_, {FailureKind::peer_failed, {}, "an exception left " + what}));
 }
 
 JOINABLE_DEFINITION void TcpRank::keep_alive() {
@@ -2519,10 +2497,7 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     ++questions_;
     missing_ = {0}; // if the hub does not answer
     has_answer_ = false;
-    auto const end = end_of_wait(patience_);
-    while (!has_answer_ && !over_ && Clock::now() < end) {
-        pump(end);
-    }
+    pump_until([this] { return has_answer_; }, patience_);
     return pending_.empty() || is_done(header.sequence) ? std::vector<int>{} : missing_;
 }
 
@@ -2530,10 +2505,7 @@ JOINABLE_DEFINITION std::chrono::nanoseconds
 TcpRank::ask_about(int peer, std::string const& meanwhile) {
     overdue_ = {};
     ask_for_more(wait_for_rank(peer), meanwhile);
-    auto const end = end_of_wait(patience_);
-    while (!overdue_.left && !over_ && Clock::now() < end) {
-        pump(end);
-    }
+    pump_until([this] { return overdue_.left.has_value(); }, patience_);
     if (!overdue_.left && !over_) {
         give_up(meanwhile);
     }
@@ -2555,49 +2527,51 @@ JOINABLE_DEFINITION void TcpRank::throw_if_over(bool is_done) const {
     }
 }
 
-JOINABLE_DEFINITION void
-TcpRank::count_poll(std::uint64_t sequence, std::chrono::nanoseconds longest_gap) {
-    Overdue& overdue = *overdue_of(sequence);
-    if (overdue.left) {
-        overdue.polled.set(
-            (std::max)(deadline_, std::chrono::nanoseconds{0}) -
-            *std::exchange(overdue.left, std::nullopt)
-        );
+JOINABLE_DEFINITION void TcpRank::wait_until_ready(std::uint64_t sequence) {
+    look();
+    if (Overdue* const overdue = overdue_of(sequence); overdue != nullptr && !overdue->is_asked) {
+        overdue->clock = {}; // not the time of earlier tests
     }
-    if (overdue.asked == 0) {
-        if (overdue.polled.reaches(deadline_, longest_gap)) {
-            ask_for_more(sequence, waiting_text(sequence));
-            overdue.polled.set(std::chrono::nanoseconds{0});
-            overdue.consumed = inbox_.consumed();
-        }
-        return;
-    }
-    if (overdue.consumed != inbox_.consumed()) {
-        overdue.consumed = inbox_.consumed();
-        overdue.polled.set(std::chrono::nanoseconds{0});
-    }
-    if (overdue.polled.reaches(patience_, longest_gap)) {
-        give_up(waiting_text(sequence));
-        throw_if_lost(sequence);
+    while (!over_ && !is_ready(sequence)) {
+        pump(end_of_wait(check_clock(sequence, WaitClock::gap_of_waits)));
     }
 }
 
-JOINABLE_DEFINITION std::string TcpRank::waiting_text(std::uint64_t sequence) const {
-    return "waits in " + pending_[sequence - finished_].shown.text();
+JOINABLE_DEFINITION std::chrono::nanoseconds
+TcpRank::check_clock(std::uint64_t sequence, std::chrono::nanoseconds longest_gap) {
+    Overdue& overdue = *overdue_of(sequence);
+    if (overdue.left) {
+        overdue.clock.extend(deadline_, *std::exchange(overdue.left, std::nullopt));
+    }
+    if (overdue.is_asked &&
+        std::exchange(overdue.consumed, inbox_.consumed()) != inbox_.consumed()) {
+        overdue.clock = {}; // the hub is alive
+    }
+    std::chrono::nanoseconds const most = overdue.is_asked ? patience_ : deadline_;
+    if (!overdue.clock.reaches(most, longest_gap)) {
+        return overdue.clock.nap(most);
+    }
+    if (overdue.is_asked) {
+        give_up(waiting_text(sequence));
+    } else {
+        ask_for_more(sequence, waiting_text(sequence));
+        overdue.clock = {};
+        overdue.consumed = inbox_.consumed();
+    }
+    return std::chrono::nanoseconds{0};
 }
 
 JOINABLE_DEFINITION void
 TcpRank::ask_for_more(std::uint64_t sequence, std::string const& meanwhile) {
     std::string const text = sendable(meanwhile);
     Overdue& overdue = *overdue_of(sequence);
-    std::chrono::nanoseconds const deadline = (std::max)(deadline_, std::chrono::nanoseconds{0});
-    overdue.deadline = overdue.asked == 0 ? deadline : (std::max)(overdue.deadline, deadline);
+    overdue.deadline = (std::max)(deadline_, std::chrono::nanoseconds{0});
     FrameHeader header;
     header.kind = FrameKind::overdue;
     header.sequence = sequence;
-    header.count = static_cast<std::uint64_t>(deadline.count());
+    header.count = static_cast<std::uint64_t>(overdue.deadline.count());
     send(header, std::as_bytes(std::span{text}));
-    ++overdue.asked;
+    overdue.is_asked = true;
 }
 
 JOINABLE_DEFINITION void TcpRank::give_up(std::string const& meanwhile) {
@@ -2728,7 +2702,7 @@ JOINABLE_DEFINITION void TcpRank::require_expected(FrameHeader const& header) {
     case FrameKind::end: require_bytes(0, most_told_bytes); break;
     case FrameKind::wait:
         require(
-            overdue != nullptr && overdue->asked > 0 && header.count > 0 &&
+            overdue != nullptr && overdue->is_asked && header.count > 0 &&
                 header.count <= static_cast<std::uint64_t>(overdue->deadline.count()),
             "more time, for which it did not ask"
         );
@@ -2757,7 +2731,7 @@ JOINABLE_DEFINITION void TcpRank::take(FrameHeader const& header) {
         break;
     case FrameKind::wait: {
         Overdue& overdue = *overdue_of(header.sequence);
-        --overdue.asked;
+        overdue.is_asked = false;
         overdue.left = std::chrono::nanoseconds{static_cast<std::int64_t>(header.count)};
         break;
     }
@@ -3136,7 +3110,7 @@ JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(
 JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
     if (unwinding_.has_begun()) {
         try {
-            rank_.abort_for_exception("the scope of its communicator");
+            abort_for_exception(rank_, "the scope of its communicator");
         } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves
         }
     }

@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 
 #include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/error.hpp>
 
@@ -345,6 +347,10 @@ TEST_CASE("a descriptor is read from its word as it was written, with any root")
                 Descriptor const read = Descriptor::of_word(said.word(), 7, has_counts);
                 CHECK(read == said);
                 CHECK(read.count == 7);
+                Descriptor const shared = Descriptor::of_words(said.words());
+                CHECK(shared == said);
+                CHECK(shared.count == 7);
+                CHECK(shared.root == root);
             }
         }
     }
@@ -355,6 +361,74 @@ TEST_CASE("a descriptor is read from its word as it was written, with any root")
         joinable::detail::max_ranks - 1
     };
     CHECK(widest.word() < std::uint64_t{1} << 24U);
+}
+
+TEST_CASE("ranks compare signatures of any count, with and without tables, and a split") {
+    using joinable::detail::difference_of_signatures;
+    std::vector<Descriptor> const all{
+        {Collective::all_gather, DType::f32, ReduceOp::sum, 0, 7},
+        {Collective::all_gather, DType::f32, ReduceOp::sum, 0, 0, true},
+        {Collective::all_gather, DType::f32, ReduceOp::sum, 0, 7 + (std::size_t{1} << 62U)},
+        {joinable::detail::split_collective},
+    };
+    auto const words_of = [](std::vector<Descriptor> const& signatures, std::size_t width) {
+        std::vector<std::uint64_t> words;
+        for (Descriptor const& said : signatures) {
+            words.insert(words.end(), {said.words()[0], said.words()[1]});
+            words.resize(words.size() + width - 2, words.size()); // others follow
+        }
+        return words;
+    };
+    for (std::size_t const width : {std::size_t{2}, std::size_t{3}}) {
+        for (Descriptor const& first : all) {
+            CHECK_FALSE(difference_of_signatures(3, words_of({first, first, first}, width)));
+            for (Descriptor const& other : all) {
+                auto const reason =
+                    difference_of_signatures(3, words_of({first, first, other}, width));
+                REQUIRE(reason.has_value() == !(first == other));
+                if (reason) {
+                    CHECK(reason->ranks == std::vector{2});
+                    CHECK(
+                        reason->message == "ranks run different collectives: rank 0 " +
+                                               first.text() + ", rank 2 " + other.text()
+                    );
+                }
+            }
+        }
+    }
+    CHECK(all.back().text() == "split");
+}
+
+TEST_CASE("ranks compare tables of counts, which a collective keeps") {
+    using Table = std::vector<std::size_t>;
+    std::array<Table, 2> sent{Table{1, 2}, Table{3, 4}};
+    std::array<Table, 2> expected{Table{1, 3}, Table{2, 4}};
+    auto const difference = [&] {
+        std::vector<std::uint64_t> words;
+        for (std::size_t rank = 0; rank < 2; ++rank) {
+            PartSizes sends = PartSizes::of(sent[rank]);
+            PartSizes expects = PartSizes::of(expected[rank]);
+            joinable::detail::KeptTables kept;
+            kept.keep(sends, expects, 2);
+            Table const given = sent[rank];
+            sent[rank].assign(2, 9); // the caller's may change
+            auto const own = joinable::detail::words_of_tables(sends, expects, 2);
+            sent[rank] = given;
+            words.insert(words.end(), own.begin(), own.end());
+        }
+        Descriptor const said{Collective::all_to_all, DType::f32, ReduceOp::sum, 0, 0, true};
+        return joinable::detail::difference_of_tables(said, 2, words);
+    };
+    CHECK_FALSE(difference());
+    expected[1][0] = 5;
+    auto const reason = difference();
+    REQUIRE(reason);
+    CHECK(reason->ranks == std::vector{0, 1});
+    CHECK(
+        reason->message ==
+        "counts differ in all_to_all by counts of f32: rank 0 has 2 elements for "
+        "rank 1, which expects 5"
+    );
 }
 
 } // namespace

@@ -112,7 +112,7 @@ public:
     MessageCommunicator& operator=(MessageCommunicator const&) = delete;
     ~MessageCommunicator() {
         if (unwinding_.has_begun()) {
-            engine_.abort_for_exception("the scope of its communicator");
+            abort_for_exception(engine_, "the scope of its communicator");
         }
     }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -29,6 +31,8 @@ enum class Collective : std::uint8_t {
     scaled_all_reduce,
     scaled_reduce_scatter,
 };
+/// No rank requests it, but ranks that split a communicator compare it with what the others do.
+inline constexpr Collective split_collective{11};
 
 [[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
     constexpr std::string_view names[] = {
@@ -43,6 +47,7 @@ enum class Collective : std::uint8_t {
         "all_to_all",
         "scaled all_reduce",
         "scaled reduce_scatter",
+        "split",
     };
     return names[static_cast<std::size_t>(collective)];
 }
@@ -88,6 +93,17 @@ struct Descriptor {
         };
     }
 
+    /// The whole signature, in words that ranks compare.
+    [[nodiscard]] constexpr std::array<std::uint64_t, 2> words() const noexcept {
+        return {word() | (has_counts ? by_counts : 0), count};
+    }
+    [[nodiscard]] static constexpr Descriptor of_words(std::span<std::uint64_t const> words
+    ) noexcept {
+        return of_word(
+            words[0] & ~by_counts, static_cast<std::size_t>(words[1]), (words[0] & by_counts) != 0
+        );
+    }
+
     [[nodiscard]] bool is_reduction() const noexcept {
         return collective == Collective::all_reduce || collective == Collective::reduce ||
                collective == Collective::reduce_scatter || is_scaled(collective);
@@ -103,7 +119,7 @@ struct Descriptor {
         std::string said = concat(name_of(collective));
         if (has_counts) {
             said += concat(" by counts of ", joinable::name_of(dtype));
-        } else if (collective != Collective::barrier) {
+        } else if (collective != Collective::barrier && collective != split_collective) {
             said += concat(" of ", count, " ", joinable::name_of(dtype));
         }
         if (is_reduction()) {
@@ -120,6 +136,9 @@ struct Descriptor {
         }
         return said;
     }
+
+private:
+    static constexpr std::uint64_t by_counts = std::uint64_t{1} << 63U;
 };
 
 }}} // namespace joinable::v0::detail

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
@@ -56,6 +57,25 @@ private:
     std::size_t const* table_ = nullptr;
     std::size_t size_ = 0;
     int rank_ = all_ranks;
+};
+
+/// Copies of a rank's tables, for a collective that outlasts the call that posts it.
+class KeptTables {
+public:
+    /// Both refer to the copies from here on.
+    void keep(PartSizes& sends, PartSizes& expects, int size) {
+        auto const ranks = static_cast<std::size_t>(size);
+        tables_.resize(2 * ranks);
+        std::size_t* table = tables_.data();
+        for (PartSizes* const sizes : {&sends, &expects}) {
+            sizes->copy_to(std::span{table, ranks});
+            *sizes = PartSizes::of({table, ranks});
+            table += ranks;
+        }
+    }
+
+private:
+    std::vector<std::size_t> tables_;
 };
 
 /// One collective as one rank requests it. Its arguments have been checked, and it omits buffers

@@ -1,12 +1,26 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <string_view>
 #include <utility>
 #include <variant>
 
+#include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
+#include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// The reason that the others get when an exception leaves `what` on `rank`.
+[[nodiscard]] inline AbortReason reason_of_exception(int rank, std::string_view what) {
+    return blamed_on(rank, {FailureKind::peer_failed, {}, concat("an exception left ", what)});
+}
+/// Aborts with that reason. `rank` has the members rank() and abort().
+template <class Rank>
+void abort_for_exception(Rank& rank, std::string_view what) {
+    rank.abort(reason_of_exception(rank.rank(), what));
+}
 
 /// The base of a rank that has works. The rank hides the members in which it differs.
 struct HasWorks {
@@ -25,7 +39,7 @@ struct HasWorks {
 /// The rank's communicator must outlive it.
 ///
 /// `Rank` derives from HasWorks. It has finish(), test() and progress() for each handle, is_done(), which
-/// says that the destructor need not wait, and abort_for_exception().
+/// says that the destructor need not wait, rank() and abort().
 template <class Rank, class... Handles>
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] WorkOf {
 public:
@@ -44,7 +58,7 @@ public:
             try {
                 if (!rank.is_done(one)) {
                     if (unwinding_.has_begun()) {
-                        rank.abort_for_exception(rank.kind_of(one));
+                        abort_for_exception(rank, rank.kind_of(one));
                     }
                     rank.finish(one);
                 }

@@ -42,7 +42,7 @@ using GlooWork = detail::WorkOf<
 /// all-reduce sends each element twice, whatever the number of ranks.
 ///
 /// A TcpCommunicator stands beside Gloo, with its hub in rank 0's process. In each collective every
-/// rank sends two words for each rank there, and eight more. So ranks compare what they run, the hub
+/// rank sends three words for each rank there, and eight more. So ranks compare what they run, the hub
 /// knows which ranks have not arrived, and all ranks get the same reason when one fails: a rank that
 /// aborts tells the hub first, and then closes its connections of Gloo, which ends the waits of all.
 /// Data does not pass through the hub, and most collectives do not wait for it; those with counts

@@ -43,7 +43,7 @@ public:
         for (NcclLaunch*& turn : turns_) {
             try {
                 if (unwinding_.has_begun() && turn != nullptr && !turn->is_settled()) {
-                    graph_.rank().abort_for_exception("a captured step");
+                    abort_for_exception(graph_.rank(), "a captured step");
                 }
                 end(turn);
             } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already

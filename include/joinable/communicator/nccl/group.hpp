@@ -20,7 +20,7 @@ public:
         if (is_open()) {
             try {
                 if (unwinding_.has_begun()) {
-                    rank_.abort_for_exception("a group of collectives");
+                    abort_for_exception(rank_, "a group of collectives");
                 } else {
                     rank_.end_group();
                 }

@@ -35,7 +35,7 @@ public:
         if (!is_waited_for_ && !launch_->is_settled()) {
             try {
                 if (unwinding_.has_begun()) {
-                    rank_->abort_for_exception("a collective");
+                    abort_for_exception(*rank_, "a collective");
                 } else {
                     rank_->synchronize(*launch_);
                 }
@@ -87,7 +87,7 @@ private:
     detail::NcclRank* rank_;
     detail::NcclLaunch* launch_;
     bool is_waited_for_ = false;
-    detail::PolledTime polled_;
+    detail::WaitClock polled_;
     detail::Unwinding unwinding_;
 };
 

@@ -69,7 +69,7 @@ JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(
 JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
     if (unwinding_.has_begun()) {
         try {
-            rank_.abort_for_exception("the scope of its communicator");
+            abort_for_exception(rank_, "the scope of its communicator");
         } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves
         }
     }

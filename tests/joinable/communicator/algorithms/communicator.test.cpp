@@ -732,4 +732,13 @@ TEST_CASE("the ranks of messages tell why they were aborted") {
     });
 }
 
+TEST_CASE("a single rank that was aborted runs no more collectives, as ranks of larger groups") {
+    run_ranks({1}, [](ThreadCommunicator& threads) {
+        MessageCommunicator comm{threads};
+        comm.barrier();
+        comm.abort({joinable::FailureKind::timed_out, {0}, "enough"});
+        CHECK_THROWS_WITH_AS(comm.barrier(), "enough", joinable::TimedOut);
+    });
+}
+
 } // namespace

@@ -1041,4 +1041,30 @@ TEST_CASE("a loop of tests ends when rank 0 does not answer, and never waits for
     hub.close();
 }
 
+TEST_CASE("a wait after tests has the whole deadline, and then the patience of rank 0") {
+    using joinable::detail::FrameKind;
+    using joinable::detail::Socket;
+    using Clock = std::chrono::steady_clock;
+    int handles[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+    Watchdog const watchdog{1};
+    Socket hub{handles[0]};
+    joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, 200ms, {}, {.patience = 100ms}};
+    joinable::detail::FrameHeader header;
+    header.kind = FrameKind::start;
+    REQUIRE(hub.send(joinable::detail::bytes_of(header)) == sizeof header);
+    rank.meet("");
+    rank.post({});
+    for (auto const begin = Clock::now(); Clock::now() - begin < 150ms;) {
+        CHECK_FALSE(rank.test(0));
+        std::this_thread::sleep_for(1ms);
+    }
+    auto const start = Clock::now();
+    CHECK_THROWS_AS(rank.finish(0), joinable::TimedOut);
+    auto const waited = Clock::now() - start;
+    CHECK(waited >= 300ms);
+    CHECK(waited < 10s);
+    hub.close();
+}
+
 } // namespace

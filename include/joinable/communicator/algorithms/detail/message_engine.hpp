@@ -17,8 +17,8 @@
 #include <joinable/communicator/algorithms/options.hpp>
 #include <joinable/communicator/algorithms/plan.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
-#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/settle.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
@@ -52,6 +52,12 @@ public:
         if (failure_) {
             std::rethrow_exception(failure_);
         }
+        if constexpr (has_abort_reason<
+                          Comm>) { // a single rank sends no message that would throw it
+            if (auto const reason = comm_.size() == 1 ? comm_.abort_reason() : std::nullopt) {
+                throw_failure(*reason);
+            }
+        }
         posted_.push_back({request.signature, request.out});
         return done_ + posted_.size() - 1;
     }
@@ -69,13 +75,11 @@ public:
     }
     /// See Communicator. False if the communicator does not know.
     [[nodiscard]] bool is_renumbered() const { return is_renumbered_group(comm_); }
-    /// Tells the others that an exception is leaving `what` on this rank, if the communicator can.
-    void abort_for_exception(char const* what) {
+    [[nodiscard]] int rank() const { return comm_.rank(); }
+    /// Tells the others, if the communicator can.
+    void abort(AbortReason const& reason) {
         if constexpr (has_abort<Comm>) {
-            AbortReason const reason{
-                FailureKind::peer_failed, {}, concat("an exception left ", what)
-            };
-            comm_.abort(blamed_on(comm_.rank(), reason));
+            comm_.abort(reason);
         }
     }
 
@@ -213,7 +217,8 @@ private:
             options.add(std::bit_cast<std::uint64_t>(options_.costs.bytes_per_second));
             options.add(std::bit_cast<std::uint64_t>(options_.costs.combine_seconds));
         }
-        return {posted.signature.word(), posted.signature.count, options.value()};
+        auto const [word, count] = posted.signature.words();
+        return {word, count, options.value()};
     }
     [[nodiscard]] static std::uint64_t hash_of(Words const& words) noexcept {
         Hash hash;
@@ -232,11 +237,7 @@ private:
     }
     [[noreturn]] void throw_difference() {
         int const ranks = comm_.size();
-        auto reason = find_difference(ranks, [&](int rank) {
-            std::uint64_t const* const words = words_of_rank(rank);
-            return Descriptor::of_word(words[0], words[1], false);
-        });
-        if (reason) {
+        if (auto reason = difference_of_signatures(ranks, words_)) {
             reason->is_renumbered = is_renumbered();
             throw_failure(*reason);
         }
@@ -259,9 +260,7 @@ private:
 
     /// Tells all ranks the reason, if the communicator can; then no rank uses the buffers any more.
     void fail(std::exception_ptr error) {
-        if constexpr (has_abort<Comm>) {
-            comm_.abort(blamed_on(comm_.rank(), reason_of(error)));
-        }
+        abort(blamed_on(rank(), reason_of(error)));
         run_.reset();
         failure_ = std::move(error);
     }

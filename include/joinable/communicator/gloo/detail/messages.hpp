@@ -46,8 +46,8 @@ struct GlooMessage {
     State state = State::posted; ///< guarded by the mutex of GlooMessages, as is the text
     std::string error = {};
     bool is_released = false; ///< by the user
-    PolledTime waited = {};   ///< for the other rank
-    PolledTime ending = {};   ///< since an end of all ranks, or since it broke
+    WaitClock waited = {};    ///< for the other rank
+    WaitClock ending = {};    ///< since an end of all ranks, or since it broke
 
     [[nodiscard]] std::string text() const {
         return text_of_message(is_send, tag, buffer.count, buffer.dtype);

@@ -8,12 +8,11 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
-#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/tcp/communicator.hpp>
 #include <joinable/detail/hash.hpp>
@@ -22,70 +21,47 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What a rank is about to do, in one word that ranks compare.
-struct GlooSignature {
-    std::uint64_t word = 0;
-
-    /// A word that no collective has: its dtype does not exist.
-    static constexpr std::uint64_t split = 0xffU;
-
-    [[nodiscard]] static GlooSignature of(Descriptor const& said) noexcept {
-        return {
-            said.word() | (said.has_counts ? 1ULL << 24U : 0U) | std::uint64_t{said.count} << 25U
-        };
-    }
-    /// @pre it is not `split`
-    [[nodiscard]] Descriptor descriptor() const noexcept {
-        return Descriptor::of_word(word & 0xff'ffffU, word >> 25U, (word >> 24U & 1U) != 0);
-    }
-    [[nodiscard]] bool is_agreement() const noexcept {
-        return word != split && descriptor().is_agreement();
-    }
-    [[nodiscard]] std::string text() const { return word == split ? "split" : descriptor().text(); }
-    friend bool operator==(GlooSignature, GlooSignature) = default;
-};
-
-/// The words that ranks sum when they arrive in a collective: a signature from each rank, then for
+/// The words that ranks sum when they arrive in a collective: each rank's Descriptor::words(), then for
 /// each rank what others send to it less what it expects from them, by hashes, and then a few words
 /// of data. The hashes add up to 0 unless tables of counts differ.
 class GlooArrival {
 public:
     static constexpr std::size_t most_data = 8; ///< a roll call has seven
 
-    GlooArrival(GlooSignature own, int rank, int size)
-        : words_(2 * static_cast<std::size_t>(size) + most_data), size_{size} {
-        at(rank) = own.word;
+    GlooArrival(Descriptor const& own, int rank, int size)
+        : words_(3 * static_cast<std::size_t>(size) + most_data), size_{size}, said_{own} {
+        std::memcpy(&at(2 * rank), own.words().data(), sizeof own.words());
     }
 
     /// @pre of at most `most_data` words
     void take_data(ConstBuffer data) noexcept {
         if (data.count != 0) {
-            std::memcpy(&at(2 * size_), data.data, data.bytes());
+            std::memcpy(&at(3 * size_), data.data, data.bytes());
         }
     }
     void give_data(Buffer data) noexcept {
         if (data.count != 0) {
-            std::memcpy(data.data, &at(2 * size_), data.bytes());
+            std::memcpy(data.data, &at(3 * size_), data.bytes());
         }
     }
 
     void add_counts(int rank, PartSizes const& sends, PartSizes const& expects) {
         for (int other = 0; other < size_; ++other) {
-            at(size_ + other) += hash_of(rank, other, sends[other]);
-            at(size_ + rank) -= hash_of(other, rank, expects[other]);
+            at(2 * size_ + other) += hash_of(rank, other, sends[other]);
+            at(2 * size_ + rank) -= hash_of(other, rank, expects[other]);
         }
     }
     [[nodiscard]] Buffer buffer() noexcept { return {words_.data(), words_.size(), DType::u64}; }
 
     /// @pre the words have been summed over all ranks
     [[nodiscard]] std::optional<AbortReason> difference() const {
-        auto const said_by = [&](int rank) { return GlooSignature{at(rank)}; };
-        if (auto const reason = find_difference(size_, said_by)) {
+        auto const signatures = std::span{words_}.first(2 * static_cast<std::size_t>(size_));
+        if (auto const reason = difference_of_signatures(size_, signatures)) {
             return reason;
         }
         AbortReason reason{FailureKind::mismatch, {}, {}};
         for (int rank = 0; rank < size_; ++rank) {
-            if (at(size_ + rank) != 0) {
+            if (at(2 * size_ + rank) != 0) {
                 reason.ranks.push_back(rank);
             }
         }
@@ -94,7 +70,7 @@ public:
         }
         reason.message = concat(
             "counts differ in ",
-            said_by(0).text(),
+            said_.text(),
             ": other ranks do not have for ",
             ranks_text(reason.ranks),
             " what is expected there"
@@ -119,6 +95,7 @@ private:
 
     std::vector<std::uint64_t> words_;
     int size_;
+    Descriptor said_;
 };
 
 /// One collective of this rank, from its post until the user and all ranks have done with it.
@@ -130,15 +107,13 @@ struct GlooOperation {
     };
 
     GlooOperation(Request const& asked, std::uint64_t its_number, int rank, int size)
-        : request{asked}, number{its_number},
-          arrival{GlooSignature::of(asked.signature), rank, size} {
+        : request{asked}, number{its_number}, arrival{asked.signature, rank, size} {
         if (goes_with_arrival()) {
             arrival.take_data(asked.in);
         }
         if (asked.signature.has_counts) {
             arrival.add_counts(rank, asked.sends, asked.expects);
-            keep(request.sends, send_sizes_, size); // the caller's tables may end
-            keep(request.expects, expected_sizes_, size);
+            kept_.keep(request.sends, request.expects, size); // the caller's tables may end
         }
     }
     GlooOperation(GlooOperation const&) = delete;
@@ -164,20 +139,13 @@ struct GlooOperation {
     std::optional<TcpWork> arriving; ///< the sum of `arrival`
     bool is_compared = false;        ///< all ranks have arrived, and in the same collective
     bool is_released = false;        ///< by the user
-    PolledTime stalled;              ///< since all ranks have arrived, or Gloo has refused it
+    WaitClock stalled;               ///< since all ranks have arrived, or Gloo has refused it
     std::uint64_t moved = 0;         ///< GlooLane::moved() when that time began
     State state = State::posted;     ///< guarded by the rank's mutex, as is the text
     std::string error;
 
 private:
-    static void keep(PartSizes& sizes, std::vector<std::size_t>& table, int size) {
-        table.resize(static_cast<std::size_t>(size));
-        sizes.copy_to(std::span{table});
-        sizes = PartSizes::of(table);
-    }
-
-    std::vector<std::size_t> send_sizes_;
-    std::vector<std::size_t> expected_sizes_;
+    KeptTables kept_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -121,14 +121,14 @@ public:
         });
     }
     void finish(GlooMessage& message) {
-        for (auto gap = PolledTime::gap_of_tests; !is_over(message, gap);
-             gap = PolledTime::gap_of_waits) {
+        for (auto gap = WaitClock::gap_of_tests; !is_over(message, gap);
+             gap = WaitClock::gap_of_waits) {
             messages_->wait_until_over(message, long_time);
         }
     }
     void finish(Operation& operation) {
-        for (auto gap = PolledTime::gap_of_tests; !is_over(operation, gap);
-             gap = PolledTime::gap_of_waits) {
+        for (auto gap = WaitClock::gap_of_tests; !is_over(operation, gap);
+             gap = WaitClock::gap_of_waits) {
             if (state_of(operation) == State::complete) { // but others are missing
                 ended_by_failure([&] { operation.arriving->wait(); });
                 continue;
@@ -142,7 +142,7 @@ public:
     /// A collective or a message.
     template <class One>
     [[nodiscard]] bool test(One& one) {
-        return is_over(one, PolledTime::gap_of_tests);
+        return is_over(one, WaitClock::gap_of_tests);
     }
     template <class One>
     [[nodiscard]] bool progress(One& one) {
@@ -168,9 +168,6 @@ public:
         control_.abort(reason);
         end();
     }
-    void abort_for_exception(std::string const& what) {
-        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
-    }
     [[nodiscard]] bool is_aborted() { return abort_reason().has_value(); }
     /// The first reason that reached rank 0.
     [[nodiscard]] std::optional<AbortReason> abort_reason() {
@@ -186,7 +183,7 @@ public:
     [[nodiscard]] GlooMeeting split(int color, int key) {
         return ended_by_failure([&] {
             take_over_from_parent();
-            GlooArrival arrival{{GlooSignature::split}, rank(), size()};
+            GlooArrival arrival{{split_collective}, rank(), size()};
             arrive(arrival, {}).wait();
             compare_arrivals();
             if (auto const reason = arrival.difference()) {
@@ -206,7 +203,7 @@ public:
         try {
             take_over_from_parent(); // before the others hear that this rank leaves
             if (is_unwinding) {
-                abort_for_exception("the scope of its communicator");
+                abort_for_exception(*this, "the scope of its communicator");
             }
         } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves
         }
@@ -311,7 +308,7 @@ private:
         if (auto const reason = messages_->mismatch()) {
             fail(*reason);
         }
-        auto const gap = longest_gap.value_or(PolledTime::gap_of_tests);
+        auto const gap = longest_gap.value_or(WaitClock::gap_of_tests);
         bool const is_over = control_.is_aborted(); // what broke it was told before
         auto const state = messages_->state_of(message);
         if (state == GlooMessage::State::complete) {
@@ -326,9 +323,12 @@ private:
             if (is_late) {
                 fail({FailureKind::communication, {}, blame(message.error)});
             }
-        } else if (longest_gap && message.waited.reaches(options_.deadline, gap)) {
-            auto const left = ask_about(control_, message.peer, "waits in " + waiting_in(message));
-            message.waited.set(options_.deadline - left);
+        } else if (longest_gap) {
+            message.waited.check(options_.deadline, gap, [&] {
+                return std::optional{
+                    ask_about(control_, message.peer, "waits in " + waiting_in(message))
+                };
+            });
         }
     }
     /// Learns from the others. When all ranks have arrived, a rank that leaves or fails does not end
@@ -358,7 +358,7 @@ private:
             operation.stalled = {};
         }
         auto const has_stalled_for = [&](std::chrono::nanoseconds time) {
-            return operation.stalled.reaches(time, longest_gap.value_or(PolledTime::gap_of_tests));
+            return operation.stalled.reaches(time, longest_gap.value_or(WaitClock::gap_of_tests));
         };
         if (is_over && is_broken) {
             throw_reason(operation.request.signature.text());
@@ -389,14 +389,15 @@ private:
     /// Data can arrive before the arrival words. Lets completed collectives finish before this rank aborts.
     void let_arrive() noexcept {
         auto const is_missing = [&](auto const& one) { return !one->is_compared && is_done(*one); };
-        auto const end = std::chrono::steady_clock::now() + std::chrono::milliseconds{100};
-        try {
-            PollPause pause{short_time};
-            while (std::any_of(open_.begin(), open_.end(), is_missing) && !control_.is_aborted() &&
-                   std::chrono::steady_clock::now() < end) {
-                compare_arrivals();
-                pause();
+        auto const is_over = [&] {
+            if (control_.is_aborted() || std::none_of(open_.begin(), open_.end(), is_missing)) {
+                return true;
             }
+            compare_arrivals();
+            return false;
+        };
+        try {
+            wait_at_most(std::chrono::milliseconds{100}, is_over, PollPause{short_time});
         } catch (...) { // NOLINT(bugprone-empty-catch): another reason was first
         }
     }

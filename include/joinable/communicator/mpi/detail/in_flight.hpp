@@ -13,6 +13,7 @@
 
 #include <mpi.h>
 
+#include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/mpi/detail/alarm.hpp>
@@ -71,7 +72,9 @@ public:
         if (options.check) {
             operation.state = MpiOperation::State::checking;
             ++unchecked_;
-            require_for(operation, [&] { gather_said(operation, size_, beside_); });
+            require_for(operation, [&] {
+                gather_words(operation, operation.signature().words(), size_, beside_);
+            });
         } else {
             operation.state = MpiOperation::State::under_way;
             require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
@@ -234,13 +237,17 @@ private:
         }
         operation.tables.requests.clear();
         bool const has_tables = operation.state == MpiOperation::State::checking_counts;
-        if (auto const reason = has_tables ? difference_of_tables(operation, size_)
-                                           : difference_of_said(operation, size_)) {
+        auto const words = gathered_words(operation, size_);
+        if (auto const reason = has_tables
+                                    ? difference_of_tables(operation.signature(), size_, words)
+                                    : difference_of_signatures(size_, words)) {
             fail_(*reason);
         }
         if (operation.transfer.said.has_counts && !has_tables) {
             operation.state = MpiOperation::State::checking_counts;
-            require_for(operation, [&] { gather_tables(operation, size_, data_); });
+            auto const& [said, in, out, sends, expects] = operation.transfer;
+            auto const own = words_of_tables(sends, expects, size_);
+            require_for(operation, [&] { gather_words(operation, own, size_, data_); });
             return false;
         }
         operation.words.clear();

@@ -53,7 +53,7 @@ struct MpiOperation {
     bool is_send = false;
     int tag = 0;
     std::vector<std::uint64_t> words; ///< of all ranks, while they compare
-    PolledTime polled;
+    WaitClock polled;
     MpiQuestion question;    ///< asked at its deadline
     bool is_refused = false; ///< by MPI: its requests must not be tested again
     bool is_stalled = false; ///< all ranks had posted it one deadline ago
@@ -86,12 +86,7 @@ struct MpiOperation {
         transfer = {said, nullptr, nullptr, sends, expects};
         transfer.said.dtype = widens_ ? DType::f32 : said.dtype;
         if (said.has_counts) { // the caller's tables may end
-            send_sizes_.resize(request_size);
-            expected_sizes_.resize(request_size);
-            sends.copy_to(std::span{send_sizes_});
-            expects.copy_to(std::span{expected_sizes_});
-            transfer.sends = PartSizes::of(send_sizes_);
-            transfer.expects = PartSizes::of(expected_sizes_);
+            kept_.keep(transfer.sends, transfer.expects, ranks);
         }
         bool const is_one = is_one_buffer(said.collective) && in.data == out.data;
         // If one buffer is a part of the other, MPI does not get the smaller one.
@@ -157,7 +152,7 @@ struct MpiOperation {
         }
     }
 
-    std::size_t request_size = 0; ///< ranks in the request
+    int ranks = 0; ///< of the communicator
 
 private:
     [[nodiscard]] std::byte* take(MpiMemory& memory, Block& block, std::size_t count) const {
@@ -190,22 +185,21 @@ private:
 
     Block in_;
     Block out_;
-    Buffer result_{};                     ///< the copy's target; empty: MPI wrote there directly
-    DType dtype_ = DType::u8;             ///< the caller's dtype
-    bool widens_ = false;                 ///< it is sent as f32
-    std::vector<std::size_t> send_sizes_; ///< of a collective with counts
-    std::vector<std::size_t> expected_sizes_;
+    Buffer result_{};         ///< the copy's target; empty: MPI wrote there directly
+    DType dtype_ = DType::u8; ///< the caller's dtype
+    bool widens_ = false;     ///< it is sent as f32
+    KeptTables kept_;         ///< of a collective with counts
 };
 
 /// The operations of a rank, which are reused.
 class MpiOperations {
 public:
-    explicit MpiOperations(int ranks) : ranks_{static_cast<std::size_t>(ranks)} {}
+    explicit MpiOperations(int ranks) : ranks_{ranks} {}
 
     [[nodiscard]] MpiOperation& next() {
         if (free_.empty()) {
             all_.push_back(std::make_unique<MpiOperation>());
-            all_.back()->request_size = ranks_;
+            all_.back()->ranks = ranks_;
             free_.reserve(all_.size());
             return *all_.back();
         }
@@ -221,7 +215,7 @@ public:
     void give_back(MpiOperation& operation) noexcept { free_.push_back(&operation); } // has room
 
 private:
-    std::size_t ranks_;
+    int ranks_;
     std::vector<std::unique_ptr<MpiOperation>> all_;
     std::vector<MpiOperation*> free_;
 };

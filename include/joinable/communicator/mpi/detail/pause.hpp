@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/poll_pause.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -20,13 +21,7 @@ struct MpiPause : PollPause {
 /// Polls until `is_so()`, for the time `moment`. Returns whether it came true.
 template <class IsSo>
 bool wait_for_a_moment(IsSo const& is_so, std::chrono::nanoseconds moment = mpi_patience) {
-    auto const end = std::chrono::steady_clock::now() + moment;
-    for (MpiPause pause; !is_so(); pause()) {
-        if (std::chrono::steady_clock::now() >= end) {
-            return false;
-        }
-    }
-    return true;
+    return wait_at_most(moment, is_so, MpiPause{});
 }
 
 }}} // namespace joinable::v0::detail

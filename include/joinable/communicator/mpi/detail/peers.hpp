@@ -169,11 +169,8 @@ public:
     /// See detail::take_ranks_at_work.
     [[nodiscard]] std::chrono::nanoseconds
     take_at_work(std::vector<int>& overdue, std::chrono::nanoseconds deadline) const {
-        auto const now = Clock::now();
         return take_ranks_at_work(overdue, deadline, [&](int rank) {
-            auto const alive_at = others_[index(rank)].alive_at;
-            return alive_at == Clock::time_point{} ? deadline
-                                                   : std::chrono::nanoseconds{now - alive_at};
+            return others_[index(rank)].alive_at;
         });
     }
 

@@ -114,14 +114,8 @@ public:
         return in_flight_.post_message(is_send, peer, tag, buffer, number);
     }
     void finish(MpiOperation& operation) {
-        auto end = end_of_wait(options_.deadline);
-        for (MpiPause pause; !progress(operation); pause()) {
-            if (std::chrono::steady_clock::now() >= end) {
-                if (auto const left = more_time(operation)) {
-                    end = end_of_wait(*left);
-                }
-            }
-        }
+        auto const is_over = [&] { return progress(operation); };
+        wait_until(options_.deadline, is_over, MpiPause{}, [&] { return more_time(operation); });
     }
     /// The same for the meeting before ranks block inside MPI. When an abort comes, others may
     /// already be inside. This rank then follows them, if its part of the meeting ends within half
@@ -143,11 +137,9 @@ public:
         if (progress(operation)) {
             return true;
         }
-        if (operation.polled.reaches(options_.deadline)) {
-            if (auto const left = more_time(operation)) {
-                operation.polled.set(options_.deadline - *left);
-            }
-        }
+        operation.polled.check(options_.deadline, WaitClock::gap_of_tests, [&] {
+            return more_time(operation);
+        });
         return false;
     }
     /// Whether the operation is complete.
@@ -198,7 +190,7 @@ public:
             }
         } catch (...) {
             if (!failure_) { // there is no memory
-                abort_for_exception("its ProgressThread");
+                abort_for_exception(*this, "its ProgressThread");
             }
         }
         return {failure_ ? 0 : in_flight_.open().size(), in_flight_.posted()};
@@ -233,7 +225,6 @@ public:
             tell_reason();
         }
     }
-    void abort_for_exception(std::string const& what) { abort(reason_of_exception(rank_, what)); }
     [[noreturn]] void fail(AbortReason const& reason) {
         abort(reason);
         throw_failure(*failure_);
@@ -280,7 +271,7 @@ public:
                 if (in_flight_.open().empty()) {
                     take_over_unwinding({rank_, std::chrono::steady_clock::now()});
                 } else {
-                    abort_for_exception(what_unwinds);
+                    abort_for_exception(*this, what_unwinds);
                 }
             }
             if (failure_ && !has_told_ && !unwinding_) {
@@ -306,10 +297,6 @@ public:
 
 private:
     static constexpr char const* what_unwinds = "the scope of its communicator";
-
-    [[nodiscard]] static AbortReason reason_of_exception(int rank, std::string const& what) {
-        return blamed_on(rank, {FailureKind::peer_failed, {}, "an exception left " + what});
-    }
 
     // -- what the others say ----------------------------------------------------------------------
 

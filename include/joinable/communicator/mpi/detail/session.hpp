@@ -9,6 +9,7 @@
 
 #include <mpi.h>
 
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/mpi/detail/api.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -80,18 +81,16 @@ private:
         }
     }
     static bool all_get_here() {
-        using Clock = std::chrono::steady_clock;
         MPI_Request request = MPI_REQUEST_NULL;
         int is_met = 0;
         if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) {
             return false;
         }
-        for (auto const end = Clock::now() + std::chrono::seconds{5};
-             MPI_Test(&request, &is_met, MPI_STATUS_IGNORE) == MPI_SUCCESS && is_met == 0 &&
-             Clock::now() < end;) {
-            std::this_thread::sleep_for(std::chrono::milliseconds{1});
-        }
-        return is_met != 0;
+        auto const is_over = [&] {
+            return MPI_Test(&request, &is_met, MPI_STATUS_IGNORE) != MPI_SUCCESS || is_met != 0;
+        };
+        auto const nap = [] { std::this_thread::sleep_for(std::chrono::milliseconds{1}); };
+        return wait_at_most(std::chrono::seconds{5}, is_over, nap) && is_met != 0;
     }
 
     bool ends_ = false;

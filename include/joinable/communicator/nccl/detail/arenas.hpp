@@ -160,7 +160,7 @@ private:
     void take_back(Segment& segment) noexcept {
         if (rank_.handle() != nullptr) {
             if (segment.unwinding.has_begun() && !rank_.is_idle()) {
-                rank_.abort_for_exception("the scope of an arena"); // no later wait may come
+                abort_for_exception(rank_, "the scope of an arena"); // no later wait may come
             }
             if (finish()) {
                 deregister(segment);

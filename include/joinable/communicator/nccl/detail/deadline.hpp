@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -67,17 +66,13 @@ public:
         return number == 0 || !is_shared() || !missing(number).empty();
     }
 
-    /// Why a wait that began at `start` has lasted too long, or nothing. Moves `start` if the
-    /// deadline starts again. `doing` describes the wait, and `number` is that of the collective
-    /// that it is for; 0: none. The deadline starts again only if all ranks that this one is known
-    /// to wait for have called keep_alive(). If those ranks are unknown, any other rank's call is
-    /// enough.
-    [[nodiscard]] std::optional<AbortReason>
-    expired(Clock::time_point& start, std::string_view doing, std::uint64_t number) const {
-        auto const now = Clock::now();
-        if (now - start < length_) {
-            return std::nullopt;
-        }
+    /// At the deadline: how much longer a wait may last, or fail(reason). `doing` describes the wait, and
+    /// `number` is that of the collective that it is for; 0: none. The deadline starts again only if
+    /// all ranks that this one is known to wait for have called keep_alive(). If those ranks are
+    /// unknown, any other rank's call is enough.
+    template <class Fail>
+    [[nodiscard]] std::chrono::nanoseconds
+    more_time(std::string_view doing, std::uint64_t number, Fail const& fail) const {
         std::vector<int> overdue = missing(number);
         bool const are_known = !overdue.empty();
         for (int other = 0; !are_known && other < size_; ++other) {
@@ -86,15 +81,13 @@ public:
             }
         }
         std::size_t const awaited = overdue.size();
-        auto const left = take_ranks_at_work(overdue, length_, [&](int other) {
-            return now - (std::max)(start, last_sign_of(other));
-        });
-        if (are_known ? overdue.empty() : overdue.size() < awaited) {
-            start = now - (length_ - left);
-            return std::nullopt;
+        auto const left =
+            take_ranks_at_work(overdue, length_, [&](int other) { return last_sign_of(other); });
+        if (are_known ? !overdue.empty() : overdue.size() == awaited) {
+            overdue.resize(are_known ? overdue.size() : 0);
+            fail(reason(std::move(overdue), doing, number));
         }
-        overdue.resize(are_known ? overdue.size() : 0);
-        return reason(std::move(overdue), doing, number);
+        return left;
     }
 
 private:
@@ -104,7 +97,7 @@ private:
         std::byte* const line = memory_.data() + static_cast<std::size_t>(rank) * line_bytes;
         return std::atomic_ref<std::uint64_t>{reinterpret_cast<std::uint64_t*>(line)[which]};
     }
-    /// Long ago, if there was no call.
+    /// The clock's epoch, if there was no call.
     [[nodiscard]] Clock::time_point last_sign_of(int rank) const noexcept {
         std::uint64_t const ticks =
             is_shared() ? word(rank, alive_at).load(std::memory_order_acquire) : 0;

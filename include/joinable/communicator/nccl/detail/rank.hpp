@@ -20,6 +20,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
 #include <joinable/communicator/nccl/detail/deadline.hpp>
@@ -81,7 +82,7 @@ public:
         release_kernels();
         bool is_finalized = false;
         if (is_unwinding) {
-            abort_for_exception("the scope of its communicator");
+            abort_for_exception(*this, "the scope of its communicator");
         }
         try {
             throw_if_aborted();
@@ -126,9 +127,6 @@ public:
         if (ncclResult_t const result = handle_.abort(deadline()); result != ncclSuccess) {
             add_to_failure("ncclCommAbort", result);
         }
-    }
-    void abort_for_exception(std::string const& what) noexcept {
-        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
     }
     [[noreturn]] void fail(AbortReason const& reason) {
         abort(reason);
@@ -293,19 +291,15 @@ public:
         });
     }
     /// The same with a deadline, unless all ranks are known to have posted it.
-    [[nodiscard]] bool test(NcclLaunch& launch, PolledTime& polled) {
+    [[nodiscard]] bool test(NcclLaunch& launch, WaitClock& polled) {
         if (test(launch)) {
             return true;
         }
-        if (polled.reaches(deadline_.length()) && deadline_.may_be_missing(launch.number)) {
-            auto const now = NcclDeadline::Clock::now();
-            auto start = now - polled.count();
-            if (auto const reason =
-                    deadline_.expired(start, "waits for a collective", launch.number)) {
-                fail(*reason);
-            }
-            polled.set(now - start);
-        }
+        polled.check(deadline(), WaitClock::gap_of_tests, [&] {
+            return deadline_.may_be_missing(launch.number)
+                       ? more_time("waits for a collective", launch.number)
+                       : std::nullopt;
+        });
         return false;
     }
     /// Blocks the host until the launch has run.
@@ -387,10 +381,10 @@ private:
     /// alone knows its rank.
     void wait_for_culprit() const {
         constexpr std::chrono::nanoseconds patience = std::chrono::seconds{2};
-        auto const end = NcclDeadline::Clock::now() + (std::min)(patience, deadline());
-        while (size_ > 1 && !control_->is_aborted() && NcclDeadline::Clock::now() < end) {
+        auto const is_known = [this] { return size_ == 1 || control_->is_aborted(); };
+        wait_at_most((std::min)(patience, deadline()), is_known, [] {
             std::this_thread::sleep_for(std::chrono::microseconds{50});
-        }
+        });
     }
     /// Takes over failures of other ranks and asynchronous errors of NCCL.
     void poll(std::string_view error = asynchronous_error) noexcept {
@@ -431,20 +425,23 @@ private:
         constexpr std::chrono::microseconds spin{300};
         constexpr std::chrono::microseconds nap{50};
         auto const begun = NcclDeadline::Clock::now();
-        auto start = begun;
-        on_device([&] {
-            while (!ready()) {
-                look();
-                if (auto const reason = deadline_.expired(start, doing, number)) {
-                    fail(*reason);
-                }
-                if (NcclDeadline::Clock::now() - begun < spin) {
-                    std::this_thread::yield();
-                } else {
-                    std::this_thread::sleep_for(nap);
-                }
+        auto const pause = [&] {
+            if (NcclDeadline::Clock::now() - begun < spin) {
+                std::this_thread::yield();
+            } else {
+                std::this_thread::sleep_for(nap);
             }
+        };
+        auto const is_over = [&] { return ready() || (look(), false); };
+        on_device([&] {
+            detail::wait_until(deadline(), is_over, pause, [&] {
+                return more_time(doing, number);
+            });
         });
+    }
+    [[nodiscard]] std::optional<std::chrono::nanoseconds>
+    more_time(std::string_view doing, std::uint64_t number) {
+        return deadline_.more_time(doing, number, [this](AbortReason const& why) { fail(why); });
     }
 
     /// Call this before any NCCL call.

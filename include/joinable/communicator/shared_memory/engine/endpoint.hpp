@@ -50,7 +50,9 @@ public:
 
     void abort(AbortReason const& reason) { group_.abort(reason, rank_); }
 
-    void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
+    void keep_alive() noexcept {
+        board_.alive_at(rank_).store(std::chrono::steady_clock::now().time_since_epoch().count());
+    }
 
     /// The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const {
@@ -93,7 +95,7 @@ public:
     /// Returns whether the group was aborted because of that.
     template <class HoldingUp, class Does>
     [[nodiscard]] bool has_polled_too_long(
-        PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
+        WaitClock& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
     );
 
     /// Waits for `ready()` until the deadline; returns whether it came true. Meanwhile this rank's
@@ -113,21 +115,17 @@ private:
         bool is_refused = false; ///< the ranks' calls differ: nothing to compute
         Cut cut = {};
         Pipeline pipeline = {};
-        PolledTime polled = {};
+        WaitClock polled = {};
     };
     enum class Arrival : std::uint8_t { waiting, complete, never };
 
-    [[nodiscard]] static std::chrono::steady_clock::time_point now() noexcept {
-        return std::chrono::steady_clock::now();
-    }
     [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
         return pending_[sequence % Board::max_in_flight];
     }
 
-    /// Keeps in `overdue` the ranks that have not called keep_alive() for a deadline, while this
-    /// one waited for them. Returns how much longer to wait for the others.
-    [[nodiscard]] std::chrono::nanoseconds
-    take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited);
+    /// Keeps in `overdue` the ranks that have not called keep_alive() for a deadline. Returns how much
+    /// longer to wait for the others.
+    [[nodiscard]] std::chrono::nanoseconds take_overdue(std::vector<int>& overdue) const;
     /// Called before this rank writes to its slot or table at this position of the board.
     void reserve_once(
         std::uint64_t& reserved, std::uint64_t sequence, void const* data, std::size_t bytes

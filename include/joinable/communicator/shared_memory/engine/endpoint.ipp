@@ -193,14 +193,13 @@ template <class Ready, class HoldingUp, class Does>
 void Endpoint<Group, Memory>::wait_for_others(
     Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
 ) {
-    auto const start = now();
     std::chrono::nanoseconds left = deadline_;
     while (!wait(ready, left)) {
         std::vector<int> overdue = holding_up();
         if (overdue.empty()) {
             return;
         }
-        left = take_overdue(overdue, now() - start);
+        left = take_overdue(overdue);
         if (!overdue.empty()) {
             abort_for(overdue, to_do, does());
         }
@@ -210,13 +209,13 @@ void Endpoint<Group, Memory>::wait_for_others(
 template <class Group, class Memory>
 template <class HoldingUp, class Does>
 bool Endpoint<Group, Memory>::has_polled_too_long(
-    PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
+    WaitClock& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
 ) {
     if (!polled.reaches(deadline_)) {
         return false;
     }
     std::vector<int> overdue = holding_up();
-    polled.set(deadline_ - take_overdue(overdue, polled.count()));
+    polled.extend(deadline_, take_overdue(overdue));
     if (!overdue.empty()) {
         abort_for(overdue, to_do, does());
     }
@@ -242,13 +241,11 @@ bool Endpoint<Group, Memory>::wait(Ready const& ready, std::chrono::nanoseconds 
 }
 
 template <class Group, class Memory>
-std::chrono::nanoseconds
-Endpoint<Group, Memory>::take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited) {
+std::chrono::nanoseconds Endpoint<Group, Memory>::take_overdue(std::vector<int>& overdue) const {
     return take_ranks_at_work(overdue, deadline_, [&](int rank) {
-        std::chrono::steady_clock::time_point const alive{
+        return std::chrono::steady_clock::time_point{
             std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
         };
-        return (std::min)(waited, std::chrono::nanoseconds{now() - alive});
     });
 }
 

@@ -35,7 +35,7 @@ BoardCommunicator<Rank, Work>::~BoardCommunicator() {
         return;
     }
     if (unwinding_.has_begun()) {
-        rank_.abort_for_exception("the scope of its communicator");
+        abort_for_exception(rank_, "the scope of its communicator");
     }
     rank_.group().leave(rank());
 }

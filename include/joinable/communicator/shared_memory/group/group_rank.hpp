@@ -28,7 +28,7 @@ struct Message {
     int tag = 0;
     Buffer buffer = {};
     PendingMessage* pending = nullptr; ///< while it waits; null: delivered
-    PolledTime polled = {};
+    WaitClock polled = {};
     bool is_lost = false;
 
     [[nodiscard]] std::string text() const {
@@ -54,9 +54,6 @@ public:
     }
 
     [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
-
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(std::string const& what);
 
     /// Makes a group of these ranks of this group, in their order; this rank is the first. Returns
     /// its offset from this board, or 0 if there is no memory.

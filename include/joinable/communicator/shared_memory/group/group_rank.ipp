@@ -20,14 +20,6 @@ GroupRank<Memory>::GroupRank(Group group, int rank, std::shared_ptr<GroupStorage
       group_{group}, storage_{std::move(storage)} {}
 
 template <class Memory>
-void GroupRank<Memory>::abort_for_exception(std::string const& what) {
-    group_.abort(
-        blamed_on(this->rank(), {FailureKind::peer_failed, {}, "an exception left " + what}),
-        this->rank()
-    );
-}
-
-template <class Memory>
 std::uint64_t GroupRank<Memory>::make_group(std::vector<int> members) {
     bool const is_renumbered = renumbers(members);
     for (int& member : members) {

@@ -211,11 +211,8 @@ Hub::judge(int rank, FrameHeader const& header, std::string const& meanwhile) {
     }
     auto const deadline = std::chrono::nanoseconds{static_cast<std::int64_t>(header.count)};
     std::vector<int> overdue = missing(header.sequence);
-    auto const left = take_ranks_at_work(overdue, deadline, [&](int other) {
-        bool const has_said = member(other).alive_at != Clock::time_point{};
-        return has_said ? std::chrono::nanoseconds{Clock::now() - member(other).alive_at}
-                        : (std::chrono::nanoseconds::max)();
-    });
+    auto const left =
+        take_ranks_at_work(overdue, deadline, [&](int other) { return member(other).alive_at; });
     if (!overdue.empty()) {
         bool const is_meeting = header.sequence == meeting;
         char const* const to_do = is_meeting ? "connect" : "arrive";

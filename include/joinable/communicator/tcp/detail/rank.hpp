@@ -68,12 +68,13 @@ public:
     /// the answer.
     /// @throws as finish() does.
     [[nodiscard]] bool
-    test(std::uint64_t sequence, std::chrono::nanoseconds longest_gap = PolledTime::gap_of_tests) {
-        bool const is_over = progress(sequence);
-        if (!is_over) {
-            count_poll(sequence, longest_gap);
+    test(std::uint64_t sequence, std::chrono::nanoseconds longest_gap = WaitClock::gap_of_tests) {
+        if (progress(sequence)) {
+            return true;
         }
-        return is_over;
+        check_clock(sequence, longest_gap);
+        throw_if_lost(sequence);
+        return false;
     }
     /// test() without a deadline.
     [[nodiscard]] bool progress(std::uint64_t sequence);
@@ -83,8 +84,6 @@ public:
     /// which one that is, so that failures caused by this rank's next actions come later. If the
     /// hub does not answer, this rank's own reason counts, and says so.
     void abort(AbortReason const& reason);
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(std::string const& what);
     [[nodiscard]] bool is_aborted() {
         look();
         return over_.has_value();
@@ -113,12 +112,11 @@ private:
 
     /// A question to the hub at the deadline of a wait: how much longer may it last?
     struct Overdue {
-        int asked = 0;                                     ///< questions without an answer yet
-        std::chrono::nanoseconds deadline = {};            ///< the longest of their deadlines
+        bool is_asked = false;                             ///< without an answer yet
+        std::chrono::nanoseconds deadline = {};            ///< of the question
         std::optional<std::chrono::nanoseconds> left = {}; ///< its answer
-        // For a work that is polled:
-        PolledTime polled = {};
-        std::uint64_t consumed = 0; ///< when last asked, or last seen alive
+        WaitClock clock = {};                              ///< since it is asked: of the answer
+        std::uint64_t consumed = 0;                        ///< when last asked, or last seen alive
     };
     struct Pending {
         Descriptor said;
@@ -150,39 +148,27 @@ private:
         }
     }
 
-    /// Waits until `ready()`, until the group has ended, or until the hub ends it. The hub does
-    /// that when it is asked at the deadline. `meanwhile()` describes this rank's wait to the
-    /// others.
-    template <class Ready, class Meanwhile>
-    void wait_until(Ready const& ready, std::uint64_t sequence, Meanwhile const& meanwhile) {
-        look();
-        TimePoint end = end_of_wait(deadline_);
-        bool is_asked = false;
-        while (!ready() && !over_) {
-            std::uint64_t const consumed = inbox_.consumed();
-            pump(end);
-            Overdue* const overdue = overdue_of(sequence);
-            if (overdue != nullptr && overdue->left) {
-                end = end_of_wait(*std::exchange(overdue->left, std::nullopt));
-                is_asked = false;
-            } else if (is_asked && consumed != inbox_.consumed()) {
-                end = end_of_wait(patience_);
-            }
-            if (ready() || over_ || Clock::now() < end) {
-                continue;
-            }
-            if (is_asked) {
-                give_up(meanwhile());
-                return;
-            }
-            ask_for_more(sequence, meanwhile());
-            is_asked = true;
-            end = end_of_wait(patience_);
-        }
+    /// Whether the meeting, or a collective, is over.
+    [[nodiscard]] bool is_ready(std::uint64_t sequence) const noexcept {
+        return sequence == meeting ? has_started_ : is_done(sequence);
     }
-    /// For a test that finds nothing: one step of wait_until().
-    void count_poll(std::uint64_t sequence, std::chrono::nanoseconds longest_gap);
-    [[nodiscard]] std::string waiting_text(std::uint64_t sequence) const;
+    /// Waits until it is ready, until the group has ended, or until the hub ends it. The hub does
+    /// that when it is asked at the deadline.
+    void wait_until_ready(std::uint64_t sequence);
+    /// Waits until `ready()` or until the group has ended, for `time` at most.
+    template <class Ready>
+    void pump_until(Ready const& ready, std::chrono::nanoseconds time) {
+        auto const end = end_of_wait(time);
+        wait_at_most(time, [&] { return over_ || ready(); }, [&] { pump(end); });
+    }
+    /// For a wait that finds nothing: at the deadline asks the hub how much longer it may last, and gives up on a
+    /// hub that does not answer within the patience. Returns for how long a wait that blocks may sleep.
+    std::chrono::nanoseconds
+    check_clock(std::uint64_t sequence, std::chrono::nanoseconds longest_gap);
+    [[nodiscard]] std::string waiting_text(std::uint64_t sequence) const {
+        return sequence == meeting ? meeting_text_
+                                   : "waits in " + pending_[sequence - finished_].shown.text();
+    }
     /// Tells the hub that the deadline has passed. The hub ends all ranks or answers how much
     /// longer to wait.
     /// @pre overdue_of(sequence) is not null
@@ -228,6 +214,7 @@ private:
     std::vector<std::byte> body_; ///< of a frame that is not a result
     std::uint64_t told_ = 0;      ///< how much of the consumed bytes was reported
     bool has_started_ = false;
+    std::string meeting_text_;    ///< describes the wait for that
     std::deque<Pending> pending_; ///< posted and unfinished
     std::uint64_t finished_ = 0;
     bool is_alone_ = false;                 ///< the hub no longer answers

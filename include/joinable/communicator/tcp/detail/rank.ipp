@@ -12,7 +12,8 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void TcpRank::meet(std::string const& meanwhile) {
-    wait_until([this] { return has_started_; }, meeting, [&] { return meanwhile; });
+    meeting_text_ = meanwhile;
+    wait_until_ready(meeting);
     throw_if_over(has_started_);
 }
 
@@ -47,7 +48,7 @@ JOINABLE_DEFINITION bool TcpRank::progress(std::uint64_t sequence) {
 }
 
 JOINABLE_DEFINITION void TcpRank::finish(std::uint64_t sequence) {
-    wait_until([&] { return is_done(sequence); }, sequence, [&] { return waiting_text(sequence); });
+    wait_until_ready(sequence);
     throw_if_lost(sequence);
 }
 
@@ -59,10 +60,7 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
     FrameHeader header;
     header.kind = FrameKind::abort;
     send(header, packed(reason));
-    auto const end = is_alone_ ? Clock::now() : end_of_wait(patience_);
-    while (!over_ && Clock::now() < end) {
-        pump(end);
-    }
+    pump_until([] { return false; }, is_alone_ ? std::chrono::nanoseconds{0} : patience_);
     if (!over_) {
         over_ = reason;
         if (!std::exchange(is_alone_, true)) {
@@ -73,10 +71,6 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
             );
         }
     }
-}
-
-JOINABLE_DEFINITION void TcpRank::abort_for_exception(std::string const& what) {
-    abort(blamed_on(rank_, {FailureKind::peer_failed, {}, "an exception left " + what}));
 }
 
 JOINABLE_DEFINITION void TcpRank::keep_alive() {
@@ -104,10 +98,7 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     ++questions_;
     missing_ = {0}; // if the hub does not answer
     has_answer_ = false;
-    auto const end = end_of_wait(patience_);
-    while (!has_answer_ && !over_ && Clock::now() < end) {
-        pump(end);
-    }
+    pump_until([this] { return has_answer_; }, patience_);
     return pending_.empty() || is_done(header.sequence) ? std::vector<int>{} : missing_;
 }
 
@@ -115,10 +106,7 @@ JOINABLE_DEFINITION std::chrono::nanoseconds
 TcpRank::ask_about(int peer, std::string const& meanwhile) {
     overdue_ = {};
     ask_for_more(wait_for_rank(peer), meanwhile);
-    auto const end = end_of_wait(patience_);
-    while (!overdue_.left && !over_ && Clock::now() < end) {
-        pump(end);
-    }
+    pump_until([this] { return overdue_.left.has_value(); }, patience_);
     if (!overdue_.left && !over_) {
         give_up(meanwhile);
     }
@@ -140,49 +128,51 @@ JOINABLE_DEFINITION void TcpRank::throw_if_over(bool is_done) const {
     }
 }
 
-JOINABLE_DEFINITION void
-TcpRank::count_poll(std::uint64_t sequence, std::chrono::nanoseconds longest_gap) {
-    Overdue& overdue = *overdue_of(sequence);
-    if (overdue.left) {
-        overdue.polled.set(
-            (std::max)(deadline_, std::chrono::nanoseconds{0}) -
-            *std::exchange(overdue.left, std::nullopt)
-        );
+JOINABLE_DEFINITION void TcpRank::wait_until_ready(std::uint64_t sequence) {
+    look();
+    if (Overdue* const overdue = overdue_of(sequence); overdue != nullptr && !overdue->is_asked) {
+        overdue->clock = {}; // not the time of earlier tests
     }
-    if (overdue.asked == 0) {
-        if (overdue.polled.reaches(deadline_, longest_gap)) {
-            ask_for_more(sequence, waiting_text(sequence));
-            overdue.polled.set(std::chrono::nanoseconds{0});
-            overdue.consumed = inbox_.consumed();
-        }
-        return;
-    }
-    if (overdue.consumed != inbox_.consumed()) {
-        overdue.consumed = inbox_.consumed();
-        overdue.polled.set(std::chrono::nanoseconds{0});
-    }
-    if (overdue.polled.reaches(patience_, longest_gap)) {
-        give_up(waiting_text(sequence));
-        throw_if_lost(sequence);
+    while (!over_ && !is_ready(sequence)) {
+        pump(end_of_wait(check_clock(sequence, WaitClock::gap_of_waits)));
     }
 }
 
-JOINABLE_DEFINITION std::string TcpRank::waiting_text(std::uint64_t sequence) const {
-    return "waits in " + pending_[sequence - finished_].shown.text();
+JOINABLE_DEFINITION std::chrono::nanoseconds
+TcpRank::check_clock(std::uint64_t sequence, std::chrono::nanoseconds longest_gap) {
+    Overdue& overdue = *overdue_of(sequence);
+    if (overdue.left) {
+        overdue.clock.extend(deadline_, *std::exchange(overdue.left, std::nullopt));
+    }
+    if (overdue.is_asked &&
+        std::exchange(overdue.consumed, inbox_.consumed()) != inbox_.consumed()) {
+        overdue.clock = {}; // the hub is alive
+    }
+    std::chrono::nanoseconds const most = overdue.is_asked ? patience_ : deadline_;
+    if (!overdue.clock.reaches(most, longest_gap)) {
+        return overdue.clock.nap(most);
+    }
+    if (overdue.is_asked) {
+        give_up(waiting_text(sequence));
+    } else {
+        ask_for_more(sequence, waiting_text(sequence));
+        overdue.clock = {};
+        overdue.consumed = inbox_.consumed();
+    }
+    return std::chrono::nanoseconds{0};
 }
 
 JOINABLE_DEFINITION void
 TcpRank::ask_for_more(std::uint64_t sequence, std::string const& meanwhile) {
     std::string const text = sendable(meanwhile);
     Overdue& overdue = *overdue_of(sequence);
-    std::chrono::nanoseconds const deadline = (std::max)(deadline_, std::chrono::nanoseconds{0});
-    overdue.deadline = overdue.asked == 0 ? deadline : (std::max)(overdue.deadline, deadline);
+    overdue.deadline = (std::max)(deadline_, std::chrono::nanoseconds{0});
     FrameHeader header;
     header.kind = FrameKind::overdue;
     header.sequence = sequence;
-    header.count = static_cast<std::uint64_t>(deadline.count());
+    header.count = static_cast<std::uint64_t>(overdue.deadline.count());
     send(header, std::as_bytes(std::span{text}));
-    ++overdue.asked;
+    overdue.is_asked = true;
 }
 
 JOINABLE_DEFINITION void TcpRank::give_up(std::string const& meanwhile) {
@@ -313,7 +303,7 @@ JOINABLE_DEFINITION void TcpRank::require_expected(FrameHeader const& header) {
     case FrameKind::end: require_bytes(0, most_told_bytes); break;
     case FrameKind::wait:
         require(
-            overdue != nullptr && overdue->asked > 0 && header.count > 0 &&
+            overdue != nullptr && overdue->is_asked && header.count > 0 &&
                 header.count <= static_cast<std::uint64_t>(overdue->deadline.count()),
             "more time, for which it did not ask"
         );
@@ -342,7 +332,7 @@ JOINABLE_DEFINITION void TcpRank::take(FrameHeader const& header) {
         break;
     case FrameKind::wait: {
         Overdue& overdue = *overdue_of(header.sequence);
-        --overdue.asked;
+        overdue.is_asked = false;
         overdue.left = std::chrono::nanoseconds{static_cast<std::int64_t>(header.count)};
         break;
     }

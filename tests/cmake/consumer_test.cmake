@@ -34,9 +34,13 @@ if(CONSUMER STREQUAL "install") # for those that look for the package
     return()
 endif()
 if(CONSUMER STREQUAL "single_header")
-    run(${one_line} ${sources}/main.cpp ${sources}/two_units/other.cpp)
-elseif(CONSUMER STREQUAL "compiled_once")
-    build_project(compiled_once)
+    run(${one_line} ${sources}/main.cpp ${sources}/fetch_content/other.cpp)
+elseif(CONSUMER STREQUAL "cxx_23")
+    build_project(fetch_content -DCMAKE_CXX_STANDARD=23)
+else()
+    build_project(${CONSUMER})
+endif()
+if(CONSUMER STREQUAL "find_package")
     # A program of both kinds is refused, whichever file comes first; the symbol says why.
     foreach(mixed mixed reversed)
         execute_process(
@@ -57,16 +61,11 @@ elseif(CONSUMER STREQUAL "compiled_once")
        OR NOT (first MATCHES "src_hpp_in_one" OR COMPILER MATCHES "clang[+][+]-14$"))
         message(FATAL_ERROR "forgotten: expected a linker's error about src.hpp, but it ended with ${result}:\n${output}")
     endif()
-    # The single header, too.
-    file(WRITE ${build}/source.cpp "#define JOINABLE_SOURCE\n#include <joinable/join.hpp>\n")
-    run(${one_line}_single -DJOINABLE_SEPARATE_COMPILATION ${sources}/main.cpp ${build}/source.cpp)
+    # What the single header declares, the library has that src.hpp compiles. With JOINABLE_SOURCE the single header is
+    # compiled where JOINABLE_TEST_SINGLE_INCLUDE is set, for all tests there.
+    run(${one_line}_single -DJOINABLE_SEPARATE_COMPILATION ${sources}/main.cpp ${build}/libjoinable_compiled.a)
     run(${build}/consumer_single)
-elseif(CONSUMER STREQUAL "cxx_23")
-    build_project(fetch_content -DCMAKE_CXX_STANDARD=23)
-else()
-    build_project(${CONSUMER})
-endif()
-if(CONSUMER STREQUAL "find_package") # a component that is required but missing is named, with the reason
+    # A component that is required but missing is named, with the reason.
     foreach(wanted "a_typo:it has no component a_typo, only checkpoint, compiled, gloo" "gloo:its component gloo needs Gloo")
         string(REGEX MATCH "^([^:]*):(.*)" matched ${wanted})
         set(text "${CMAKE_MATCH_2}")

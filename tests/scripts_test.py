@@ -266,6 +266,16 @@ class Reference(Copy):
         self.fails(self.script, saying="concept Bare has no page")
         self.fails(self.script, saying="'nothing_that_exists' could not be resolved")
 
+    def test_a_public_name_that_no_page_mentions_fails_unless_it_is_listed(self):
+        self.append(
+            "include/joinable/core.hpp",
+            "namespace joinable { inline namespace v0 {\n/// Documented.\nvoid told_to_nobody();\n"
+            "}} // namespace joinable::v0\n",
+        )
+        self.append("README.md", "`visit_dtype`\n")
+        self.fails(self.script, saying="told_to_nobody is public, but no page of the guide and no example mentions it")
+        self.fails(self.script, saying="visit_dtype is mentioned now, or not public: take it out of")
+
 
 @unittest.skipUnless(shutil.which("clang++-19"), "clang++-19 is not installed")
 class Budget(Copy):

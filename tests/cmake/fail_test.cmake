@@ -1,65 +1,65 @@
 # SPDX-License-Identifier: BSL-1.0
-# Compiles SOURCE with COMPILER (g++, clang++ or nvcc), which must fail and print, in the first error and
+# SOURCE, compiled with COMPILER (g++, clang++ or nvcc), must fail and print, in the first error and
 # within three lines from there, what its "// EXPECT: " lines say, each a part of one sentence. Where compilers themselves
 # refuse the misuse, each in its own words, a line is for one of them: "// EXPECT(nvcc): ".
 # control.cpp must compile: it shows that the others fail for their misuse and not for the way they
-# are compiled. No options but the standard and warnings as errors, so that users see the same:
-# without the latter a guard without a name, and with clang options out of order, are warnings.
-# SYSTEM are folders of other libraries' headers. A line "// OPTIONS: " has other options than the standard.
+# are compiled. A line "// OPTIONS: " has other options than the standard.
+# The error may stand in UNIT already, where fail_unit.cmake has compiled several misuses. If it is not what is expected
+# there, the file is compiled by itself, and that decides: a misuse never fails because of another one.
+cmake_minimum_required(VERSION 3.25)
+include(${CMAKE_CURRENT_LIST_DIR}/fail_compile.cmake)
+cmake_path(GET SOURCE STEM name)
+file(STRINGS ${SOURCE} expectations REGEX "^// EXPECT(\\(${kind}\\))?: ")
+set(sentences)
+foreach(expectation IN LISTS expectations)
+    string(REGEX REPLACE "^// EXPECT[^:]*: " "" expectation "${expectation}")
+    joinable_without_lists(expectation "${expectation}")
+    list(APPEND sentences "${expectation}")
+endforeach()
+if(NOT sentences AND NOT name STREQUAL "control")
+    message(FATAL_ERROR "has no // EXPECT: line for ${COMPILER}")
+endif()
+function(joinable_find_missing beginning) # sets `missing` to the first sentence that is not in it
+    string(REGEX REPLACE "[ \n]+" " " beginning "${beginning}") # nvcc breaks sentences
+    set(missing "" PARENT_SCOPE)
+    foreach(sentence IN LISTS sentences)
+        string(FIND "${beginning}" "${sentence}" position)
+        if(position EQUAL -1)
+            set(missing "${sentence}" PARENT_SCOPE)
+            return()
+        endif()
+    endforeach()
+endfunction()
+if(UNIT AND EXISTS ${UNIT}/${name}.txt)
+    file(READ ${UNIT}/${name}.txt beginning)
+    joinable_find_missing("${beginning}")
+    if(NOT missing)
+        return()
+    endif()
+endif()
+if(UNIT)
+    message("not found in ${UNIT}/output.log: compiled by itself")
+endif()
+
 file(STRINGS ${SOURCE} standard REGEX "^// OPTIONS: ")
 string(REGEX REPLACE "^// OPTIONS: " "" standard "${standard}")
-if(standard)
-    set(PRECOMPILED "") # not unset, which would uncover what -D gave
-else()
+if(NOT standard)
     set(standard -std=c++20)
 endif()
-set(options ${standard} -I${INCLUDE} -I${CMAKE_CURRENT_LIST_DIR}/..)
-foreach(folder IN LISTS SYSTEM)
-    list(APPEND options -isystem ${folder})
-endforeach()
-if(COMPILER MATCHES "nvcc")
-    set(kind "nvcc")
-    list(APPEND options -x cu -Werror all-warnings -ptx -o /dev/null) # its front end for the device alone
-else()
-    set(kind "g\\+\\+")
+if(kind STREQUAL "nvcc")
+    set(first_only)
+elseif(kind STREQUAL "g\\+\\+")
     set(first_only -fmax-errors=1) # with its notes; what comes after it is not read
-    if(COMPILER MATCHES "clang")
-        set(kind "clang\\+\\+")
-        set(first_only -ferror-limit=1)
-    endif()
-    list(APPEND options -fsyntax-only -Werror ${first_only})
+else()
+    set(first_only -ferror-limit=1)
 endif()
-# In PRECOMPILED lie <joinable/join.hpp> and <joinable/zero.hpp> already parsed. What the compiler says stays the same: of the
-# lines that say who includes the header, g++ names the file there in place of SOURCE.
-set(most_lines 3)
 file(STRINGS ${SOURCE} first REGEX "^#include" LIMIT_COUNT 1)
-if(PRECOMPILED AND first MATCHES "<joinable/(join|zero).hpp>")
-    if(kind STREQUAL "g\\+\\+")
-        list(PREPEND options -I${PRECOMPILED})
-    else()
-        list(APPEND options -include-pch ${PRECOMPILED}/${CMAKE_MATCH_1}.pch)
-    endif()
-    list(APPEND options ${ONCE}) # as the headers were parsed
-elseif(kind STREQUAL "nvcc")
-    list(APPEND options ${ONCE})
-endif()
-set(ENV{LC_ALL} C)
-execute_process(
-    COMMAND ${COMPILER} ${options} ${SOURCE}
-    RESULT_VARIABLE result
-    OUTPUT_VARIABLE output
-    ERROR_VARIABLE output
-)
-cmake_path(GET SOURCE FILENAME file)
-if(file STREQUAL "control.cpp")
+joinable_compile_misuse(${SOURCE} "${first}" "${standard}" ${first_only})
+if(name STREQUAL "control")
     if(NOT result EQUAL 0)
         message(FATAL_ERROR "the control does not compile:\n${output}")
     endif()
     return()
-endif()
-file(STRINGS ${SOURCE} expectations REGEX "^// EXPECT(\\(${kind}\\))?: ")
-if(NOT expectations)
-    message(FATAL_ERROR "has no // EXPECT: line for ${COMPILER}")
 endif()
 if(result EQUAL 0)
     message(FATAL_ERROR "compiles, but must not")
@@ -68,19 +68,8 @@ endif()
 string(REGEX MATCH "[^\n]*error[: ]" first_error "${output}")
 string(FIND "${output}" "${first_error}" begin)
 string(SUBSTRING "${output}" ${begin} -1 output)
-set(beginning "")
-foreach(line RANGE 1 ${most_lines})
-    string(FIND "${output}" "\n" end)
-    math(EXPR end "${end} + 1")
-    string(SUBSTRING "${output}" 0 ${end} first)
-    string(SUBSTRING "${output}" ${end} -1 output)
-    string(APPEND beginning "${first}")
-endforeach()
-string(REGEX REPLACE "[ \n]+" " " beginning_in_one_line "${beginning}") # nvcc breaks sentences
-foreach(expectation ${expectations})
-    string(REGEX REPLACE "^// EXPECT[^:]*: " "" expectation "${expectation}")
-    string(FIND "${beginning_in_one_line}" "${expectation}" position)
-    if(position EQUAL -1)
-        message(FATAL_ERROR "expected within ${most_lines} lines from the first error\n  ${expectation}\nbut got\n${beginning}...\n${output}")
-    endif()
-endforeach()
+string(REGEX MATCH "^[^\n]*\n?[^\n]*\n?[^\n]*\n?" beginning "${output}")
+joinable_find_missing("${beginning}")
+if(missing)
+    message(FATAL_ERROR "expected within 3 lines from the first error\n  ${missing}\nbut got\n${output}")
+endif()

@@ -4,8 +4,6 @@
 
 #include <vector>
 
-#include <joinable/communicator/self.hpp>
-
 struct Weights {
     std::vector<float> value, grad;
 };

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ALONE: the header itself is refused
 // EXPECT: joinable/device/cuda/kernels.hpp has kernels: include it where nvcc compiles
 #include <joinable/device/cuda/kernels.hpp>
 

@@ -3,13 +3,16 @@
 """Writes the reference to build/doxygen/html by doxygen, and fails on its warnings.
 
 No errors are members of classes and deduction guides without a docstring (trivial ones have none),
-and that doxygen knows nothing of std::ranges, where it sees a specialisation. One error is added: a
-public concept without a page, or without the table of its expressions.
+and that doxygen knows nothing of std::ranges, where it sees a specialisation. Two errors are added: a
+public concept without a page, or without the table of its expressions, and a public name that no page of the guide and
+no example mentions. unmentioned.txt lists the names that were public before there was this rule.
 """
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "build/doxygen"
@@ -19,6 +22,43 @@ NO_ERRORS = [
     r"documented symbol 'constexpr bool (std::)?ranges::enable_\w+<.*was not declared or defined",
 ]
 
+
+
+def public_names():
+    """Names that users may write: of namespace joinable and the namespaces in it, no members and no specialisations."""
+    types, members = set(), set()
+    for compound in xml.etree.ElementTree.parse(OUTPUT / "xml/index.xml").getroot():
+        name = compound.findtext("name")
+        if compound.get("kind") in ("class", "struct", "union", "concept") and name.startswith("joinable::"):
+            types.add(name)
+        elif compound.get("kind") == "namespace" and re.match(r"joinable\b", name):
+            members.update(
+                f"{name}::{member.findtext('name')}" for member in compound.findall("member")
+                if member.get("kind") != "enumvalue" and "operator" not in member.findtext("name")
+            )
+    types = {name for name in types if "<" not in name and name.rpartition("::")[0] not in types}
+    return {name.removeprefix("joinable::") for name in types | members}
+
+
+def mentioned_words():
+    """The words of README.md, the guide and the examples."""
+    paths = [ROOT / "README.md", ROOT / "tests/benchmarks/README.md"]
+    paths += [path for path in (ROOT / "examples").rglob("*") if path.suffix in (".md", ".hpp", ".cpp", ".cu")]
+    return {word for path in paths for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+
+
+def errors_of_names():
+    names, words = public_names(), mentioned_words()
+    lines = (ROOT / "tests/reference/unmentioned.txt").read_text(encoding="utf-8").splitlines()
+    listed = {line for line in lines if not line.startswith("#")}
+    unmentioned = {name for name in names if name.rpartition("::")[2] not in words}
+    for name in sorted(unmentioned - listed):
+        yield f"{name} is public, but no page of the guide and no example mentions it: mention it, or move it to detail"
+    for name in sorted(listed - unmentioned):
+        yield f"{name} is mentioned now, or not public: take it out of tests/reference/unmentioned.txt"
+
+
+shutil.rmtree(OUTPUT / "xml", ignore_errors=True)
 OUTPUT.mkdir(parents=True, exist_ok=True)
 result = subprocess.run(
     ["doxygen", "tests/reference/Doxyfile"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -40,6 +80,8 @@ for concept in sorted(concepts):
         warnings.append(f"concept {concept} has no page: give it a docstring")
     elif "markdownTable" not in page.read_text():
         warnings.append(f"concept {concept} has no table of its expressions in its docstring")
+
+warnings += errors_of_names()
 
 for warning in warnings:
     print(warning, file=sys.stderr)

@@ -3,8 +3,8 @@
 // pass, in it, or after the step: an optimizer then skips the parameter, or steps it by zeros. Joined ranks run
 // none of that, and must step as the others. The oracle is one rank that adds up the gradients of a round in
 // double and steps the whole model. Gradients are multiples of size() / 8, so an average is exact.
-#include <joinable/participant/step.hpp>
 #include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/step.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -17,8 +17,8 @@
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/shadowed.hpp>
-#include <joinable/participant/step.hpp>
 #include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/step.hpp>
 #include <joinable/tensor/strided_view.hpp>
 
 namespace {

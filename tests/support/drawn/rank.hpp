@@ -27,8 +27,8 @@
 #include <joinable/participant/action.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/sharded/data_parallel.hpp>
-#include <joinable/participant/step.hpp>
 #include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/step.hpp>
 
 namespace joinable_tests::drawn {
 

@@ -18,6 +18,7 @@ A room is a folder; X/detail/ belongs to X. The rules:
   R9  X.ipp has what X.hpp declares and one source file may compile: X.hpp alone includes it, after all
       that it declares, and JOINABLE_DEFINITION is nowhere else.
   R10 Prose names the actor: it has none of the turns of BANNED.
+  R11 The first of PARTS includes none of the others.
 """
 import argparse
 import pathlib
@@ -36,7 +37,7 @@ ROOMS = {
     "tensor": "base",
     "reduction": "base tensor",
     "device": "base tensor reduction",
-    "device/cuda": "base tensor device optimizer",
+    "device/cuda": "base tensor device",
     "hook": "base",
     "communicator": "base tensor device",
     f"{MEMORY}/board": "base tensor device communicator",
@@ -53,14 +54,26 @@ ROOMS = {
     "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY} agreement",
     "agreement": "base tensor device communicator",
     "optimizer": "base tensor reduction device",
+    "optimizer/cuda": "tensor device device/cuda optimizer",
     "bucket": "base tensor device communicator agreement",
     "join": "base tensor hook communicator agreement",
-    "participant": f"base tensor hook device communicator {MEMORY} communicator/nccl agreement bucket join",
+    "participant": f"base tensor hook device communicator {MEMORY} agreement bucket join",
+    "participant/captured": "base tensor communicator/nccl agreement bucket join participant",
     "participant/sharded": "base tensor device communicator agreement optimizer bucket join participant",
     "checkpoint": "base tensor hook device communicator agreement optimizer join participant/sharded",
     "trace": "base hook communicator agreement bucket join",
     "data": "base communicator",
     "interop": "base tensor bucket join participant data",
+}
+# The parts of the library, in which the picture is drawn; a reader of the first needs none of the others.
+PARTS = {
+    "joinable: guards, tensors, buckets, data parallelism, ranks of one machine": ROOMS.keys(), # less those below
+    "transports": {
+        "communicator/algorithms", "communicator/any", "communicator/hierarchical", "communicator/tcp", "communicator/mpi",
+        "communicator/gloo", "communicator/nccl", "device/cuda", "participant/captured",
+    },
+    "sharded training": {"optimizer", "optimizer/cuda", "participant/sharded", "checkpoint"},
+    "extras": {"trace", "interop"},
 }
 INNER = {"reduction", *(room for room in ROOMS if room.startswith(f"{MEMORY}/"))}
 TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/mpi", "communicator/gloo", "communicator/nccl"}
@@ -69,7 +82,7 @@ OWNED = {
     r"sys/.*|linux/.*|pthread\.h": {
         "communicator", f"{MEMORY}/board", f"{MEMORY}/process", MEMORY, "communicator/tcp", "communicator/gloo"
     },
-    r"cuda.*": {"device/cuda", "communicator/nccl"},
+    r"cuda.*": {"device/cuda", "optimizer/cuda", "communicator/nccl"},
     r"nccl\.h": {"communicator/nccl"},
     r"mpi\.h": {"communicator/mpi"},
     r"gloo/.*": {"communicator/gloo"},
@@ -194,6 +207,17 @@ for room, rooms in allowed.items():
             errors.append(f"R1 the row of {room} names {other}, which is no room")
         elif other not in used[room]:
             errors.append(f"R1 the row of {room} names {other}, but no header there includes it: remove it")
+
+
+def part_of(room):
+    return next((part for part, rooms in reversed(PARTS.items()) if room in rooms))
+
+
+first = next(iter(PARTS))
+for room in (room for room in ROOMS if part_of(room) == first):
+    for other in allowed[room]:
+        if part_of(other) != first:
+            errors.append(f"R11 {room} includes {other}, of the part {part_of(other)}")
 
 
 def level(room, path=()):
@@ -330,15 +354,16 @@ def picture():
         return used[room].union(*(beneath(other) for other in used[room]))
 
     lines = ["```mermaid", "flowchart TB"]
-    for number in sorted(set(levels.values()), reverse=True):
-        lines.append(f"    subgraph level{number} [{number}]")
-        for room in (room for room in ROOMS if levels[room] == number):
+    for number, part in enumerate(reversed(PARTS)):
+        lines.append(f'    subgraph part{number} ["{part}"]')
+        for room in sorted((room for room in ROOMS if part_of(room) == part), key=lambda room: -levels[room]):
             here = [name for name in headers if room_of(name) == room and name.endswith(".hpp")]
             names = [pathlib.PurePath(name).stem for name in here if "/detail/" not in f"/{name}"]
             more = sum("/detail/" in f"/{name}" for name in here)
             names += [f"detail/ ({more})"] if more else []
             rows = [", ".join(names[i : i + 3]) for i in range(0, len(names), 3)]
-            lines.append(f'        {room.replace("/", "_")}["<b>{room}</b><br>{"<br>".join(rows)}"]')
+            title = f"<b>{room}</b> {levels[room]}"
+            lines.append(f'        {room.replace("/", "_")}["{title}<br>{"<br>".join(rows)}"]')
         lines.append("    end")
     for room in sorted(ROOMS, key=lambda room: -levels[room]):
         implied = set().union(*(beneath(other) for other in used[room]))

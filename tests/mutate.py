@@ -1005,6 +1005,16 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "every dtype*trains sharded",
     ),
     Mutation(
+        "a-bucket-that-got-no-memory-goes-on-without", "participant/sharded/detail/gradients_for_owners.ipp",
+        "Buffer& buffer = buckets_[bucket].buffer;", "Buffer& buffer = buckets_[bucket].buffer;\n        slot.arena = arena;",
+        "participant/sharded_data_parallel.test.cpp", "a bucket that got no memory*",
+    ),
+    Mutation(
+        "guards-abandon-iterations-with-a-map", "bucket/reducer.hpp",
+        "if (!gradients_->receive_averages()) { // else a map", "if (true) { // else a map",
+        "participant/without_pass.test.cpp", "an iteration that was left open*",
+    ),
+    Mutation(
         "each-bucket-has-memory-of-its-own", "participant/sharded/detail/gradients_for_owners.hpp",
         "arenas_in_use_ >= overlapping;", "arenas_in_use_ >= buckets_.size();",
         "participant/sharded_data_parallel.test.cpp", "gradients become ready*",

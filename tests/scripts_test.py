@@ -155,6 +155,11 @@ class Layers(Copy):
         self.add("communicator/tcp/options.hpp", "#include <joinable/communicator/shared_memory/thread.hpp>\n")
         self.fails(self.script, saying="R4 communicator/tcp/options.hpp: a transport includes another one")
 
+    def test_r11_the_first_part_that_includes_another_one_fails(self):
+        row = '"bucket": "base tensor device communicator agreement'
+        self.replace(self.script, row, f"{row} trace")
+        self.fails(self.script, saying="R11 bucket includes trace, of the part extras")
+
     def test_r5_a_system_header_of_another_room_fails(self):
         self.add("bucket/memory.hpp", "#include <cuda_runtime_api.h>\n")
         self.add("join/guard.hpp", "#include <sys/mman.h>\n")

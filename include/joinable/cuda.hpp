@@ -3,8 +3,8 @@
 
 /// @file
 /// Opt-in: memory of CUDA devices. Needs the CUDA Toolkit's headers and libcudart; any C++20
-/// compiler. Tested over a double of the CUDA runtime so far, not on a GPU. Kernels are in
-/// device/cuda/kernels.hpp, which one source file compiled by nvcc includes.
+/// compiler. Tested over a fake CUDA runtime, and on an H100. Kernels are in cuda_kernels.hpp, which one source file
+/// compiled by nvcc includes.
 
 #include <joinable/agreement/staged_collectives.hpp>
 #include <joinable/device/cuda/copy.hpp>

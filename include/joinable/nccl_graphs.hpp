@@ -6,4 +6,4 @@
 /// needs. Tested over fake CUDA and NCCL libraries, and on one H200.
 
 #include <joinable/nccl.hpp>
-#include <joinable/participant/captured_step.hpp>
+#include <joinable/participant/captured/captured_step.hpp>

@@ -1888,7 +1888,7 @@ private:
                 fail({FailureKind::communication, {}, blame(message.error)});
             }
         } else if (longest_gap) {
-            message.waited.check(options_.deadline, gap, [&] {
+            message.waited.extend_when_reached(options_.deadline, gap, [&] {
                 return std::optional{
                     ask_about(control_, message.peer, "waits in " + waiting_in(message))
                 };

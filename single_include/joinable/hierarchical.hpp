@@ -1285,7 +1285,7 @@ struct LevelStep {
     Buffer out = {};
     std::vector<std::size_t> counts = {}; ///< of each rank of the level
     std::vector<std::size_t> pairs = {
-    };                  ///< in an all_to_all: from each rank, then from each to each
+    }; ///< in an all_to_all: from each rank, then from each to each
     Buffer memory = {}; ///< of what replaces it
     std::vector<LeadersCopy> copies = {};
 };

@@ -7038,7 +7038,7 @@ concept finishes_runs =
 /// | `reduction.finish(comm, run)`   |             | called after waiting for the work, in the order|
 /// |                                 |             | of start(); may release what the run needed    |
 /// Not checkable, but required: start() issues the same collectives on every rank, whether the rank
-/// contributes or not. The reducer owns the reduction. Models: AllReduce.
+/// contributes or not. The reducer owns the reduction. Models: AllReduce, and inside ShardedDataParallel a sum to owners.
 template <class R, class Comm>
 concept BucketReduction =
     std::move_constructible<R> && Communicator<Comm> && detail::names_reduction<R> &&
@@ -7464,8 +7464,7 @@ void follow_other(
     }
 }
 
-/// On a joined rank, where averages go to owners alone: nothing replaces what was sent or dropped, so it
-/// becomes zeros. Enqueues.
+/// On a joined rank: zeroes a gradient that must not count again. Enqueues.
 inline void clear_gradient(AnyParameter const& parameter, Device& device) {
     if (AnyView const gradient = parameter.grad()) {
         device.fill_zero(gradient);
@@ -7533,7 +7532,7 @@ public:
 
     /// Whether a bucket has no memory and gets it best from a bucket that gives it back.
     [[nodiscard]] virtual bool waits_for_memory(std::size_t /*bucket*/) const { return false; }
-    /// The contents of a bucket are where they belong.
+    /// The sum of a bucket was taken; its memory is left as it is until another bucket gets it.
     virtual void give_back(std::size_t /*bucket*/) {}
 
     // -- if averages are received ------------------------------------------------------------------
@@ -8621,7 +8620,7 @@ public:
     /// predecessors are launched, and tests the oldest bucket in flight, so that communicators can
     /// make progress during the pass. A parameter without a gradient contributes zeros. With a
     /// static graph every use marks, and the last mark counts. Collective in effect; does not
-    /// block.
+    /// block, unless gradients go to owners and a bucket waits for the memory of another one.
     /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
     ///         gradient, was marked before or declared unused, or its gradient does not fit its
     ///         value. The iteration is lost.
@@ -8728,9 +8727,11 @@ public:
     /// Forgets what mark_accumulated() recorded, because the gradients were cleared. Between iterations. Local.
     void discard_window() { iteration_.discard_accumulated(); }
 
-    /// Called when a guard begins: forgets an iteration that was not finished. Local.
+    /// Called when a guard begins. Averages for owners: forgets an iteration that was not finished. Local.
     void begin_guard() noexcept {
-        iteration_.abandon();
+        if (!gradients_->receive_averages()) { // else a map of used parameters may be under way
+            iteration_.abandon();
+        }
         turns().begin_guard();
     }
     /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
@@ -8864,16 +8865,16 @@ private:
         }
     }
     void finish_oldest() {
-        auto const& [run, first, last] = launched_runs_[finished_];
+        auto const [run, first, last] = launched_runs_[finished_];
         works_[finished_]->wait();
         ranges_[finished_].reset();
         works_[finished_].reset();
+        tested_ = (std::max)(tested_, ++finished_); // also where what follows throws
+        gradients_->give_back(run.bucket);
         reduction_.finish(comm_, run);
         for (std::size_t k = first; reduction_.delivers && k < last; ++k) {
             gradients_->deliver(buckets()[run.bucket].parameters[k]);
         }
-        gradients_->give_back(run.bucket);
-        tested_ = (std::max)(tested_, ++finished_);
     }
 
     /// Calls f(first, last) for every run of a bucket's parameters that some rank uses.
@@ -18771,7 +18772,7 @@ public:
     /// The same. Once the deadline has passed, more() returns how much longer the wait may last, or nothing:
     /// then the next call asks again. Or it throws.
     template <class More>
-    void check(
+    void extend_when_reached(
         std::chrono::nanoseconds deadline, std::chrono::nanoseconds longest_gap, More const& more
     ) {
         if (reaches(deadline, longest_gap)) {
@@ -18804,13 +18805,13 @@ private:
     std::chrono::nanoseconds waited_{0};
 };
 
-/// Polls until done(), with a pause() between two polls. See WaitClock::check for more().
+/// Polls until done(), with a pause() between two polls. See WaitClock::extend_when_reached for more().
 template <class Done, class Pause, class More>
 void wait_until(
     std::chrono::nanoseconds deadline, Done const& done, Pause&& pause, More const& more
 ) {
     for (WaitClock clock; !done(); pause()) {
-        clock.check(deadline, WaitClock::gap_of_waits, more);
+        clock.extend_when_reached(deadline, WaitClock::gap_of_waits, more);
     }
 }
 

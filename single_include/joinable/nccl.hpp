@@ -1015,7 +1015,7 @@ public:
         if (test(launch)) {
             return true;
         }
-        polled.check(deadline(), WaitClock::gap_of_tests, [&] {
+        polled.extend_when_reached(deadline(), WaitClock::gap_of_tests, [&] {
             return deadline_.may_be_missing(launch.number)
                        ? more_time("waits for a collective", launch.number)
                        : std::nullopt;

@@ -410,7 +410,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/captures.hpp
+// ---- joinable/participant/captured/detail/captures.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -429,7 +429,7 @@ consteval bool models_captured_step() {
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/captured_step.hpp
+// ---- joinable/participant/captured/captured_step.hpp
 
 namespace joinable { inline namespace v0 {
 

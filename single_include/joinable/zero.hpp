@@ -3599,10 +3599,12 @@ JOINABLE_DEFINITION void GradientsForOwners::pack_into_bucket(std::size_t i, dou
         if (free_.empty()) {
             free_.push_back(arenas_in_use_++);
         }
-        slot.arena = free_.back();
+        std::size_t const arena = free_.back();
+        Buffer& buffer = buckets_[bucket].buffer;
+        buffer.data =
+            arenas_.data(arena, buffer.bytes()); // if this throws, the next gradient tries again
         free_.pop_back();
-        std::size_t const bytes = buckets_[bucket].buffer.bytes();
-        buckets_[bucket].buffer.data = arenas_.data(slot.arena, bytes);
+        slot.arena = arena;
     }
     auto* const memory = static_cast<std::byte*>(buckets_[bucket].buffer.data);
     ParameterList const& parameters = groups_[slot.group].parameters;

@@ -8,7 +8,7 @@ set(source ${FOLDER}/kernel_code.cu)
 file(MAKE_DIRECTORY ${FOLDER})
 file(
     WRITE ${source}
-    "#include <joinable/device/cuda/detail/copy_kernels.hpp>\n"
+    "#include <joinable/device/cuda/copy_kernels.hpp>\n"
     "cudaError_t load() { return joinable::detail::load_copies(); }\n"
 )
 cmake_path(GET NVCC PARENT_PATH programs)

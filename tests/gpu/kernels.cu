@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <joinable/device/cuda/kernels.hpp>
+#include <joinable/cuda_kernels.hpp>
 
 namespace joinable_gpu {
 

@@ -20,7 +20,7 @@
 #include <cuda_runtime_api.h>
 
 #include <joinable/cuda.hpp>
-#include <joinable/device/cuda/kernels.hpp>
+#include <joinable/cuda_kernels.hpp>
 
 namespace {
 

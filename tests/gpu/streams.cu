@@ -13,7 +13,7 @@
 #include <gpu/streams.hpp>
 #include <unistd.h>
 
-#include <joinable/device/cuda/kernels.hpp>
+#include <joinable/cuda_kernels.hpp>
 
 namespace {
 

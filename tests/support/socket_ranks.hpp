@@ -119,7 +119,7 @@ public:
         if (progress(one)) {
             return true;
         }
-        one->clock.check(deadline_, inner::WaitClock::gap_of_tests, [&] {
+        one->clock.extend_when_reached(deadline_, inner::WaitClock::gap_of_tests, [&] {
             return more_time(*one);
         });
         return false;

@@ -62,7 +62,7 @@ concept finishes_runs =
 /// | `reduction.finish(comm, run)`   |             | called after waiting for the work, in the order|
 /// |                                 |             | of start(); may release what the run needed    |
 /// Not checkable, but required: start() issues the same collectives on every rank, whether the rank
-/// contributes or not. The reducer owns the reduction. Models: AllReduce.
+/// contributes or not. The reducer owns the reduction. Models: AllReduce, and inside ShardedDataParallel a sum to owners.
 template <class R, class Comm>
 concept BucketReduction =
     std::move_constructible<R> && Communicator<Comm> && detail::names_reduction<R> &&

@@ -74,7 +74,7 @@ public:
 
     /// Whether a bucket has no memory and gets it best from a bucket that gives it back.
     [[nodiscard]] virtual bool waits_for_memory(std::size_t /*bucket*/) const { return false; }
-    /// The contents of a bucket are where they belong.
+    /// The sum of a bucket was taken; its memory is left as it is until another bucket gets it.
     virtual void give_back(std::size_t /*bucket*/) {}
 
     // -- if averages are received ------------------------------------------------------------------

@@ -192,7 +192,7 @@ public:
     /// predecessors are launched, and tests the oldest bucket in flight, so that communicators can
     /// make progress during the pass. A parameter without a gradient contributes zeros. With a
     /// static graph every use marks, and the last mark counts. Collective in effect; does not
-    /// block.
+    /// block, unless gradients go to owners and a bucket waits for the memory of another one.
     /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
     ///         gradient, was marked before or declared unused, or its gradient does not fit its
     ///         value. The iteration is lost.
@@ -299,9 +299,11 @@ public:
     /// Forgets what mark_accumulated() recorded, because the gradients were cleared. Between iterations. Local.
     void discard_window() { iteration_.discard_accumulated(); }
 
-    /// Called when a guard begins: forgets an iteration that was not finished. Local.
+    /// Called when a guard begins. Averages for owners: forgets an iteration that was not finished. Local.
     void begin_guard() noexcept {
-        iteration_.abandon();
+        if (!gradients_->receive_averages()) { // else a map of used parameters may be under way
+            iteration_.abandon();
+        }
         turns().begin_guard();
     }
     /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
@@ -435,16 +437,16 @@ private:
         }
     }
     void finish_oldest() {
-        auto const& [run, first, last] = launched_runs_[finished_];
+        auto const [run, first, last] = launched_runs_[finished_];
         works_[finished_]->wait();
         ranges_[finished_].reset();
         works_[finished_].reset();
+        tested_ = (std::max)(tested_, ++finished_); // also where what follows throws
+        gradients_->give_back(run.bucket);
         reduction_.finish(comm_, run);
         for (std::size_t k = first; reduction_.delivers && k < last; ++k) {
             gradients_->deliver(buckets()[run.bucket].parameters[k]);
         }
-        gradients_->give_back(run.bucket);
-        tested_ = (std::max)(tested_, ++finished_);
     }
 
     /// Calls f(first, last) for every run of a bucket's parameters that some rank uses.

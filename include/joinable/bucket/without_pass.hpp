@@ -52,8 +52,7 @@ void follow_other(
     }
 }
 
-/// On a joined rank, where averages go to owners alone: nothing replaces what was sent or dropped, so it
-/// becomes zeros. Enqueues.
+/// On a joined rank: zeroes a gradient that must not count again. Enqueues.
 inline void clear_gradient(AnyParameter const& parameter, Device& device) {
     if (AnyView const gradient = parameter.grad()) {
         device.fill_zero(gradient);

@@ -50,13 +50,13 @@ TEST_CASE("a wait that is asked at its deadline goes on for as long as the answe
     auto const later = [&]() -> std::optional<nanoseconds> {
         return questions++ == 0 ? std::nullopt : std::optional<nanoseconds>{15ms};
     };
-    clock.check((nanoseconds::max)(), WaitClock::gap_of_waits, later);
-    clock.check((nanoseconds::max)(), WaitClock::gap_of_waits, later);
+    clock.extend_when_reached((nanoseconds::max)(), WaitClock::gap_of_waits, later);
+    clock.extend_when_reached((nanoseconds::max)(), WaitClock::gap_of_waits, later);
     CHECK(questions == 0);
-    clock.check(0ms, WaitClock::gap_of_waits, later);
+    clock.extend_when_reached(0ms, WaitClock::gap_of_waits, later);
     CHECK(questions == 1); // the answer is not known yet
     CHECK(clock.nap(20ms) == 10ms);
-    clock.check(0ms, WaitClock::gap_of_waits, later);
+    clock.extend_when_reached(0ms, WaitClock::gap_of_waits, later);
     CHECK(questions == 2);
     clock.extend(20ms, 15ms);
     CHECK(clock.count() == 5ms);

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <exception>
 #include <limits>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -658,6 +660,111 @@ TEST_CASE("state moves between shardings, and to a ZeroRedundancyOptimizer") {
                 CHECK(zero.state().parameters[1].steps == 4);
             }
         }
+    });
+}
+
+/// Can be told that its next memory is not there.
+struct ScarceMemory : RecordingCommunicator<RankCommunicator> {
+    using RecordingCommunicator<RankCommunicator>::RecordingCommunicator;
+    bool is_short = false;
+    joinable::Arena allocate(std::size_t bytes, std::size_t alignment) {
+        if (std::exchange(is_short, false)) {
+            throw std::bad_alloc{};
+        }
+        return joinable::Arena{bytes, alignment};
+    }
+};
+
+void train_with_scarce_memory(RankCommunicator& inner, bool skips) {
+    ScarceMemory comm{inner};
+    std::vector<Param<float>> params = make_params<float>({4, 4, 4, 4, 4, 4});
+    ShardedDataParallel sharded{
+        comm,
+        params,
+        Sgd{.learning_rate = 1.0},
+        ShardedOptions{.sharding = Sharding::gradients, .bucket_cap_bytes = 32}
+    };
+    float const all = static_cast<float>(comm.size() * (comm.size() + 1)) / 2;
+    float expected = 0;
+    Join guard{participants(sharded)};
+    for (int round = 0; round < 2; ++round) {
+        drop_gradients(params);
+        for (Param<float>& param : params) {
+            add_gradient(param, comm.size() * (comm.rank() + 1.0));
+        }
+        try {
+            sharded.forward([] {});
+            sharded.backward([&](auto ready) {
+                ready(5);
+                ready(3);
+                comm.is_short = comm.rank() == 0 && round == 0; // for a third bucket
+                try {
+                    ready(1);
+                } catch (std::bad_alloc const&) {
+                    if (skips) {
+                        throw;
+                    }
+                    ready(1);
+                }
+                for (std::size_t const i : {0U, 2U, 4U}) {
+                    ready(i);
+                }
+            });
+        } catch (std::bad_alloc const&) {
+            sharded.skip();
+        }
+        CHECK(!comm.is_short);
+        sharded.step();
+        expected -= all - (skips && round == 0 ? 1.0F : 0.0F); // rank 0's gradient
+        for (Param<float> const& param : params) {
+            CHECK(param.value == std::vector<float>(4, expected));
+        }
+    }
+    guard.finish();
+}
+
+TEST_CASE("a bucket that got no memory asks again, for the same batch or for zeros in its place") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        train_with_scarce_memory(comm, false);
+        train_with_scarce_memory(comm, true);
+    });
+}
+
+TEST_CASE("an engine that goes on after a step within the pass was refused hears of each refusal") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        std::vector<Param<joinable::BFloat16>> params =
+            make_params<joinable::BFloat16>({8, 8, 8, 8});
+        ShardedOptions const options{
+            .sharding = Sharding::gradients, .bucket_cap_bytes = 16, .step_in_backward = true
+        };
+        ShardedDataParallel sharded{comm, params, Sgd{.learning_rate = 1.0}, options};
+        for (Param<joinable::BFloat16>& param : params) {
+            param.value.assign(8, joinable::BFloat16{3.0F}); // without reload()
+        }
+        int refused = 0;
+        auto const train = [&] {
+            Join guard{participants(sharded)};
+            sharded.forward([] {});
+            sharded.backward([&](auto ready) {
+                for (std::size_t i = 4; i-- > 0;) {
+                    try {
+                        ready(i);
+                    } catch (ContractViolation const&) {
+                        ++refused;
+                    } catch (PeerFailed const&) { // of a rank that was faster
+                        ++refused;
+                    }
+                }
+            });
+            sharded.step();
+            guard.finish();
+        };
+        try {
+            train();
+        } catch (std::exception const&) { // the last refusal, or that of a rank that was faster
+            ++refused;
+        }
+        CHECK(refused > 0);
     });
 }
 

@@ -237,6 +237,36 @@ TEST_CASE("what a joined rank held is counted once where averages go to owners a
     });
 }
 
+TEST_CASE(
+    "an iteration that was left open outside a guard is refused in the guard, also with a map under way"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({4, 4});
+        joinable::DistributedDataParallel ddp{
+            comm,
+            params,
+            joinable::DataParallelOptions{.find_unused = true, .bucket_caps_bytes = {16}}
+        };
+        ddp.forward([] {});
+        CHECK_THROWS_AS(
+            ddp.backward([](auto const&) { throw std::runtime_error{"oops"}; }), std::runtime_error
+        );
+        std::string text;
+        try {
+            joinable::Join guard{joinable::participants(ddp)};
+            if (comm.rank() == 0) { // the others join at once
+                ddp.forward([] {});
+                ddp.backward([](auto const& ready) { ready(1); }, {std::size_t{0}});
+            }
+            guard.finish();
+        } catch (std::exception const& error
+        ) { // ContractViolation, or PeerFailed of a rank that was faster
+            text = error.what();
+        }
+        CHECK(text.find("the previous iteration was not finalized") != std::string::npos);
+    });
+}
+
 TEST_CASE("averages do not stay in gradients of joined ranks when a guard ends by an exception") {
     over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});

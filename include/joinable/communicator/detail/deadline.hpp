@@ -64,7 +64,7 @@ public:
     /// The same. Once the deadline has passed, more() returns how much longer the wait may last, or nothing:
     /// then the next call asks again. Or it throws.
     template <class More>
-    void check(
+    void extend_when_reached(
         std::chrono::nanoseconds deadline, std::chrono::nanoseconds longest_gap, More const& more
     ) {
         if (reaches(deadline, longest_gap)) {
@@ -97,13 +97,13 @@ private:
     std::chrono::nanoseconds waited_{0};
 };
 
-/// Polls until done(), with a pause() between two polls. See WaitClock::check for more().
+/// Polls until done(), with a pause() between two polls. See WaitClock::extend_when_reached for more().
 template <class Done, class Pause, class More>
 void wait_until(
     std::chrono::nanoseconds deadline, Done const& done, Pause&& pause, More const& more
 ) {
     for (WaitClock clock; !done(); pause()) {
-        clock.check(deadline, WaitClock::gap_of_waits, more);
+        clock.extend_when_reached(deadline, WaitClock::gap_of_waits, more);
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <joinable/participant/captured_step.hpp>
+#include <joinable/participant/captured/captured_step.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -137,7 +137,7 @@ public:
         if (progress(operation)) {
             return true;
         }
-        operation.polled.check(options_.deadline, WaitClock::gap_of_tests, [&] {
+        operation.polled.extend_when_reached(options_.deadline, WaitClock::gap_of_tests, [&] {
             return more_time(operation);
         });
         return false;

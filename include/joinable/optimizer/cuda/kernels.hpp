@@ -2,7 +2,7 @@
 #pragma once
 
 #if !defined(__CUDACC__)
-#error "joinable/device/cuda/kernels.hpp has kernels: include it where nvcc compiles"
+#error "joinable/optimizer/cuda/kernels.hpp has kernels: include it where nvcc compiles"
 #endif
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 #include <cuda_runtime_api.h>
 
 #include <joinable/device/cuda/copy.hpp>
-#include <joinable/device/cuda/detail/copy_kernels.hpp>
-#include <joinable/device/cuda/detail/launch_batch.hpp>
+#include <joinable/device/cuda/copy_kernels.hpp>
+#include <joinable/device/cuda/launch_batch.hpp>
 #include <joinable/device/squares.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/optimizer/rules.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 #if !defined(__CUDACC__)
-#error "joinable/device/cuda/detail/copy_kernels.hpp has kernels: include it where nvcc compiles"
+#error "joinable/device/cuda/copy_kernels.hpp has kernels: include it where nvcc compiles"
 #endif
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 #include <joinable/config.hpp>
 #include <joinable/device/cuda/copy.hpp>
-#include <joinable/device/cuda/detail/launch_batch.hpp>
+#include <joinable/device/cuda/launch_batch.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 /// @file

@@ -2,7 +2,7 @@
 #pragma once
 
 #if !defined(__CUDACC__)
-#error "joinable/device/cuda/detail/launch_batch.hpp is for kernels: include it where nvcc compiles"
+#error "joinable/device/cuda/launch_batch.hpp is for kernels: include it where nvcc compiles"
 #endif
 
 #include <cstddef>

@@ -17,7 +17,7 @@
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/participant/averaging.hpp>
-#include <joinable/participant/detail/captures.hpp>
+#include <joinable/participant/captured/detail/captures.hpp>
 #include <joinable/participant/options.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>

@@ -17,23 +17,23 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// While it lives, these signals reach neither this thread nor threads that it starts.
 class BlockedSignals {
 public:
-    explicit BlockedSignals(sigset_t const& signals) noexcept {
-        pthread_sigmask(SIG_BLOCK, &signals, &before_);
+    explicit BlockedSignals(sigset_t const& set) noexcept {
+        pthread_sigmask(SIG_BLOCK, &set, &before_);
     }
     BlockedSignals(BlockedSignals const&) = delete;
     BlockedSignals& operator=(BlockedSignals const&) = delete;
     ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
     [[nodiscard]] static sigset_t all() noexcept {
-        sigset_t signals{};
-        sigfillset(&signals);
-        return signals;
+        sigset_t set{};
+        sigfillset(&set);
+        return set;
     }
     [[nodiscard]] static sigset_t only(int signal) noexcept {
-        sigset_t signals{};
-        sigemptyset(&signals);
-        sigaddset(&signals, signal);
-        return signals;
+        sigset_t set{};
+        sigemptyset(&set);
+        sigaddset(&set, signal);
+        return set;
     }
 
 private:

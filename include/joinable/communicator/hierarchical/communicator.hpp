@@ -52,7 +52,7 @@ consteval bool fits_level() {
         "'std::optional<AbortReason> abort_reason() const' of both levels, by which a leader learns "
         "why ranks failed; use communicators that model TellsReason"
     );
-    return models_communicator<Comm>();
+    return reduces_host_memory<Comm> && TellsReason<Comm> && models_communicator<Comm>();
 }
 } // namespace detail
 
@@ -123,9 +123,7 @@ public:
     [[nodiscard]] HierarchicalCommunicator(
         Local& local, Across* across, HierarchicalOptions const& options = {}
     )
-        : engine_{{refer_to(&local), refer_to(across), options}} {
-        static_assert(detail::fits_level<Local>() && detail::fits_level<Across>());
-    }
+        : engine_{{refer_to(&local), refer_to(across), options}} {}
     /// The same for a std::optional, which is empty there, or a smart pointer.
     template <Communicator Local, detail::points_to_communicator Pointer>
     [[nodiscard]] HierarchicalCommunicator(
@@ -225,9 +223,12 @@ private:
     explicit HierarchicalCommunicator(detail::Levels group) : engine_{std::move(group)} {}
     template <class Comm>
     [[nodiscard]] static std::unique_ptr<detail::AnyInterface> refer_to(Comm* comm) {
-        return comm == nullptr
-                   ? nullptr
-                   : std::make_unique<detail::AnyHeld<Comm&>>([&]() -> Comm& { return *comm; });
+        if constexpr (detail::fits_level<Comm>()) { // else its sentence is the only error
+            if (comm != nullptr) {
+                return std::make_unique<detail::AnyHeld<Comm&>>([&]() -> Comm& { return *comm; });
+            }
+        }
+        return nullptr;
     }
 
     detail::HierarchicalEngine engine_;

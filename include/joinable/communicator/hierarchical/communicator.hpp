@@ -131,10 +131,10 @@ public:
     )
         : HierarchicalCommunicator{local, across ? &*across : nullptr, options} {}
     /// Explains what is missing.
-    template <class T = void>
-    [[nodiscard]] HierarchicalCommunicator(detail::AnyArgument, ...) : engine_{detail::Levels{}} {
+    template <class... Others>
+    [[nodiscard]] explicit HierarchicalCommunicator(Others const&...) : engine_{detail::Levels{}} {
         static_assert(
-            !std::is_void_v<T>,
+            sizeof...(Others) == std::size_t(-1),
             "HierarchicalCommunicator: expected the communicator of a machine's ranks, then a std::optional or a "
             "pointer with the communicator of the machines' leaders, which is empty on all other ranks"
         );

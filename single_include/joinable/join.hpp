@@ -7579,7 +7579,8 @@ public:
         TakeGradients take_them = TakeGradients::now
     );
     /// Releases gradients that lie in the buckets, where the parameter's traits can.
-    ~BucketGradients() override;
+    ~BucketGradients() override { end(); }
+    void end() noexcept;
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept override {
         return layout_.buckets();
@@ -7594,18 +7595,25 @@ public:
         layout_.for_each_arena(f);
     }
 
-    void pack(std::size_t i, double factor) override;
+    void pack(std::size_t i, double factor) override { pack_now(i, factor); }
+    void pack_now(std::size_t i, double factor);
     void zero(std::size_t i) override { device().fill_zero(*places_[i]); }
 
-    void begin(bool has_joined) override;
+    void begin(bool has_joined) override { begin_now(has_joined); }
+    void begin_now(bool has_joined);
     [[nodiscard]] JoinedGradients joined_gradients() const noexcept override { return joined_; }
-    void follow_others(std::size_t i, OtherGradient other) override;
-    void complete() override;
+    void follow_others(std::size_t i, OtherGradient other) override { follow_others_now(i, other); }
+    void follow_others_now(std::size_t i, OtherGradient other);
+    void complete() override { complete_now(); }
+    void complete_now();
     /// Zeroes the averages that this rank got after it had joined, unless they are kept. Enqueues.
-    void end_guard() override;
+    void end_guard() override { end_guard_now(); }
+    void end_guard_now();
 
-    void deliver(std::size_t i) override;
-    void rebuild(std::vector<std::size_t> order) override;
+    void deliver(std::size_t i) override { deliver_now(i); }
+    void deliver_now(std::size_t i);
+    void rebuild(std::vector<std::size_t> order) override { rebuild_now(std::move(order)); }
+    void rebuild_now(std::vector<std::size_t> order);
 
 private:
     static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
@@ -7697,7 +7705,7 @@ JOINABLE_DEFINITION BucketGradients::BucketGradients(
     }
 }
 
-JOINABLE_DEFINITION BucketGradients::~BucketGradients() {
+JOINABLE_DEFINITION void BucketGradients::end() noexcept {
     for (std::size_t const i : trained_) {
         try {
             if (parameters_[i].can_release_grad() && is_resident(i)) {
@@ -7708,7 +7716,7 @@ JOINABLE_DEFINITION BucketGradients::~BucketGradients() {
     }
 }
 
-JOINABLE_DEFINITION void BucketGradients::pack(std::size_t i, double factor) {
+JOINABLE_DEFINITION void BucketGradients::pack_now(std::size_t i, double factor) {
     AnyView const gradient = parameters_[i].grad();
     if (gradient) {
         require_fit(i, gradient);
@@ -7720,7 +7728,7 @@ JOINABLE_DEFINITION void BucketGradients::pack(std::size_t i, double factor) {
     }
 }
 
-JOINABLE_DEFINITION void BucketGradients::begin(bool has_joined) {
+JOINABLE_DEFINITION void BucketGradients::begin_now(bool has_joined) {
     has_joined_ = has_joined;
     if (!leaves_untouched()) {
         return;
@@ -7733,7 +7741,7 @@ JOINABLE_DEFINITION void BucketGradients::begin(bool has_joined) {
     device().submit(); // before zeros replace them
 }
 
-JOINABLE_DEFINITION void BucketGradients::follow_others(std::size_t i, OtherGradient other) {
+JOINABLE_DEFINITION void BucketGradients::follow_others_now(std::size_t i, OtherGradient other) {
     is_of_others_[i] = has_joined_;
     follow_other(parameters_[i], other, device(), [&] {
         zero(i);
@@ -7741,7 +7749,7 @@ JOINABLE_DEFINITION void BucketGradients::follow_others(std::size_t i, OtherGrad
     });
 }
 
-JOINABLE_DEFINITION void BucketGradients::complete() {
+JOINABLE_DEFINITION void BucketGradients::complete_now() {
     for (std::size_t k = 0; leaves_untouched() && k < trained_.size(); ++k) {
         if (std::size_t const i = trained_[k]; is_resident(i)) {
             device().copy(*backup_places_[i], *places_[i]);
@@ -7749,7 +7757,7 @@ JOINABLE_DEFINITION void BucketGradients::complete() {
     }
 }
 
-JOINABLE_DEFINITION void BucketGradients::end_guard() {
+JOINABLE_DEFINITION void BucketGradients::end_guard_now() {
     for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
         if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
             clear_gradient(parameters_[i], device());
@@ -7759,7 +7767,7 @@ JOINABLE_DEFINITION void BucketGradients::end_guard() {
     device().finish();
 }
 
-JOINABLE_DEFINITION void BucketGradients::deliver(std::size_t i) {
+JOINABLE_DEFINITION void BucketGradients::deliver_now(std::size_t i) {
     if (leaves_untouched()) {
         return;
     }
@@ -7786,7 +7794,7 @@ JOINABLE_DEFINITION void BucketGradients::deliver(std::size_t i) {
     }
 }
 
-JOINABLE_DEFINITION void BucketGradients::rebuild(std::vector<std::size_t> order) {
+JOINABLE_DEFINITION void BucketGradients::rebuild_now(std::vector<std::size_t> order) {
     std::vector<std::size_t> residents;
     for (std::size_t const i : trained_) {
         if (is_resident(i)) {

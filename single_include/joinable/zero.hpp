@@ -3456,18 +3456,25 @@ public:
 
     [[nodiscard]] bool receive_averages() const noexcept override { return false; }
 
-    void begin(bool has_joined) override;
-    void require_marked(std::size_t i) const override;
-    void pack(std::size_t i, double factor) override;
-    void zero(std::size_t i) override;
-    void submit(std::vector<std::size_t> const& parameters) override;
-    void complete() override;
+    void begin(bool has_joined) override { begin_now(has_joined); }
+    void begin_now(bool has_joined);
+    void require_marked(std::size_t i) const override { require_marked_now(i); }
+    void require_marked_now(std::size_t i) const;
+    void pack(std::size_t i, double factor) override { pack_now(i, factor); }
+    void pack_now(std::size_t i, double factor);
+    void zero(std::size_t i) override { zero_now(i); }
+    void zero_now(std::size_t i);
+    void submit(std::vector<std::size_t> const& parameters) override { submit_now(parameters); }
+    void submit_now(std::vector<std::size_t> const& parameters);
+    void complete() override { complete_now(); }
+    void complete_now();
     void end_guard() override { is_clear_ = false; }
 
     [[nodiscard]] bool waits_for_memory(std::size_t bucket) const override {
         return slots_[bucket].arena == nowhere && free_.empty() && arenas_in_use_ >= overlapping;
     }
-    void give_back(std::size_t bucket) override;
+    void give_back(std::size_t bucket) override { give_back_now(bucket); }
+    void give_back_now(std::size_t bucket);
 
 private:
     /// The number of buckets with memory, unless more fill at the same time: one travels while the next one fills.
@@ -3559,7 +3566,7 @@ JOINABLE_DEFINITION GradientsForOwners::GradientsForOwners(
     arenas_.reserve((std::min)(buckets_.size(), overlapping), largest);
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::begin(bool has_joined) {
+JOINABLE_DEFINITION void GradientsForOwners::begin_now(bool has_joined) {
     has_joined_ = has_joined;
     is_packed_.assign(is_packed_.size(), false);
     free_.clear();
@@ -3569,7 +3576,7 @@ JOINABLE_DEFINITION void GradientsForOwners::begin(bool has_joined) {
     }
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::require_marked(std::size_t i) const {
+JOINABLE_DEFINITION void GradientsForOwners::require_marked_now(std::size_t i) const {
     if (!has(i) && !parameters_[i].can_set_grad()) {
         throw ContractViolation{
             describe(i) +
@@ -3579,7 +3586,7 @@ JOINABLE_DEFINITION void GradientsForOwners::require_marked(std::size_t i) const
     }
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::pack(std::size_t i, double factor) {
+JOINABLE_DEFINITION void GradientsForOwners::pack_now(std::size_t i, double factor) {
     pack_into_bucket(i, factor);
     if (is_on_host(device())) {
         parameters_[i].release_grad();
@@ -3588,7 +3595,7 @@ JOINABLE_DEFINITION void GradientsForOwners::pack(std::size_t i, double factor) 
     }
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::zero(std::size_t i) {
+JOINABLE_DEFINITION void GradientsForOwners::zero_now(std::size_t i) {
     pack_into_bucket(i, 0.0);
 }
 
@@ -3611,7 +3618,8 @@ JOINABLE_DEFINITION void GradientsForOwners::pack_into_bucket(std::size_t i, dou
     shard_of(bucket).pack_gradient(parameters, piece_of_[i], factor, memory);
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::submit(std::vector<std::size_t> const& parameters) {
+JOINABLE_DEFINITION void GradientsForOwners::submit_now(std::vector<std::size_t> const& parameters
+) {
     if (is_on_host(device())) {
         return;
     }
@@ -3624,7 +3632,7 @@ JOINABLE_DEFINITION void GradientsForOwners::submit(std::vector<std::size_t> con
     }
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::complete() {
+JOINABLE_DEFINITION void GradientsForOwners::complete_now() {
     bool const is_first = has_joined_ && !std::exchange(is_clear_, true);
     if (is_first) { // what was sent or dropped does not count again
         for (std::size_t const i : trained_) {
@@ -3633,7 +3641,7 @@ JOINABLE_DEFINITION void GradientsForOwners::complete() {
     }
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::give_back(std::size_t bucket) {
+JOINABLE_DEFINITION void GradientsForOwners::give_back_now(std::size_t bucket) {
     free_.push_back(std::exchange(slots_[bucket].arena, nowhere));
 }
 

@@ -121,7 +121,8 @@ public:
         TakeGradients take_them = TakeGradients::now
     );
     /// Releases gradients that lie in the buckets, where the parameter's traits can.
-    ~BucketGradients() override;
+    ~BucketGradients() override { end(); }
+    void end() noexcept;
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept override {
         return layout_.buckets();
@@ -136,18 +137,25 @@ public:
         layout_.for_each_arena(f);
     }
 
-    void pack(std::size_t i, double factor) override;
+    void pack(std::size_t i, double factor) override { pack_now(i, factor); }
+    void pack_now(std::size_t i, double factor);
     void zero(std::size_t i) override { device().fill_zero(*places_[i]); }
 
-    void begin(bool has_joined) override;
+    void begin(bool has_joined) override { begin_now(has_joined); }
+    void begin_now(bool has_joined);
     [[nodiscard]] JoinedGradients joined_gradients() const noexcept override { return joined_; }
-    void follow_others(std::size_t i, OtherGradient other) override;
-    void complete() override;
+    void follow_others(std::size_t i, OtherGradient other) override { follow_others_now(i, other); }
+    void follow_others_now(std::size_t i, OtherGradient other);
+    void complete() override { complete_now(); }
+    void complete_now();
     /// Zeroes the averages that this rank got after it had joined, unless they are kept. Enqueues.
-    void end_guard() override;
+    void end_guard() override { end_guard_now(); }
+    void end_guard_now();
 
-    void deliver(std::size_t i) override;
-    void rebuild(std::vector<std::size_t> order) override;
+    void deliver(std::size_t i) override { deliver_now(i); }
+    void deliver_now(std::size_t i);
+    void rebuild(std::vector<std::size_t> order) override { rebuild_now(std::move(order)); }
+    void rebuild_now(std::vector<std::size_t> order);
 
 private:
     static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }

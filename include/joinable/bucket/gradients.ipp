@@ -58,7 +58,7 @@ JOINABLE_DEFINITION BucketGradients::BucketGradients(
     }
 }
 
-JOINABLE_DEFINITION BucketGradients::~BucketGradients() {
+JOINABLE_DEFINITION void BucketGradients::end() noexcept {
     for (std::size_t const i : trained_) {
         try {
             if (parameters_[i].can_release_grad() && is_resident(i)) {
@@ -69,7 +69,7 @@ JOINABLE_DEFINITION BucketGradients::~BucketGradients() {
     }
 }
 
-JOINABLE_DEFINITION void BucketGradients::pack(std::size_t i, double factor) {
+JOINABLE_DEFINITION void BucketGradients::pack_now(std::size_t i, double factor) {
     AnyView const gradient = parameters_[i].grad();
     if (gradient) {
         require_fit(i, gradient);
@@ -81,7 +81,7 @@ JOINABLE_DEFINITION void BucketGradients::pack(std::size_t i, double factor) {
     }
 }
 
-JOINABLE_DEFINITION void BucketGradients::begin(bool has_joined) {
+JOINABLE_DEFINITION void BucketGradients::begin_now(bool has_joined) {
     has_joined_ = has_joined;
     if (!leaves_untouched()) {
         return;
@@ -94,7 +94,7 @@ JOINABLE_DEFINITION void BucketGradients::begin(bool has_joined) {
     device().submit(); // before zeros replace them
 }
 
-JOINABLE_DEFINITION void BucketGradients::follow_others(std::size_t i, OtherGradient other) {
+JOINABLE_DEFINITION void BucketGradients::follow_others_now(std::size_t i, OtherGradient other) {
     is_of_others_[i] = has_joined_;
     follow_other(parameters_[i], other, device(), [&] {
         zero(i);
@@ -102,7 +102,7 @@ JOINABLE_DEFINITION void BucketGradients::follow_others(std::size_t i, OtherGrad
     });
 }
 
-JOINABLE_DEFINITION void BucketGradients::complete() {
+JOINABLE_DEFINITION void BucketGradients::complete_now() {
     for (std::size_t k = 0; leaves_untouched() && k < trained_.size(); ++k) {
         if (std::size_t const i = trained_[k]; is_resident(i)) {
             device().copy(*backup_places_[i], *places_[i]);
@@ -110,7 +110,7 @@ JOINABLE_DEFINITION void BucketGradients::complete() {
     }
 }
 
-JOINABLE_DEFINITION void BucketGradients::end_guard() {
+JOINABLE_DEFINITION void BucketGradients::end_guard_now() {
     for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
         if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
             clear_gradient(parameters_[i], device());
@@ -120,7 +120,7 @@ JOINABLE_DEFINITION void BucketGradients::end_guard() {
     device().finish();
 }
 
-JOINABLE_DEFINITION void BucketGradients::deliver(std::size_t i) {
+JOINABLE_DEFINITION void BucketGradients::deliver_now(std::size_t i) {
     if (leaves_untouched()) {
         return;
     }
@@ -147,7 +147,7 @@ JOINABLE_DEFINITION void BucketGradients::deliver(std::size_t i) {
     }
 }
 
-JOINABLE_DEFINITION void BucketGradients::rebuild(std::vector<std::size_t> order) {
+JOINABLE_DEFINITION void BucketGradients::rebuild_now(std::vector<std::size_t> order) {
     std::vector<std::size_t> residents;
     for (std::size_t const i : trained_) {
         if (is_resident(i)) {

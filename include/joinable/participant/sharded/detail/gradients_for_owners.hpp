@@ -47,18 +47,25 @@ public:
 
     [[nodiscard]] bool receive_averages() const noexcept override { return false; }
 
-    void begin(bool has_joined) override;
-    void require_marked(std::size_t i) const override;
-    void pack(std::size_t i, double factor) override;
-    void zero(std::size_t i) override;
-    void submit(std::vector<std::size_t> const& parameters) override;
-    void complete() override;
+    void begin(bool has_joined) override { begin_now(has_joined); }
+    void begin_now(bool has_joined);
+    void require_marked(std::size_t i) const override { require_marked_now(i); }
+    void require_marked_now(std::size_t i) const;
+    void pack(std::size_t i, double factor) override { pack_now(i, factor); }
+    void pack_now(std::size_t i, double factor);
+    void zero(std::size_t i) override { zero_now(i); }
+    void zero_now(std::size_t i);
+    void submit(std::vector<std::size_t> const& parameters) override { submit_now(parameters); }
+    void submit_now(std::vector<std::size_t> const& parameters);
+    void complete() override { complete_now(); }
+    void complete_now();
     void end_guard() override { is_clear_ = false; }
 
     [[nodiscard]] bool waits_for_memory(std::size_t bucket) const override {
         return slots_[bucket].arena == nowhere && free_.empty() && arenas_in_use_ >= overlapping;
     }
-    void give_back(std::size_t bucket) override;
+    void give_back(std::size_t bucket) override { give_back_now(bucket); }
+    void give_back_now(std::size_t bucket);
 
 private:
     /// The number of buckets with memory, unless more fill at the same time: one travels while the next one fills.

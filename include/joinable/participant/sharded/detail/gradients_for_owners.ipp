@@ -64,7 +64,7 @@ JOINABLE_DEFINITION GradientsForOwners::GradientsForOwners(
     arenas_.reserve((std::min)(buckets_.size(), overlapping), largest);
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::begin(bool has_joined) {
+JOINABLE_DEFINITION void GradientsForOwners::begin_now(bool has_joined) {
     has_joined_ = has_joined;
     is_packed_.assign(is_packed_.size(), false);
     free_.clear();
@@ -74,7 +74,7 @@ JOINABLE_DEFINITION void GradientsForOwners::begin(bool has_joined) {
     }
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::require_marked(std::size_t i) const {
+JOINABLE_DEFINITION void GradientsForOwners::require_marked_now(std::size_t i) const {
     if (!has(i) && !parameters_[i].can_set_grad()) {
         throw ContractViolation{
             describe(i) +
@@ -84,7 +84,7 @@ JOINABLE_DEFINITION void GradientsForOwners::require_marked(std::size_t i) const
     }
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::pack(std::size_t i, double factor) {
+JOINABLE_DEFINITION void GradientsForOwners::pack_now(std::size_t i, double factor) {
     pack_into_bucket(i, factor);
     if (is_on_host(device())) {
         parameters_[i].release_grad();
@@ -93,7 +93,7 @@ JOINABLE_DEFINITION void GradientsForOwners::pack(std::size_t i, double factor) 
     }
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::zero(std::size_t i) {
+JOINABLE_DEFINITION void GradientsForOwners::zero_now(std::size_t i) {
     pack_into_bucket(i, 0.0);
 }
 
@@ -116,7 +116,8 @@ JOINABLE_DEFINITION void GradientsForOwners::pack_into_bucket(std::size_t i, dou
     shard_of(bucket).pack_gradient(parameters, piece_of_[i], factor, memory);
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::submit(std::vector<std::size_t> const& parameters) {
+JOINABLE_DEFINITION void GradientsForOwners::submit_now(std::vector<std::size_t> const& parameters
+) {
     if (is_on_host(device())) {
         return;
     }
@@ -129,7 +130,7 @@ JOINABLE_DEFINITION void GradientsForOwners::submit(std::vector<std::size_t> con
     }
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::complete() {
+JOINABLE_DEFINITION void GradientsForOwners::complete_now() {
     bool const is_first = has_joined_ && !std::exchange(is_clear_, true);
     if (is_first) { // what was sent or dropped does not count again
         for (std::size_t const i : trained_) {
@@ -138,7 +139,7 @@ JOINABLE_DEFINITION void GradientsForOwners::complete() {
     }
 }
 
-JOINABLE_DEFINITION void GradientsForOwners::give_back(std::size_t bucket) {
+JOINABLE_DEFINITION void GradientsForOwners::give_back_now(std::size_t bucket) {
     free_.push_back(std::exchange(slots_[bucket].arena, nowhere));
 }
 

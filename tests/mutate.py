@@ -879,8 +879,8 @@ MUTATIONS = [
         "optimizer/rules.test.cpp", "rules step*",
     ),
     Mutation(
-        "copied-gradients-are-kept", "participant/sharded/detail/gradients_for_owners.ipp",
-        "if (is_on_host(device())) {\n        parameters_[i].release_grad();", "if (false) {\n        parameters_[i].release_grad();",
+        "copied-gradients-are-kept", "participant/sharded/detail/gradients_for_owners.hpp",
+        "if (is_on_host(device())) {\n            parameters_[i].release_grad();", "if (false) {\n            parameters_[i].release_grad();",
         "participant/sharded_data_parallel.test.cpp", "gradients become ready*",
     ),
     Mutation(
@@ -955,7 +955,7 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "a step that some ranks skip*",
     ),
     Mutation(
-        "a-missing-gradient-counts-as-zeros", "participant/sharded/detail/gradients_for_owners.ipp",
+        "a-missing-gradient-counts-as-zeros", "participant/sharded/detail/gradients_for_owners.hpp",
         "!has(i) && !parameters_[i].can_set_grad()", "false",
         "participant/sharded_data_parallel.test.cpp", "a gradient that is ready but not there*",
     ),
@@ -1005,7 +1005,7 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "every dtype*trains sharded",
     ),
     Mutation(
-        "a-bucket-that-got-no-memory-goes-on-without", "participant/sharded/detail/gradients_for_owners.ipp",
+        "a-bucket-that-got-no-memory-goes-on-without", "participant/sharded/detail/gradients_for_owners.hpp",
         "Buffer& buffer = buckets_[bucket].buffer;", "Buffer& buffer = buckets_[bucket].buffer;\n        slot.arena = arena;",
         "participant/sharded_data_parallel.test.cpp", "a bucket that got no memory*",
     ),
@@ -1177,7 +1177,7 @@ MUTATIONS = [
     ),
     Mutation(
         "machines-do-not-compare-tables", "communicator/hierarchical/detail/comparison.hpp",
-        "own[4] = hash.value();", "",
+        "own[3] = hash.value();", "",
         "communicator/hierarchical/collectives.test.cpp", "*whatever one rank of any machine*",
     ),
     Mutation(
@@ -1376,7 +1376,7 @@ MUTATIONS = [
         "participant/without_pass.test.cpp", "what a joined rank held*",
     ),
     Mutation(
-        "dropped-gradients-count-again", "participant/sharded/detail/gradients_for_owners.ipp",
+        "dropped-gradients-count-again", "participant/sharded/detail/gradients_for_owners.hpp",
         "has_joined_ && !std::exchange(is_clear_, true);", "false;",
         "participant/without_pass.test.cpp", "what a joined rank held*",
     ),

@@ -4,6 +4,7 @@
 // joinable in single headers, for projects that copy files. Generated from include/joinable by
 // single_include/amalgamate.py: change the headers there, not this file.
 
+#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -184,6 +185,54 @@ by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lack
 
 #endif
 
+// ---- joinable/communicator/detail/comparison.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+
+/// @file
+/// How ranks compare what they are about to do: in words, which they gather, or sum with zeros in the places of
+/// the others. First they compare signatures. If these are equal and have counts, they compare tables.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Why the signatures differ. `words` has as many words from each rank, in rank order, which begin with its
+/// Descriptor::words().
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_signatures(int size, std::span<std::uint64_t const> words) {
+    std::size_t const width = words.size() / static_cast<std::size_t>(size);
+    return find_difference(size, [&](int rank) {
+        return Descriptor::of_words(words.subspan(width * static_cast<std::size_t>(rank)));
+    });
+}
+
+/// A rank's tables: what it sends to each rank, then what it expects from each.
+[[nodiscard]] inline std::vector<std::uint64_t>
+words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
+    auto const ranks = static_cast<std::size_t>(size);
+    std::vector<std::uint64_t> words(2 * ranks);
+    sends.copy_to(std::span{words}.first(ranks));
+    expects.copy_to(std::span{words}.last(ranks));
+    return words;
+}
+/// Why the tables differ. `words` has those of each rank, in rank order.
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+    auto const word = [&](int rank, int place) {
+        return words[static_cast<std::size_t>(2 * size * rank + place)];
+    };
+    return find_difference_of_counts(
+        size,
+        said,
+        [&](int from, int to) { return word(from, to); },
+        [&](int from, int to) { return word(to, size + from); }
+    );
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/detail/pair_counts.hpp
 
 #ifndef JOINABLE_COMMUNICATOR_DETAIL_PAIR_COUNTS_HPP_PART_1
@@ -201,47 +250,38 @@ namespace joinable { inline namespace v0 { namespace detail {
                                                    said.collective == Collective::scatter));
 }
 
-/// What each rank sends to each and expects from each, in words that ranks sum when they have found that they all
-/// run the same. All then find the same difference, or none.
+/// The tables of all ranks, in words that ranks sum when they have found that they all run the same. All then find
+/// the same difference, or none.
 class PairCounts {
 public:
     PairCounts() = default;
     PairCounts(PartSizes const& sends, PartSizes const& expects, int rank, int size)
-        : size_{static_cast<std::size_t>(size)}, words_(2 * size_ * size_) {
-        std::span<std::uint64_t> const words{words_};
-        std::size_t const row = static_cast<std::size_t>(rank) * size_;
-        sends.copy_to(words.subspan(row, size_));
-        expects.copy_to(words.subspan(words.size() / 2 + row, size_));
+        : size_{size}, words_(2 * static_cast<std::size_t>(size) * static_cast<std::size_t>(size)) {
+        auto const own = words_of_tables(sends, expects, size);
+        std::copy(
+            own.begin(), own.end(), words_.data() + own.size() * static_cast<std::size_t>(rank)
+        );
     }
 
     [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
     [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& said) const {
-        return find_difference_of_counts(
-            static_cast<int>(size_),
-            said,
-            [&](int from, int to) { return word(from, to); },
-            [&](int from, int to) { return word(static_cast<int>(size_) + to, from); }
-        );
+        return difference_of_tables(said, size_, words_);
     }
-    /// Those of all ranks, as a Substitute takes them.
+    /// The counts of all ranks, as a Substitute takes them.
     [[nodiscard]] std::vector<std::size_t> known(Descriptor const& said) const {
-        if (said.collective == Collective::all_to_all) {
-            return {words_.data(), words_.data() + words_.size() / 2};
+        bool const sends = said.collective == Collective::scatter;
+        bool const collects = said.collective == Collective::gather;
+        std::vector<std::size_t> counts;
+        for (int from = sends ? said.root : 0; from < (sends ? said.root + 1 : size_); ++from) {
+            for (int to = collects ? said.root : 0; to < (collects ? said.root + 1 : size_); ++to) {
+                counts.push_back(words_[static_cast<std::size_t>(2 * size_ * from + to)]);
+            }
         }
-        std::vector<std::size_t> parts;
-        for (int rank = 0; rank < static_cast<int>(size_); ++rank) {
-            bool const collects = said.collective == Collective::gather;
-            parts.push_back(collects ? word(rank, said.root) : word(said.root, rank));
-        }
-        return parts;
+        return counts;
     }
 
 private:
-    [[nodiscard]] std::uint64_t word(int row, int column) const {
-        return words_[static_cast<std::size_t>(row) * size_ + static_cast<std::size_t>(column)];
-    }
-
-    std::size_t size_ = 0;
+    int size_ = 0;
     std::vector<std::uint64_t> words_;
 };
 

@@ -193,6 +193,54 @@ by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lack
 
 #endif
 
+// ---- joinable/communicator/detail/comparison.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+
+/// @file
+/// How ranks compare what they are about to do: in words, which they gather, or sum with zeros in the places of
+/// the others. First they compare signatures. If these are equal and have counts, they compare tables.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Why the signatures differ. `words` has as many words from each rank, in rank order, which begin with its
+/// Descriptor::words().
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_signatures(int size, std::span<std::uint64_t const> words) {
+    std::size_t const width = words.size() / static_cast<std::size_t>(size);
+    return find_difference(size, [&](int rank) {
+        return Descriptor::of_words(words.subspan(width * static_cast<std::size_t>(rank)));
+    });
+}
+
+/// A rank's tables: what it sends to each rank, then what it expects from each.
+[[nodiscard]] inline std::vector<std::uint64_t>
+words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
+    auto const ranks = static_cast<std::size_t>(size);
+    std::vector<std::uint64_t> words(2 * ranks);
+    sends.copy_to(std::span{words}.first(ranks));
+    expects.copy_to(std::span{words}.last(ranks));
+    return words;
+}
+/// Why the tables differ. `words` has those of each rank, in rank order.
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+    auto const word = [&](int rank, int place) {
+        return words[static_cast<std::size_t>(2 * size * rank + place)];
+    };
+    return find_difference_of_counts(
+        size,
+        said,
+        [&](int from, int to) { return word(from, to); },
+        [&](int from, int to) { return word(to, size + from); }
+    );
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/detail/pair_counts.hpp
 
 #ifndef JOINABLE_COMMUNICATOR_DETAIL_PAIR_COUNTS_HPP_PART_1
@@ -210,47 +258,38 @@ namespace joinable { inline namespace v0 { namespace detail {
                                                    said.collective == Collective::scatter));
 }
 
-/// What each rank sends to each and expects from each, in words that ranks sum when they have found that they all
-/// run the same. All then find the same difference, or none.
+/// The tables of all ranks, in words that ranks sum when they have found that they all run the same. All then find
+/// the same difference, or none.
 class PairCounts {
 public:
     PairCounts() = default;
     PairCounts(PartSizes const& sends, PartSizes const& expects, int rank, int size)
-        : size_{static_cast<std::size_t>(size)}, words_(2 * size_ * size_) {
-        std::span<std::uint64_t> const words{words_};
-        std::size_t const row = static_cast<std::size_t>(rank) * size_;
-        sends.copy_to(words.subspan(row, size_));
-        expects.copy_to(words.subspan(words.size() / 2 + row, size_));
+        : size_{size}, words_(2 * static_cast<std::size_t>(size) * static_cast<std::size_t>(size)) {
+        auto const own = words_of_tables(sends, expects, size);
+        std::copy(
+            own.begin(), own.end(), words_.data() + own.size() * static_cast<std::size_t>(rank)
+        );
     }
 
     [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
     [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& said) const {
-        return find_difference_of_counts(
-            static_cast<int>(size_),
-            said,
-            [&](int from, int to) { return word(from, to); },
-            [&](int from, int to) { return word(static_cast<int>(size_) + to, from); }
-        );
+        return difference_of_tables(said, size_, words_);
     }
-    /// Those of all ranks, as a Substitute takes them.
+    /// The counts of all ranks, as a Substitute takes them.
     [[nodiscard]] std::vector<std::size_t> known(Descriptor const& said) const {
-        if (said.collective == Collective::all_to_all) {
-            return {words_.data(), words_.data() + words_.size() / 2};
+        bool const sends = said.collective == Collective::scatter;
+        bool const collects = said.collective == Collective::gather;
+        std::vector<std::size_t> counts;
+        for (int from = sends ? said.root : 0; from < (sends ? said.root + 1 : size_); ++from) {
+            for (int to = collects ? said.root : 0; to < (collects ? said.root + 1 : size_); ++to) {
+                counts.push_back(words_[static_cast<std::size_t>(2 * size_ * from + to)]);
+            }
         }
-        std::vector<std::size_t> parts;
-        for (int rank = 0; rank < static_cast<int>(size_); ++rank) {
-            bool const collects = said.collective == Collective::gather;
-            parts.push_back(collects ? word(rank, said.root) : word(said.root, rank));
-        }
-        return parts;
+        return counts;
     }
 
 private:
-    [[nodiscard]] std::uint64_t word(int row, int column) const {
-        return words_[static_cast<std::size_t>(row) * size_ + static_cast<std::size_t>(column)];
-    }
-
-    std::size_t size_ = 0;
+    int size_ = 0;
     std::vector<std::uint64_t> words_;
 };
 
@@ -951,10 +990,9 @@ public:
         : said_{request.signature}, size_{size},
           words_((words_of_rank + 1) * static_cast<std::size_t>(size)) {
         std::uint64_t* const own = words_.data() + words_of_rank * static_cast<std::size_t>(rank);
-        own[0] = said_.word();
-        own[1] = said_.count;
-        own[2] = said_.has_counts ? 1 : 0;
-        own[3] = collects_parts(said_.collective) ? request.in.count : request.out.count;
+        auto const signature = said_.words();
+        std::copy(signature.begin(), signature.end(), own);
+        own[2] = collects_parts(said_.collective) ? request.in.count : request.out.count;
         if (!said_.has_counts || has_pairs(said_)) {
             return;
         }
@@ -963,7 +1001,7 @@ public:
             for (std::size_t const part : parts) {
                 hash.add(std::uint64_t{part});
             }
-            own[4] = hash.value();
+            own[3] = hash.value();
         }
         if (rank == holder()) {
             std::copy(parts.begin(), parts.end(), words_.data() + words_of_rank * parts.size());
@@ -975,14 +1013,14 @@ public:
     [[nodiscard]] std::optional<AbortReason> difference() const {
         auto reason = find_difference(size_, [&](int rank) {
             auto const* const said = of(rank);
-            return Said{Descriptor::of_word(said[0], said[1], said[2] != 0), said[4]};
+            return Said{Descriptor::of_words({said, 2}), said[3]};
         });
         if (reason || !said_.has_counts || has_pairs(said_)) {
             return reason;
         }
         bool const collects = collects_parts(said_.collective);
         auto const told = [&](int from, int to) {
-            return (collects ? to : from) == holder() ? of(collects ? from : to)[3] : 0;
+            return (collects ? to : from) == holder() ? of(collects ? from : to)[2] : 0;
         };
         auto const in_table = [&](int from, int to) {
             return (collects ? to : from) == holder() ? of(size_)[collects ? from : to]
@@ -992,10 +1030,10 @@ public:
                         : find_difference_of_counts(size_, said_, in_table, told);
     }
     /// Once they are summed: the elements of each rank.
-    [[nodiscard]] std::size_t part(int rank) const { return of(rank)[3]; }
+    [[nodiscard]] std::size_t part(int rank) const { return of(rank)[2]; }
 
 private:
-    static constexpr std::size_t words_of_rank = 5;
+    static constexpr std::size_t words_of_rank = 4;
 
     struct Said {
         Descriptor signature;
@@ -1792,11 +1830,6 @@ public:
         on_levels([&](AnyInterface& level) { level.abort(to_level(*failure_, rank(), machines_)); }
         );
     }
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(char const* what) {
-        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, concat("an exception left ", what)})
-        );
-    }
     [[nodiscard]] bool is_aborted() const {
         return failure_ || local_.is_aborted() || (across_ != nullptr && across_->is_aborted()) ||
                (parent_ && parent_());
@@ -2329,7 +2362,7 @@ public:
     /// Leaves `local` and `across` as they are. During unwinding it aborts them.
     ~HierarchicalCommunicator() {
         if (unwinding_.has_begun()) {
-            engine_.abort_for_exception("the scope of its communicator");
+            abort_for_exception(engine_, "the scope of its communicator");
         }
     }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -108,86 +109,16 @@ private:
     Device* device_;
 };
 
-/// Gradients in buckets with memory of their own, or copied there, where they receive averages.
-class BucketGradients final : public Gradients {
-public:
-    /// Buckets are in `memory`; all gradients must be on the same device.
-    /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
-    BucketGradients(
-        ParameterList parameters,
-        BucketOptions const& options,
-        int rank,
-        BufferMemory const& memory = {},
-        TakeGradients take_them = TakeGradients::now
-    );
-    /// Releases gradients that lie in the buckets, where the parameter's traits can.
-    ~BucketGradients() override { end(); }
-    void end() noexcept;
-
-    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept override {
-        return layout_.buckets();
-    }
-    /// If parameters may be unused, one without a gradient stays without until it gets one.
-    void take() override {
-        if (are_views_) {
-            move_into_buckets(only_existing_);
-        }
-    }
-    void for_each_arena(std::function<void(Arena const&)> const& f) const override {
-        layout_.for_each_arena(f);
-    }
-
-    void pack(std::size_t i, double factor) override { pack_now(i, factor); }
-    void pack_now(std::size_t i, double factor);
-    void zero(std::size_t i) override { device().fill_zero(*places_[i]); }
-
-    void begin(bool has_joined) override { begin_now(has_joined); }
-    void begin_now(bool has_joined);
-    [[nodiscard]] JoinedGradients joined_gradients() const noexcept override { return joined_; }
-    void follow_others(std::size_t i, OtherGradient other) override { follow_others_now(i, other); }
-    void follow_others_now(std::size_t i, OtherGradient other);
-    void complete() override { complete_now(); }
-    void complete_now();
-    /// Zeroes the averages that this rank got after it had joined, unless they are kept. Enqueues.
-    void end_guard() override { end_guard_now(); }
-    void end_guard_now();
-
-    void deliver(std::size_t i) override { deliver_now(i); }
-    void deliver_now(std::size_t i);
-    void rebuild(std::vector<std::size_t> order) override { rebuild_now(std::move(order)); }
-    void rebuild_now(std::vector<std::size_t> order);
-
-private:
-    static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
-
-    [[nodiscard]] bool needs_backup() const;
-
-    static void find_places(std::vector<AnyView const*>& places, BucketLayout const& layout);
-    void find_places();
-
-    [[nodiscard]] bool leaves_untouched() const noexcept {
-        return WithoutPass{.has_joined = has_joined_, .joined = joined_}.is_untouched();
-    }
-    /// Whether the gradient lives in its bucket.
-    [[nodiscard]] bool is_resident(std::size_t i) const;
-
-    void move_into_buckets(bool existing_only);
-
-    void require_fit(std::size_t i, AnyView const& gradient) const;
-
-    bool are_views_;
-    bool only_existing_;
-    JoinedGradients joined_;
-    bool has_joined_ = false; ///< in this iteration
-    std::vector<std::size_t> limits_;
-    BucketLayout layout_;
-    /// Holds gradients that live in buckets while the buckets carry the averages of others. All
-    /// ranks reduce in the same buckets, because communicators have registered them.
-    BucketLayout backup_;
-    std::vector<AnyView const*> places_;        ///< per parameter; null: it is not trained
-    std::vector<AnyView const*> backup_places_; ///< per parameter
-    std::vector<bool> is_of_others_; ///< per parameter: written last after this rank joined
-};
+/// Gradients in buckets with memory of their own, in `memory`, or copied there, where they receive averages. All must be on
+/// the same device. The result releases those that lie in the buckets, where the parameter's traits can.
+/// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
+[[nodiscard]] std::unique_ptr<Gradients> gradients_in_buckets(
+    ParameterList parameters,
+    BucketOptions const& options,
+    int rank,
+    BufferMemory const& memory,
+    TakeGradients take_them
+);
 
 }}} // namespace joinable::v0::detail
 

@@ -69,7 +69,7 @@ public:
         : Reducer{
               comm,
               checked(comm, std::move(reduction)), // before gradients move
-              std::make_unique<detail::BucketGradients>(
+              detail::gradients_in_buckets(
                   std::move(parameters),
                   options,
                   static_cast<int>(comm.rank()),

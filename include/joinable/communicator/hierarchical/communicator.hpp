@@ -144,7 +144,7 @@ public:
     /// Leaves `local` and `across` as they are. During unwinding it aborts them.
     ~HierarchicalCommunicator() {
         if (unwinding_.has_begun()) {
-            engine_.abort_for_exception("the scope of its communicator");
+            abort_for_exception(engine_, "the scope of its communicator");
         }
     }
 

@@ -384,7 +384,7 @@ private:
             return std::make_unique<Averages>(
                 comm,
                 detail::ToOwners<Comm>{},
-                std::make_unique<detail::BucketGradients>(
+                detail::gradients_in_buckets(
                     std::move(all), buckets_, rank, BufferMemory{comm}, detail::TakeGradients::later
                 ),
                 buckets_,

@@ -41,10 +41,9 @@ public:
         : said_{request.signature}, size_{size},
           words_((words_of_rank + 1) * static_cast<std::size_t>(size)) {
         std::uint64_t* const own = words_.data() + words_of_rank * static_cast<std::size_t>(rank);
-        own[0] = said_.word();
-        own[1] = said_.count;
-        own[2] = said_.has_counts ? 1 : 0;
-        own[3] = collects_parts(said_.collective) ? request.in.count : request.out.count;
+        auto const signature = said_.words();
+        std::copy(signature.begin(), signature.end(), own);
+        own[2] = collects_parts(said_.collective) ? request.in.count : request.out.count;
         if (!said_.has_counts || has_pairs(said_)) {
             return;
         }
@@ -53,7 +52,7 @@ public:
             for (std::size_t const part : parts) {
                 hash.add(std::uint64_t{part});
             }
-            own[4] = hash.value();
+            own[3] = hash.value();
         }
         if (rank == holder()) {
             std::copy(parts.begin(), parts.end(), words_.data() + words_of_rank * parts.size());
@@ -65,14 +64,14 @@ public:
     [[nodiscard]] std::optional<AbortReason> difference() const {
         auto reason = find_difference(size_, [&](int rank) {
             auto const* const said = of(rank);
-            return Said{Descriptor::of_word(said[0], said[1], said[2] != 0), said[4]};
+            return Said{Descriptor::of_words({said, 2}), said[3]};
         });
         if (reason || !said_.has_counts || has_pairs(said_)) {
             return reason;
         }
         bool const collects = collects_parts(said_.collective);
         auto const told = [&](int from, int to) {
-            return (collects ? to : from) == holder() ? of(collects ? from : to)[3] : 0;
+            return (collects ? to : from) == holder() ? of(collects ? from : to)[2] : 0;
         };
         auto const in_table = [&](int from, int to) {
             return (collects ? to : from) == holder() ? of(size_)[collects ? from : to]
@@ -82,10 +81,10 @@ public:
                         : find_difference_of_counts(size_, said_, in_table, told);
     }
     /// Once they are summed: the elements of each rank.
-    [[nodiscard]] std::size_t part(int rank) const { return of(rank)[3]; }
+    [[nodiscard]] std::size_t part(int rank) const { return of(rank)[2]; }
 
 private:
-    static constexpr std::size_t words_of_rank = 5;
+    static constexpr std::size_t words_of_rank = 4;
 
     struct Said {
         Descriptor signature;

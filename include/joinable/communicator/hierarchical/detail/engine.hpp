@@ -151,11 +151,6 @@ public:
         on_levels([&](AnyInterface& level) { level.abort(to_level(*failure_, rank(), machines_)); }
         );
     }
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(char const* what) {
-        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, concat("an exception left ", what)})
-        );
-    }
     [[nodiscard]] bool is_aborted() const {
         return failure_ || local_.is_aborted() || (across_ != nullptr && across_->is_aborted()) ||
                (parent_ && parent_());

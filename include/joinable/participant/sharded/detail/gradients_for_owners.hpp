@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
-#include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/gradients.hpp>
-#include <joinable/config.hpp>
+#include <joinable/bucket/without_pass.hpp>
 #include <joinable/device/device.hpp>
+#include <joinable/error.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/participant/sharded/detail/arenas.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>
@@ -30,7 +32,51 @@ public:
         int rank,
         Device& device,
         BucketArenas& arenas
-    );
+    )
+        : Gradients{std::move(parameters), {}, rank, device}, groups_{groups}, arenas_{arenas},
+          piece_of_(bucket_of_.size()), is_packed_(bucket_of_.size()) {
+        struct Planned {
+            Slot slot;
+            Bucket bucket;
+        };
+        std::vector<Planned> planned;
+        std::size_t largest = 0;
+        for (std::size_t g = 0; g <= groups.size(); ++g) {
+            ShardGroup const& group = g == groups.size() ? next : groups[g];
+            for (std::size_t s = 0; s < group.shards.size(); ++s) {
+                ShardBucket const& layout = group.shards[s].bucket();
+                largest = (std::max)(largest, group.shards[s].bucket_bytes());
+                Planned one{{g, s, nowhere}, {{nullptr, layout.count(), layout.dtype}, {}, {}}};
+                for (std::size_t p = 0; p < layout.pieces.size(); ++p) {
+                    if (layout.pieces[p].begin == 0) {
+                        std::size_t const i = group.first + layout.pieces[p].parameter;
+                        piece_of_[i] = p;
+                        one.bucket.parameters.push_back(i);
+                        one.slot.first = (std::min)(one.slot.first, i);
+                    }
+                }
+                planned.push_back(std::move(one));
+            }
+        }
+        // The order in which buckets fill when gradients become ready from the last one to the first.
+        std::sort(planned.begin(), planned.end(), [](Planned const& a, Planned const& b) {
+            return a.slot.first > b.slot.first;
+        });
+        for (Planned& one : planned) {
+            for (std::size_t const i : one.bucket.parameters) {
+                bucket_of_[i] = buckets_.size();
+            }
+            slots_.push_back(one.slot);
+            buckets_.push_back(std::move(one.bucket));
+        }
+        for (std::size_t i = bucket_of_.size(); i-- > 0;) {
+            if (is_trained(i)) {
+                trained_.push_back(i);
+            }
+        }
+        free_.reserve(buckets_.size());
+        arenas_.reserve((std::min)(buckets_.size(), overlapping), largest);
+    }
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept override { return buckets_; }
     /// The group of a bucket.
@@ -47,25 +93,67 @@ public:
 
     [[nodiscard]] bool receive_averages() const noexcept override { return false; }
 
-    void begin(bool has_joined) override { begin_now(has_joined); }
-    void begin_now(bool has_joined);
-    void require_marked(std::size_t i) const override { require_marked_now(i); }
-    void require_marked_now(std::size_t i) const;
-    void pack(std::size_t i, double factor) override { pack_now(i, factor); }
-    void pack_now(std::size_t i, double factor);
-    void zero(std::size_t i) override { zero_now(i); }
-    void zero_now(std::size_t i);
-    void submit(std::vector<std::size_t> const& parameters) override { submit_now(parameters); }
-    void submit_now(std::vector<std::size_t> const& parameters);
-    void complete() override { complete_now(); }
-    void complete_now();
+    void begin(bool has_joined) override {
+        has_joined_ = has_joined;
+        is_packed_.assign(is_packed_.size(), false);
+        free_.clear();
+        arenas_in_use_ = 0;
+        for (Slot& slot : slots_) {
+            slot.arena = nowhere;
+        }
+    }
+
+    void require_marked(std::size_t i) const override {
+        if (!has(i) && !parameters_[i].can_set_grad()) {
+            throw ContractViolation{
+                describe(i) +
+                " was marked ready, but has no gradient; give it one before, or give the parameter to "
+                "backward() as unused"
+            };
+        }
+    }
+
+    void pack(std::size_t i, double factor) override {
+        pack_into_bucket(i, factor);
+        if (is_on_host(device())) {
+            parameters_[i].release_grad();
+        } else {
+            is_packed_[i] = true;
+        }
+    }
+
+    void zero(std::size_t i) override { pack_into_bucket(i, 0.0); }
+
+    void submit(std::vector<std::size_t> const& parameters) override {
+        if (is_on_host(device())) {
+            return;
+        }
+        device().finish();
+        for (std::size_t const i : parameters) {
+            if (is_packed_[i]) {
+                is_packed_[i] = false;
+                parameters_[i].release_grad();
+            }
+        }
+    }
+
+    void complete() override {
+        bool const is_first = has_joined_ && !std::exchange(is_clear_, true);
+        if (is_first) { // what was sent or dropped does not count again
+            for (std::size_t const i : trained_) {
+                clear_gradient(parameters_[i], device());
+            }
+        }
+    }
+
     void end_guard() override { is_clear_ = false; }
 
     [[nodiscard]] bool waits_for_memory(std::size_t bucket) const override {
         return slots_[bucket].arena == nowhere && free_.empty() && arenas_in_use_ >= overlapping;
     }
-    void give_back(std::size_t bucket) override { give_back_now(bucket); }
-    void give_back_now(std::size_t bucket);
+    void give_back(std::size_t bucket) override {
+        free_.push_back(std::exchange(slots_[bucket].arena, nowhere));
+    }
 
 private:
     /// The number of buckets with memory, unless more fill at the same time: one travels while the next one fills.
@@ -79,7 +167,25 @@ private:
     };
 
     /// Writes a gradient into its bucket, which gets memory.
-    void pack_into_bucket(std::size_t i, double factor);
+    void pack_into_bucket(std::size_t i, double factor) {
+        std::size_t const bucket = bucket_of_[i];
+        Slot& slot = slots_[bucket];
+        if (slot.arena == nowhere) {
+            if (free_.empty()) {
+                free_.push_back(arenas_in_use_++);
+            }
+            std::size_t const arena = free_.back();
+            Buffer& buffer = buckets_[bucket].buffer;
+            buffer.data = arenas_.data(
+                arena, buffer.bytes()
+            ); // if this throws, the next gradient tries again
+            free_.pop_back();
+            slot.arena = arena;
+        }
+        auto* const memory = static_cast<std::byte*>(buckets_[bucket].buffer.data);
+        ParameterList const& parameters = groups_[slot.group].parameters;
+        shard_of(bucket).pack_gradient(parameters, piece_of_[i], factor, memory);
+    }
 
     std::vector<ShardGroup> const& groups_;
     BucketArenas& arenas_;
@@ -94,7 +200,3 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
-
-#if JOINABLE_HAS_DEFINITIONS
-#include <joinable/participant/sharded/detail/gradients_for_owners.ipp>
-#endif

@@ -143,11 +143,11 @@ headers = {str(p.relative_to(INCLUDE / "joinable")): p.read_text() for p in sort
 for name in headers: # X.ipp is checked as a header is, and what X.hpp says to include it is not
     if name.endswith(".ipp"):
         header = f"{name[:-4]}.hpp"
-        said = f"#if JOINABLE_HAS_DEFINITIONS\n#include <joinable/{name}>\n#endif\n"
-        if said not in headers.get(header, ""):
-            errors.append(f"R9 {name}: {header} does not say {said.split(chr(10))[:2]}")
+        inclusion = f"#if JOINABLE_HAS_DEFINITIONS\n#include <joinable/{name}>\n#endif\n"
+        if inclusion not in headers.get(header, ""):
+            errors.append(f"R9 {name}: {header} does not say {inclusion.split(chr(10))[:2]}")
             continue
-        before, after = headers[header].split(said)
+        before, after = headers[header].split(inclusion)
         if "#include <joinable/config.hpp>\n" not in before:
             errors.append(f"R9 {header}: does not include config.hpp, so it may not see that it has definitions")
         headers[header] = before + after
@@ -277,11 +277,11 @@ for name, text in headers.items():
     if name != "config.hpp" and re.search(r"^\s*#\s*define\b", code, re.M):
         errors.append(f"R6 {name}: macros are defined in config.hpp")
     for statement in at_namespace_scope(code).split(";"):
-        said = " ".join(statement.split())
-        declared, _, value = said.partition("=")
+        plain = " ".join(statement.split())
+        declared, _, value = plain.partition("=")
         is_object = re.search(r"(^| )(inline|static) (?!.*\b(constexpr|namespace|using)\b)[^(]*$", declared)
         if is_object and not re.fullmatch(r" *(nullptr|\d+)", value):
-            errors.append(f"R7 {name}: an object at namespace scope, which each file would emit: {said}")
+            errors.append(f"R7 {name}: an object at namespace scope, which each file would emit: {plain}")
     for line in re.findall(r"(?m)^\s*(?:static inline|inline static) (?!constexpr)(?!\w[^;=]*\().*$", code):
         errors.append(f"R7 {name}: a static member, which each file would emit: {line.strip()}")
     if not is_inner:

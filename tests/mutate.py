@@ -223,7 +223,7 @@ MUTATIONS = [
     # -- what rank 0 takes from ranks by TCP -----------------------------------------------------------
     Mutation(
         "tcp-takes-any-operation", "communicator/tcp/detail/collectives.ipp",
-        "static_cast<std::size_t>(said.op) < reduce_op_count &&", "",
+        "static_cast<std::size_t>(header.op) < reduce_op_count &&", "",
         "communicator/tcp/faults.test.cpp", "a rank that breaks the protocol*",
     ),
     Mutation(
@@ -473,7 +473,7 @@ MUTATIONS = [
     ),
     Mutation(
         "clocks-are-moved-the-wrong-way", "trace/gather.ipp",
-        "said[rank * own.size() + 2] - said[2]", "said[rank * own.size() + 2]",
+        "words_of_all[rank * own.size() + 2] - words_of_all[2]", "words_of_all[rank * own.size() + 2]",
         "trace/trace.test.cpp", "aligned clocks*",
     ),
     Mutation(
@@ -483,7 +483,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-shorter-line-leaves-its-end", "trace/progress_line.ipp",
-        'sink_("\\r" + said + blanks);', 'sink_("\\r" + said);',
+        'sink_("\\r" + line + blanks);', 'sink_("\\r" + line);',
         "trace/progress_line.test.cpp", "on a terminal*",
     ),
     # -- rounds -------------------------------------------------------------------------------------
@@ -540,7 +540,7 @@ MUTATIONS = [
     # -- weights and skipped batches ----------------------------------------------------------------
     Mutation(
         "a-skip-says-it-is-unweighted", "join/detail/rounds.ipp",
-        "lanes.silent = said.notice.skips && lanes.weighted == 0 ? 1 : 0;", "lanes.silent = 0;",
+        "lanes.silent = notice.skips && lanes.weighted == 0 ? 1 : 0;", "lanes.silent = 0;",
         "participant/accumulation.test.cpp", "whether a skipped*,a rank whose first batch*",
     ),
     Mutation(
@@ -551,7 +551,7 @@ MUTATIONS = [
     ),
     Mutation(
         "what-was-weighted-is-forgotten", "join/detail/rounds.ipp",
-        "said.weighted != 0 || (said.silent == said.active && was_weighted_);", "said.weighted != 0;",
+        "totals.weighted != 0 || (totals.silent == totals.active && was_weighted_);", "totals.weighted != 0;",
         "participant/accumulation.test.cpp", "what ranks accumulated with weights*",
     ),
     Mutation(
@@ -681,7 +681,7 @@ MUTATIONS = [
     ),
     Mutation(
         "failures-of-groups-are-not-found", "communicator/shared_memory/group/group.ipp",
-        "return reason.origin < 0 && is_same_failure(reason, said);", "return false;",
+        "return reason.origin < 0 && is_same_failure(reason, told);", "return false;",
         "communicator/shared_memory/split.test.cpp", "a rank that leaves a group*",
     ),
     Mutation(
@@ -701,7 +701,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-rank-by-tcp-tells-only-what-it-read-before", "communicator/tcp/detail/rank.hpp",
-        "        look();\n        return over_ ? std::optional{reason()} : std::nullopt;", "        return own_reason_;",
+        "        poll();\n        return over_ ? std::optional{reason()} : std::nullopt;", "        return own_reason_;",
         "communicator/tcp/faults.test.cpp", "each rank over TCP tells*",
     ),
     Mutation(
@@ -850,7 +850,7 @@ MUTATIONS = [
     ),
     Mutation(
         "clipping-forgets-other-owners", "participant/sharded/detail/before_step.hpp",
-        "settle(comm_.all_reduce(all, ReduceOp::sum));", "",
+        "complete(comm_.all_reduce(all, ReduceOp::sum));", "",
         "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
     ),
     Mutation(
@@ -1122,7 +1122,7 @@ MUTATIONS = [
     ),
     Mutation(
         "substitutes-scale-what-the-sum-scales", "communicator/substitute.hpp",
-        "is_scaled(said_.collective) && !can_scale", "is_scaled(said_.collective)",
+        "is_scaled(signature_.collective) && !can_scale", "is_scaled(signature_.collective)",
         "communicator/substitute.test.cpp", "each rank gets its part*",
     ),
     Mutation(
@@ -1182,7 +1182,7 @@ MUTATIONS = [
     ),
     Mutation(
         "machines-do-not-compare-counts", "communicator/hierarchical/detail/comparison.hpp",
-        "if (reason || !said_.has_counts || has_pairs(said_)) {", "if (true) {",
+        "if (reason || !signature_.has_counts || has_pairs(signature_)) {", "if (true) {",
         "communicator/hierarchical/collectives.test.cpp", "ranks of other machines whose*",
     ),
     Mutation(
@@ -1203,12 +1203,12 @@ MUTATIONS = [
         "checkpoint/checkpoint.test.cpp", "a rule whose number*",
     ),
     Mutation(
-        "consolidating-takes-any-number-of-states", "participant/sharded/detail/state.hpp",
+        "consolidating-takes-any-number-of-states", "participant/sharded/detail/state_exchange.hpp",
         "check_state_counts(groups, rules);", "",
         "checkpoint/checkpoint.test.cpp", "a rule whose number*",
     ),
     Mutation(
-        "consolidating-takes-any-rank", "participant/sharded/detail/state.hpp",
+        "consolidating-takes-any-rank", "participant/sharded/detail/state_exchange.hpp",
         'check_rank("to_rank", to_rank, comm.size());', "",
         "participant/zero_redundancy_optimizer.test.cpp", "what cannot be sharded*",
     ),
@@ -1315,7 +1315,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sharded-windows-lose-what-a-pass-does-not-use", "bucket/detail/iteration.hpp",
-        "accumulated_[i] ? take_used(i) : settle(i, State::unused);", "settle(i, State::unused);",
+        "accumulated_[i] ? take_used(i) : enter(i, State::unused);", "enter(i, State::unused);",
         "participant/window.test.cpp", "sharded gradients hold*",
     ),
     Mutation(
@@ -1423,7 +1423,7 @@ MUTATIONS = [
     ),
     Mutation(
         "skipped-evaluations-have-weights", "join/detail/rounds.ipp",
-        "said.notice.skips && said.notice.phase == Phase::train &&", "said.notice.skips &&",
+        "notice.skips && notice.phase == Phase::train &&", "notice.skips &&",
         "participant/window.test.cpp", "with an open window of weights*",
     ),
     Mutation(
@@ -1438,7 +1438,7 @@ MUTATIONS = [
     ),
     Mutation(
         "loops-of-disabled-guards-count-no-window", "join/detail/local_rounds.hpp",
-        "window_.pass(false, said, own);", "window_.pass(false, said.phase);",
+        "window_.pass(false, notice, own);", "window_.pass(false, notice.phase);",
         "participant/window.test.cpp", "an optimizer that averages alone counts*",
     ),
     Mutation(

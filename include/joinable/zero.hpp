@@ -12,7 +12,7 @@
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/optimizer/shard_state.hpp>
+#include <joinable/optimizer/state_arrays.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/sharded/optimizer.hpp>

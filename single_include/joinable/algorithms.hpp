@@ -1209,10 +1209,10 @@ inline MessageSteps MessageSchedule::steps(int rank) const noexcept {
 
 }} // namespace joinable::v0
 
-// ---- joinable/communicator/detail/settle.hpp
+// ---- joinable/communicator/detail/waiting.hpp
 
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_SETTLE_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_SETTLE_HPP_PART_1
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_WAITING_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_WAITING_HPP_PART_1
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -1225,7 +1225,7 @@ enum class Waiting : std::uint8_t {
 
 /// Whether `work` is complete, or there is none. Complete work is destroyed.
 template <Work W>
-[[nodiscard]] bool is_settled(std::optional<W>& work, Waiting waiting) {
+[[nodiscard]] bool is_complete(std::optional<W>& work, Waiting waiting) {
     if (!work) {
         return true;
     }
@@ -1316,7 +1316,7 @@ public:
     /// Whether all steps are done. @throws what messages throw.
     [[nodiscard]] bool advance(Comm& comm, Waiting waiting) {
         for (;;) {
-            if (!is_settled(receiving_, waiting) || !is_settled(sending_, waiting)) {
+            if (!is_complete(receiving_, waiting) || !is_complete(sending_, waiting)) {
                 return false;
             }
             if (!steps_.next(step_)) {
@@ -1442,13 +1442,13 @@ words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
 }
 /// Why the tables differ. `words` has those of each rank, in rank order.
 [[nodiscard]] inline std::optional<AbortReason>
-difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+difference_of_tables(Descriptor const& signature, int size, std::span<std::uint64_t const> words) {
     auto const word = [&](int rank, int place) {
         return words[static_cast<std::size_t>(2 * size * rank + place)];
     };
     return find_difference_of_counts(
         size,
-        said,
+        signature,
         [&](int from, int to) { return word(from, to); },
         [&](int from, int to) { return word(to, size + from); }
     );
@@ -1595,18 +1595,22 @@ private:
         }
     }
     void move(Posted const& first) {
-        Descriptor const& said = first.signature;
+        Descriptor const& signature = first.signature;
         Buffer buffer = first.buffer;
         int const ranks = comm_.size();
-        int const offset = static_cast<int>(said.collective) | static_cast<int>(said.op) << 4;
-        if (said.collective == Collective::broadcast) {
+        int const offset = static_cast<int>(signature.collective) | static_cast<int>(signature.op)
+                                                                        << 4;
+        if (signature.collective == Collective::broadcast) {
             start(
-                MessageSchedule::broadcast(ranks, buffer.count, said.root), buffer, said.op, offset
+                MessageSchedule::broadcast(ranks, buffer.count, signature.root),
+                buffer,
+                signature.op,
+                offset
             );
             return;
         }
         AllReducePlan plan{AllReduceAlgorithm::butterfly};
-        if (said.collective == Collective::barrier) {
+        if (signature.collective == Collective::barrier) {
             buffer = {&met_, 1, DType::u8};
         } else {
             plan = plan_for(buffer.bytes());
@@ -1614,7 +1618,7 @@ private:
         start(
             MessageSchedule::all_reduce(plan, ranks, buffer.count, size_of(buffer.dtype)),
             buffer,
-            said.op,
+            signature.op,
             offset
         );
     }

@@ -109,27 +109,27 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <Communicator Comm, class Run, class Lacks>
 [[nodiscard]] auto
 by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lacks) {
-    Descriptor const& said = request.signature;
+    Descriptor const& signature = request.signature;
     ConstBuffer const in = request.in;
     Buffer const out = request.out;
     // Where a collective has one buffer, a rank that only sends reads it.
     Buffer const in_place =
-        out.data == nullptr ? Buffer{const_cast<void*>(in.data), in.count, said.dtype} : out;
+        out.data == nullptr ? Buffer{const_cast<void*>(in.data), in.count, signature.dtype} : out;
     auto const by_parts = [&](PartSizes const& parts, auto const& post) {
-        return said.has_counts ? run(post(parts.table(comm.size()))) : run(post());
+        return signature.has_counts ? run(post(parts.table(comm.size()))) : run(post());
     };
-    switch (said.collective) {
+    switch (signature.collective) {
     case Collective::barrier: comm.barrier(); return run(CompletedWork{});
-    case Collective::broadcast: return run(comm.broadcast(in_place, said.root));
-    case Collective::all_reduce: return run(comm.all_reduce(in_place, said.op));
+    case Collective::broadcast: return run(comm.broadcast(in_place, signature.root));
+    case Collective::all_reduce: return run(comm.all_reduce(in_place, signature.op));
     case Collective::scaled_all_reduce:
         if constexpr (has_scaled_all_reduce<Comm>) {
-            return run(comm.all_reduce(in_place, said.op, said.factor));
+            return run(comm.all_reduce(in_place, signature.op, signature.factor));
         }
         break;
     case Collective::reduce:
         if constexpr (has_reduce<Comm>) {
-            return run(comm.reduce(in_place, said.op, said.root));
+            return run(comm.reduce(in_place, signature.op, signature.root));
         }
         break;
     case Collective::all_gather:
@@ -142,35 +142,35 @@ by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lack
     case Collective::reduce_scatter:
         if constexpr (has_reduce_scatter<Comm>) {
             return by_parts(request.sends, [&](auto... counts) {
-                return comm.reduce_scatter(in, out, said.op, counts...);
+                return comm.reduce_scatter(in, out, signature.op, counts...);
             });
         }
         break;
     case Collective::scaled_reduce_scatter:
         if constexpr (has_scaled_reduce_scatter<Comm>) {
             return by_parts(request.sends, [&](auto... counts) {
-                return comm.reduce_scatter(in, out, said.op, said.factor, counts...);
+                return comm.reduce_scatter(in, out, signature.op, signature.factor, counts...);
             });
         }
         break;
     case Collective::gather:
         if constexpr (has_gather<Comm>) {
             return by_parts(request.expects, [&](auto... counts) {
-                return comm.gather(in, out, said.root, counts...);
+                return comm.gather(in, out, signature.root, counts...);
             });
         }
         break;
     case Collective::scatter:
         if constexpr (has_scatter<Comm>) {
             return by_parts(request.sends, [&](auto... counts) {
-                return comm.scatter(in, out, said.root, counts...);
+                return comm.scatter(in, out, signature.root, counts...);
             });
         }
         break;
     case Collective::all_to_all:
         if constexpr (has_all_to_all<Comm>) {
             int const size = comm.size();
-            return said.has_counts
+            return signature.has_counts
                        ? run(comm.all_to_all(
                              in, out, request.sends.table(size), request.expects.table(size)
                          ))
@@ -178,7 +178,7 @@ by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lack
         }
         break;
     }
-    return lacks(said.collective);
+    return lacks(signature.collective);
 }
 
 }}} // namespace joinable::v0::detail
@@ -217,13 +217,13 @@ words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
 }
 /// Why the tables differ. `words` has those of each rank, in rank order.
 [[nodiscard]] inline std::optional<AbortReason>
-difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+difference_of_tables(Descriptor const& signature, int size, std::span<std::uint64_t const> words) {
     auto const word = [&](int rank, int place) {
         return words[static_cast<std::size_t>(2 * size * rank + place)];
     };
     return find_difference_of_counts(
         size,
-        said,
+        signature,
         [&](int from, int to) { return word(from, to); },
         [&](int from, int to) { return word(to, size + from); }
     );
@@ -241,13 +241,14 @@ difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t c
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// Whether each rank has only its own part of the table of counts.
-[[nodiscard]] constexpr bool has_pairs(Descriptor const& said) noexcept {
-    return said.has_counts && said.collective == Collective::all_to_all;
+[[nodiscard]] constexpr bool has_pairs(Descriptor const& signature) noexcept {
+    return signature.has_counts && signature.collective == Collective::all_to_all;
 }
 /// Whether ranks must be told the counts of others before they can pass data on.
-[[nodiscard]] constexpr bool tells_parts(Descriptor const& said) noexcept {
-    return has_pairs(said) || (said.has_counts && (said.collective == Collective::gather ||
-                                                   said.collective == Collective::scatter));
+[[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
+    return has_pairs(signature) ||
+           (signature.has_counts && (signature.collective == Collective::gather ||
+                                     signature.collective == Collective::scatter));
 }
 
 /// The tables of all ranks, in words that ranks sum when they have found that they all run the same. All then find
@@ -264,16 +265,19 @@ public:
     }
 
     [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
-    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& said) const {
-        return difference_of_tables(said, size_, words_);
+    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& signature) const {
+        return difference_of_tables(signature, size_, words_);
     }
     /// The counts of all ranks, as a Substitute takes them.
-    [[nodiscard]] std::vector<std::size_t> known(Descriptor const& said) const {
-        bool const sends = said.collective == Collective::scatter;
-        bool const collects = said.collective == Collective::gather;
+    [[nodiscard]] std::vector<std::size_t> known(Descriptor const& signature) const {
+        bool const sends = signature.collective == Collective::scatter;
+        bool const collects = signature.collective == Collective::gather;
         std::vector<std::size_t> counts;
-        for (int from = sends ? said.root : 0; from < (sends ? said.root + 1 : size_); ++from) {
-            for (int to = collects ? said.root : 0; to < (collects ? said.root + 1 : size_); ++to) {
+        for (int from = sends ? signature.root : 0; from < (sends ? signature.root + 1 : size_);
+             ++from) {
+            for (int to = collects ? signature.root : 0;
+                 to < (collects ? signature.root + 1 : size_);
+                 ++to) {
                 counts.push_back(words_[static_cast<std::size_t>(2 * size_ * from + to)]);
             }
         }
@@ -357,22 +361,23 @@ private:
     };
 
     Substitute(Request const& request, Buffer memory, int rank, int size, Device& device)
-        : said_{request.signature}, in_{request.in}, out_{request.out}, memory_{memory},
+        : signature_{request.signature}, in_{request.in}, out_{request.out}, memory_{memory},
           rank_{static_cast<std::size_t>(rank)}, size_{static_cast<std::size_t>(size)},
           device_{device} {}
 
     void plan(PartSizes const& sends, PartSizes const& expects, Counts known, bool can_scale) {
         auto const known_of = [&](std::size_t parts) {
-            return known.empty() ? Table(parts, said_.count) : Table(known.begin(), known.end());
+            return known.empty() ? Table(parts, signature_.count)
+                                 : Table(known.begin(), known.end());
         };
-        switch (said_.collective) {
+        switch (signature_.collective) {
         case Collective::scaled_all_reduce: sum(scaled(in_, out_)); break;
         case Collective::reduce:
             sum(out_.data == nullptr ? copied(in_, memory_of(in_.count)) : out_);
             break;
         case Collective::reduce_scatter:
         case Collective::scaled_reduce_scatter: {
-            bool const scales = is_scaled(said_.collective) && !can_scale;
+            bool const scales = is_scaled(signature_.collective) && !can_scale;
             Buffer const memory = memory_of(in_.count);
             sum(scales ? scaled(in_, memory) : copied(in_, memory));
             take(memory, table_of(sends));
@@ -406,7 +411,7 @@ private:
         }
     }
     void scatter(Counts counts) {
-        auto const root = static_cast<std::size_t>(said_.root);
+        auto const root = static_cast<std::size_t>(signature_.root);
         Buffer const all = rank_ == root ? read(in_) : memory_of(sum_of(counts));
         send(all, root);
         take(all, counts);
@@ -436,11 +441,11 @@ private:
             return AnyWork{comm.broadcast(part.buffer, *part.root)};
         }
         if constexpr (has_scaled_all_reduce<Comm>) {
-            if (is_scaled(said_.collective)) {
-                return AnyWork{comm.all_reduce(part.buffer, said_.op, said_.factor)};
+            if (is_scaled(signature_.collective)) {
+                return AnyWork{comm.all_reduce(part.buffer, signature_.op, signature_.factor)};
             }
         }
-        return AnyWork{comm.all_reduce(part.buffer, said_.op)};
+        return AnyWork{comm.all_reduce(part.buffer, signature_.op)};
     }
     template <class Test>
     [[nodiscard]] bool is_done(Test const& test) {
@@ -465,20 +470,20 @@ private:
 
     [[nodiscard]] Buffer memory_of(std::size_t count) {
         if (memory_.count >= count) {
-            return {memory_.data, count, said_.dtype};
+            return {memory_.data, count, signature_.dtype};
         }
-        scratch_ = device_.allocate(count * size_of(said_.dtype), Arena::default_alignment);
-        return {scratch_.data(), count, said_.dtype};
+        scratch_ = device_.allocate(count * size_of(signature_.dtype), Arena::default_alignment);
+        return {scratch_.data(), count, signature_.dtype};
     }
     Buffer copied(ConstBuffer from, Buffer to) const {
-        copy_run(device_, from.data, to.data, from.count, said_.dtype);
+        copy_run(device_, from.data, to.data, from.count, signature_.dtype);
         return to;
     }
     [[nodiscard]] Buffer scaled(ConstBuffer from, Buffer to) const {
         auto const view = [&](Buffer buffer) {
             return AnyView{buffer.data, buffer.dtype, {buffer.count}, {1}, device_.id()};
         };
-        device_.scale_copy(view(read(from)), said_.factor, view(to));
+        device_.scale_copy(view(read(from)), signature_.factor, view(to));
         return to;
     }
     /// For a collective that only reads it here.
@@ -498,7 +503,7 @@ private:
         return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
     }
 
-    Descriptor said_;
+    Descriptor signature_;
     ConstBuffer in_;
     Buffer out_;
     Buffer memory_; ///< of the caller

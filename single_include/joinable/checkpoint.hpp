@@ -946,7 +946,7 @@ private:
     using Pieces = std::span<ShardPiece const> (OptimizerShard::*)() const noexcept;
 
     void append(ShardGroup const& group, Names names) {
-        std::vector<ShardState const*> states(group.parameters.size());
+        std::vector<StateArrays const*> states(group.parameters.size());
         for (OptimizerShard const& shard : group.shards) {
             for (ShardPiece const& piece : shard.bucket().pieces) {
                 states[piece.parameter] = &shard.state();

@@ -643,13 +643,13 @@ words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
 }
 /// Why the tables differ. `words` has those of each rank, in rank order.
 [[nodiscard]] inline std::optional<AbortReason>
-difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+difference_of_tables(Descriptor const& signature, int size, std::span<std::uint64_t const> words) {
     auto const word = [&](int rank, int place) {
         return words[static_cast<std::size_t>(2 * size * rank + place)];
     };
     return find_difference_of_counts(
         size,
-        said,
+        signature,
         [&](int from, int to) { return word(from, to); },
         [&](int from, int to) { return word(to, size + from); }
     );
@@ -671,7 +671,7 @@ public:
     static constexpr std::size_t most_data = 8; ///< a roll call has seven
 
     GlooArrival(Descriptor const& own, int rank, int size)
-        : words_(3 * static_cast<std::size_t>(size) + most_data), size_{size}, said_{own} {
+        : words_(3 * static_cast<std::size_t>(size) + most_data), size_{size}, signature_{own} {
         std::memcpy(&at(2 * rank), own.words().data(), sizeof own.words());
     }
 
@@ -712,7 +712,7 @@ public:
         }
         reason.message = concat(
             "counts differ in ",
-            said_.text(),
+            signature_.text(),
             ": other ranks do not have for ",
             ranks_text(reason.ranks),
             " what is expected there"
@@ -737,7 +737,7 @@ private:
 
     std::vector<std::uint64_t> words_;
     int size_;
-    Descriptor said_;
+    Descriptor signature_;
 };
 
 /// One collective of this rank, from its post until the user and all ranks have done with it.
@@ -763,16 +763,16 @@ struct GlooOperation {
 
     /// Whether the words of the arrival are all that it needs.
     [[nodiscard]] bool goes_with_arrival() const noexcept {
-        auto const& said = request.signature;
-        return said.collective == Collective::barrier ||
-               (said.collective == Collective::all_reduce && said.dtype == DType::u64 &&
-                said.op == ReduceOp::sum && said.count <= GlooArrival::most_data);
+        auto const& signature = request.signature;
+        return signature.collective == Collective::barrier ||
+               (signature.collective == Collective::all_reduce && signature.dtype == DType::u64 &&
+                signature.op == ReduceOp::sum && signature.count <= GlooArrival::most_data);
     }
     /// Whether it is over only when all ranks have arrived. Gloo moves nothing for those without
     /// elements, so it waits for nobody.
     [[nodiscard]] bool needs_arrivals() const noexcept {
-        auto const& said = request.signature;
-        return goes_with_arrival() || said.has_counts || said.count == 0;
+        auto const& signature = request.signature;
+        return goes_with_arrival() || signature.has_counts || signature.count == 0;
     }
 
     Request request;
@@ -919,22 +919,22 @@ public:
     GlooCollective(
         GlooLane& lane, GlooScratch& scratch, Request const& request, std::uint64_t number
     )
-        : lane_{lane}, scratch_{scratch}, request_{request}, said_{request.signature},
+        : lane_{lane}, scratch_{scratch}, request_{request}, signature_{request.signature},
           number_{number}, rank_{lane.mesh().rank()}, size_{lane.mesh().size()},
-          element_{size_of(said_.dtype)}, in_{static_cast<std::byte const*>(request.in.data)},
+          element_{size_of(signature_.dtype)}, in_{static_cast<std::byte const*>(request.in.data)},
           out_{static_cast<std::byte*>(request.out.data)} {}
 
     void run() {
-        switch (said_.collective) {
+        switch (signature_.collective) {
         case Collective::barrier: meet(); break;
         case Collective::broadcast: broadcast(); break;
         case Collective::all_reduce:
         case Collective::scaled_all_reduce:
         case Collective::reduce:
-            if (said_.count * element_ <= most_in_one_step) {
+            if (signature_.count * element_ <= most_in_one_step) {
                 reduce_in_one_step();
             } else {
-                reduce_by_parts(equal_parts(said_.count));
+                reduce_by_parts(equal_parts(signature_.count));
             }
             break;
         case Collective::reduce_scatter:
@@ -968,9 +968,9 @@ private:
     [[nodiscard]] std::uint64_t name_of(std::uint64_t step) const noexcept {
         Hash name;
         name.add(number_)
-            .add(said_.word())
-            .add(said_.has_counts ? 1 : 0)
-            .add(said_.count)
+            .add(signature_.word())
+            .add(signature_.has_counts ? 1 : 0)
+            .add(signature_.count)
             .add(step);
         return name.value();
     }
@@ -1012,19 +1012,19 @@ private:
     }
 
     void broadcast() {
-        bool const is_root = rank_ == said_.root;
-        if (said_.count * element_ <= most_in_one_step || size_ == 2) {
+        bool const is_root = rank_ == signature_.root;
+        if (signature_.count * element_ <= most_in_one_step || size_ == 2) {
             GlooTransfers transfers{lane_, name_of(0)};
             if (is_root) {
-                for_others([&](int other) { transfers.send(other, of_in(0, said_.count)); });
+                for_others([&](int other) { transfers.send(other, of_in(0, signature_.count)); });
             } else {
-                transfers.receive(said_.root, of_out(0, said_.count));
+                transfers.receive(signature_.root, of_out(0, signature_.count));
             }
             transfers.wait();
             return;
         }
         // The root sends each rank its part, and all ranks its own part. Ranks pass their parts on.
-        Parts const parts = equal_parts(said_.count);
+        Parts const parts = equal_parts(signature_.count);
         auto const part = [&](int rank) {
             return of_out(parts[index(rank)].begin, parts[index(rank)].count);
         };
@@ -1035,16 +1035,16 @@ private:
             for_others([&](int other) { from_root.send(other, part(other)); });
             for_others([&](int other) { of_root.send(other, part(rank_)); });
         } else {
-            from_root.receive(said_.root, part(rank_));
-            of_root.receive(said_.root, part(said_.root));
+            from_root.receive(signature_.root, part(rank_));
+            of_root.receive(signature_.root, part(signature_.root));
             for_others([&](int other) {
-                if (other != said_.root) {
+                if (other != signature_.root) {
                     among_others.receive(other, part(other));
                 }
             });
             from_root.wait();
             for_others([&](int other) {
-                if (other != said_.root) {
+                if (other != signature_.root) {
                     among_others.send(other, part(rank_));
                 }
             });
@@ -1056,8 +1056,8 @@ private:
 
     /// all_gather, gather, scatter and all_to_all.
     void exchange() {
-        bool const sends_one_part =
-            said_.collective == Collective::all_gather || said_.collective == Collective::gather;
+        bool const sends_one_part = signature_.collective == Collective::all_gather ||
+                                    signature_.collective == Collective::gather;
         Parts const sent = parts_of(request_.sends);
         Parts const expected = parts_of(request_.expects);
         auto const outgoing = [&](int to) {
@@ -1081,18 +1081,18 @@ private:
     // -- reductions -------------------------------------------------------------------------------
 
     [[nodiscard]] bool has_result(int rank) const noexcept {
-        return said_.collective != Collective::reduce || rank == said_.root;
+        return signature_.collective != Collective::reduce || rank == signature_.root;
     }
     /// All ranks that get the result tell each other their factors.
     void gather_factors() {
-        if (is_scaled(said_.collective)) {
-            factors_.assign(index(size_), said_.factor);
+        if (is_scaled(signature_.collective)) {
+            factors_.assign(index(size_), signature_.factor);
             std::span<double> const all{factors_};
             GlooTransfers transfers{lane_, name_of(~std::uint64_t{0})};
             for_others([&](int other) {
                 transfers.receive(other, std::as_writable_bytes(all.subspan(index(other), 1)));
             });
-            auto const own = std::as_bytes(std::span{&said_.factor, 1});
+            auto const own = std::as_bytes(std::span{&signature_.factor, 1});
             for_others([&](int other) { transfers.send(other, own); });
             transfers.wait();
         }
@@ -1111,8 +1111,8 @@ private:
         auto const output = [&](std::size_t) { return to; };
         auto const factor = [&](std::size_t rank) { return factors_[rank]; };
         reduce_to(
-            said_.dtype,
-            said_.op,
+            signature_.dtype,
+            signature_.op,
             {index(size_), input},
             {1, output},
             count,
@@ -1122,7 +1122,7 @@ private:
 
     void reduce_in_one_step() {
         gather_factors();
-        std::size_t const bytes = said_.count * element_;
+        std::size_t const bytes = signature_.count * element_;
         std::byte* const others = scratch_.take(0, has_result(rank_) ? index(size_) * bytes : 0);
         GlooTransfers transfers{lane_, name_of(0)};
         for_others([&](int other) {
@@ -1132,12 +1132,12 @@ private:
         });
         for_others([&](int other) {
             if (has_result(other)) {
-                transfers.send(other, of_in(0, said_.count));
+                transfers.send(other, of_in(0, signature_.count));
             }
         });
         transfers.wait();
-        if (has_result(rank_) && said_.count != 0) {
-            combine(in_, others, bytes, out_, said_.count);
+        if (has_result(rank_) && signature_.count != 0) {
+            combine(in_, others, bytes, out_, signature_.count);
         }
     }
 
@@ -1224,8 +1224,8 @@ private:
         }
     }
     [[nodiscard]] bool is_scattered() const noexcept {
-        return said_.collective == Collective::reduce_scatter ||
-               said_.collective == Collective::scaled_reduce_scatter;
+        return signature_.collective == Collective::reduce_scatter ||
+               signature_.collective == Collective::scaled_reduce_scatter;
     }
     /// Where this rank writes its elements from `begin` on, which are `at` after its part's first.
     /// A rank that gets no result has it in `memory`.
@@ -1240,7 +1240,7 @@ private:
     GlooLane& lane_;
     GlooScratch& scratch_;
     Request const& request_;
-    Descriptor const& said_;
+    Descriptor const& signature_;
     std::uint64_t number_;
     int rank_;
     int size_;
@@ -1571,27 +1571,27 @@ template <class T>
         return std::pair{place_of(a).key, a} < std::pair{place_of(b).key, b};
     });
     auto const place = std::find(members.begin(), members.end(), comm.rank());
-    GlooMeeting door;
-    door.options = options;
-    door.options.job = concat(options.job.substr(0, 900), "/", number, "/", color);
-    door.options.rank = static_cast<int>(place - members.begin());
-    door.options.size = static_cast<int>(members.size());
-    door.own_address = own_address;
-    door.is_renumbered = renumbers(members);
+    GlooMeeting rendezvous;
+    rendezvous.options = options;
+    rendezvous.options.job = concat(options.job.substr(0, 900), "/", number, "/", color);
+    rendezvous.options.rank = static_cast<int>(place - members.begin());
+    rendezvous.options.size = static_cast<int>(members.size());
+    rendezvous.own_address = own_address;
+    rendezvous.is_renumbered = renumbers(members);
     struct Address {
         std::uint16_t port;
         char text[256];
     };
     Address own{};
     if (members.front() == comm.rank()) {
-        door.listener.emplace(own_address);
-        own.port = door.listener->port();
+        rendezvous.listener.emplace(own_address);
+        own.port = rendezvous.listener->port();
         std::memcpy(own.text, own_address.data(), (std::min)(own_address.size(), std::size_t{255}));
     }
     Address const found = share_value(comm, own)[static_cast<std::size_t>(members.front())];
-    door.options.port = found.port;
-    door.options.address = found.text;
-    return door;
+    rendezvous.options.port = found.port;
+    rendezvous.options.address = found.text;
+    return rendezvous;
 }
 
 }}} // namespace joinable::v0::detail
@@ -1605,14 +1605,14 @@ inline constexpr std::chrono::seconds gloo_patience{5};
 
 /// One rank. A thread of its own runs its collectives in the order of posts, because Gloo blocks.
 /// The user's thread has the TCP communicator by which all ranks say that they have arrived, and
-/// why they fail: see look().
+/// why they fail: see poll().
 class GlooRank : public HasWorks {
 public:
     using Operation = GlooOperation;
 
-    GlooRank(GlooMeeting door, std::shared_ptr<GlooRank> parent)
-        : parent_{std::move(parent)}, control_{attached(door, parent_)}, options_{door.options},
-          own_address_{door.address_here()} {
+    GlooRank(GlooMeeting rendezvous, std::shared_ptr<GlooRank> parent)
+        : parent_{std::move(parent)}, control_{attached(rendezvous, parent_)},
+          options_{rendezvous.options}, own_address_{rendezvous.address_here()} {
         try {
             mesh_.emplace(
                 rank(),
@@ -1860,14 +1860,14 @@ private:
         // In a forked process a thread that was not forked may hold the lock for ever.
         home_.require_here(rank());
         if (!is_done(one)) {
-            ended_by_failure([&] { look(one, longest_gap); });
+            ended_by_failure([&] { poll(one, longest_gap); });
         }
         return is_done(one);
     }
     /// When a rank has left, the messages of others may still come. So that does not end this at
     /// once: a closed connection tells, or the patience is over.
     /// @throws what ends all ranks
-    void look(GlooMessage& message, Gap longest_gap) {
+    void poll(GlooMessage& message, Gap longest_gap) {
         take_over_from_parent();
         if (auto const reason = messages_->mismatch()) {
             fail(*reason);
@@ -1898,7 +1898,7 @@ private:
     /// Learns from the others. When all ranks have arrived, a rank that leaves or fails does not end
     /// this at once: the data may be complete without it, or its closed connections tell.
     /// @throws what ends all ranks
-    void look(Operation& operation, Gap longest_gap) {
+    void poll(Operation& operation, Gap longest_gap) {
         bool const is_over = control_.is_aborted(); // arrivals that came before that are compared
         compare_arrivals(&operation);               // throws the reason if one did not
         if (!operation.is_compared) {
@@ -1993,11 +1993,11 @@ private:
         return !reason || has_any_left() ? own_reason_ : reason;
     }
     /// An abort of the parent reaches every wait.
-    static TcpCommunicator attached(GlooMeeting& door, std::shared_ptr<GlooRank> const& parent) {
+    static TcpCommunicator attached(GlooMeeting& rendezvous, std::shared_ptr<GlooRank> const& parent) {
         if (parent != nullptr) {
-            door.hear = [parent] { return parent->reason_for_groups(); };
+            rendezvous.hear = [parent] { return parent->reason_for_groups(); };
         }
-        return door.attach();
+        return rendezvous.attach();
     }
     [[noreturn]] void fail(AbortReason const& reason) {
         control_.abort(reason);
@@ -2202,8 +2202,8 @@ public:
     }
 
 private:
-    GlooCommunicator(detail::GlooMeeting door, std::shared_ptr<detail::GlooRank> parent)
-        : rank_{std::make_shared<detail::GlooRank>(std::move(door), std::move(parent))} {}
+    GlooCommunicator(detail::GlooMeeting rendezvous, std::shared_ptr<detail::GlooRank> parent)
+        : rank_{std::make_shared<detail::GlooRank>(std::move(rendezvous), std::move(parent))} {}
 
     /// Before the rank waits for the others.
     static GlooOptions const& checked(GlooOptions const& options) {

@@ -117,27 +117,27 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <Communicator Comm, class Run, class Lacks>
 [[nodiscard]] auto
 by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lacks) {
-    Descriptor const& said = request.signature;
+    Descriptor const& signature = request.signature;
     ConstBuffer const in = request.in;
     Buffer const out = request.out;
     // Where a collective has one buffer, a rank that only sends reads it.
     Buffer const in_place =
-        out.data == nullptr ? Buffer{const_cast<void*>(in.data), in.count, said.dtype} : out;
+        out.data == nullptr ? Buffer{const_cast<void*>(in.data), in.count, signature.dtype} : out;
     auto const by_parts = [&](PartSizes const& parts, auto const& post) {
-        return said.has_counts ? run(post(parts.table(comm.size()))) : run(post());
+        return signature.has_counts ? run(post(parts.table(comm.size()))) : run(post());
     };
-    switch (said.collective) {
+    switch (signature.collective) {
     case Collective::barrier: comm.barrier(); return run(CompletedWork{});
-    case Collective::broadcast: return run(comm.broadcast(in_place, said.root));
-    case Collective::all_reduce: return run(comm.all_reduce(in_place, said.op));
+    case Collective::broadcast: return run(comm.broadcast(in_place, signature.root));
+    case Collective::all_reduce: return run(comm.all_reduce(in_place, signature.op));
     case Collective::scaled_all_reduce:
         if constexpr (has_scaled_all_reduce<Comm>) {
-            return run(comm.all_reduce(in_place, said.op, said.factor));
+            return run(comm.all_reduce(in_place, signature.op, signature.factor));
         }
         break;
     case Collective::reduce:
         if constexpr (has_reduce<Comm>) {
-            return run(comm.reduce(in_place, said.op, said.root));
+            return run(comm.reduce(in_place, signature.op, signature.root));
         }
         break;
     case Collective::all_gather:
@@ -150,35 +150,35 @@ by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lack
     case Collective::reduce_scatter:
         if constexpr (has_reduce_scatter<Comm>) {
             return by_parts(request.sends, [&](auto... counts) {
-                return comm.reduce_scatter(in, out, said.op, counts...);
+                return comm.reduce_scatter(in, out, signature.op, counts...);
             });
         }
         break;
     case Collective::scaled_reduce_scatter:
         if constexpr (has_scaled_reduce_scatter<Comm>) {
             return by_parts(request.sends, [&](auto... counts) {
-                return comm.reduce_scatter(in, out, said.op, said.factor, counts...);
+                return comm.reduce_scatter(in, out, signature.op, signature.factor, counts...);
             });
         }
         break;
     case Collective::gather:
         if constexpr (has_gather<Comm>) {
             return by_parts(request.expects, [&](auto... counts) {
-                return comm.gather(in, out, said.root, counts...);
+                return comm.gather(in, out, signature.root, counts...);
             });
         }
         break;
     case Collective::scatter:
         if constexpr (has_scatter<Comm>) {
             return by_parts(request.sends, [&](auto... counts) {
-                return comm.scatter(in, out, said.root, counts...);
+                return comm.scatter(in, out, signature.root, counts...);
             });
         }
         break;
     case Collective::all_to_all:
         if constexpr (has_all_to_all<Comm>) {
             int const size = comm.size();
-            return said.has_counts
+            return signature.has_counts
                        ? run(comm.all_to_all(
                              in, out, request.sends.table(size), request.expects.table(size)
                          ))
@@ -186,7 +186,7 @@ by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lack
         }
         break;
     }
-    return lacks(said.collective);
+    return lacks(signature.collective);
 }
 
 }}} // namespace joinable::v0::detail
@@ -225,13 +225,13 @@ words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
 }
 /// Why the tables differ. `words` has those of each rank, in rank order.
 [[nodiscard]] inline std::optional<AbortReason>
-difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+difference_of_tables(Descriptor const& signature, int size, std::span<std::uint64_t const> words) {
     auto const word = [&](int rank, int place) {
         return words[static_cast<std::size_t>(2 * size * rank + place)];
     };
     return find_difference_of_counts(
         size,
-        said,
+        signature,
         [&](int from, int to) { return word(from, to); },
         [&](int from, int to) { return word(to, size + from); }
     );
@@ -249,13 +249,14 @@ difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t c
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// Whether each rank has only its own part of the table of counts.
-[[nodiscard]] constexpr bool has_pairs(Descriptor const& said) noexcept {
-    return said.has_counts && said.collective == Collective::all_to_all;
+[[nodiscard]] constexpr bool has_pairs(Descriptor const& signature) noexcept {
+    return signature.has_counts && signature.collective == Collective::all_to_all;
 }
 /// Whether ranks must be told the counts of others before they can pass data on.
-[[nodiscard]] constexpr bool tells_parts(Descriptor const& said) noexcept {
-    return has_pairs(said) || (said.has_counts && (said.collective == Collective::gather ||
-                                                   said.collective == Collective::scatter));
+[[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
+    return has_pairs(signature) ||
+           (signature.has_counts && (signature.collective == Collective::gather ||
+                                     signature.collective == Collective::scatter));
 }
 
 /// The tables of all ranks, in words that ranks sum when they have found that they all run the same. All then find
@@ -272,16 +273,19 @@ public:
     }
 
     [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
-    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& said) const {
-        return difference_of_tables(said, size_, words_);
+    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& signature) const {
+        return difference_of_tables(signature, size_, words_);
     }
     /// The counts of all ranks, as a Substitute takes them.
-    [[nodiscard]] std::vector<std::size_t> known(Descriptor const& said) const {
-        bool const sends = said.collective == Collective::scatter;
-        bool const collects = said.collective == Collective::gather;
+    [[nodiscard]] std::vector<std::size_t> known(Descriptor const& signature) const {
+        bool const sends = signature.collective == Collective::scatter;
+        bool const collects = signature.collective == Collective::gather;
         std::vector<std::size_t> counts;
-        for (int from = sends ? said.root : 0; from < (sends ? said.root + 1 : size_); ++from) {
-            for (int to = collects ? said.root : 0; to < (collects ? said.root + 1 : size_); ++to) {
+        for (int from = sends ? signature.root : 0; from < (sends ? signature.root + 1 : size_);
+             ++from) {
+            for (int to = collects ? signature.root : 0;
+                 to < (collects ? signature.root + 1 : size_);
+                 ++to) {
                 counts.push_back(words_[static_cast<std::size_t>(2 * size_ * from + to)]);
             }
         }
@@ -365,22 +369,23 @@ private:
     };
 
     Substitute(Request const& request, Buffer memory, int rank, int size, Device& device)
-        : said_{request.signature}, in_{request.in}, out_{request.out}, memory_{memory},
+        : signature_{request.signature}, in_{request.in}, out_{request.out}, memory_{memory},
           rank_{static_cast<std::size_t>(rank)}, size_{static_cast<std::size_t>(size)},
           device_{device} {}
 
     void plan(PartSizes const& sends, PartSizes const& expects, Counts known, bool can_scale) {
         auto const known_of = [&](std::size_t parts) {
-            return known.empty() ? Table(parts, said_.count) : Table(known.begin(), known.end());
+            return known.empty() ? Table(parts, signature_.count)
+                                 : Table(known.begin(), known.end());
         };
-        switch (said_.collective) {
+        switch (signature_.collective) {
         case Collective::scaled_all_reduce: sum(scaled(in_, out_)); break;
         case Collective::reduce:
             sum(out_.data == nullptr ? copied(in_, memory_of(in_.count)) : out_);
             break;
         case Collective::reduce_scatter:
         case Collective::scaled_reduce_scatter: {
-            bool const scales = is_scaled(said_.collective) && !can_scale;
+            bool const scales = is_scaled(signature_.collective) && !can_scale;
             Buffer const memory = memory_of(in_.count);
             sum(scales ? scaled(in_, memory) : copied(in_, memory));
             take(memory, table_of(sends));
@@ -414,7 +419,7 @@ private:
         }
     }
     void scatter(Counts counts) {
-        auto const root = static_cast<std::size_t>(said_.root);
+        auto const root = static_cast<std::size_t>(signature_.root);
         Buffer const all = rank_ == root ? read(in_) : memory_of(sum_of(counts));
         send(all, root);
         take(all, counts);
@@ -444,11 +449,11 @@ private:
             return AnyWork{comm.broadcast(part.buffer, *part.root)};
         }
         if constexpr (has_scaled_all_reduce<Comm>) {
-            if (is_scaled(said_.collective)) {
-                return AnyWork{comm.all_reduce(part.buffer, said_.op, said_.factor)};
+            if (is_scaled(signature_.collective)) {
+                return AnyWork{comm.all_reduce(part.buffer, signature_.op, signature_.factor)};
             }
         }
-        return AnyWork{comm.all_reduce(part.buffer, said_.op)};
+        return AnyWork{comm.all_reduce(part.buffer, signature_.op)};
     }
     template <class Test>
     [[nodiscard]] bool is_done(Test const& test) {
@@ -473,20 +478,20 @@ private:
 
     [[nodiscard]] Buffer memory_of(std::size_t count) {
         if (memory_.count >= count) {
-            return {memory_.data, count, said_.dtype};
+            return {memory_.data, count, signature_.dtype};
         }
-        scratch_ = device_.allocate(count * size_of(said_.dtype), Arena::default_alignment);
-        return {scratch_.data(), count, said_.dtype};
+        scratch_ = device_.allocate(count * size_of(signature_.dtype), Arena::default_alignment);
+        return {scratch_.data(), count, signature_.dtype};
     }
     Buffer copied(ConstBuffer from, Buffer to) const {
-        copy_run(device_, from.data, to.data, from.count, said_.dtype);
+        copy_run(device_, from.data, to.data, from.count, signature_.dtype);
         return to;
     }
     [[nodiscard]] Buffer scaled(ConstBuffer from, Buffer to) const {
         auto const view = [&](Buffer buffer) {
             return AnyView{buffer.data, buffer.dtype, {buffer.count}, {1}, device_.id()};
         };
-        device_.scale_copy(view(read(from)), said_.factor, view(to));
+        device_.scale_copy(view(read(from)), signature_.factor, view(to));
         return to;
     }
     /// For a collective that only reads it here.
@@ -506,7 +511,7 @@ private:
         return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
     }
 
-    Descriptor said_;
+    Descriptor signature_;
     ConstBuffer in_;
     Buffer out_;
     Buffer memory_; ///< of the caller
@@ -932,10 +937,10 @@ private:
 
 #endif
 
-// ---- joinable/communicator/detail/settle.hpp
+// ---- joinable/communicator/detail/waiting.hpp
 
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_SETTLE_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_SETTLE_HPP_PART_1
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_WAITING_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_WAITING_HPP_PART_1
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -948,7 +953,7 @@ enum class Waiting : std::uint8_t {
 
 /// Whether `work` is complete, or there is none. Complete work is destroyed.
 template <Work W>
-[[nodiscard]] bool is_settled(std::optional<W>& work, Waiting waiting) {
+[[nodiscard]] bool is_complete(std::optional<W>& work, Waiting waiting) {
     if (!work) {
         return true;
     }
@@ -987,13 +992,13 @@ public:
     Comparison() = default;
     /// `parts` is the rank's table, if it has one.
     Comparison(Request const& request, std::span<std::size_t const> parts, int rank, int size)
-        : said_{request.signature}, size_{size},
+        : signature_{request.signature}, size_{size},
           words_((words_of_rank + 1) * static_cast<std::size_t>(size)) {
         std::uint64_t* const own = words_.data() + words_of_rank * static_cast<std::size_t>(rank);
-        auto const signature = said_.words();
+        auto const signature = signature_.words();
         std::copy(signature.begin(), signature.end(), own);
-        own[2] = collects_parts(said_.collective) ? request.in.count : request.out.count;
-        if (!said_.has_counts || has_pairs(said_)) {
+        own[2] = collects_parts(signature_.collective) ? request.in.count : request.out.count;
+        if (!signature_.has_counts || has_pairs(signature_)) {
             return;
         }
         if (is_for_all()) {
@@ -1012,13 +1017,13 @@ public:
     /// Once they are summed: why ranks cannot run this together.
     [[nodiscard]] std::optional<AbortReason> difference() const {
         auto reason = find_difference(size_, [&](int rank) {
-            auto const* const said = of(rank);
-            return Said{Descriptor::of_words({said, 2}), said[3]};
+            auto const* const words = of(rank);
+            return Shown{Descriptor::of_words({words, 2}), words[3]};
         });
-        if (reason || !said_.has_counts || has_pairs(said_)) {
+        if (reason || !signature_.has_counts || has_pairs(signature_)) {
             return reason;
         }
-        bool const collects = collects_parts(said_.collective);
+        bool const collects = collects_parts(signature_.collective);
         auto const told = [&](int from, int to) {
             return (collects ? to : from) == holder() ? of(collects ? from : to)[2] : 0;
         };
@@ -1026,8 +1031,8 @@ public:
             return (collects ? to : from) == holder() ? of(size_)[collects ? from : to]
                                                       : std::uint64_t{0};
         };
-        return collects ? find_difference_of_counts(size_, said_, told, in_table)
-                        : find_difference_of_counts(size_, said_, in_table, told);
+        return collects ? find_difference_of_counts(size_, signature_, told, in_table)
+                        : find_difference_of_counts(size_, signature_, in_table, told);
     }
     /// Once they are summed: the elements of each rank.
     [[nodiscard]] std::size_t part(int rank) const { return of(rank)[2]; }
@@ -1035,11 +1040,11 @@ public:
 private:
     static constexpr std::size_t words_of_rank = 4;
 
-    struct Said {
+    struct Shown {
         Descriptor signature;
         std::uint64_t table; ///< its hash, if it must be the same on all ranks
 
-        friend bool operator==(Said const& a, Said const& b) noexcept {
+        friend bool operator==(Shown const& a, Shown const& b) noexcept {
             return a.signature == b.signature && a.table == b.table;
         }
         [[nodiscard]] bool is_agreement() const noexcept { return signature.is_agreement(); }
@@ -1050,16 +1055,17 @@ private:
     };
 
     /// The rank whose table counts: for other roots it is the root's.
-    [[nodiscard]] int holder() const noexcept { return said_.root; }
+    [[nodiscard]] int holder() const noexcept { return signature_.root; }
     [[nodiscard]] bool is_for_all() const noexcept {
-        return said_.collective != Collective::gather && said_.collective != Collective::scatter;
+        return signature_.collective != Collective::gather &&
+               signature_.collective != Collective::scatter;
     }
     /// The words of a rank; of `size_`, the table.
     [[nodiscard]] std::uint64_t const* of(int rank) const noexcept {
         return words_.data() + words_of_rank * static_cast<std::size_t>(rank);
     }
 
-    Descriptor said_;
+    Descriptor signature_;
     int size_ = 0;
     std::vector<std::uint64_t> words_;
 };
@@ -1358,11 +1364,11 @@ public:
         std::span<std::size_t const> parts,
         Arena& scratch
     )
-        : machines_{machines}, local_{local}, said_{request.signature}, in_{request.in},
+        : machines_{machines}, local_{local}, signature_{request.signature}, in_{request.in},
           out_{request.out}, parts_{parts}, scratch_{scratch} {}
 
     [[nodiscard]] std::vector<LevelStep> steps() && {
-        switch (said_.collective) {
+        switch (signature_.collective) {
         case Collective::broadcast: broadcast(); break;
         case Collective::reduce: reduce(); break;
         case Collective::all_gather: all_gather(); break;
@@ -1394,7 +1400,7 @@ private:
         take(std::move(local));
     }
     void all_reduce() {
-        if (is_scaled(said_.collective)) {
+        if (is_scaled(signature_.collective)) {
             sum_on_machine(out_, out_);
         } else {
             take(in_place(Level::local, Collective::reduce, out_));
@@ -1535,8 +1541,8 @@ private:
     /// Sums the inputs of a machine at its leader. The others' inputs do not change, unless they are `memory`.
     void sum_on_machine(Buffer sum, Buffer memory = {}) {
         LevelStep step = at_one(
-            is_scaled(said_.collective) ? Collective::scaled_reduce_scatter
-                                        : Collective::reduce_scatter,
+            is_scaled(signature_.collective) ? Collective::scaled_reduce_scatter
+                                             : Collective::reduce_scatter,
             0,
             in_.count
         );
@@ -1549,7 +1555,7 @@ private:
     void give_to_root(Buffer all) {
         if (has_root_here() && local_root() != 0) {
             std::size_t const count =
-                said_.collective == Collective::reduce ? in_.count : sum_of(parts_);
+                signature_.collective == Collective::reduce ? in_.count : sum_of(parts_);
             LevelStep step = at_one(Collective::scatter, local_root(), count);
             step.in = all;
             step.out = has_root() ? out_ : none();
@@ -1561,10 +1567,10 @@ private:
 
     [[nodiscard]] LevelStep
     in_place(Level level, Collective collective, Buffer buffer, int root = 0) const {
-        Descriptor said = said_; // with its operation and factor
-        said.collective = collective;
-        said.root = root;
-        return {level, said, buffer, buffer};
+        Descriptor signature = signature_; // with its operation and factor
+        signature.collective = collective;
+        signature.root = root;
+        return {level, signature, buffer, buffer};
     }
     [[nodiscard]] LevelStep spread(Level level, Buffer buffer, int root = 0) const {
         return in_place(level, Collective::broadcast, buffer, root);
@@ -1640,14 +1646,14 @@ private:
     // -- places -----------------------------------------------------------------------------------
 
     [[nodiscard]] bool is_leader() const { return local_.rank() == 0; }
-    [[nodiscard]] int root_machine() const { return machines_.machine_of(said_.root); }
+    [[nodiscard]] int root_machine() const { return machines_.machine_of(signature_.root); }
     [[nodiscard]] bool has_root_here() const { return root_machine() == machines_.own(); }
     [[nodiscard]] int local_root() const {
-        return said_.root - machines_.first_of(machines_.own());
+        return signature_.root - machines_.first_of(machines_.own());
     }
     [[nodiscard]] bool has_root() const { return has_root_here() && local_root() == local_.rank(); }
 
-    [[nodiscard]] Buffer none() const { return {nullptr, 0, said_.dtype}; }
+    [[nodiscard]] Buffer none() const { return {nullptr, 0, signature_.dtype}; }
     /// Memory of a leader: what the caller gave, if it has so many elements, else scratch.
     [[nodiscard]] Buffer at_leader(std::size_t count, Buffer given = {}) {
         if (!is_leader()) {
@@ -1656,12 +1662,12 @@ private:
         if (given.data != nullptr && given.count == count) {
             return given;
         }
-        std::size_t const bytes = count * size_of(said_.dtype);
+        std::size_t const bytes = count * size_of(signature_.dtype);
         if (scratch_.bytes() < bytes) {
             scratch_ = Arena{}; // first: both need not fit
             scratch_ = local_.allocate(bytes, Arena::default_alignment);
         }
-        return {scratch_.data(), count, said_.dtype};
+        return {scratch_.data(), count, signature_.dtype};
     }
     /// The parts of this machine's ranks in the parts of all, which only leaders have.
     [[nodiscard]] Buffer part_of(Buffer all) const {
@@ -1692,8 +1698,8 @@ private:
     [[nodiscard]] std::size_t between(Ranks from, Ranks to) const {
         auto const senders = static_cast<std::size_t>(from.end - from.begin);
         auto const receivers = static_cast<std::size_t>(to.end - to.begin);
-        if (!said_.has_counts) {
-            return senders * receivers * said_.count;
+        if (!signature_.has_counts) {
+            return senders * receivers * signature_.count;
         }
         std::size_t sum = 0;
         for (std::size_t sender = 0; sender < senders; ++sender) {
@@ -1709,7 +1715,7 @@ private:
 
     Machines const& machines_;
     AnyInterface& local_;
-    Descriptor said_;
+    Descriptor signature_;
     ConstBuffer in_;
     Buffer out_;
     std::span<std::size_t const> parts_;
@@ -1882,15 +1888,15 @@ private:
 
     struct Operation {
         Operation(Request const& asked, int ranks) : request{asked} {
-            Descriptor const& said = request.signature;
-            if (has_parts(said.collective)) {
+            Descriptor const& signature = request.signature;
+            if (has_parts(signature.collective)) {
                 parts.resize(static_cast<std::size_t>(ranks));
-                PartSizes const sizes = !said.has_counts ? PartSizes::equal(said.count)
-                                        : collects_parts(said.collective) ? request.expects
-                                                                          : request.sends;
+                PartSizes const sizes = !signature.has_counts ? PartSizes::equal(signature.count)
+                                        : collects_parts(signature.collective) ? request.expects
+                                                                               : request.sends;
                 sizes.copy_to(std::span{parts});
             }
-            if (has_pairs(said)) {
+            if (has_pairs(signature)) {
                 parts.resize(2 * static_cast<std::size_t>(ranks));
                 request.sends.copy_to(std::span{parts}.first(parts.size() / 2));
                 request.expects.copy_to(std::span{parts}.last(parts.size() / 2));
@@ -2020,8 +2026,8 @@ private:
     // -- collectives ------------------------------------------------------------------------------
 
     /// Whether ranks compare first. The elements of ranks are told with that.
-    [[nodiscard]] bool compares(Descriptor const& said) const noexcept {
-        return options().check || tells_parts(said);
+    [[nodiscard]] bool compares(Descriptor const& signature) const noexcept {
+        return options().check || tells_parts(signature);
     }
     /// Ranks other than leaders start what they can: all up to one that compares first.
     void start_posted() {
@@ -2134,7 +2140,7 @@ private:
         for (;;) {
             for (auto& [level, step] : first.running) {
                 if (!on_level(level, [&, &running = step] {
-                        return is_settled(running, waiting);
+                        return is_complete(running, waiting);
                     })) {
                     return false;
                 }

@@ -8054,7 +8054,7 @@ public:
     [[nodiscard]] bool mark(std::size_t i);
     void take(std::size_t i) {
         gradients_.pack(i, factor_);
-        settle(i, State::ready);
+        enter(i, State::ready);
     }
     void mark_accumulated(std::size_t i) {
         require_trained(i);
@@ -8115,8 +8115,8 @@ private:
     /// one.
     void take_used(std::size_t i);
     /// Handles a parameter that this iteration does not use: its gradient may hold earlier rounds.
-    void take_or_leave(std::size_t i) { accumulated_[i] ? take_used(i) : settle(i, State::unused); }
-    void settle(std::size_t i, State state) {
+    void take_or_leave(std::size_t i) { accumulated_[i] ? take_used(i) : enter(i, State::unused); }
+    void enter(std::size_t i, State state) {
         states_[i] = state;
         --pending_[gradients_.bucket_of(i)];
     }
@@ -9197,10 +9197,10 @@ void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, 
 
 /// The questions that ranks ask each other after they found a difference, in messages of one size.
 /// All ranks of `control` make the same calls.
-class Inquiry {
+class DifferenceReport {
 public:
     /// `count` ranks have a say, `lowest` is the lowest of them. A rank without a say adds nothing.
-    Inquiry(ControlCommunicator& control, int lowest, std::uint64_t count, bool has_say)
+    DifferenceReport(ControlCommunicator& control, int lowest, std::uint64_t count, bool has_say)
         : control_{control}, lowest_{lowest}, count_{count}, has_say_{has_say} {}
 
     /// The ranks for which `is_so` is true, ascending.
@@ -9331,9 +9331,9 @@ JOINABLE_DEFINITION std::optional<std::uint32_t> Agreement::value(std::uint64_t 
 JOINABLE_DEFINITION void HashAgreement::write(std::uint64_t* to, std::uint64_t hash) noexcept {
     for (unsigned part = 0; part < 3; ++part) {
         constexpr std::uint64_t mask = (1U << 22) - 1;
-        auto const said = Agreement::of(static_cast<std::uint32_t>((hash >> (22 * part)) & mask));
-        to[2 * part] = said.sum;
-        to[2 * part + 1] = said.squares;
+        auto const sums = Agreement::of(static_cast<std::uint32_t>((hash >> (22 * part)) & mask));
+        to[2 * part] = sums.sum;
+        to[2 * part + 1] = sums.squares;
     }
 }
 
@@ -9372,7 +9372,7 @@ append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int f
     }
 }
 
-JOINABLE_DEFINITION std::vector<int> Inquiry::ranks_with(bool is_so) {
+JOINABLE_DEFINITION std::vector<int> DifferenceReport::ranks_with(bool is_so) {
     std::vector<int> ranks;
     for (int first = 0; first < control_.size(); first += bits) {
         words_ = {};
@@ -9386,7 +9386,7 @@ JOINABLE_DEFINITION std::vector<int> Inquiry::ranks_with(bool is_so) {
     return ranks;
 }
 
-JOINABLE_DEFINITION AbortReason Inquiry::failure(bool has_failed, std::string_view text) {
+JOINABLE_DEFINITION AbortReason DifferenceReport::failure(bool has_failed, std::string_view text) {
     std::vector<int> ranks = ranks_with(has_failed);
     words_ = {};
     write_text(place(0, text_bytes), text);
@@ -9395,7 +9395,7 @@ JOINABLE_DEFINITION AbortReason Inquiry::failure(bool has_failed, std::string_vi
     return reason(FailureKind::peer_failed, std::move(ranks), std::move(message));
 }
 
-JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
+JOINABLE_DEFINITION AbortReason DifferenceReport::difference(AgreementList const& list) {
     std::size_t const item = first_difference(list);
     words_ = {list.hash(item)};
     control_.broadcast(words_, lowest_);
@@ -9415,13 +9415,13 @@ JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
 }
 
 JOINABLE_DEFINITION AbortReason
-Inquiry::reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
+DifferenceReport::reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
     AbortReason all{kind, std::move(ranks), std::move(message)};
     all.is_renumbered = control_.is_renumbered();
     return all;
 }
 
-JOINABLE_DEFINITION std::size_t Inquiry::first_difference(AgreementList const& list) {
+JOINABLE_DEFINITION std::size_t DifferenceReport::first_difference(AgreementList const& list) {
     constexpr std::size_t last = slot_count - 1;
     std::vector<std::uint64_t> const hashes_from = list.hashes_from();
     for (std::size_t first = 0;; first += last) {
@@ -9447,12 +9447,13 @@ JOINABLE_DEFINITION std::size_t Inquiry::first_difference(AgreementList const& l
     }
 }
 
-JOINABLE_DEFINITION void Inquiry::write_item(std::size_t at, AgreementList::Item const& item) {
+JOINABLE_DEFINITION void
+DifferenceReport::write_item(std::size_t at, AgreementList::Item const& item) {
     write_text(place(at, label_bytes), item.label);
     write_text(place(at + label_bytes, text_bytes - label_bytes), item.value);
 }
 
-JOINABLE_DEFINITION AgreementList::Item Inquiry::read_item(std::size_t at) {
+JOINABLE_DEFINITION AgreementList::Item DifferenceReport::read_item(std::size_t at) {
     AgreementList::Item item{read_text(place(at, label_bytes)), "nothing"};
     if (!item.label.empty()) {
         item.value = read_text(place(at + label_bytes, text_bytes - label_bytes));
@@ -9460,18 +9461,19 @@ JOINABLE_DEFINITION AgreementList::Item Inquiry::read_item(std::size_t at) {
     return item;
 }
 
-JOINABLE_DEFINITION std::size_t Inquiry::name_in(std::string const& label) {
+JOINABLE_DEFINITION std::size_t DifferenceReport::name_in(std::string const& label) {
     std::size_t const colon = label.find(": ");
     return colon == std::string::npos ? 0 : colon + 2;
 }
 
-JOINABLE_DEFINITION std::string Inquiry::place_of(int rank, AgreementList::Item const& item) {
+JOINABLE_DEFINITION std::string
+DifferenceReport::place_of(int rank, AgreementList::Item const& item) {
     std::string const title = item.label.substr(0, item.label.find(" differ: "));
     return concat("rank ", rank, " compares ", title, " (") +
            item.label.substr(name_in(item.label)) + ": " + item.value + ")";
 }
 
-JOINABLE_DEFINITION std::string Inquiry::text_of(int other) {
+JOINABLE_DEFINITION std::string DifferenceReport::text_of(int other) {
     auto const [label, value] = read_item(0);
     auto const there = read_item(text_bytes);
     std::size_t const name = name_in(there.label);
@@ -9504,12 +9506,12 @@ JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
     }
     words[0] &= (1U << errors) - 1;
     auto const ranks = static_cast<std::uint64_t>(control.size());
-    Inquiry inquiry{control, 0, ranks, true};
+    DifferenceReport report{control, 0, ranks, true};
     if (words[0] != 0) {
-        return inquiry.failure(local_error != nullptr, failure_of(local_error).message);
+        return report.failure(local_error != nullptr, failure_of(local_error).message);
     }
     if (!HashAgreement::is_common(&words[1], ranks)) {
-        return inquiry.difference(list);
+        return report.difference(list);
     }
     return {};
 }
@@ -9623,7 +9625,7 @@ enum class Verdict : std::uint8_t {
 
 /// Judges the sum in an order that gives every rank the same verdict. A failure hides a mismatch,
 /// because a leaving rank cannot say what it would have done. Both hide an end.
-[[nodiscard]] Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept;
+[[nodiscard]] Verdict judge(RollCallLanes const& totals, EndPolicy policy) noexcept;
 
 }}} // namespace joinable::v0::detail
 
@@ -9695,24 +9697,24 @@ RoundCode::agree_on(AgreementList& list, std::optional<bool> is_weighted) const 
     );
 }
 
-JOINABLE_DEFINITION Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept {
-    if (said.failed > 0) {
+JOINABLE_DEFINITION Verdict judge(RollCallLanes const& totals, EndPolicy policy) noexcept {
+    if (totals.failed > 0) {
         return Verdict::failed;
     }
-    if (!said.have_one_code() ||
-        (said.weighted != 0 && said.weighted + said.silent != said.active)) {
+    if (!totals.have_one_code() ||
+        (totals.weighted != 0 && totals.weighted + totals.silent != totals.active)) {
         return Verdict::mismatch;
     }
-    if (said.stop > 0) {
-        return said.active > 0 ? Verdict::stop : Verdict::end;
+    if (totals.stop > 0) {
+        return totals.active > 0 ? Verdict::stop : Verdict::end;
     }
-    if (said.active == 0) {
+    if (totals.active == 0) {
         return Verdict::end;
     }
-    if (said.arrived > 0 && policy == EndPolicy::stop_at_first) {
+    if (totals.arrived > 0 && policy == EndPolicy::stop_at_first) {
         return Verdict::stop;
     }
-    if (said.arrived > 0 && policy == EndPolicy::throw_early) {
+    if (totals.arrived > 0 && policy == EndPolicy::throw_early) {
         return Verdict::early_end;
     }
     return Verdict::go_on;
@@ -10100,9 +10102,9 @@ Schedule::require_promised(int rank, std::size_t round, RollCallLanes const& min
     if (mine.active == 0) {
         return;
     }
-    RoundCode const said = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
+    RoundCode const announced = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
     RoundCode const expected = code(round);
-    if (said.phase != expected.phase || said.syncs != expected.syncs ||
+    if (announced.phase != expected.phase || announced.syncs != expected.syncs ||
         (mine.weighted != 0) != is_weighted_ || mine.weight != weight_in(rank, round)) {
         throw ContractViolation{
             "the notice of round " + to_text(round) +
@@ -10126,19 +10128,19 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
         carry_.ranks += unsynced != 0 || (holds && shard.held_batches != 0) ? 1 : 0;
         arriving_.push_back(by_length_[joined_++]);
     }
-    RollCallLanes said;
+    RollCallLanes totals;
     auto const active = static_cast<std::uint32_t>(by_length_.size() - joined_);
     RoundCode const fixed = code(round_);
     bool const is_first_sync = ++round_ == sync_every_;
     Agreement const one = Agreement::of(fixed.encode());
-    said.active = active;
-    said.arrived = static_cast<std::uint32_t>(arriving_.size());
-    said.weighted = is_weighted_ ? active : 0;
-    said.contributors = active;
-    said.weight =
+    totals.active = active;
+    totals.arrived = static_cast<std::uint32_t>(arriving_.size());
+    totals.weighted = is_weighted_ ? active : 0;
+    totals.contributors = active;
+    totals.weight =
         (is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0) + (is_first_sync ? held_ : 0);
-    said.code = {one.sum * active, one.squares * active};
-    return said;
+    totals.code = {one.sum * active, one.squares * active};
+    return totals;
 }
 
 }}} // namespace joinable::v0::detail
@@ -10214,8 +10216,8 @@ public:
     /// Whether answer() waits once more for all ranks, because some arrived or failed.
     /// @pre test()
     [[nodiscard]] bool needs_another_message() const noexcept {
-        RollCallLanes const said = RollCallLanes::decode(words_);
-        return !schedule_ && said.arrived + said.failed > 0;
+        RollCallLanes const totals = RollCallLanes::decode(words_);
+        return !schedule_ && totals.arrived + totals.failed > 0;
     }
 
     /// For guards with known lengths. The schedule now answers instead of a sum, and nothing is sent,
@@ -10229,7 +10231,7 @@ public:
     Verdict answer(std::string_view text = {});
 
     /// The sum of what all ranks said in the last roll call.
-    [[nodiscard]] RollCallLanes const& said() const noexcept { return said_; }
+    [[nodiscard]] RollCallLanes const& totals() const noexcept { return totals_; }
     /// The ranks that arrived in the last roll call that had arrivals, ascending.
     [[nodiscard]] std::vector<int> const& arrived() const noexcept { return arrived_; }
     /// What the ranks that arrived in the last roll call had accumulated; nothing if none arrived.
@@ -10265,7 +10267,7 @@ private:
     ControlCommunicator& control_;
     EndPolicy policy_;
     RollCallLanes mine_;
-    RollCallLanes said_;
+    RollCallLanes totals_;
     RollCallLanes::Words words_{};
     bool posted_ = false;
     std::size_t rounds_ = 0;
@@ -10331,29 +10333,29 @@ JOINABLE_DEFINITION Verdict RollCall::answer(std::string_view text) {
 JOINABLE_DEFINITION Verdict RollCall::hear(std::string_view text) {
     carry_ = {};
     if (schedule_) {
-        said_ = schedule_->next();
-        if (said_.arrived > 0) {
+        totals_ = schedule_->next();
+        if (totals_.arrived > 0) {
             carry_ = schedule_->carry();
             note_arrivals(schedule_->arriving());
         }
     } else {
         control_.wait_sum();
-        said_ = RollCallLanes::decode(words_);
-        if (said_.arrived > 0) {
+        totals_ = RollCallLanes::decode(words_);
+        if (totals_.arrived > 0) {
             exchange_arrivals();
         }
-        if (said_.failed > 0) {
+        if (totals_.failed > 0) {
             bool const has_failed = mine_.failed != 0;
             auto const size = static_cast<std::uint64_t>(control_.size());
-            failure_ = Inquiry{control_, 0, size, true}.failure(has_failed, text);
+            failure_ = DifferenceReport{control_, 0, size, true}.failure(has_failed, text);
         }
     }
     posted_ = false;
-    Verdict const verdict = is_closing_ && said_.failed == 0
-                                ? said_.digest.value(static_cast<std::uint64_t>(control_.size()))
+    Verdict const verdict = is_closing_ && totals_.failed == 0
+                                ? totals_.digest.value(static_cast<std::uint64_t>(control_.size()))
                                       ? Verdict::end
                                       : Verdict::mismatch
-                                : judge(said_, policy_);
+                                : judge(totals_, policy_);
     if (verdict != Verdict::go_on) {
         schedule_.reset();
     }
@@ -10388,35 +10390,36 @@ JOINABLE_DEFINITION void RollCall::exchange_arrivals() {
 
 JOINABLE_DEFINITION void RollCall::name_setting() {
     bool const has_say = is_closing_ || mine_.active != 0;
-    auto const count = is_closing_ ? static_cast<std::uint64_t>(control_.size()) : said_.active;
+    auto const count = is_closing_ ? static_cast<std::uint64_t>(control_.size()) : totals_.active;
     int const lowest = is_closing_ ? 0 : lowest_active_;
-    failure_ = Inquiry{control_, lowest, count, has_say}.difference(settings_.list());
+    failure_ = DifferenceReport{control_, lowest, count, has_say}.difference(settings_.list());
     failure_.message +=
         "; ranks have stepped by them, so values are mixed: go on from a checkpoint, with the "
         "same settings on every rank";
 }
 
 JOINABLE_DEFINITION void RollCall::name_difference() {
-    if (is_closing_ || (said_.code.value(said_.active) && !said_.digest.value(said_.active))) {
+    if (is_closing_ ||
+        (totals_.code.value(totals_.active) && !totals_.digest.value(totals_.active))) {
         name_setting();
         return;
     }
     int lowest = lowest_active_;
-    std::uint64_t count = said_.active;
+    std::uint64_t count = totals_.active;
     bool has_say = mine_.active != 0;
     std::optional<bool> is_weighted;
-    if (said_.silent == 0 || said_.have_one_code()) {
+    if (totals_.silent == 0 || totals_.have_one_code()) {
         is_weighted = mine_.weighted != 0;
         has_say = has_say && mine_.silent == 0;
-        count -= said_.silent;
+        count -= totals_.silent;
     }
-    if (count != said_.active) {
-        lowest = Inquiry{control_, lowest, count, has_say}.ranks_with(has_say).front();
+    if (count != totals_.active) {
+        lowest = DifferenceReport{control_, lowest, count, has_say}.ranks_with(has_say).front();
     }
     AgreementList list;
     list.begin_section(concat("ranks disagree about round ", rounds_, ": "));
     RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list, is_weighted);
-    failure_ = Inquiry{control_, lowest, count, has_say}.difference(list);
+    failure_ = DifferenceReport{control_, lowest, count, has_say}.difference(list);
     failure_.message += "; every active rank must open the same round";
 }
 
@@ -10498,10 +10501,10 @@ public:
         next_position_ = position + 1;
         return repeats(notice, *opened_) ? *opened_ : notice;
     }
-    /// The open round of a participant that announced `said` and holds `window`.
+    /// The open round of a participant that announced `notice` and holds `window`.
     [[nodiscard]] Round
-    round_of(int world_size, RoundNotice const& said, Window const& window) const noexcept {
-        Round round = Round::outside_guard(world_size, said, window);
+    round_of(int world_size, RoundNotice const& notice, Window const& window) const noexcept {
+        Round round = Round::outside_guard(world_size, notice, window);
         round.number_ = rounds_ - 1;
         return round;
     }
@@ -10534,21 +10537,21 @@ public:
     }
 
 private:
-    [[nodiscard]] static bool accumulates(RoundNotice const& said) noexcept {
-        return said.phase == Phase::train && !said.will_sync;
+    [[nodiscard]] static bool accumulates(RoundNotice const& notice) noexcept {
+        return notice.phase == Phase::train && !notice.will_sync;
     }
     void count(RoundNotice const& given) {
-        RoundNotice const said = completed(given, options_, training_rounds_);
-        std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
-        window_.require_continued(said, own);
-        opened_ = said;
+        RoundNotice const notice = completed(given, options_, training_rounds_);
+        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+        window_.require_continued(notice, own);
+        opened_ = notice;
         next_position_ = 0;
         reduced_ = window_;
         ++rounds_;
-        round_ = round_of(world_size_, said, reduced_);
-        training_rounds_ += said.phase == Phase::train ? 1 : 0;
-        if (accumulates(said)) {
-            window_.pass(false, said, own);
+        round_ = round_of(world_size_, notice, reduced_);
+        training_rounds_ += notice.phase == Phase::train ? 1 : 0;
+        if (accumulates(notice)) {
+            window_.pass(false, notice, own);
         }
     }
 
@@ -10722,10 +10725,10 @@ public:
     [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const;
 
     /// The next round as this rank announces it, before the others have answered.
-    [[nodiscard]] Round preview(Announcement const& said) const noexcept;
+    [[nodiscard]] Round preview(Announcement const& announcement) const noexcept;
 
     /// Posts the roll call of a round that this rank opens.
-    void announce(Announcement const& said);
+    void announce(Announcement const& announcement);
     /// Announces that this rank has run out of inputs, and what it holds.
     void announce_arrival();
     /// Announces at most a vote, for a rank that has joined. A vote may follow the announced arrival
@@ -10766,7 +10769,7 @@ public:
     [[nodiscard]] Round adopt(Session& session, std::optional<Announcement> const& own);
     /// How the active ranks opened the last round. Not known with known lengths.
     [[nodiscard]] Opening opening() const noexcept { return agreed_code().opening; }
-    [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.said().stop > 0; }
+    [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.totals().stop > 0; }
 
     /// The result up to now.
     [[nodiscard]] JoinResult result(bool stopped_early) const;
@@ -10774,16 +10777,16 @@ public:
 
 private:
     [[nodiscard]] RoundCode agreed_code() const noexcept;
-    [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
-        return !said.notice.skips || window_.is_open();
+    [[nodiscard]] bool contributes(Announcement const& announcement) const noexcept {
+        return !announcement.notice.skips || window_.is_open();
     }
     /// 0 if it skips. With known lengths a rank that skips keeps the promised weight.
     [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
         return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);
     }
     /// A round that syncs includes the weight held since the last one that did.
-    [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
-        return own_weight(said.notice) + (said.syncs() ? window_.weight : 0);
+    [[nodiscard]] std::uint64_t weight_of(Announcement const& announcement) const noexcept {
+        return own_weight(announcement.notice) + (announcement.syncs() ? window_.weight : 0);
     }
     [[nodiscard]] std::uint32_t take_vote() noexcept {
         return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
@@ -10832,32 +10835,32 @@ JOINABLE_DEFINITION void Rounds::exchange_lengths() {
 }
 
 JOINABLE_DEFINITION RoundNotice Rounds::completed(RoundNotice const& notice) const {
-    RoundNotice const said = detail::completed(notice, options_, training_rounds_);
-    window_.require_continued(said, own_weight(said));
-    return said;
+    RoundNotice const full = detail::completed(notice, options_, training_rounds_);
+    window_.require_continued(full, own_weight(full));
+    return full;
 }
 
-JOINABLE_DEFINITION Round Rounds::preview(Announcement const& said) const noexcept {
+JOINABLE_DEFINITION Round Rounds::preview(Announcement const& announcement) const noexcept {
     Round round;
     round.number_ = roll_call_.rounds();
-    round.phase_ = said.notice.phase;
-    round.will_sync_ = said.syncs();
+    round.phase_ = announcement.notice.phase;
+    round.will_sync_ = announcement.syncs();
     return round;
 }
 
-JOINABLE_DEFINITION void Rounds::announce(Announcement const& said) {
-    RoundCode const code{
-        said.notice.phase, said.syncs(), said.opening, static_cast<std::uint32_t>(said.opener)
-    };
+JOINABLE_DEFINITION void Rounds::announce(Announcement const& announcement) {
+    RoundNotice const& notice = announcement.notice;
+    auto const opener = static_cast<std::uint32_t>(announcement.opener);
+    RoundCode const code{notice.phase, announcement.syncs(), announcement.opening, opener};
     RollCallLanes lanes;
     lanes.active = 1;
     lanes.stop = take_vote();
-    bool const holds_weights = said.notice.skips && said.notice.phase == Phase::train &&
-                               window_.is_open() && window_.is_weighted;
-    lanes.weighted = said.notice.weight || holds_weights ? 1 : 0;
-    lanes.silent = said.notice.skips && lanes.weighted == 0 ? 1 : 0;
-    lanes.contributors = contributes(said) ? 1 : 0;
-    lanes.weight = weight_of(said);
+    bool const holds_weights =
+        notice.skips && notice.phase == Phase::train && window_.is_open() && window_.is_weighted;
+    lanes.weighted = notice.weight || holds_weights ? 1 : 0;
+    lanes.silent = notice.skips && lanes.weighted == 0 ? 1 : 0;
+    lanes.contributors = contributes(announcement) ? 1 : 0;
+    lanes.weight = weight_of(announcement);
     lanes.code = Agreement::of(code.encode());
     lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
     roll_call_.post(lanes);
@@ -10883,7 +10886,7 @@ JOINABLE_DEFINITION Verdict Rounds::hear() {
 }
 
 JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announcement> const& own) {
-    RollCallLanes const& said = roll_call_.said();
+    RollCallLanes const& totals = roll_call_.totals();
     RoundCode const code = agreed_code();
     Round round;
     round.session_ = &session;
@@ -10891,20 +10894,20 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     round.number_ = roll_call_.rounds() - 1;
     round.phase_ = code.phase;
     round.will_sync_ = code.syncs;
-    if (code.phase == Phase::train && said.silent != said.active) {
-        was_weighted_ = said.weighted != 0;
+    if (code.phase == Phase::train && totals.silent != totals.active) {
+        was_weighted_ = totals.weighted != 0;
     }
     // If all ranks skip, none tells whether it is weighted; joined ranks may hold gradients of the
     // last round that told.
-    round.is_weighted_ = said.weighted != 0 || (said.silent == said.active && was_weighted_);
-    round.active_count_ = static_cast<int>(said.active);
+    round.is_weighted_ = totals.weighted != 0 || (totals.silent == totals.active && was_weighted_);
+    round.active_count_ = static_cast<int>(totals.active);
     bool const takes_carry = code.syncs && options_.carry_accumulated;
     carry_.ranks += roll_call_.carry().ranks;
     carry_.weight += roll_call_.carry().weight;
     round.contributor_count_ =
-        static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
+        static_cast<int>(totals.contributors + (takes_carry ? carry_.ranks : 0));
     round.contributes_ = own ? contributes(*own) : takes_carry && window_.is_open();
-    round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
+    round.weight_sum_ = totals.weight + (takes_carry ? carry_.weight : 0);
     round.weight_ = own ? weight_of(*own) : takes_carry ? window_.weight : 0;
     if (round.will_sync_ && round.is_weighted_ && round.weight_sum_ == 0) {
         round.contributor_count_ = 0; // the average is zeros
@@ -10936,7 +10939,7 @@ JOINABLE_DEFINITION JoinResult Rounds::result(bool stopped_early) const {
     result.stopped_early = stopped_early;
     result.unsynced_rounds = window_.rounds;
     std::vector<int> const& arrived = roll_call_.arrived();
-    bool const some_arrived = roll_call_.said().arrived > 0;
+    bool const some_arrived = roll_call_.totals().arrived > 0;
     for (int rank = 0; rank < control_.size(); ++rank) {
         result.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
         bool const arrives_last =
@@ -10950,8 +10953,8 @@ JOINABLE_DEFINITION JoinResult Rounds::result(bool stopped_early) const {
 }
 
 JOINABLE_DEFINITION RoundCode Rounds::agreed_code() const noexcept {
-    RollCallLanes const& said = roll_call_.said();
-    return RoundCode::decode(said.code.value(said.active).value_or(0));
+    RollCallLanes const& totals = roll_call_.totals();
+    return RoundCode::decode(totals.code.value(totals.active).value_or(0));
 }
 
 }}} // namespace joinable::v0::detail
@@ -11246,7 +11249,7 @@ public:
 
     /// Blocks until the announced round is agreed on, and returns it.
     Round answer(std::size_t position) {
-        settle();
+        hear_verdict();
         Round round = round_;
         round.position_ = position;
         return round;
@@ -11345,7 +11348,7 @@ private:
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
 
     /// Waits for the answer of a posted roll call, if there is one, and acts on it.
-    void settle();
+    void hear_verdict();
 
     /// Returns the answer, or throws the verdicts that end the guard with an exception.
     Verdict hear();
@@ -11523,15 +11526,15 @@ JOINABLE_DEFINITION void Session::enter(
 
 JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& window) const {
     ControlCommunicator& control = outcome_.control();
-    Inquiry inquiry{control, 0, static_cast<std::uint64_t>(control.size()), true};
-    std::vector<int> ranks = inquiry.ranks_with(window.is_open() && !window.is_weighted);
+    DifferenceReport report{control, 0, static_cast<std::uint64_t>(control.size()), true};
+    std::vector<int> ranks = report.ranks_with(window.is_open() && !window.is_weighted);
     std::string text = concat(
         "guards differ: ",
         ranks_text(ranks),
         " accumulated batches without weights before this guard, others with weights; clear gradients before the "
         "guard, or call discard_window() on all ranks"
     );
-    return inquiry.reason(FailureKind::mismatch, std::move(ranks), std::move(text));
+    return report.reason(FailureKind::mismatch, std::move(ranks), std::move(text));
 }
 
 JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
@@ -11567,7 +11570,7 @@ JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice con
     }
     opened_ = open(notice, Opening::notification, position);
     if (options_.end_policy == EndPolicy::throw_early) {
-        settle();
+        hear_verdict();
     }
 }
 
@@ -11600,7 +11603,7 @@ Session::next(bool have_input, RoundNotice const& notice, Opening opening) {
     }
     opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);
     is_ahead_ = false;
-    settle();
+    hear_verdict();
     return !stopped_;
 }
 
@@ -11694,18 +11697,18 @@ JOINABLE_DEFINITION void Session::leave_by_exception() noexcept {
 JOINABLE_DEFINITION Announcement
 Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
     outcome_.forget(); // a failure before this round was handled
-    Announcement const said{rounds_.completed(notice), opening, opener};
+    Announcement const announcement{rounds_.completed(notice), opening, opener};
     if (opening == Opening::notification) {
         if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
             throw_violation(stop_needs_loop);
         }
-        turns_.require_first(opener, rounds_.preview(said));
+        turns_.require_first(opener, rounds_.preview(announcement));
     }
-    rounds_.announce(said);
-    return said;
+    rounds_.announce(announcement);
+    return announcement;
 }
 
-JOINABLE_DEFINITION void Session::settle() {
+JOINABLE_DEFINITION void Session::hear_verdict() {
     if (is_answered()) {
         return;
     }
@@ -12171,19 +12174,19 @@ private:
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
     /// @throws ContractViolation  see Window::require_continued.
-    Round open_alone(int world_size, RoundNotice const& notice, detail::WindowEnd end) {
-        RoundNotice const said =
-            local_rounds_ == nullptr ? notice : local_rounds_->announce(position_, notice);
+    Round open_alone(int world_size, RoundNotice const& given, detail::WindowEnd end) {
+        RoundNotice const notice =
+            local_rounds_ == nullptr ? given : local_rounds_->announce(position_, given);
         detail::Window const& window = has_window_of_guard_ ? local_rounds_->reduced() : window_;
         Round const round = local_rounds_ == nullptr
-                                ? Round::outside_guard(world_size, said, window)
-                                : local_rounds_->round_of(world_size, said, window);
+                                ? Round::outside_guard(world_size, notice, window)
+                                : local_rounds_->round_of(world_size, notice, window);
         bool const ends = round.will_sync() && end == detail::WindowEnd::opening;
         if (!has_window_of_guard_) {
-            std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
-            window_.require_continued(said, own);
+            std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+            window_.require_continued(notice, own);
             if (!round.will_sync() || ends) {
-                window_.pass(ends, said, own);
+                window_.pass(ends, notice, own);
             }
         }
         if (ends && local_rounds_ != nullptr) {
@@ -15004,8 +15007,8 @@ JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ran
     if (HashAgreement::is_common(words.data(), count)) {
         return;
     }
-    Inquiry inquiry{control, ranks.lowest, count, ranks.has_say};
-    AbortReason reason = inquiry.difference(values);
+    DifferenceReport report{control, ranks.lowest, count, ranks.has_say};
+    AbortReason reason = report.difference(values);
     reason.message +=
         "; start all ranks from the same values (sync_at_start), and change them on all ranks alike";
     throw_failure(reason);
@@ -17634,25 +17637,25 @@ struct Descriptor {
     }
 
     [[nodiscard]] std::string text() const {
-        std::string said = concat(name_of(collective));
+        std::string phrase = concat(name_of(collective));
         if (has_counts) {
-            said += concat(" by counts of ", joinable::name_of(dtype));
+            phrase += concat(" by counts of ", joinable::name_of(dtype));
         } else if (collective != Collective::barrier && collective != split_collective) {
-            said += concat(" of ", count, " ", joinable::name_of(dtype));
+            phrase += concat(" of ", count, " ", joinable::name_of(dtype));
         }
         if (is_reduction()) {
-            said += concat(" with ", joinable::name_of(op));
+            phrase += concat(" with ", joinable::name_of(op));
         }
         if (collective == Collective::broadcast || collective == Collective::scatter) {
-            said += concat(" from rank ", root);
+            phrase += concat(" from rank ", root);
         }
         if (collective == Collective::reduce || collective == Collective::gather) {
-            said += concat(" to rank ", root);
+            phrase += concat(" to rank ", root);
         }
         if (is_agreement()) {
-            said += " (a guard's roll call or entry, or the making of a model)";
+            phrase += " (a guard's roll call or entry, or the making of a model)";
         }
-        return said;
+        return phrase;
     }
 
 private:
@@ -18398,11 +18401,13 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// Whether every rank combines all contributions for itself; else the ranks share the work in
 /// chunks.
-[[nodiscard]] inline bool is_small(Descriptor const& said) noexcept {
-    bool const leaves_all_with_one_share =
-        said.collective == Collective::all_reduce || said.collective == Collective::broadcast ||
-        said.collective == Collective::barrier || said.collective == Collective::reduce;
-    return leaves_all_with_one_share && said.count * size_of(said.dtype) <= tuning::slot_bytes;
+[[nodiscard]] inline bool is_small(Descriptor const& signature) noexcept {
+    bool const leaves_all_with_one_share = signature.collective == Collective::all_reduce ||
+                                           signature.collective == Collective::broadcast ||
+                                           signature.collective == Collective::barrier ||
+                                           signature.collective == Collective::reduce;
+    return leaves_all_with_one_share &&
+           signature.count * size_of(signature.dtype) <= tuning::slot_bytes;
 }
 
 /// One rank's arrival in one collective, on one cache line. A small message needs no other line.
@@ -18428,10 +18433,10 @@ struct alignas(64) ArrivalLine {
     static constexpr std::uint64_t empty = sequence_mask; ///< no collective in a fresh slot has it
 
     static std::uint64_t
-    encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
-        std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
-        return (sequence & sequence_mask) | inline_count << 31U | said.word() << 38U |
-               static_cast<std::uint64_t>(said.has_counts) << 62U;
+    encode(std::uint64_t sequence, Descriptor const& signature, bool is_inline) noexcept {
+        std::uint64_t const inline_count = is_inline ? signature.count + 1 : 0;
+        return (sequence & sequence_mask) | inline_count << 31U | signature.word() << 38U |
+               static_cast<std::uint64_t>(signature.has_counts) << 62U;
     }
     [[nodiscard]] static bool tells_count(std::uint64_t word) noexcept {
         return (word >> 31U & 0x7fU) == 0 && (word >> 62U & 1U) == 0;
@@ -18564,15 +18569,16 @@ reason_of_messages(int rank, int peer, std::string const& mine, std::string cons
     };
 }
 
-/// Why ranks cannot run their collectives together, if these differ. `said_by(rank)` is that rank's
+/// Why ranks cannot run their collectives together, if these differ. `signature_of(rank)` is that rank's
 /// Descriptor, or has text() and is_agreement() as a Descriptor has. Ranks that have the same ones find the same reason.
-template <class SaidBy>
-[[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
-    auto const first = said_by(0);
+template <class SignatureOf>
+[[nodiscard]] std::optional<AbortReason>
+find_difference(int size, SignatureOf const& signature_of) {
+    auto const first = signature_of(0);
     AbortReason reason{FailureKind::mismatch, {}, {}};
     bool agrees = first.is_agreement(); // some rank
     for (int rank = 1; rank < size; ++rank) {
-        if (auto const other = said_by(rank); !(other == first)) {
+        if (auto const other = signature_of(rank); !(other == first)) {
             agrees = agrees || other.is_agreement();
             reason.ranks.push_back(rank);
             reason.message += concat(", rank ", rank, " ", other.text());
@@ -18595,7 +18601,7 @@ template <class SaidBy>
 /// to) is what `to` expects from `from`.
 template <class Sent, class Expected>
 [[nodiscard]] std::optional<AbortReason> find_difference_of_counts(
-    int size, Descriptor const& said, Sent const& sent, Expected const& expected
+    int size, Descriptor const& signature, Sent const& sent, Expected const& expected
 ) {
     for (int from = 0; from < size; ++from) {
         for (int to = 0; to < size; ++to) {
@@ -18606,7 +18612,7 @@ template <class Sent, class Expected>
                                : std::vector{(std::min)(from, to), (std::max)(from, to)},
                     concat(
                         "counts differ in ",
-                        said.text(),
+                        signature.text(),
                         ": rank ",
                         from,
                         " has ",
@@ -18885,14 +18891,14 @@ struct SleepThrough {
 /// the core, so the yielding stage also ends by time: a wait that checks for deaths before it
 /// sleeps then does so soon. Signalling a change costs one load unless a rank sleeps. The object
 /// may lie in memory that several processes share.
-class WaitingRoom {
+class WaitQueue {
 public:
     /// After this time a wait no longer yields.
     static constexpr std::chrono::milliseconds longest_yielding{10};
 
     /// Spins for some microseconds if every rank has a core. Longer spinning would delay a peer
     /// that shares its core with another program.
-    explicit WaitingRoom(int ranks)
+    explicit WaitQueue(int ranks)
         : is_crowded_{static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()} {}
 
     /// Whether there are more ranks than cores.
@@ -18979,7 +18985,7 @@ public:
 
     /// Returns whether this writer was first. `close()` runs after the reason is written. If it was
     /// not first, another writer may still be writing, or may have died or been stopped: see
-    /// take_over() and settle().
+    /// take_over() and await_given().
     template <class Close>
     bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
         State const mine{Phase::writing, 0, writer};
@@ -19015,8 +19021,8 @@ public:
     /// gives `reason`.
     /// @pre has_begun()
     template <class Close, class BeforeSleep>
-    void settle(
-        WaitingRoom& room,
+    void await_given(
+        WaitQueue& room,
         AbortReason const& reason,
         int writer,
         Close const& close,
@@ -19215,7 +19221,7 @@ public:
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
         reason_.give(reason, writer, [this] { freeze(); });
         room.wake(); // also those that wait for other things than this board's end
-        reason_.settle(room, reason, writer, [this] { freeze(); }, before_sleep);
+        reason_.await_given(room, reason, writer, [this] { freeze(); }, before_sleep);
     }
     /// Records that the writer with this number has died, anywhere, even in an abort. It had `rank`
     /// on this board; negative: none. `burier` is the writer that records the death, or
@@ -19328,8 +19334,8 @@ private:
     [[nodiscard]] std::span<Count> counts_of(int rank, std::uint64_t sequence) noexcept;
 
 public:
-    WaitingRoom room;
-    WaitingRoom helpers_room; ///< for threads that only wait for chunks to claim
+    WaitQueue room;
+    WaitQueue helpers_room; ///< for threads that only wait for chunks to claim
 
 private:
     int size_;
@@ -19544,9 +19550,9 @@ struct OwnPlace {
 class Exchange {
 public:
     Exchange(
-        Board& board, std::uint64_t sequence, Descriptor const& said, OwnPlace const& own = {}
+        Board& board, std::uint64_t sequence, Descriptor const& signature, OwnPlace const& own = {}
     ) noexcept
-        : board_{board}, sequence_{sequence}, said_{said}, own_{own} {}
+        : board_{board}, sequence_{sequence}, signature_{signature}, own_{own} {}
 
     [[nodiscard]] int blocks() const noexcept;
 
@@ -19577,7 +19583,7 @@ private:
 
     Board& board_;
     std::uint64_t sequence_;
-    Descriptor const& said_;
+    Descriptor const& signature_;
     OwnPlace own_;
 };
 
@@ -19598,7 +19604,7 @@ contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) no
 void combine_contributions(
     Board& board,
     std::uint64_t sequence,
-    Descriptor const& said,
+    Descriptor const& signature,
     bool is_on_line,
     int rank,
     void* out
@@ -20202,7 +20208,7 @@ JOINABLE_DEFINITION void reduce_to(
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION int Exchange::blocks() const noexcept {
-    switch (said_.collective) {
+    switch (signature_.collective) {
     case Collective::all_reduce:
     case Collective::broadcast:
     case Collective::barrier:
@@ -20214,14 +20220,14 @@ JOINABLE_DEFINITION int Exchange::blocks() const noexcept {
 }
 
 JOINABLE_DEFINITION std::size_t Exchange::size_of_block(int b) const noexcept {
-    switch (said_.collective) {
+    switch (signature_.collective) {
     case Collective::all_gather: return share(b, 0);
-    case Collective::gather: return share(b, said_.root);
+    case Collective::gather: return share(b, signature_.root);
     case Collective::reduce_scatter:
     case Collective::scaled_reduce_scatter: return share(0, b);
-    case Collective::scatter: return share(said_.root, b);
+    case Collective::scatter: return share(signature_.root, b);
     case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
-    default: return said_.count;
+    default: return signature_.count;
     }
 }
 
@@ -20234,14 +20240,14 @@ JOINABLE_DEFINITION Block Exchange::block(int b) const noexcept {
         }
         return sum;
     };
-    switch (said_.collective) {
-    case Collective::broadcast: return {size, said_.root};
-    case Collective::reduce: return {size, every_rank, said_.root};
+    switch (signature_.collective) {
+    case Collective::broadcast: return {size, signature_.root};
+    case Collective::reduce: return {size, every_rank, signature_.root};
     case Collective::all_gather: return {size, b, every_rank, 0, before()};
-    case Collective::gather: return {size, b, said_.root, 0, before()};
+    case Collective::gather: return {size, b, signature_.root, 0, before()};
     case Collective::reduce_scatter:
     case Collective::scaled_reduce_scatter: return {size, every_rank, b, before(), 0};
-    case Collective::scatter: return {size, said_.root, b, before(), 0};
+    case Collective::scatter: return {size, signature_.root, b, before(), 0};
     case Collective::all_to_all: {
         Block found{size, b / board_.size(), b % board_.size()};
         for (int rank = 0; rank < found.to; ++rank) {
@@ -20270,20 +20276,20 @@ JOINABLE_DEFINITION void Exchange::run(std::size_t begin, std::size_t end) const
 }
 
 JOINABLE_DEFINITION std::size_t Exchange::share(int from, int to) const noexcept {
-    return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
-                            : said_.count;
+    return signature_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
+                                 : signature_.count;
 }
 
 JOINABLE_DEFINITION std::byte*
 Exchange::shared(int rank, std::size_t word, std::size_t offset) const noexcept {
-    auto const& said = board_.line(rank, sequence_).payload;
-    std::uint64_t const ring = said[ArrivalLine::ring];
-    return board_.place_at(said[word]) + (ring == 0 ? offset : offset % ring);
+    auto const\& payload = board_.line(rank, sequence_).payload;
+    std::uint64_t const ring = signature[ArrivalLine::ring];
+    return board_.place_at(signature[word]) + (ring == 0 ? offset : offset % ring);
 }
 
 JOINABLE_DEFINITION void
 Exchange::run_part(Block const& block, std::size_t begin, std::size_t end) const {
-    std::size_t const element = size_of(said_.dtype);
+    std::size_t const element = size_of(signature_.dtype);
     auto const from = [&](std::size_t rank) {
         return input(static_cast<int>(rank), (block.in_at + begin) * element);
     };
@@ -20293,7 +20299,7 @@ Exchange::run_part(Block const& block, std::size_t begin, std::size_t end) const
     };
     auto const ranks = static_cast<std::size_t>(board_.size());
     std::size_t const outputs = block.to == every_rank ? ranks : 1;
-    bool const scales = is_scaled(said_.collective);
+    bool const scales = is_scaled(signature_.collective);
     if (ranks == 1 && from(0) == to(0) && !scales) {
         return; // a sum over one rank needs no work
     }
@@ -20304,8 +20310,8 @@ Exchange::run_part(Block const& block, std::size_t begin, std::size_t end) const
             );
         };
         reduce_to(
-            said_.dtype,
-            said_.op,
+            signature_.dtype,
+            signature_.op,
             {ranks, from},
             {outputs, to},
             end - begin,
@@ -20337,12 +20343,12 @@ JOINABLE_DEFINITION bool say_the_same(Board& board, std::uint64_t sequence) noex
 
 JOINABLE_DEFINITION std::optional<AbortReason>
 disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
-    auto const said_by = [&](int rank) {
+    auto const signature_of = [&](int rank) {
         ArrivalLine const& line = board.line(rank, sequence);
         return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
     };
     if (!say_the_same(board, sequence)) {
-        return find_difference(board.size(), said_by);
+        return find_difference(board.size(), signature_of);
     }
     if (!mine.has_counts) {
         return std::nullopt;
@@ -20366,7 +20372,7 @@ contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) no
 JOINABLE_DEFINITION void combine_contributions(
     Board& board,
     std::uint64_t sequence,
-    Descriptor const& said,
+    Descriptor const& signature,
     bool is_on_line,
     int rank,
     void* out
@@ -20374,17 +20380,20 @@ JOINABLE_DEFINITION void combine_contributions(
     auto const contributed_by = [&](std::size_t from) {
         return contribution(board, sequence, static_cast<int>(from), is_on_line);
     };
-    if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
+    if (signature.count == 0 ||
+        (signature.collective == Collective::reduce && rank != signature.root)) {
         return;
     }
-    if (said.collective == Collective::broadcast) {
-        auto const* const from = contributed_by(static_cast<std::size_t>(said.root));
-        std::memcpy(out, from, said.count * size_of(said.dtype));
+    if (signature.collective == Collective::broadcast) {
+        auto const* const from = contributed_by(static_cast<std::size_t>(signature.root));
+        std::memcpy(out, from, signature.count * size_of(signature.dtype));
         return;
     }
     auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
     auto const ranks = static_cast<std::size_t>(board.size());
-    reduce_to(said.dtype, said.op, {ranks, contributed_by}, {1, in_place}, said.count);
+    reduce_to(
+        signature.dtype, signature.op, {ranks, contributed_by}, {1, in_place}, signature.count
+    );
 }
 
 }}} // namespace joinable::v0::detail
@@ -20439,7 +20448,7 @@ has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) n
 bool run_chunks(
     Board& board,
     std::uint64_t sequence,
-    Descriptor const& said,
+    Descriptor const& signature,
     Cut const& cut,
     int rank,
     int shares,
@@ -20504,7 +20513,7 @@ has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
 JOINABLE_DEFINITION bool run_chunks(
     Board& board,
     std::uint64_t sequence,
-    Descriptor const& said,
+    Descriptor const& signature,
     Cut const& cut,
     int rank,
     int shares,
@@ -20528,7 +20537,9 @@ JOINABLE_DEFINITION bool run_chunks(
                 break;
             }
             std::size_t const begin = (first + static_cast<std::size_t>(mine)) * cut.chunk;
-            Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
+            Exchange{board, sequence, signature}.run(
+                begin, (std::min)(cut.total, begin + cut.chunk)
+            );
             ++done;
         }
     }
@@ -20565,7 +20576,7 @@ struct Slices {
     int ranks = 1;
 
     Slices() = default;
-    Slices(Board const& board, Descriptor const& said) noexcept;
+    Slices(Board const& board, Descriptor const& signature) noexcept;
 
     /// Whether such a collective can be sliced: each rank must have corresponding elements at the
     /// same offset of its buffer.
@@ -20594,20 +20605,20 @@ class Pipeline {
 public:
     Pipeline() = default;
     /// @pre all ranks have arrived
-    Pipeline(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
-        : sequence_{sequence}, slices_{board, said}, count_{slices_.count()} {}
+    Pipeline(Board& board, std::uint64_t sequence, Descriptor const& signature) noexcept
+        : sequence_{sequence}, slices_{board, signature}, count_{slices_.count()} {}
 
     [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept;
 
     /// Does all that is possible without waiting. Returns whether this rank's buffers are final.
     /// `Memory` copies ranges of bytes to and from this rank's ring.
     template <class Memory>
-    bool advance(Board& board, Descriptor const& said, int rank, Memory& memory) {
+    bool advance(Board& board, Descriptor const& signature, int rank, Memory& memory) {
         ChunkProgress& mine = board.progress(rank, sequence_);
         auto const own = memory.own(sequence_);
         auto* const in = static_cast<std::byte*>(const_cast<void*>(own.in)); // is only read
         OwnPlace const place{rank, in, static_cast<std::byte*>(own.out)};
-        Exchange const exchange{board, sequence_, said, place};
+        Exchange const exchange{board, sequence_, signature, place};
         for (bool moves = true; moves;) {
             moves = false;
             if (lent_ < limit_of_lending(board, rank)) {
@@ -20701,9 +20712,9 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION Slices::Slices(Board const& board, Descriptor const& said) noexcept
-    : total{said.count}, element{size_of(said.dtype)}, chunk{chunk_bytes(board) / element},
-      ranks{board.size()} {}
+JOINABLE_DEFINITION Slices::Slices(Board const& board, Descriptor const& signature) noexcept
+    : total{signature.count}, element{size_of(signature.dtype)},
+      chunk{chunk_bytes(board) / element}, ranks{board.size()} {}
 
 JOINABLE_DEFINITION std::size_t Slices::count() const noexcept {
     std::size_t const slice = chunk * static_cast<std::size_t>(ranks);
@@ -20856,17 +20867,17 @@ JOINABLE_DEFINITION bool Helper::have_all_arrived(std::uint64_t sequence) noexce
 
 JOINABLE_DEFINITION bool Helper::compute(std::uint64_t sequence) {
     ArrivalLine const& line = board_.line(rank_, sequence);
-    Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
-    if (is_small(said) || disagreement(board_, sequence, said)) {
+    Descriptor const signature = ArrivalLine::decode(line.word.load(), line.payload);
+    if (is_small(signature) || disagreement(board_, sequence, signature)) {
         return false; // the rank itself aborts
     }
     if (Pipeline::is_needed(board_, sequence)) {
         return false; // it does not know the rank's own addresses
     }
-    Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
+    Cut const cut{Exchange{board_, sequence, signature}, size_of(signature.dtype), board_.size()};
     bool const has_some = has_unclaimed(board_, sequence, cut);
     if (has_some) {
-        run_chunks(board_, sequence, said, cut, rank_, board_.size(), Worker::helper);
+        run_chunks(board_, sequence, signature, cut, rank_, board_.size(), Worker::helper);
     }
     return has_some;
 }
@@ -20895,7 +20906,7 @@ struct alignas(64) PendingMessage {
 
 /// Not a template's member: nvcc 13 would look there for an operator new with an alignment.
 PendingMessage& write_message(
-    std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
+    std::byte* memory, bool is_send, int tag, ConstBuffer data, std::uint64_t data_place
 ) noexcept;
 
 /// The messages from one rank to another: messages of either side that wait for the other side, in
@@ -20932,13 +20943,13 @@ private:
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION PendingMessage& write_message(
-    std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
+    std::byte* memory, bool is_send, int tag, ConstBuffer data, std::uint64_t data_place
 ) noexcept {
     auto* const pending = ::new (memory) PendingMessage{};
     pending->is_send = is_send;
-    pending->dtype = said.dtype;
+    pending->dtype = data.dtype;
     pending->tag = tag;
-    pending->count = said.count;
+    pending->count = data.count;
     pending->data = data_place;
     return *pending;
 }
@@ -21079,11 +21090,11 @@ public:
         return board_->here(ended_by().value_or(reason_of_leaving(peer)));
     }
 
-    /// The ranks that `said`, the reason of an exception, names, as numbered in this group. Requires
+    /// The ranks that `told`, the reason of an exception, names, as numbered in this group. Requires
     /// that a reason of this kind and with these ranks ended this group, its collectives, or those of a subgroup of which the rank with this number was a
     /// member. Otherwise nothing.
     [[nodiscard]] std::optional<std::vector<int>>
-    ranks_here(AbortReason const& said, int number) const;
+    ranks_here(AbortReason const& told, int number) const;
 
     /// Whether groups have been split from this one; their errors use different numbers.
     [[nodiscard]] bool has_split() const noexcept { return shared().has_split.load(); }
@@ -21238,19 +21249,19 @@ JOINABLE_DEFINITION bool Group::is_aborted(int rank) const {
 }
 
 JOINABLE_DEFINITION std::optional<std::vector<int>>
-Group::ranks_here(AbortReason const& said, int number) const {
+Group::ranks_here(AbortReason const& told, int number) const {
     auto const is_of = [&](auto const& end) {
         AbortReason const reason = end.reason();
-        return reason.origin < 0 && is_same_failure(reason, said);
+        return reason.origin < 0 && is_same_failure(reason, told);
     };
     if ((shared().end.is_given() && is_of(shared().end)) ||
         (board_->is_aborted() && is_of(*board_))) {
-        return said.ranks;
+        return told.ranks;
     }
     std::optional<std::vector<int>> found;
     for_each_child([&](Group child) {
         if (!found && child.rank_of(number) >= 0) {
-            found = child.ranks_here(said, number);
+            found = child.ranks_here(told, number);
             if (found) {
                 std::erase_if(*found, [&](int rank) { return rank >= child.size(); });
                 std::transform(found->begin(), found->end(), found->begin(), [&](int rank) {
@@ -21310,7 +21321,7 @@ JOINABLE_DEFINITION std::optional<AbortReason> Group::ended_by() const {
 JOINABLE_DEFINITION void Group::end(AbortReason const& reason, int writer) const {
     auto const before_sleep = [this] { return look_for_deaths(); };
     shared().end.give(reason, writer, [] {});
-    shared().end.settle(board_->room, reason, writer, [] {}, before_sleep);
+    shared().end.await_given(board_->room, reason, writer, [] {}, before_sleep);
     AbortReason const first = shared().end.reason();
     board_->abort(first, writer, before_sleep);
     for_each_child([&](Group child) { child.end(first, writer); });
@@ -21855,7 +21866,7 @@ public:
 
 private:
     struct Pending {
-        Descriptor said;
+        Descriptor signature;
         void* out = nullptr;
         bool is_small = false;   ///< every rank combines it by itself
         bool is_on_line = false; ///< it fits on the arrival line and needs no slot
@@ -21892,9 +21903,9 @@ private:
     }
     void give_up(std::uint64_t sequence) noexcept;
 
-    /// The slot of the next collective, which is `said`, is free when every rank has finished the collective that
+    /// The slot of the next collective, which is `signature`, is free when every rank has finished the collective that
     /// used it before.
-    void make_room(Descriptor const& said);
+    void make_room(Descriptor const& signature);
 
     /// The first collective of this rank in which it can compute. If there is none, the next
     /// number.
@@ -21917,8 +21928,8 @@ private:
     void retire() noexcept;
 
     /// @pre board_.reason() is known
-    [[noreturn]] void throw_reason(Descriptor const& said) const {
-        throw_failure(in_words_of(rank_, said.text(), board_.reason()));
+    [[noreturn]] void throw_reason(Descriptor const& signature) const {
+        throw_failure(in_words_of(rank_, signature.text(), board_.reason()));
     }
     void
     abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
@@ -21956,23 +21967,23 @@ Endpoint<Group, Memory>::Endpoint(Group group, int rank, Memory memory) noexcept
 
 template <class Group, class Memory>
 std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
-    auto const& [said, in, out, sends, expects] = request;
-    make_room(said);
+    auto const& [signature, in, out, sends, expects] = request;
+    make_room(signature);
     std::uint64_t const sequence = next_;
-    std::size_t const bytes = said.count * size_of(said.dtype);
-    bool const is_small = detail::is_small(said);
+    std::size_t const bytes = signature.count * size_of(signature.dtype);
+    bool const is_small = detail::is_small(signature);
     bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
-    pending_of(sequence) = {said, out.data, is_small, is_on_line};
+    pending_of(sequence) = {signature, out.data, is_small, is_on_line};
     ArrivalLine& line = board_.line(rank_, sequence);
     std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
     if ((old & ArrivalLine::frozen) != 0) {
-        throw_reason(said);
+        throw_reason(signature);
     }
     if (!is_on_line) {
-        line.payload[ArrivalLine::count] = said.count;
+        line.payload[ArrivalLine::count] = signature.count;
     }
     if (!is_small) {
-        std::size_t const ring = Slices::fit(said.collective) ? Slices::ring_bytes(board_) : 0;
+        std::size_t const ring = Slices::fit(signature.collective) ? Slices::ring_bytes(board_) : 0;
         while (!memory_.lend(sequence, in, out, ring)) {
             if (retired_ == next_) {
                 throw ContractViolation{
@@ -21985,9 +21996,9 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         LentAddresses const at = memory_.lent(sequence, in, out);
         line.payload[ArrivalLine::in] = board_.place_of(at.in);
         line.payload[ArrivalLine::out] = board_.place_of(at.out);
-        line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
+        line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(signature.factor);
         line.payload[ArrivalLine::ring] = at.ring;
-        if (said.has_counts) {
+        if (signature.has_counts) {
             auto const mine = board_.sends(rank_, sequence);
             reserve_once(counts_, sequence, mine.data(), 2 * mine.size_bytes());
             sends.copy_to(mine);
@@ -22001,9 +22012,9 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         }
         std::memcpy(place, in.data, bytes);
     }
-    std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
+    std::uint64_t const word = ArrivalLine::encode(sequence, signature, is_on_line);
     if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile: aborted
-        throw_reason(said);
+        throw_reason(signature);
     }
     ++next_;
     board_.room.wake();
@@ -22025,7 +22036,7 @@ bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
                pending.polled,
                [&] { return board_.missing(sequence); },
                "arrive",
-               [&] { return "waits in " + pending.said.text(); }
+               [&] { return "waits in " + pending.signature.text(); }
            ) &&
            progress(sequence); // throws unless all have arrived meanwhile
 }
@@ -22056,29 +22067,31 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
     if (!pending.has_agreed) {
         switch (arrival_of(sequence)) {
         case Arrival::waiting: return false;
-        case Arrival::never: throw_reason(pending.said);
+        case Arrival::never: throw_reason(pending.signature);
         case Arrival::complete: break;
         }
-        if (auto const reason = disagreement(board_, sequence, pending.said)) {
+        if (auto const reason = disagreement(board_, sequence, pending.signature)) {
             pending.is_refused = true;
             group_.abort(*reason, rank_);
             throw_failure(board_.here(*reason));
         }
         pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
         if (pending.is_sliced) {
-            pending.pipeline = Pipeline{board_, sequence, pending.said};
+            pending.pipeline = Pipeline{board_, sequence, pending.signature};
         } else if (!pending.is_small) {
             pending.cut =
-                Cut{Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()};
+                Cut{Exchange{board_, sequence, pending.signature},
+                    size_of(pending.signature.dtype),
+                    size()};
         }
         pending.has_agreed = true;
     }
     if (pending.is_small) {
         combine_contributions(
-            board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
+            board_, sequence, pending.signature, pending.is_on_line, rank_, pending.out
         );
     } else if (pending.is_sliced) {
-        if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
+        if (!pending.pipeline.advance(board_, pending.signature, rank_, memory_)) {
             if (pending.pipeline.is_lost(board_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {
@@ -22088,7 +22101,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
             return false;
         }
         memory_.give_back(sequence);
-    } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
+    } else if (run_chunks(board_, sequence, pending.signature, pending.cut, rank_, shares)) {
         memory_.give_back(sequence);
     } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
         throw_lost(sequence);
@@ -22110,7 +22123,7 @@ void Endpoint<Group, Memory>::finish(std::uint64_t sequence) {
         [&] { return arrival_of(sequence) != Arrival::waiting; },
         [&] { return board_.missing(sequence); },
         "arrive",
-        [&] { return "waits in " + pending.said.text(); }
+        [&] { return "waits in " + pending.signature.text(); }
     );
     while (!try_finish(sequence, size())) { // all ranks have arrived
         if (pending.is_sliced) {
@@ -22204,7 +22217,7 @@ template <class Group, class Memory>
 void Endpoint<Group, Memory>::give_up_on_computing(std::uint64_t sequence) {
     std::vector<int> const overdue = board_.computing(sequence);
     if (!overdue.empty()) {
-        abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).said.text());
+        abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).signature.text());
     }
     for (int const rank : overdue) {
         board_.give_up_on(rank);
@@ -22219,7 +22232,7 @@ void Endpoint<Group, Memory>::throw_lost(std::uint64_t sequence) {
         })) {
         memory_.keep(sequence);
     }
-    throw_reason(pending_of(sequence).said);
+    throw_reason(pending_of(sequence).signature);
 }
 
 template <class Group, class Memory>
@@ -22234,7 +22247,7 @@ void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
         is_over,
         [&] { return board_.is_aborted() ? std::vector<int>{} : pipeline.holding_up(board_); },
         "copy a slice",
-        [&] { return "waits in " + pending_of(sequence).said.text(); }
+        [&] { return "waits in " + pending_of(sequence).signature.text(); }
     );
     if (!is_over()) { // the deadline of a group that had failed before
         give_up(sequence);
@@ -22251,7 +22264,7 @@ void Endpoint<Group, Memory>::give_up(std::uint64_t sequence) noexcept {
 }
 
 template <class Group, class Memory>
-void Endpoint<Group, Memory>::make_room(Descriptor const& said) {
+void Endpoint<Group, Memory>::make_room(Descriptor const& signature) {
     constexpr std::uint64_t max_in_flight = Board::max_in_flight;
     if (next_ < max_in_flight + all_retired_) {
         return;
@@ -22273,7 +22286,7 @@ void Endpoint<Group, Memory>::make_room(Descriptor const& said) {
         [] { return "posts another one"; }
     );
     if (board_.is_aborted()) {
-        throw_reason(said);
+        throw_reason(signature);
     }
 }
 
@@ -22565,7 +22578,7 @@ private:
     using State = PendingMessage::State;
 
     /// Whether waiting for the message would return at once, or throw.
-    [[nodiscard]] bool is_settled(Message const& message) const noexcept;
+    [[nodiscard]] bool is_over(Message const& message) const noexcept;
     /// @pre the message was not delivered
     [[noreturn]] void throw_loss(Message const& message) const {
         throw_failure(in_words_of(this->rank(), message.text(), group_.loss(message.peer)));
@@ -22686,7 +22699,7 @@ Message GroupRank<Memory>::post_message(bool is_send, int peer, int tag, Buffer 
 }
 
 template <class Memory>
-bool GroupRank<Memory>::is_settled(Message const& message) const noexcept {
+bool GroupRank<Memory>::is_over(Message const& message) const noexcept {
     switch (message.pending->state.load()) {
     case PendingMessage::State::waiting: return group_.is_lost(message.peer);
     case PendingMessage::State::taken: return group_.board().is_dead(message.peer);
@@ -22698,7 +22711,7 @@ bool GroupRank<Memory>::is_settled(Message const& message) const noexcept {
 template <class Memory>
 void GroupRank<Memory>::finish(Message& message) {
     if (message.pending != nullptr) {
-        if (!is_settled(message)) {
+        if (!is_over(message)) {
             this->wait_for_others(
                 [&] { return !waits(message) || group_.is_lost(message.peer); },
                 [&] { return missing_in(message); },
@@ -22732,7 +22745,7 @@ bool GroupRank<Memory>::test(Message& message) {
 
 template <class Memory>
 bool GroupRank<Memory>::progress(Message& message) {
-    if (message.pending != nullptr && !is_settled(message)) {
+    if (message.pending != nullptr && !is_over(message)) {
         group_.look_for_deaths(); // a rank that polls may never wait
         return false;
     }
@@ -25514,8 +25527,8 @@ template <class Comm>
     std::vector<std::array<std::uint64_t, 2>> all(ranks);
     comm.all_gather({mine.data(), 2, DType::u64}, {all.data(), 2 * ranks, DType::u64}).wait();
     std::vector<std::uint64_t> sizes;
-    for (auto const& said : all) {
-        sizes.push_back(said[0]);
+    for (auto const& words : all) {
+        sizes.push_back(words[0]);
     }
     check_same_size(sizes);
     // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's pointer, in the same process
@@ -25756,13 +25769,13 @@ private:
         }
     }
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
-        auto const& [said, in, out, sends, expects] = request;
+        auto const& [signature, in, out, sends, expects] = request;
         throw_if_aborted();
-        if (detail::is_scaled(said.collective)) {
+        if (detail::is_scaled(signature.collective)) {
             auto const view = [](void const* data, Buffer const& like) {
                 return AnyView{const_cast<void*>(data), like.dtype, {like.count}, {1}};
             };
-            scale_copy(view(in.data, out), said.factor, view(out.data, out));
+            scale_copy(view(in.data, out), signature.factor, view(out.data, out));
         } else if (in.count != 0 && in.data != out.data) {
             std::memcpy(out.data, in.data, in.bytes());
         }

@@ -346,7 +346,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// A collective as MPI runs it. Buffers and tables stay valid until it is complete. `in` is either
 /// `out` or does not overlap it.
 struct MpiTransfer {
-    Descriptor said; ///< its dtype is the one that is sent
+    Descriptor signature; ///< its dtype is the one that is sent
     std::byte const* in = nullptr;
     std::byte* out = nullptr;
     PartSizes sends = {};
@@ -392,7 +392,7 @@ public:
         : comm_{comm}, rank_{rank}, size_{size}, most_{limits.most} {}
 
     void start(MpiTransfer const& transfer, MpiTables& tables) const {
-        switch (transfer.said.collective) {
+        switch (transfer.signature.collective) {
         case Collective::all_reduce:
         case Collective::scaled_all_reduce: all_reduce(transfer, tables); break;
         case Collective::broadcast: broadcast(transfer, tables); break;
@@ -432,16 +432,16 @@ private:
     }
 
     void all_reduce(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
-        in_pieces(said.count, [&](std::size_t at, int count) {
-            std::size_t const at_bytes = at * size_of(said.dtype);
+        auto const& signature = transfer.signature;
+        in_pieces(signature.count, [&](std::size_t at, int count) {
+            std::size_t const at_bytes = at * size_of(signature.dtype);
             check_mpi(
                 MPI_Iallreduce(
                     or_in_place(transfer, at_bytes),
                     transfer.out + at_bytes,
                     count,
-                    mpi_type_of(said.dtype),
-                    mpi_op_of(said.dtype, said.op),
+                    mpi_type_of(signature.dtype),
+                    mpi_op_of(signature.dtype, signature.op),
                     comm_,
                     &add_to(tables)
                 ),
@@ -450,29 +450,34 @@ private:
         });
     }
     void reduce(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
-        in_pieces(said.count, [&](std::size_t at, int count) {
-            std::size_t const at_bytes = at * size_of(said.dtype);
+        auto const& signature = transfer.signature;
+        in_pieces(signature.count, [&](std::size_t at, int count) {
+            std::size_t const at_bytes = at * size_of(signature.dtype);
             reduce_piece(
-                rank_ == said.root ? or_in_place(transfer, at_bytes) : transfer.in + at_bytes,
-                rank_ == said.root ? transfer.out + at_bytes : nullptr,
+                rank_ == signature.root ? or_in_place(transfer, at_bytes) : transfer.in + at_bytes,
+                rank_ == signature.root ? transfer.out + at_bytes : nullptr,
                 count,
-                said,
-                said.root,
+                signature,
+                signature.root,
                 tables
             );
         });
     }
     void reduce_piece(
-        void const* in, void* out, int count, Descriptor const& said, int root, MpiTables& tables
+        void const* in,
+        void* out,
+        int count,
+        Descriptor const& signature,
+        int root,
+        MpiTables& tables
     ) const {
         check_mpi(
             MPI_Ireduce(
                 in,
                 out,
                 count,
-                mpi_type_of(said.dtype),
-                mpi_op_of(said.dtype, said.op),
+                mpi_type_of(signature.dtype),
+                mpi_op_of(signature.dtype, signature.op),
                 root,
                 comm_,
                 &add_to(tables)
@@ -481,14 +486,14 @@ private:
         );
     }
     void broadcast(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
-        in_pieces(said.count, [&](std::size_t at, int count) {
+        auto const& signature = transfer.signature;
+        in_pieces(signature.count, [&](std::size_t at, int count) {
             check_mpi(
                 MPI_Ibcast(
-                    transfer.out + at * size_of(said.dtype),
+                    transfer.out + at * size_of(signature.dtype),
                     count,
-                    mpi_type_of(said.dtype),
-                    said.root,
+                    mpi_type_of(signature.dtype),
+                    signature.root,
                     comm_,
                     &add_to(tables)
                 ),
@@ -499,7 +504,7 @@ private:
 
     /// Every rank knows all parts: they are in `sends`.
     void reduce_scatter(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
+        auto const& signature = transfer.signature;
         std::size_t total = 0;
         for (int rank = 0; rank < size_; ++rank) {
             total += transfer.sends[rank];
@@ -508,17 +513,17 @@ private:
             std::size_t at_bytes = 0;
             for (int rank = 0; rank < size_; ++rank) {
                 in_pieces(transfer.sends[rank], [&](std::size_t at, int count) {
-                    std::size_t const bytes = at * size_of(said.dtype);
+                    std::size_t const bytes = at * size_of(signature.dtype);
                     reduce_piece(
                         transfer.in + at_bytes + bytes,
                         rank == rank_ ? transfer.out + bytes : nullptr,
                         count,
-                        said,
+                        signature,
                         rank,
                         tables
                     );
                 });
-                at_bytes += transfer.sends[rank] * size_of(said.dtype);
+                at_bytes += transfer.sends[rank] * size_of(signature.dtype);
             }
             return;
         }
@@ -531,8 +536,8 @@ private:
                 transfer.in,
                 transfer.out,
                 tables.counts.data(),
-                mpi_type_of(said.dtype),
-                mpi_op_of(said.dtype, said.op),
+                mpi_type_of(signature.dtype),
+                mpi_op_of(signature.dtype, signature.op),
                 comm_,
                 &add_to(tables)
             ),
@@ -541,17 +546,17 @@ private:
     }
 
     [[nodiscard]] bool has_equal_parts(MpiTransfer const& transfer) const noexcept {
-        return !transfer.said.has_counts &&
-               transfer.said.count <= most_ / static_cast<std::size_t>(size_);
+        return !transfer.signature.has_counts &&
+               transfer.signature.count <= most_ / static_cast<std::size_t>(size_);
     }
     void exchange_equal(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
-        int const count = static_cast<int>(said.count);
-        MPI_Datatype const type = mpi_type_of(said.dtype);
+        auto const& signature = transfer.signature;
+        int const count = static_cast<int>(signature.count);
+        MPI_Datatype const type = mpi_type_of(signature.dtype);
         void const* const in = transfer.in;
         void* const out = transfer.out;
         MPI_Request* const request = &add_to(tables);
-        switch (said.collective) {
+        switch (signature.collective) {
         case Collective::all_gather:
             check_mpi(
                 MPI_Iallgather(in, count, type, out, count, type, comm_, request), "MPI_Iallgather"
@@ -559,13 +564,13 @@ private:
             break;
         case Collective::gather:
             check_mpi(
-                MPI_Igather(in, count, type, out, count, type, said.root, comm_, request),
+                MPI_Igather(in, count, type, out, count, type, signature.root, comm_, request),
                 "MPI_Igather"
             );
             break;
         case Collective::scatter:
             check_mpi(
-                MPI_Iscatter(in, count, type, out, count, type, said.root, comm_, request),
+                MPI_Iscatter(in, count, type, out, count, type, signature.root, comm_, request),
                 "MPI_Iscatter"
             );
             break;
@@ -578,8 +583,8 @@ private:
 
     /// Only all_gather with counts has all counts on all ranks.
     [[nodiscard]] bool gather_by_counts(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
-        if (said.collective != Collective::all_gather) {
+        auto const& signature = transfer.signature;
+        if (signature.collective != Collective::all_gather) {
             return false;
         }
         tables.counts.clear();
@@ -594,7 +599,7 @@ private:
                 return false;
             }
         }
-        MPI_Datatype const type = mpi_type_of(said.dtype);
+        MPI_Datatype const type = mpi_type_of(signature.dtype);
         check_mpi(
             MPI_Iallgatherv(
                 transfer.in,
@@ -615,9 +620,9 @@ private:
     /// For parts of any sizes: each rank describes its own with derived types.
     void exchange(MpiTransfer const& transfer, MpiTables& tables) const {
         auto const ranks = static_cast<std::size_t>(size_);
-        std::size_t const element = size_of(transfer.said.dtype);
-        bool const sends_one_part = transfer.said.collective == Collective::all_gather ||
-                                    transfer.said.collective == Collective::gather;
+        std::size_t const element = size_of(transfer.signature.dtype);
+        bool const sends_one_part = transfer.signature.collective == Collective::all_gather ||
+                                    transfer.signature.collective == Collective::gather;
         tables.counts.assign(2 * ranks, 0);
         tables.places.assign(2 * ranks, 0);
         tables.types.assign(2 * ranks, MPI_BYTE);
@@ -626,8 +631,8 @@ private:
         for (std::size_t rank = 0; rank < ranks; ++rank) {
             std::size_t const sent = transfer.sends[static_cast<int>(rank)];
             std::size_t const expected = transfer.expects[static_cast<int>(rank)];
-            describe(transfer.said.dtype, sent, in_at, rank, tables);
-            describe(transfer.said.dtype, expected, out_at, ranks + rank, tables);
+            describe(transfer.signature.dtype, sent, in_at, rank, tables);
+            describe(transfer.signature.dtype, expected, out_at, ranks + rank, tables);
             in_at += sends_one_part ? 0 : sent * element;
             out_at += expected * element;
         }
@@ -784,7 +789,7 @@ public:
     /// From here on nothing is freed, because MPI may still write to it.
     void hold() noexcept { is_held_ = true; }
     /// MPI has finished with the held memory.
-    void let_go() noexcept {
+    void release() noexcept {
         is_held_ = false;
         held_.clear();
     }
@@ -1362,7 +1367,7 @@ struct MpiOperation {
     [[nodiscard]] bool is_receive() const noexcept { return is_message() && !is_send; }
     /// The caller's request, which must be the same on all ranks.
     [[nodiscard]] Descriptor signature() const noexcept {
-        Descriptor asked = transfer.said;
+        Descriptor asked = transfer.signature;
         asked.dtype = dtype_;
         return asked;
     }
@@ -1380,19 +1385,19 @@ struct MpiOperation {
     /// Takes `memory` for buffers that MPI must not have, and copies the inputs there. `is_wide`:
     /// 16-bit numbers are sent as f32 if they are combined.
     void prepare(Request const& request, MpiMemory& memory, bool is_wide) {
-        auto const& [said, in, out, sends, expects] = request;
-        widens_ = is_wide && is_half_precision(said.dtype) && said.is_reduction();
-        dtype_ = said.dtype;
-        transfer = {said, nullptr, nullptr, sends, expects};
-        transfer.said.dtype = widens_ ? DType::f32 : said.dtype;
-        if (said.has_counts) { // the caller's tables may end
+        auto const& [signature, in, out, sends, expects] = request;
+        widens_ = is_wide && is_half_precision(signature.dtype) && signature.is_reduction();
+        dtype_ = signature.dtype;
+        transfer = {signature, nullptr, nullptr, sends, expects};
+        transfer.signature.dtype = widens_ ? DType::f32 : signature.dtype;
+        if (signature.has_counts) { // the caller's tables may end
             kept_.keep(transfer.sends, transfer.expects, ranks);
         }
-        bool const is_one = is_one_buffer(said.collective) && in.data == out.data;
+        bool const is_one = is_one_buffer(signature.collective) && in.data == out.data;
         // If one buffer is a part of the other, MPI does not get the smaller one.
         bool const has_part = !is_one && overlap(in, out);
         bool const keeps_in = !widens_ && memory.has(in) &&
-                              (is_one || !is_scaled(said.collective)) &&
+                              (is_one || !is_scaled(signature.collective)) &&
                               !(has_part && in.count <= out.count);
         bool const keeps_out = !widens_ && memory.has(out) && !(has_part && out.count < in.count);
         if (out.count != 0) {
@@ -1411,14 +1416,14 @@ struct MpiOperation {
                 transfer.in = copy;
             }
         }
-        bool const is_source = said.collective == Collective::broadcast && in.count != 0;
+        bool const is_source = signature.collective == Collective::broadcast && in.count != 0;
         result_ = keeps_out || is_source ? Buffer{} : out;
     }
     /// The same for a message.
     void prepare_message(Buffer buffer, MpiMemory& memory) {
         transfer = {};
-        transfer.said.dtype = buffer.dtype;
-        transfer.said.count = buffer.count;
+        transfer.signature.dtype = buffer.dtype;
+        transfer.signature.count = buffer.count;
         widens_ = false;
         bool const keeps = memory.has(buffer);
         transfer.out = keeps || buffer.count == 0 ? static_cast<std::byte*>(buffer.data)
@@ -1456,7 +1461,7 @@ struct MpiOperation {
 
 private:
     [[nodiscard]] std::byte* take(MpiMemory& memory, Block& block, std::size_t count) const {
-        std::size_t const bytes = count * size_of(transfer.said.dtype);
+        std::size_t const bytes = count * size_of(transfer.signature.dtype);
         block = {memory.take(bytes), bytes};
         return block.data;
     }
@@ -1466,11 +1471,11 @@ private:
             convert<Widen>(from.dtype, static_cast<std::byte const*>(from.data), to, from.count);
             from = {to, from.count, DType::f32};
         }
-        if (is_scaled(transfer.said.collective)) {
+        if (is_scaled(transfer.signature.collective)) {
             auto const view = [&](void const* data) {
                 return AnyView{const_cast<void*>(data), from.dtype, {from.count}, {1}};
             };
-            scale_copy(view(from.data), transfer.said.factor, view(to));
+            scale_copy(view(from.data), transfer.signature.factor, view(to));
         } else if (from.data != to) {
             std::memcpy(to, from.data, from.bytes());
         }
@@ -2025,13 +2030,13 @@ words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
 }
 /// Why the tables differ. `words` has those of each rank, in rank order.
 [[nodiscard]] inline std::optional<AbortReason>
-difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+difference_of_tables(Descriptor const& signature, int size, std::span<std::uint64_t const> words) {
     auto const word = [&](int rank, int place) {
         return words[static_cast<std::size_t>(2 * size * rank + place)];
     };
     return find_difference_of_counts(
         size,
-        said,
+        signature,
         [&](int from, int to) { return word(from, to); },
         [&](int from, int to) { return word(to, size + from); }
     );
@@ -2049,7 +2054,7 @@ difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t c
 namespace joinable { inline namespace v0 { namespace detail {
 
 [[nodiscard]] inline std::size_t bytes_of_message(MpiOperation const& operation) noexcept {
-    return operation.transfer.said.count * size_of(operation.transfer.said.dtype);
+    return operation.transfer.signature.count * size_of(operation.transfer.signature.dtype);
 }
 
 inline void start_message(MpiOperation& operation, MpiLimits limits, MPI_Comm comm) {
@@ -2147,27 +2152,29 @@ template <class Fail>
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/mpi/detail/shadow.hpp
+// ---- joinable/communicator/mpi/detail/stand_in.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// A rank's part, with `zeros` that must stay, in a collective that only the others have posted.
 /// Like the others, it passes the parts of a request to MPI, and one buffer if that is both input
 /// and output, because MPI's algorithms may depend on this.
-[[nodiscard]] inline MpiTransfer
-shadow_of(Descriptor const& said, int rank, int size, std::deque<std::vector<std::byte>>& zeros) {
-    bool const is_one = is_one_buffer(said.collective) || said.collective == Collective::barrier;
+[[nodiscard]] inline MpiTransfer stand_in_of(
+    Descriptor const& signature, int rank, int size, std::deque<std::vector<std::byte>>& zeros
+) {
+    bool const is_one =
+        is_one_buffer(signature.collective) || signature.collective == Collective::barrier;
     auto const parts = is_one ? std::size_t{1} : static_cast<std::size_t>(size);
-    std::size_t const bytes = said.count * size_of(said.dtype) * parts;
+    std::size_t const bytes = signature.count * size_of(signature.dtype) * parts;
     std::byte* const in = zeros.emplace_back(bytes).data();
     std::byte* const out = is_one ? in : zeros.emplace_back(bytes).data();
-    auto const all = PartSizes::equal(said.count);
-    auto const those_of_root = rank == said.root ? all : PartSizes{};
-    auto const only_root = PartSizes::only(said.root, said.count);
-    switch (said.collective) {
-    case Collective::gather: return {said, in, out, only_root, those_of_root};
-    case Collective::scatter: return {said, in, out, those_of_root, only_root};
-    default: return {said, in, out, all, all};
+    auto const all = PartSizes::equal(signature.count);
+    auto const those_of_root = rank == signature.root ? all : PartSizes{};
+    auto const only_root = PartSizes::only(signature.root, signature.count);
+    switch (signature.collective) {
+    case Collective::gather: return {signature, in, out, only_root, those_of_root};
+    case Collective::scatter: return {signature, in, out, those_of_root, only_root};
+    default: return {signature, in, out, all, all};
     }
 }
 
@@ -2343,10 +2350,13 @@ public:
     [[nodiscard]] std::vector<MpiLeave::Open> open_collectives() const {
         std::vector<MpiLeave::Open> open;
         for (MpiOperation const* const operation : open_) {
-            auto const& said = operation->transfer.said;
+            auto const& signature = operation->transfer.signature;
             if (!operation->is_message()) {
                 open.push_back(
-                    {operation->number, said.word(), said.count, said.has_counts ? 1U : 0U}
+                    {operation->number,
+                     signature.word(),
+                     signature.count,
+                     signature.has_counts ? 1U : 0U}
                 );
             }
         }
@@ -2360,7 +2370,7 @@ public:
     drain(std::vector<MpiLeave::Open> const& open_anywhere, IsCancelled const& is_cancelled) {
         for (MpiLeave::Open const& one : open_anywhere) {
             if (one.number >= posted_) {
-                shadow(Descriptor::of_word(one.word, one.count, false));
+                stand_in(Descriptor::of_word(one.word, one.count, false));
             }
         }
         bool const is_over = wait_for_a_moment([&] {
@@ -2412,9 +2422,9 @@ private:
                                     : difference_of_signatures(size_, words)) {
             fail_(*reason);
         }
-        if (operation.transfer.said.has_counts && !has_tables) {
+        if (operation.transfer.signature.has_counts && !has_tables) {
             operation.state = MpiOperation::State::checking_counts;
-            auto const& [said, in, out, sends, expects] = operation.transfer;
+            auto const& [signature, in, out, sends, expects] = operation.transfer;
             auto const own = words_of_tables(sends, expects, size_);
             require_for(operation, [&] { gather_words(operation, own, size_, data_); });
             return false;
@@ -2447,9 +2457,9 @@ private:
         return is_so.has_value();
     }
     /// Takes part in a collective that the others have posted.
-    void shadow(Descriptor const& said) {
+    void stand_in(Descriptor const& signature) {
         MpiOperation& operation = operations_.next();
-        operation.transfer = shadow_of(said, rank_, size_, zeros_);
+        operation.transfer = stand_in_of(signature, rank_, size_, zeros_);
         operation.number = posted_++;
         operation.state = MpiOperation::State::lost;
         open_.push_back(&operation);
@@ -2500,8 +2510,8 @@ public:
     void keep_alive(std::chrono::nanoseconds deadline) {
         constexpr std::chrono::nanoseconds longest = std::chrono::seconds{1};
         auto const now = Clock::now();
-        if (!said_alive_at_ || now - *said_alive_at_ >= (std::min)(deadline / 10, longest)) {
-            said_alive_at_ = now;
+        if (!told_alive_at_ || now - *told_alive_at_ >= (std::min)(deadline / 10, longest)) {
+            told_alive_at_ = now;
             static_cast<void>(alarm_.has_sent());
             alarm_.tell_all(MpiWord::keep_alive);
         }
@@ -2534,7 +2544,7 @@ public:
             }
             case MpiWord::keep_alive: other.alive_at = Clock::now(); break;
             case MpiWord::question:
-                if (answers && !has_said_last_word_) {
+                if (answers && !has_sent_last_word_) {
                     Answer answer{0, posted};
                     std::memcpy(&answer.question, body.data(), sizeof answer.question);
                     alarm_.tell(from, MpiWord::answer, std::as_bytes(std::span{&answer, 1}));
@@ -2566,7 +2576,7 @@ public:
     }
 
     /// A rank that has left without doing its part of the operation, if there is one.
-    [[nodiscard]] std::optional<int> deserter(MpiOperation const& operation) const noexcept {
+    [[nodiscard]] std::optional<int> departed_peer(MpiOperation const& operation) const noexcept {
         for (int rank = 0; has_any_left_ && rank < size(); ++rank) {
             auto const& left = others_[index(rank)].left;
             if (!left || (operation.is_message() && rank != operation.peer)) {
@@ -2646,7 +2656,7 @@ public:
             }
         }
         others_[index(rank_)].left = std::move(leave);
-        has_said_last_word_ = true;
+        has_sent_last_word_ = true;
     }
     [[nodiscard]] bool have_all_left() const noexcept {
         return std::all_of(others_.begin(), others_.end(), [](Other const& other) {
@@ -2728,11 +2738,11 @@ private:
     std::vector<Other> others_; ///< including this one
     MpiAlarm alarm_;            ///< last, because it starts to receive, and others may throw
     bool has_any_left_ = false;
-    bool has_said_last_word_ = false;
+    bool has_sent_last_word_ = false;
     bool is_closed_ = false;
     std::uint64_t asked_ = 0;      ///< questions
     Clock::time_point heard_at_{}; ///< when it last began to receive, if it has asked
-    std::optional<Clock::time_point> said_alive_at_;
+    std::optional<Clock::time_point> told_alive_at_;
     std::optional<MpiUnwinding> unwinding_;
 };
 
@@ -2863,7 +2873,7 @@ public:
             if (operation.state == MpiOperation::State::complete) { // before an abort
                 return true;
             }
-            if (auto const rank = peers_.deserter(operation); rank && !failure_) {
+            if (auto const rank = peers_.departed_peer(operation); rank && !failure_) {
                 abort(reason_of_leaving(*rank));
             }
         }
@@ -2891,7 +2901,7 @@ public:
             in_flight_.advance_all();
             poll();
             for (MpiOperation const* const operation : in_flight_.open()) {
-                if (auto const rank = peers_.deserter(*operation); rank && !failure_) {
+                if (auto const rank = peers_.departed_peer(*operation); rank && !failure_) {
                     fail(reason_of_leaving(*rank));
                 }
             }
@@ -2994,7 +3004,7 @@ public:
                 peers_.stop_listening();
                 return;
             }
-            memory()->let_go();
+            memory()->release();
             peers_.close();
             check_mpi(MPI_Comm_free(&data_), "MPI_Comm_free");
         } catch (...) {
@@ -3036,7 +3046,7 @@ private:
                std::none_of(
                    open.begin(),
                    open.end(),
-                   [&](MpiOperation const* one) { return peers_.deserter(*one).has_value(); }
+                   [&](MpiOperation const* one) { return peers_.departed_peer(*one).has_value(); }
                ) &&
                std::chrono::steady_clock::now() - unwinding.heard_at < mpi_patience / 2;
     }

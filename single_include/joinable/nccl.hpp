@@ -434,7 +434,7 @@ struct NcclLaunch {
     int users = 0;            ///< works and tokens that refer to it
     std::uint64_t number = 0; ///< of its last collective; messages have none
 
-    [[nodiscard]] bool is_settled() const noexcept {
+    [[nodiscard]] bool is_final() const noexcept {
         return state == State::complete || state == State::lost;
     }
     /// Call this before a wait. @throws ContractViolation
@@ -447,7 +447,7 @@ struct NcclLaunch {
         }
     }
     /// Queries the event. Returns its error.
-    cudaError_t look() noexcept {
+    cudaError_t poll() noexcept {
         if (state != State::launched) {
             return cudaSuccess;
         }
@@ -459,7 +459,7 @@ struct NcclLaunch {
         return found == cudaErrorNotReady ? cudaSuccess : found;
     }
     [[nodiscard]] bool has_run() noexcept {
-        static_cast<void>(look());
+        static_cast<void>(poll());
         return state == State::complete;
     }
 };
@@ -471,8 +471,8 @@ class NcclLaunches;
 inline thread_local NcclLaunches const* grouping_launches = nullptr;
 
 /// The submissions of one rank to NCCL. NCCL takes one submission at a time, a collective or a
-/// group. At most one launch is therefore unsettled (possibly not on the stream yet), and the next
-/// submission waits until it is settled. Launches are reused, so after a while nothing allocates.
+/// group. At most one launch is therefore possibly not on the stream yet, and the next
+/// submission waits until it is there. Launches are reused, so after a while nothing allocates.
 class NcclLaunches {
 public:
     NcclLaunches() = default;
@@ -500,7 +500,7 @@ public:
         }
     }
     /// Null if there is none.
-    [[nodiscard]] NcclLaunch const* unsettled() const noexcept { return unsettled_; }
+    [[nodiscard]] NcclLaunch const* launching() const noexcept { return launching_; }
 
     /// The launch for the next collective, with one more user: the open group, or a launch of its
     /// own.
@@ -518,11 +518,11 @@ public:
             if (launch.users != 0) {
                 continue;
             }
-            if (!launch.is_settled() && may_have_run) {
-                check_cuda(launch.look(), "cudaEventQuery");
-                may_have_run = launch.is_settled();
+            if (!launch.is_final() && may_have_run) {
+                check_cuda(launch.poll(), "cudaEventQuery");
+                may_have_run = launch.is_final();
             }
-            if (launch.is_settled()) {
+            if (launch.is_final()) {
                 std::rotate(place, place + 1, all_.end());
                 return reset(launch);
             }
@@ -545,15 +545,15 @@ public:
         posted_ += collectives;
         launch.number = collectives != 0 ? posted_ : launch.number;
     }
-    /// The launch has been submitted. @pre unsettled() is null
+    /// The launch has been submitted. @pre launching() is null
     void hand_over(NcclLaunch& launch) noexcept {
         launch.state = NcclLaunch::State::posted;
-        unsettled_ = &launch;
+        launching_ = &launch;
     }
-    /// NCCL has put the unsettled launch on the stream: records the event after it.
+    /// NCCL has put the last launch on the stream: records the event after it.
     /// @throws CommunicationError
-    void settle(cudaStream_t stream) {
-        if (NcclLaunch* const launch = std::exchange(unsettled_, nullptr)) {
+    void record(cudaStream_t stream) {
+        if (NcclLaunch* const launch = std::exchange(launching_, nullptr)) {
             check_cuda(cudaEventRecord(launch->done, stream), "cudaEventRecord");
             launch->state = NcclLaunch::State::launched;
         }
@@ -572,7 +572,7 @@ public:
 
     /// Before a failure ends the handle: launches that have not run never will.
     void lose() noexcept {
-        unsettled_ = nullptr;
+        launching_ = nullptr;
         if (has_group()) { // or it would call the handle later
             static_cast<void>(end_group());
             static_cast<void>(ncclGroupEnd());
@@ -603,7 +603,7 @@ public:
     template <class F>
     void for_each_unfinished(F const& f) const {
         for (auto const& launch : all_) {
-            if (!launch->is_settled()) {
+            if (!launch->is_final()) {
                 f(*launch);
             }
         }
@@ -618,7 +618,7 @@ private:
     }
 
     std::vector<std::unique_ptr<NcclLaunch>> all_; ///< in the order in which they were taken
-    NcclLaunch* unsettled_ = nullptr;
+    NcclLaunch* launching_ = nullptr;
     NcclLaunch* group_ = nullptr;
     std::uint64_t posted_ = 0;
 };
@@ -806,7 +806,7 @@ public:
         }
         try {
             throw_if_aborted();
-            settle();
+            wait_for_launch();
             if (owns_handle) {
                 check(ncclCommFinalize(handle()), "ncclCommFinalize");
                 finish_call("leaves the communicator");
@@ -933,7 +933,7 @@ public:
     void begin_call() {
         begin();
         launches_.require_no_group();
-        settle();
+        wait_for_launch();
     }
     /// Waits until NCCL has finished the last call on the handle; `doing` describes that call. Most
     /// errors of NCCL show up only here, not in the call's result.
@@ -951,7 +951,7 @@ public:
     post(std::uint64_t collectives, cudaStream_t after, Issue const& issue) {
         begin();
         return on_device([&]() -> NcclLaunch& {
-            settle(); // does nothing in a group
+            wait_for_launch(); // does nothing in a group
             streams_.order_after(after);
             NcclLaunch& launch = launches_.take();
             try {
@@ -997,7 +997,7 @@ public:
     /// Makes `stream` wait for the launch. The host waits only until NCCL has launched it.
     void order_before(NcclLaunch& launch, cudaStream_t stream) {
         on_device([&] {
-            settle(launch);
+            wait_for_launch(launch);
             if (!has_run(launch)) {
                 streams_.order_before(launch.done, stream);
             }
@@ -1007,7 +1007,7 @@ public:
     [[nodiscard]] bool test(NcclLaunch& launch) {
         launch.require_posted();
         return on_device([&] {
-            return (launch.state != NcclLaunch::State::posted || try_settle()) && has_run(launch);
+            return (launch.state != NcclLaunch::State::posted || try_launch()) && has_run(launch);
         });
     }
     /// The same with a deadline, unless all ranks are known to have posted it.
@@ -1024,12 +1024,12 @@ public:
     }
     /// Blocks the host until the launch has run.
     void synchronize(NcclLaunch& launch) {
-        settle(launch);
+        wait_for_launch(launch);
         wait_until([&] { return has_run(launch); }, "waits for a collective", launch.number);
     }
     /// Blocks the host until everything that was posted has run.
     void finish_launches() {
-        settle();
+        wait_for_launch();
         launches_.for_each_unfinished([&](NcclLaunch& launch) { synchronize(launch); });
     }
     /// Blocks the host until the work on the caller's stream has run.
@@ -1138,9 +1138,9 @@ private:
     ) {
         poll_until(ready, [&] { throw_if_aborted(error); }, doing, number);
     }
-    template <class Ready, class Look>
+    template <class Ready, class Poll>
     void
-    poll_until(Ready const& ready, Look const& look, std::string_view doing, std::uint64_t number) {
+    poll_until(Ready const& ready, Poll const& poll, std::string_view doing, std::uint64_t number) {
         // NCCL takes 80 us to launch a collective of a handle that does not block (2.28.9, an H200).
         constexpr std::chrono::microseconds spin{300};
         constexpr std::chrono::microseconds nap{50};
@@ -1152,7 +1152,7 @@ private:
                 std::this_thread::sleep_for(nap);
             }
         };
-        auto const is_over = [&] { return ready() || (look(), false); };
+        auto const is_over = [&] { return ready() || (poll(), false); };
         on_device([&] {
             detail::wait_until(deadline(), is_over, pause, [&] {
                 return more_time(doing, number);
@@ -1172,37 +1172,37 @@ private:
     }
     void hand_over(NcclLaunch& launch) {
         launches_.hand_over(launch);
-        static_cast<void>(try_settle());
+        static_cast<void>(try_launch());
     }
     /// Records the event after the last submission, if NCCL has put that on the stream. Within
     /// on_device().
-    bool try_settle() {
-        if (launches_.unsettled() != nullptr) {
+    bool try_launch() {
+        if (launches_.launching() != nullptr) {
             throw_if_aborted();
             if (handle_.state() != ncclSuccess) {
                 return false;
             }
-            launches_.settle(stream());
+            launches_.record(stream());
         }
         return true;
     }
     /// Waits until NCCL has launched the last submission.
-    void settle() {
-        if (NcclLaunch const* const launch = launches_.unsettled()) {
-            auto const is_settled = [&] { return try_settle(); };
-            wait_until(is_settled, "waits for NCCL to launch a collective", launch->number);
+    void wait_for_launch() {
+        if (NcclLaunch const* const launch = launches_.launching()) {
+            auto const is_launched = [&] { return try_launch(); };
+            wait_until(is_launched, "waits for NCCL to launch a collective", launch->number);
         }
     }
-    void settle(NcclLaunch const& launch) {
+    void wait_for_launch(NcclLaunch const& launch) {
         launch.require_posted();
         if (launch.state == NcclLaunch::State::posted) {
-            settle();
+            wait_for_launch();
         }
     }
     /// Whether the results are final.
     /// @throws the error that ended this rank, if they never will be.
     [[nodiscard]] bool has_run(NcclLaunch& launch) {
-        check(launch.look(), "cudaEventQuery");
+        check(launch.poll(), "cudaEventQuery");
         if (launch.state == NcclLaunch::State::launched) {
             poll();
         }
@@ -1549,28 +1549,28 @@ public:
 
     /// @pre the request is not a barrier, which NCCL lacks, and NCCL has its operation.
     [[nodiscard]] ncclResult_t collective(Request const& request) const {
-        Descriptor const& said = request.signature;
+        Descriptor const& signature = request.signature;
         void const* const in = request.in.data;
         void* const out = request.out.data;
-        std::size_t const count = said.count;
-        ncclDataType_t const type = nccl_type(said.dtype);
-        switch (said.collective) {
+        std::size_t const count = signature.count;
+        ncclDataType_t const type = nccl_type(signature.dtype);
+        switch (signature.collective) {
         case Collective::all_reduce:
-            return ncclAllReduce(in, out, count, type, nccl_op(said.op), comm_, stream_);
-        case Collective::scaled_all_reduce: return scaled_all_reduce(request.out, said.factor);
+            return ncclAllReduce(in, out, count, type, nccl_op(signature.op), comm_, stream_);
+        case Collective::scaled_all_reduce: return scaled_all_reduce(request.out, signature.factor);
         case Collective::reduce: {
             void* const data = const_cast<void*>(in); // in place; only the root writes
-            ncclRedOp_t const op = nccl_op(said.op);
-            return ncclReduce(data, data, count, type, op, said.root, comm_, stream_);
+            ncclRedOp_t const op = nccl_op(signature.op);
+            return ncclReduce(data, data, count, type, op, signature.root, comm_, stream_);
         }
         case Collective::broadcast: // in place; the root only reads
-            return ncclBroadcast(out, out, count, type, said.root, comm_, stream_);
+            return ncclBroadcast(out, out, count, type, signature.root, comm_, stream_);
         case Collective::all_gather:
-            return said.has_counts ? exchange(request, Sends::same)
-                                   : ncclAllGather(in, out, count, type, comm_, stream_);
-        case Collective::reduce_scatter: return reduce_parts(request, nccl_op(said.op));
+            return signature.has_counts ? exchange(request, Sends::same)
+                                        : ncclAllGather(in, out, count, type, comm_, stream_);
+        case Collective::reduce_scatter: return reduce_parts(request, nccl_op(signature.op));
         case Collective::scaled_reduce_scatter: {
-            NcclScaledSum const sum{comm_, said.dtype, said.factor};
+            NcclScaledSum const sum{comm_, signature.dtype, signature.factor};
             return sum.result() != ncclSuccess ? sum.result()
                    : size_ == 1                ? scale_alone(in, request.out, sum.op())
                                                : reduce_parts(request, sum.op());
@@ -1663,19 +1663,26 @@ private:
     }
     /// A reduction to each rank. NCCL's own needs equal parts.
     [[nodiscard]] ncclResult_t reduce_parts(Request const& request, ncclRedOp_t op) const {
-        Descriptor const& said = request.signature;
+        Descriptor const& signature = request.signature;
         auto const* part = static_cast<std::byte const*>(request.in.data);
-        if (!said.has_counts) {
+        if (!signature.has_counts) {
             void* const out = request.out.data;
-            ncclDataType_t const type = nccl_type(said.dtype);
-            return ncclReduceScatter(part, out, said.count, type, op, comm_, stream_);
+            ncclDataType_t const type = nccl_type(signature.dtype);
+            return ncclReduceScatter(part, out, signature.count, type, op, comm_, stream_);
         }
         return for_each_rank([&](int root, auto const& note) {
             if (std::size_t const count = request.sends[root]; count != 0) {
                 note(ncclReduce(
-                    part, request.out.data, count, nccl_type(said.dtype), op, root, comm_, stream_
+                    part,
+                    request.out.data,
+                    count,
+                    nccl_type(signature.dtype),
+                    op,
+                    root,
+                    comm_,
+                    stream_
                 ));
-                part += count * size_of(said.dtype);
+                part += count * size_of(signature.dtype);
             }
         });
     }
@@ -1719,13 +1726,13 @@ words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
 }
 /// Why the tables differ. `words` has those of each rank, in rank order.
 [[nodiscard]] inline std::optional<AbortReason>
-difference_of_tables(Descriptor const& said, int size, std::span<std::uint64_t const> words) {
+difference_of_tables(Descriptor const& signature, int size, std::span<std::uint64_t const> words) {
     auto const word = [&](int rank, int place) {
         return words[static_cast<std::size_t>(2 * size * rank + place)];
     };
     return find_difference_of_counts(
         size,
-        said,
+        signature,
         [&](int from, int to) { return word(from, to); },
         [&](int from, int to) { return word(to, size + from); }
     );
@@ -1745,12 +1752,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 inline void agree_on_collective(NcclRank& rank, Request const& mine) {
     std::optional<AbortReason> reason;
     rank.over_control([&](NcclControl& control) {
-        Descriptor const& said = mine.signature;
+        Descriptor const& signature = mine.signature;
         int const size = control.size();
-        reason = difference_of_signatures(size, control.gather(said.words()));
-        if (!reason && said.has_counts) {
+        reason = difference_of_signatures(size, control.gather(signature.words()));
+        if (!reason && signature.has_counts) {
             auto const tables = words_of_tables(mine.sends, mine.expects, size);
-            reason = difference_of_tables(said, size, control.gather(tables));
+            reason = difference_of_tables(signature, size, control.gather(tables));
         }
     });
     if (reason) {
@@ -1783,18 +1790,18 @@ template <class Call>
 /// @throws ContractViolation  see NcclCollectives; nothing was submitted.
 [[nodiscard]] inline NcclLaunch&
 post_collective(NcclRank& rank, Request const& request, bool checks, cudaStream_t after) {
-    Descriptor const& said = request.signature;
+    Descriptor const& signature = request.signature;
     rank.check_memory(request.in);
     if (request.out.data != request.in.data || request.out.count != request.in.count) {
         rank.check_memory(request.out);
     }
-    if (said.is_reduction()) {
-        static_cast<void>(nccl_op(said.op)); // throws where NCCL has none
+    if (signature.is_reduction()) {
+        static_cast<void>(nccl_op(signature.op)); // throws where NCCL has none
     }
     if (checks) {
         agree_on_collective(rank, request);
     }
-    return post_calls(rank, 1, name_of(said.collective), after, [&](NcclCalls const& nccl) {
+    return post_calls(rank, 1, name_of(signature.collective), after, [&](NcclCalls const& nccl) {
         return nccl.collective(request);
     });
 }
@@ -1825,7 +1832,7 @@ public:
         if (rank_ == nullptr) {
             return;
         }
-        if (!is_waited_for_ && !launch_->is_settled()) {
+        if (!is_waited_for_ && !launch_->is_final()) {
             try {
                 if (unwinding_.has_begun()) {
                     abort_for_exception(*rank_, "a collective");

@@ -1140,11 +1140,11 @@ public:
     explicit OpenCollectives(int size) : size_{static_cast<std::size_t>(size)} {}
 
     /// Whether a rank may send this header. If so, its size is right.
-    [[nodiscard]] bool is_arrival(FrameHeader const& said, int rank) const noexcept;
+    [[nodiscard]] bool is_arrival(FrameHeader const& header, int rank) const noexcept;
     /// Whether a rank sends data with its arrival.
-    [[nodiscard]] static bool contributes(FrameHeader const& said, int rank) noexcept {
-        return said.collective == Collective::all_reduce ||
-               (said.collective == Collective::broadcast && said.root == rank);
+    [[nodiscard]] static bool contributes(FrameHeader const& header, int rank) noexcept {
+        return header.collective == Collective::all_reduce ||
+               (header.collective == Collective::broadcast && header.root == rank);
     }
 
     /// Whether the rank has arrived in this collective, or in a later one.
@@ -1153,10 +1153,11 @@ public:
     }
 
     /// Where `rank` puts its contribution, starting with byte `done`.
-    /// @pre is_arrival(said, rank), and the rank has no other unfinished arrival
-    [[nodiscard]] std::span<std::byte> place(FrameHeader const& said, int rank, std::uint64_t done);
+    /// @pre is_arrival(header, rank), and the rank has no other unfinished arrival
+    [[nodiscard]] std::span<std::byte>
+    place(FrameHeader const& header, int rank, std::uint64_t done);
     /// Call this when the body is complete.
-    void arrive(FrameHeader const& said, int rank);
+    void arrive(FrameHeader const& header, int rank);
 
     [[nodiscard]] bool is_complete() const noexcept {
         return !open_.empty() && open_.front().arrived == size_;
@@ -1171,16 +1172,16 @@ public:
         Open open = std::move(open_.front());
         open_.pop_front();
         std::uint64_t const sequence = first_++;
-        Descriptor const& said = *open.said.front();
-        std::size_t const root = index(said.root);
-        if (said.collective == Collective::all_reduce && said.count != 0) {
+        Descriptor const& signature = *open.signatures.front();
+        std::size_t const root = index(signature.root);
+        if (signature.collective == Collective::all_reduce && signature.count != 0) {
             auto const in = [&](std::size_t rank) { return open.bodies[rank].data(); };
             auto const out = [&](std::size_t) { return open.bodies[0].data(); };
-            reduce_to(said.dtype, said.op, {size_, in}, {1, out}, said.count);
+            reduce_to(signature.dtype, signature.op, {size_, in}, {1, out}, signature.count);
         }
         for (std::size_t rank = size_; rank-- > 0;) {
-            bool const is_given = said.collective == Collective::all_reduce ||
-                                  (said.collective == Collective::broadcast && rank != root);
+            bool const is_given = signature.collective == Collective::all_reduce ||
+                                  (signature.collective == Collective::broadcast && rank != root);
             std::span<std::byte const> const body{open.bodies[root]};
             give(static_cast<int>(rank), sequence, is_given ? body : body.first(0));
         }
@@ -1196,9 +1197,9 @@ public:
 
 private:
     struct Open {
-        explicit Open(std::size_t size) : said(size), bodies(size) {}
+        explicit Open(std::size_t size) : signatures(size), bodies(size) {}
 
-        std::vector<std::optional<Descriptor>> said; ///< from those that have arrived
+        std::vector<std::optional<Descriptor>> signatures; ///< from those that have arrived
         std::vector<std::vector<std::byte>> bodies;
         std::size_t arrived = 0;
     };
@@ -1225,45 +1226,46 @@ private:
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION bool
-OpenCollectives::is_arrival(FrameHeader const& said, int rank) const noexcept {
-    bool const is_known = said.collective <= Collective::barrier &&
-                          static_cast<std::size_t>(said.dtype) < dtype_count &&
-                          static_cast<std::size_t>(said.op) < reduce_op_count && said.root >= 0 &&
-                          static_cast<std::size_t>(said.root) < size_;
-    std::size_t const element = is_known ? size_of(said.dtype) : 1;
-    return is_known && said.count <= most_frame_bytes / element &&
-           said.sequence == first_ + place_of_next(rank) && said.sequence < first_ + most_open &&
-           said.bytes == (contributes(said, rank) ? said.count * element : 0);
+OpenCollectives::is_arrival(FrameHeader const& header, int rank) const noexcept {
+    bool const is_known = header.collective <= Collective::barrier &&
+                          static_cast<std::size_t>(header.dtype) < dtype_count &&
+                          static_cast<std::size_t>(header.op) < reduce_op_count &&
+                          header.root >= 0 && static_cast<std::size_t>(header.root) < size_;
+    std::size_t const element = is_known ? size_of(header.dtype) : 1;
+    return is_known && header.count <= most_frame_bytes / element &&
+           header.sequence == first_ + place_of_next(rank) &&
+           header.sequence < first_ + most_open &&
+           header.bytes == (contributes(header, rank) ? header.count * element : 0);
 }
 
 JOINABLE_DEFINITION std::span<std::byte>
-OpenCollectives::place(FrameHeader const& said, int rank, std::uint64_t done) {
+OpenCollectives::place(FrameHeader const& header, int rank, std::uint64_t done) {
     std::size_t const at = place_of_next(rank);
     if (at == open_.size()) {
         open_.emplace_back(size_);
     }
-    return room_in(open_[at].bodies[index(rank)], said.bytes, done);
+    return room_in(open_[at].bodies[index(rank)], header.bytes, done);
 }
 
-JOINABLE_DEFINITION void OpenCollectives::arrive(FrameHeader const& said, int rank) {
+JOINABLE_DEFINITION void OpenCollectives::arrive(FrameHeader const& header, int rank) {
     Open& open = open_[place_of_next(rank)];
-    open.said[index(rank)] =
-        Descriptor{said.collective, said.dtype, said.op, said.root, said.count};
+    open.signatures[index(rank)] =
+        Descriptor{header.collective, header.dtype, header.op, header.root, header.count};
     ++open.arrived;
 }
 
 JOINABLE_DEFINITION std::optional<AbortReason> OpenCollectives::disagreement() const {
-    auto const said_by = [this](int rank) -> Descriptor const& {
-        return *open_.front().said[index(rank)];
+    auto const signature_of = [this](int rank) -> Descriptor const& {
+        return *open_.front().signatures[index(rank)];
     };
-    return find_difference(static_cast<int>(size_), said_by);
+    return find_difference(static_cast<int>(size_), signature_of);
 }
 
 JOINABLE_DEFINITION std::vector<int> OpenCollectives::missing(std::uint64_t sequence) const {
     std::size_t const at = sequence - first_;
     std::vector<int> ranks;
     for (std::size_t rank = 0; rank < size_; ++rank) {
-        if (at >= open_.size() || !open_[at].said[rank]) {
+        if (at >= open_.size() || !open_[at].signatures[rank]) {
             ranks.push_back(static_cast<int>(rank));
         }
     }
@@ -1272,7 +1274,7 @@ JOINABLE_DEFINITION std::vector<int> OpenCollectives::missing(std::uint64_t sequ
 
 JOINABLE_DEFINITION std::size_t OpenCollectives::place_of_next(int rank) const noexcept {
     std::size_t at = 0;
-    while (at < open_.size() && open_[at].said[index(rank)]) {
+    while (at < open_.size() && open_[at].signatures[index(rank)]) {
         ++at;
     }
     return at;
@@ -1352,7 +1354,8 @@ struct Refusal {
     std::string text;
 };
 /// Why rank 0 of `job` rejects the sender of this hello, or nothing. @pre the hello is complete.
-[[nodiscard]] std::optional<Refusal> refusal_of(std::span<std::byte const> said, TcpJob const& job);
+[[nodiscard]] std::optional<Refusal>
+refusal_of(std::span<std::byte const> hello, TcpJob const& job);
 
 }}} // namespace joinable::v0::detail
 
@@ -1424,8 +1427,8 @@ JOINABLE_DEFINITION std::size_t size_of_hello(std::span<std::byte const> begun) 
 }
 
 JOINABLE_DEFINITION std::optional<Refusal>
-refusal_of(std::span<std::byte const> said, TcpJob const& job) {
-    if (said.size() < sizeof(Hello) || object_at<Hello>(said).library != library_version) {
+refusal_of(std::span<std::byte const> hello, TcpJob const& job) {
+    if (hello.size() < sizeof(Hello) || object_at<Hello>(hello).library != library_version) {
         return Refusal{
             Greeting::Verdict::other_program,
             concat(
@@ -1437,9 +1440,9 @@ refusal_of(std::span<std::byte const> said, TcpJob const& job) {
             )
         };
     }
-    auto const hello = object_at<Hello>(said);
-    std::string const their_job = unpacked_text(said.subspan(sizeof hello, hello.job_bytes));
-    std::string const secret = unpacked_text(said.subspan(sizeof hello + hello.job_bytes));
+    auto const hello = object_at<Hello>(hello);
+    std::string const their_job = unpacked_text(hello.subspan(sizeof hello, hello.job_bytes));
+    std::string const secret = unpacked_text(hello.subspan(sizeof hello + hello.job_bytes));
     if (!is_same_secret(secret, job.secret)) {
         return Refusal{
             Greeting::Verdict::other_job,
@@ -1539,7 +1542,7 @@ public:
                      );
     }
 
-    /// The events to wait for before the next call of look().
+    /// The events to wait for before the next call of poll().
     void poll(std::vector<pollfd>& polled) const {
         if (std::chrono::steady_clock::now() >= accept_again_) {
             polled.push_back({listener_.handle(), POLLIN, 0});
@@ -1548,7 +1551,7 @@ public:
             polled.push_back({stranger.socket.handle(), POLLIN, 0});
         }
     }
-    /// When to call look() at the latest.
+    /// When to call poll() at the latest.
     [[nodiscard]] TimePoint next_look() const noexcept {
         TimePoint next = std::chrono::steady_clock::now() + std::chrono::hours{1};
         if (!strangers_.empty()) {
@@ -1560,7 +1563,7 @@ public:
 
     /// `is_here(rank)` tells whether a rank has already arrived. `admit(rank, socket)` admits one.
     template <class IsHere, class Admit>
-    void look(IsHere const& is_here, Admit const& admit) {
+    void poll(IsHere const& is_here, Admit const& admit) {
         accept_all(is_here, admit);
         auto const now = std::chrono::steady_clock::now();
         std::erase_if(strangers_, [&](Stranger& stranger) {
@@ -1572,7 +1575,7 @@ private:
     struct Stranger {
         Socket socket;
         TimePoint end;
-        std::vector<std::byte> said = {};
+        std::vector<std::byte> received = {};
         bool is_refused = false; ///< keeps reading: closing could destroy its answer
     };
     static constexpr std::size_t most_strangers = 256;
@@ -1619,17 +1622,17 @@ private:
             return stranger.socket.receive(ignored).has_value();
         }
         for (;;) {
-            std::size_t const whole = size_of_hello(stranger.said);
+            std::size_t const whole = size_of_hello(stranger.received);
             if (whole == 0) {
                 return false;
             }
-            if (whole == stranger.said.size()) {
+            if (whole == stranger.received.size()) {
                 return decide(stranger, is_here, admit);
             }
-            std::size_t const begun = stranger.said.size();
-            stranger.said.resize(whole);
-            auto const got = stranger.socket.receive(std::span{stranger.said}.subspan(begun));
-            stranger.said.resize(begun + got.value_or(0));
+            std::size_t const begun = stranger.received.size();
+            stranger.received.resize(whole);
+            auto const got = stranger.socket.receive(std::span{stranger.received}.subspan(begun));
+            stranger.received.resize(begun + got.value_or(0));
             if (!got || *got == 0) {
                 return got.has_value();
             }
@@ -1637,8 +1640,8 @@ private:
     }
     template <class IsHere, class Admit>
     bool decide(Stranger& stranger, IsHere const& is_here, Admit const& admit) {
-        std::optional<Refusal> refusal = refusal_of(stranger.said, job_);
-        int const rank = refusal ? 0 : object_at<Hello>(stranger.said).rank;
+        std::optional<Refusal> refusal = refusal_of(stranger.received, job_);
+        int const rank = refusal ? 0 : object_at<Hello>(stranger.received).rank;
         if (!refusal && is_here(rank)) {
             refusal = Refusal{
                 Greeting::Verdict::other_job,
@@ -1724,7 +1727,7 @@ private:
         std::uint64_t consumed = 0; ///< of the bytes sent to it
         Clock::time_point alive_at = {};
         bool has_come = false;
-        bool has_said_all = false; ///< sends nothing any more
+        bool has_ended = false; ///< sends nothing any more
 
         /// A busy rank reads nothing, so it gets no more than this before it reads again. Its
         /// kernel then has room for the data in flight, unless its buffers are set to be small. So
@@ -1930,7 +1933,7 @@ JOINABLE_DEFINITION void Hub::attend_to(int rank) {
              {rank},
              concat("rank ", rank, " sent what no rank sends: is it this version of joinable?")}
         );
-    } else if (one.has_said_all) {
+    } else if (one.has_ended) {
         lose(rank, reason_of_leaving(rank));
     } else if (!goes_on) {
         lose_connection(rank);
@@ -1972,7 +1975,7 @@ Hub::place_for(int rank, FrameHeader const& header, std::uint64_t done) {
 
 JOINABLE_DEFINITION bool Hub::can_say(int rank, FrameHeader const& header) {
     Member const& one = member(rank);
-    if (one.has_said_all || header.consumed < one.consumed || header.consumed > one.outbox.sent()) {
+    if (one.has_ended || header.consumed < one.consumed || header.consumed > one.outbox.sent()) {
         return false;
     }
     bool const is_asked_for = end_ || header.sequence == meeting ||
@@ -2014,7 +2017,7 @@ JOINABLE_DEFINITION void Hub::take(int rank, FrameHeader const& header) {
             break;
         }
         throw ProtocolError{};
-    case FrameKind::leave: member(rank).has_said_all = true; break;
+    case FrameKind::leave: member(rank).has_ended = true; break;
     case FrameKind::keep_alive: member(rank).alive_at = Clock::now(); break;
     case FrameKind::overdue: overdue_.push_back({rank, header, unpacked_text(body)}); break;
     case FrameKind::question: answer(rank, header.sequence); break;
@@ -2112,7 +2115,7 @@ JOINABLE_DEFINITION void Hub::end(AbortReason reason) {
 
 JOINABLE_DEFINITION void Hub::look_into_lobby() {
     if (handshakes_) {
-        handshakes_->look(
+        handshakes_->poll(
             [this](int rank) { return member(rank).has_come; },
             [this](int rank, Socket socket) { admit(rank, std::move(socket)); }
         );
@@ -2256,11 +2259,11 @@ public:
     /// hub does not answer, this rank's own reason counts, and says so.
     void abort(AbortReason const& reason);
     [[nodiscard]] bool is_aborted() {
-        look();
+        poll();
         return over_.has_value();
     }
     [[nodiscard]] std::optional<AbortReason> abort_reason() {
-        look();
+        poll();
         return over_ ? std::optional{reason()} : std::nullopt;
     }
     /// See Communicator.
@@ -2290,7 +2293,7 @@ private:
         std::uint64_t consumed = 0;                        ///< when last asked, or last seen alive
     };
     struct Pending {
-        Descriptor said;
+        Descriptor signature;
         Descriptor shown;
         Buffer out;
         Overdue overdue = {};
@@ -2354,7 +2357,7 @@ private:
     void pump(TimePoint end);
     /// Does what is possible now.
     /// @throws ContractViolation  this process was forked since the rank attached.
-    void look();
+    void poll();
 
     /// Rank 0 broke the protocol. Ends all ranks, if rank 0 still tells them.
     void refuse(ProtocolError const& error);
@@ -2418,21 +2421,21 @@ JOINABLE_DEFINITION void TcpRank::meet(std::string const& meanwhile) {
 
 JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descriptor const& shown) {
     home_.require_here(rank_);
-    Descriptor const& said = request.signature;
+    Descriptor const& signature = request.signature;
     while (pending_.size() == most_in_flight) {
         finish(finished_);
     }
     throw_if_over(shown);
     FrameHeader header;
     header.kind = FrameKind::arrival;
-    header.collective = said.collective;
-    header.dtype = said.dtype;
-    header.op = said.op;
-    header.root = said.root;
-    header.count = said.count;
+    header.collective = signature.collective;
+    header.dtype = signature.dtype;
+    header.op = signature.op;
+    header.root = signature.root;
+    header.count = signature.count;
     header.sequence = next();
     std::uint64_t const sequence = next();
-    pending_.push_back({said, shown, request.out});
+    pending_.push_back({signature, shown, request.out});
     ConstBuffer const& in = request.in;
     send(header, std::span{static_cast<std::byte const*>(in.data), in.bytes()});
     return sequence;
@@ -2440,7 +2443,7 @@ JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descript
 
 JOINABLE_DEFINITION bool TcpRank::progress(std::uint64_t sequence) {
     if (!is_done(sequence)) {
-        look();
+        poll();
         throw_if_lost(sequence);
     }
     return is_done(sequence);
@@ -2483,7 +2486,7 @@ JOINABLE_DEFINITION void TcpRank::keep_alive() {
 }
 
 JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
-    look();
+    poll();
     if (pending_.empty()) {
         return {};
     }
@@ -2528,7 +2531,7 @@ JOINABLE_DEFINITION void TcpRank::throw_if_over(bool is_done) const {
 }
 
 JOINABLE_DEFINITION void TcpRank::wait_until_ready(std::uint64_t sequence) {
-    look();
+    poll();
     if (Overdue* const overdue = overdue_of(sequence); overdue != nullptr && !overdue->is_asked) {
         overdue->clock = {}; // not the time of earlier tests
     }
@@ -2590,7 +2593,7 @@ JOINABLE_DEFINITION void TcpRank::send(FrameHeader header, std::span<std::byte c
 
 JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
     std::uint64_t const consumed = inbox_.consumed();
-    look();
+    poll();
     if (!over_ && consumed == inbox_.consumed()) {
         auto const events = static_cast<short>(POLLIN | (outbox_.is_empty() ? 0 : POLLOUT));
         if (hear_) {
@@ -2602,11 +2605,11 @@ JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
             end = (std::min<TimePoint>)(end, Clock::now() + between_questions);
         }
         wait_for(socket_, events, (std::min)(end, watch_.next_look()));
-        look();
+        poll();
     }
 }
 
-JOINABLE_DEFINITION void TcpRank::look() {
+JOINABLE_DEFINITION void TcpRank::poll() {
     home_.require_here(rank_);
     if (over_) { // buffers of lost collectives belong to the caller again
         return;
@@ -2664,9 +2667,10 @@ TcpRank::place_for(FrameHeader const& header, std::uint64_t done) {
 }
 
 JOINABLE_DEFINITION std::size_t TcpRank::bytes_of_result() const noexcept {
-    Descriptor const& said = pending_.front().said;
-    bool const gets_some = said.collective == Collective::all_reduce ||
-                           (said.collective == Collective::broadcast && said.root != rank_);
+    Descriptor const& signature = pending_.front().signature;
+    bool const gets_some =
+        signature.collective == Collective::all_reduce ||
+        (signature.collective == Collective::broadcast && signature.root != rank_);
     return gets_some ? pending_.front().out.bytes() : 0;
 }
 
@@ -3213,15 +3217,15 @@ detail::ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile)
 
 JOINABLE_DEFINITION TcpWork
 TcpCommunicator::post(detail::Request const& request, detail::Descriptor const& shown) {
-    detail::Descriptor const& said = request.signature;
-    if (said.count > detail::most_frame_bytes / size_of(said.dtype)) {
+    detail::Descriptor const& signature = request.signature;
+    if (signature.count > detail::most_frame_bytes / size_of(signature.dtype)) {
         throw ContractViolation{detail::concat(
             "a collective by TCP moves at most ",
             detail::most_frame_bytes,
             " bytes, but was given ",
-            said.count,
+            signature.count,
             " elements of ",
-            name_of(said.dtype),
+            name_of(signature.dtype),
             ": it is for small messages"
         )};
     }

@@ -1179,24 +1179,25 @@ gather_trace(ControlCommunicator& control, TraceTimeline const& mine, TraceOptio
     std::array<std::uint64_t, 3> const own{
         mine.events().size(), mine.dropped(), options.align_clocks ? common_moment(control) : 0
     };
-    std::vector<std::uint64_t> const said = control.gather(own);
+    std::vector<std::uint64_t> const words_of_all = control.gather(own);
     Trace trace;
     on_all_ranks(control, [&](AgreementList&) {
         if (control.rank() == 0) {
             trace.ranks.resize(static_cast<std::size_t>(control.size()));
             for (std::size_t rank = 0; rank < trace.ranks.size(); ++rank) {
-                trace.ranks[rank].events.resize(said[rank * own.size()]);
-                trace.ranks[rank].dropped = said[rank * own.size() + 1];
+                trace.ranks[rank].events.resize(words_of_all[rank * own.size()]);
+                trace.ranks[rank].dropped = words_of_all[rank * own.size() + 1];
             }
         }
     });
     for (int rank = 0; rank < control.size(); ++rank) {
         auto const r = static_cast<std::size_t>(rank);
         TraceEvent* const to = trace.ranks.empty() ? nullptr : trace.ranks[r].events.data();
-        words->move(rank, said[r * own.size()], mine.events(), to);
+        words->move(rank, words_of_all[r * own.size()], mine.events(), to);
     }
     for (std::size_t rank = 0; rank < trace.ranks.size(); ++rank) {
-        auto const ahead = static_cast<std::int64_t>(said[rank * own.size() + 2] - said[2]);
+        auto const ahead =
+            static_cast<std::int64_t>(words_of_all[rank * own.size() + 2] - words_of_all[2]);
         for (TraceEvent& event : trace.ranks[rank].events) {
             event.begin -= ahead;
             event.end -= ahead;
@@ -1516,31 +1517,31 @@ JOINABLE_DEFINITION void ProgressWriter::write(Time now) {
     }
     written_at_ = now;
     written_rounds_ = rounds_;
-    std::string const said = text(recent_seconds_ > 0 ? recent_rounds_ / recent_seconds_ : 0);
+    std::string const line = text(recent_seconds_ > 0 ? recent_rounds_ / recent_seconds_ : 0);
     if (!options_.rewrites.value_or(false)) {
-        sink_(said + "\n");
+        sink_(line + "\n");
         return;
     }
-    std::string const blanks((std::max)(width_, said.size()) - said.size(), ' ');
-    width_ = said.size();
-    sink_("\r" + said + blanks);
+    std::string const blanks((std::max)(width_, line.size()) - line.size(), ' ');
+    width_ = line.size();
+    sink_("\r" + line + blanks);
 }
 
 JOINABLE_DEFINITION std::string ProgressWriter::text(double rate) const {
-    std::string said = concat("round ", rounds_);
+    std::string line = concat("round ", rounds_);
     if (options_.rounds) {
-        said += concat(" of ", *options_.rounds);
+        line += concat(" of ", *options_.rounds);
     }
     if (rate > 0) {
-        said += concat(", ", rounded_text(rate), " rounds/s");
+        line += concat(", ", rounded_text(rate), " rounds/s");
         if (options_.rounds && rounds_ < *options_.rounds) {
-            said += concat(
+            line += concat(
                 ", ", time_left(static_cast<double>(*options_.rounds - rounds_) / rate), " left"
             );
         }
     }
-    said += concat(", ", joined_, " of ", world_size_);
-    return said + (world_size_ == 1 ? " rank has joined" : " ranks have joined");
+    line += concat(", ", joined_, " of ", world_size_);
+    return line + (world_size_ == 1 ? " rank has joined" : " ranks have joined");
 }
 
 }}} // namespace joinable::v0::detail

@@ -1654,16 +1654,16 @@ auto* conversion_function(InstructionSet set) noexcept {
 
 #endif
 
-// ---- joinable/optimizer/shard_state.hpp
+// ---- joinable/optimizer/state_arrays.hpp
 
 namespace joinable { inline namespace v0 {
 
 /// The state that the owner of a part keeps: an array for each name of the rule, and an array of
 /// masters if the values have 16 bits. Empty if an engine's optimizer keeps its own state. Local.
-class ShardState {
+class StateArrays {
 public:
     /// State for `count` elements of `dtype`, a floating-point type; zeros, in memory of `device`.
-    ShardState(
+    StateArrays(
         DType dtype,
         std::size_t count,
         std::size_t names,
@@ -1915,7 +1915,7 @@ public:
 
     [[nodiscard]] Device& device() const noexcept { return *device_; }
     [[nodiscard]] ShardBucket const& bucket() const noexcept { return bucket_; }
-    [[nodiscard]] ShardState const& state() const noexcept { return state_; }
+    [[nodiscard]] StateArrays const& state() const noexcept { return state_; }
     [[nodiscard]] std::span<ShardPiece const> own() const noexcept {
         return std::span{bucket_.pieces}.subspan(first_, own_);
     }
@@ -2120,7 +2120,7 @@ private:
     Device* device_;
     std::size_t first_ = 0; ///< index of this rank's first piece
     std::size_t own_ = 0;
-    ShardState state_;
+    StateArrays state_;
     Arena gradients_;
 };
 
@@ -2538,22 +2538,23 @@ private:
     };
 
     Substitute(Request const& request, Buffer memory, int rank, int size, Device& device)
-        : said_{request.signature}, in_{request.in}, out_{request.out}, memory_{memory},
+        : signature_{request.signature}, in_{request.in}, out_{request.out}, memory_{memory},
           rank_{static_cast<std::size_t>(rank)}, size_{static_cast<std::size_t>(size)},
           device_{device} {}
 
     void plan(PartSizes const& sends, PartSizes const& expects, Counts known, bool can_scale) {
         auto const known_of = [&](std::size_t parts) {
-            return known.empty() ? Table(parts, said_.count) : Table(known.begin(), known.end());
+            return known.empty() ? Table(parts, signature_.count)
+                                 : Table(known.begin(), known.end());
         };
-        switch (said_.collective) {
+        switch (signature_.collective) {
         case Collective::scaled_all_reduce: sum(scaled(in_, out_)); break;
         case Collective::reduce:
             sum(out_.data == nullptr ? copied(in_, memory_of(in_.count)) : out_);
             break;
         case Collective::reduce_scatter:
         case Collective::scaled_reduce_scatter: {
-            bool const scales = is_scaled(said_.collective) && !can_scale;
+            bool const scales = is_scaled(signature_.collective) && !can_scale;
             Buffer const memory = memory_of(in_.count);
             sum(scales ? scaled(in_, memory) : copied(in_, memory));
             take(memory, table_of(sends));
@@ -2587,7 +2588,7 @@ private:
         }
     }
     void scatter(Counts counts) {
-        auto const root = static_cast<std::size_t>(said_.root);
+        auto const root = static_cast<std::size_t>(signature_.root);
         Buffer const all = rank_ == root ? read(in_) : memory_of(sum_of(counts));
         send(all, root);
         take(all, counts);
@@ -2617,11 +2618,11 @@ private:
             return AnyWork{comm.broadcast(part.buffer, *part.root)};
         }
         if constexpr (has_scaled_all_reduce<Comm>) {
-            if (is_scaled(said_.collective)) {
-                return AnyWork{comm.all_reduce(part.buffer, said_.op, said_.factor)};
+            if (is_scaled(signature_.collective)) {
+                return AnyWork{comm.all_reduce(part.buffer, signature_.op, signature_.factor)};
             }
         }
-        return AnyWork{comm.all_reduce(part.buffer, said_.op)};
+        return AnyWork{comm.all_reduce(part.buffer, signature_.op)};
     }
     template <class Test>
     [[nodiscard]] bool is_done(Test const& test) {
@@ -2646,20 +2647,20 @@ private:
 
     [[nodiscard]] Buffer memory_of(std::size_t count) {
         if (memory_.count >= count) {
-            return {memory_.data, count, said_.dtype};
+            return {memory_.data, count, signature_.dtype};
         }
-        scratch_ = device_.allocate(count * size_of(said_.dtype), Arena::default_alignment);
-        return {scratch_.data(), count, said_.dtype};
+        scratch_ = device_.allocate(count * size_of(signature_.dtype), Arena::default_alignment);
+        return {scratch_.data(), count, signature_.dtype};
     }
     Buffer copied(ConstBuffer from, Buffer to) const {
-        copy_run(device_, from.data, to.data, from.count, said_.dtype);
+        copy_run(device_, from.data, to.data, from.count, signature_.dtype);
         return to;
     }
     [[nodiscard]] Buffer scaled(ConstBuffer from, Buffer to) const {
         auto const view = [&](Buffer buffer) {
             return AnyView{buffer.data, buffer.dtype, {buffer.count}, {1}, device_.id()};
         };
-        device_.scale_copy(view(read(from)), said_.factor, view(to));
+        device_.scale_copy(view(read(from)), signature_.factor, view(to));
         return to;
     }
     /// For a collective that only reads it here.
@@ -2679,7 +2680,7 @@ private:
         return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
     }
 
-    Descriptor said_;
+    Descriptor signature_;
     ConstBuffer in_;
     Buffer out_;
     Buffer memory_; ///< of the caller
@@ -3116,7 +3117,7 @@ struct ShardGroup {
 
 /// The names of a shard's arrays, masters last.
 std::vector<std::string>
-array_names(std::span<std::string_view const> names, ShardState const& state);
+array_names(std::span<std::string_view const> names, StateArrays const& state);
 
 /// Memory for messages that carry state between ranks, allocated before the first collective: a
 /// rank that ran out of memory later would leave the others waiting.
@@ -3155,7 +3156,7 @@ private:
 
 /// Waits until a collective is over, also on a device, whose streams have no deadline.
 template <class W>
-void settle(W work) {
+void complete(W work) {
     if constexpr (requires { work.synchronize(); }) {
         work.synchronize();
     }
@@ -3178,7 +3179,7 @@ void gather_array(
     StateMessages& messages,
     int root
 ) {
-    ShardState const& state = shard.state();
+    StateArrays const& state = shard.state();
     DType const dtype = state.computed_in();
     Buffer const all{messages.sent(), shard.bucket().count(), dtype};
     if (shard.keeps_all()) {
@@ -3188,7 +3189,7 @@ void gather_array(
         }
     } else {
         ConstBuffer const part{state.array(k), shard.part(), dtype};
-        settle(any_gather(comm, part, all, root, shard.bucket().counts));
+        complete(any_gather(comm, part, all, root, shard.bucket().counts));
     }
     if (comm.rank() == root) {
         messages.download(host, all.bytes());
@@ -3199,7 +3200,7 @@ template <Communicator Comm>
 void scatter_array(
     Comm& comm, OptimizerShard const& shard, std::size_t k, StateMessages& messages, int root
 ) {
-    ShardState const& state = shard.state();
+    StateArrays const& state = shard.state();
     DType const dtype = state.computed_in();
     Buffer const all{messages.sent(), shard.bucket().count(), dtype};
     if (comm.rank() == root) {
@@ -3207,12 +3208,12 @@ void scatter_array(
         shard.device().submit();
     }
     if (shard.keeps_all()) {
-        settle(comm.broadcast(all, root));
+        complete(comm.broadcast(all, root));
         shard.copy_array(messages.sent(), state.array(k), all.count);
         shard.device().submit();
     } else {
         Buffer const part{state.array(k), shard.part(), dtype};
-        settle(any_scatter(comm, all, part, root, shard.bucket().counts));
+        complete(any_scatter(comm, all, part, root, shard.bucket().counts));
     }
 }
 
@@ -3373,7 +3374,7 @@ void check_state(
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION std::vector<std::string>
-array_names(std::span<std::string_view const> names, ShardState const& state) {
+array_names(std::span<std::string_view const> names, StateArrays const& state) {
     std::vector<std::string> all{names.begin(), names.end()};
     if (state.has_masters()) {
         all.emplace_back("master");
@@ -3746,17 +3747,17 @@ public:
         Held(Held&& other) noexcept : units_{std::move(other.units_)}, unit_{other.unit_} {}
         Held& operator=(Held&& other) noexcept { // not by value: clang 14 forgets to destroy it
             auto const taken = std::move(other.units_);
-            let_go();
+            release();
             units_ = taken;
             unit_ = other.unit_;
             return *this;
         }
-        ~Held() { let_go(); }
+        ~Held() { release(); }
 
         /// Stops keeping the values.
-        void let_go() noexcept {
+        void release() noexcept {
             if (auto const units = std::exchange(units_, nullptr); units && *units) {
-                (*units)->let_go(unit_);
+                (*units)->release(unit_);
             }
         }
 
@@ -4127,7 +4128,7 @@ private:
             drop(units_[left]);
         }
     }
-    void let_go(std::size_t unit) noexcept {
+    void release(std::size_t unit) noexcept {
         if (--units_[unit].holders == 0 && unit != current_) {
             drop(units_[unit]);
         }
@@ -4408,9 +4409,9 @@ private:
         }
         device.sum_squares(own_);
         if (sharding_ == Sharding::none) { // the same sums on each rank
-            settle(comm_.broadcast(all, 0));
+            complete(comm_.broadcast(all, 0));
         } else {
-            settle(comm_.all_reduce(all, ReduceOp::sum));
+            complete(comm_.all_reduce(all, ReduceOp::sum));
         }
         if (staged_.bytes() < all.bytes()) {
             staged_ = device.allocate_staging(all.bytes());
@@ -5080,7 +5081,7 @@ JOINABLE_DEFINITION std::size_t state_bytes_of(std::span<ShardGroup const> group
 
 #endif
 
-// ---- joinable/participant/sharded/detail/state.hpp
+// ---- joinable/participant/sharded/detail/state_exchange.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -5088,7 +5089,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// collective members take `together`, which runs a function on all ranks and throws on all if it
 /// throws on one.
 template <class Rule>
-class ShardedState {
+class StateExchange {
 public:
     /// Frees what was gathered. Local.
     void reset() noexcept { gathered_.reset(); }
@@ -5714,7 +5715,7 @@ private:
     detail::ShardedSettings<Rule> settings_;
     bool has_all_ranks_ = false; ///< whether all ranks are active in the round
     detail::ShardedBeforeStep<Comm> before_step_;
-    detail::ShardedState<Rule> state_;
+    detail::StateExchange<Rule> state_;
     JoinState join_state_;
 };
 
@@ -5862,7 +5863,7 @@ class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gra
     using Optimizer = ShardedOptimizer<Comm, Rule>;
 
 public:
-    /// The result of use() in a pass: values exist during its lifetime, or until its let_go().
+    /// The result of use() in a pass: values exist during its lifetime, or until its release().
     /// Move-only.
     using HeldValues = typename detail::ToOwners<Comm>::Held;
 

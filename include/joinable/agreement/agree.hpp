@@ -61,10 +61,10 @@ void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, 
 
 /// The questions that ranks ask each other after they found a difference, in messages of one size.
 /// All ranks of `control` make the same calls.
-class Inquiry {
+class DifferenceReport {
 public:
     /// `count` ranks have a say, `lowest` is the lowest of them. A rank without a say adds nothing.
-    Inquiry(ControlCommunicator& control, int lowest, std::uint64_t count, bool has_say)
+    DifferenceReport(ControlCommunicator& control, int lowest, std::uint64_t count, bool has_say)
         : control_{control}, lowest_{lowest}, count_{count}, has_say_{has_say} {}
 
     /// The ranks for which `is_so` is true, ascending.

@@ -26,9 +26,9 @@ JOINABLE_DEFINITION std::optional<std::uint32_t> Agreement::value(std::uint64_t 
 JOINABLE_DEFINITION void HashAgreement::write(std::uint64_t* to, std::uint64_t hash) noexcept {
     for (unsigned part = 0; part < 3; ++part) {
         constexpr std::uint64_t mask = (1U << 22) - 1;
-        auto const said = Agreement::of(static_cast<std::uint32_t>((hash >> (22 * part)) & mask));
-        to[2 * part] = said.sum;
-        to[2 * part + 1] = said.squares;
+        auto const sums = Agreement::of(static_cast<std::uint32_t>((hash >> (22 * part)) & mask));
+        to[2 * part] = sums.sum;
+        to[2 * part + 1] = sums.squares;
     }
 }
 
@@ -67,7 +67,7 @@ append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int f
     }
 }
 
-JOINABLE_DEFINITION std::vector<int> Inquiry::ranks_with(bool is_so) {
+JOINABLE_DEFINITION std::vector<int> DifferenceReport::ranks_with(bool is_so) {
     std::vector<int> ranks;
     for (int first = 0; first < control_.size(); first += bits) {
         words_ = {};
@@ -81,7 +81,7 @@ JOINABLE_DEFINITION std::vector<int> Inquiry::ranks_with(bool is_so) {
     return ranks;
 }
 
-JOINABLE_DEFINITION AbortReason Inquiry::failure(bool has_failed, std::string_view text) {
+JOINABLE_DEFINITION AbortReason DifferenceReport::failure(bool has_failed, std::string_view text) {
     std::vector<int> ranks = ranks_with(has_failed);
     words_ = {};
     write_text(place(0, text_bytes), text);
@@ -90,7 +90,7 @@ JOINABLE_DEFINITION AbortReason Inquiry::failure(bool has_failed, std::string_vi
     return reason(FailureKind::peer_failed, std::move(ranks), std::move(message));
 }
 
-JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
+JOINABLE_DEFINITION AbortReason DifferenceReport::difference(AgreementList const& list) {
     std::size_t const item = first_difference(list);
     words_ = {list.hash(item)};
     control_.broadcast(words_, lowest_);
@@ -110,13 +110,13 @@ JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
 }
 
 JOINABLE_DEFINITION AbortReason
-Inquiry::reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
+DifferenceReport::reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
     AbortReason all{kind, std::move(ranks), std::move(message)};
     all.is_renumbered = control_.is_renumbered();
     return all;
 }
 
-JOINABLE_DEFINITION std::size_t Inquiry::first_difference(AgreementList const& list) {
+JOINABLE_DEFINITION std::size_t DifferenceReport::first_difference(AgreementList const& list) {
     constexpr std::size_t last = slot_count - 1;
     std::vector<std::uint64_t> const hashes_from = list.hashes_from();
     for (std::size_t first = 0;; first += last) {
@@ -142,12 +142,13 @@ JOINABLE_DEFINITION std::size_t Inquiry::first_difference(AgreementList const& l
     }
 }
 
-JOINABLE_DEFINITION void Inquiry::write_item(std::size_t at, AgreementList::Item const& item) {
+JOINABLE_DEFINITION void
+DifferenceReport::write_item(std::size_t at, AgreementList::Item const& item) {
     write_text(place(at, label_bytes), item.label);
     write_text(place(at + label_bytes, text_bytes - label_bytes), item.value);
 }
 
-JOINABLE_DEFINITION AgreementList::Item Inquiry::read_item(std::size_t at) {
+JOINABLE_DEFINITION AgreementList::Item DifferenceReport::read_item(std::size_t at) {
     AgreementList::Item item{read_text(place(at, label_bytes)), "nothing"};
     if (!item.label.empty()) {
         item.value = read_text(place(at + label_bytes, text_bytes - label_bytes));
@@ -155,18 +156,19 @@ JOINABLE_DEFINITION AgreementList::Item Inquiry::read_item(std::size_t at) {
     return item;
 }
 
-JOINABLE_DEFINITION std::size_t Inquiry::name_in(std::string const& label) {
+JOINABLE_DEFINITION std::size_t DifferenceReport::name_in(std::string const& label) {
     std::size_t const colon = label.find(": ");
     return colon == std::string::npos ? 0 : colon + 2;
 }
 
-JOINABLE_DEFINITION std::string Inquiry::place_of(int rank, AgreementList::Item const& item) {
+JOINABLE_DEFINITION std::string
+DifferenceReport::place_of(int rank, AgreementList::Item const& item) {
     std::string const title = item.label.substr(0, item.label.find(" differ: "));
     return concat("rank ", rank, " compares ", title, " (") +
            item.label.substr(name_in(item.label)) + ": " + item.value + ")";
 }
 
-JOINABLE_DEFINITION std::string Inquiry::text_of(int other) {
+JOINABLE_DEFINITION std::string DifferenceReport::text_of(int other) {
     auto const [label, value] = read_item(0);
     auto const there = read_item(text_bytes);
     std::size_t const name = name_in(there.label);
@@ -199,12 +201,12 @@ JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
     }
     words[0] &= (1U << errors) - 1;
     auto const ranks = static_cast<std::uint64_t>(control.size());
-    Inquiry inquiry{control, 0, ranks, true};
+    DifferenceReport report{control, 0, ranks, true};
     if (words[0] != 0) {
-        return inquiry.failure(local_error != nullptr, failure_of(local_error).message);
+        return report.failure(local_error != nullptr, failure_of(local_error).message);
     }
     if (!HashAgreement::is_common(&words[1], ranks)) {
-        return inquiry.difference(list);
+        return report.difference(list);
     }
     return {};
 }

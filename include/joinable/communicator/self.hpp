@@ -48,13 +48,13 @@ private:
         }
     }
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
-        auto const& [said, in, out, sends, expects] = request;
+        auto const& [signature, in, out, sends, expects] = request;
         throw_if_aborted();
-        if (detail::is_scaled(said.collective)) {
+        if (detail::is_scaled(signature.collective)) {
             auto const view = [](void const* data, Buffer const& like) {
                 return AnyView{const_cast<void*>(data), like.dtype, {like.count}, {1}};
             };
-            scale_copy(view(in.data, out), said.factor, view(out.data, out));
+            scale_copy(view(in.data, out), signature.factor, view(out.data, out));
         } else if (in.count != 0 && in.data != out.data) {
             std::memcpy(out.data, in.data, in.bytes());
         }

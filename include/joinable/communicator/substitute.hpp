@@ -86,22 +86,23 @@ private:
     };
 
     Substitute(Request const& request, Buffer memory, int rank, int size, Device& device)
-        : said_{request.signature}, in_{request.in}, out_{request.out}, memory_{memory},
+        : signature_{request.signature}, in_{request.in}, out_{request.out}, memory_{memory},
           rank_{static_cast<std::size_t>(rank)}, size_{static_cast<std::size_t>(size)},
           device_{device} {}
 
     void plan(PartSizes const& sends, PartSizes const& expects, Counts known, bool can_scale) {
         auto const known_of = [&](std::size_t parts) {
-            return known.empty() ? Table(parts, said_.count) : Table(known.begin(), known.end());
+            return known.empty() ? Table(parts, signature_.count)
+                                 : Table(known.begin(), known.end());
         };
-        switch (said_.collective) {
+        switch (signature_.collective) {
         case Collective::scaled_all_reduce: sum(scaled(in_, out_)); break;
         case Collective::reduce:
             sum(out_.data == nullptr ? copied(in_, memory_of(in_.count)) : out_);
             break;
         case Collective::reduce_scatter:
         case Collective::scaled_reduce_scatter: {
-            bool const scales = is_scaled(said_.collective) && !can_scale;
+            bool const scales = is_scaled(signature_.collective) && !can_scale;
             Buffer const memory = memory_of(in_.count);
             sum(scales ? scaled(in_, memory) : copied(in_, memory));
             take(memory, table_of(sends));
@@ -135,7 +136,7 @@ private:
         }
     }
     void scatter(Counts counts) {
-        auto const root = static_cast<std::size_t>(said_.root);
+        auto const root = static_cast<std::size_t>(signature_.root);
         Buffer const all = rank_ == root ? read(in_) : memory_of(sum_of(counts));
         send(all, root);
         take(all, counts);
@@ -165,11 +166,11 @@ private:
             return AnyWork{comm.broadcast(part.buffer, *part.root)};
         }
         if constexpr (has_scaled_all_reduce<Comm>) {
-            if (is_scaled(said_.collective)) {
-                return AnyWork{comm.all_reduce(part.buffer, said_.op, said_.factor)};
+            if (is_scaled(signature_.collective)) {
+                return AnyWork{comm.all_reduce(part.buffer, signature_.op, signature_.factor)};
             }
         }
-        return AnyWork{comm.all_reduce(part.buffer, said_.op)};
+        return AnyWork{comm.all_reduce(part.buffer, signature_.op)};
     }
     template <class Test>
     [[nodiscard]] bool is_done(Test const& test) {
@@ -194,20 +195,20 @@ private:
 
     [[nodiscard]] Buffer memory_of(std::size_t count) {
         if (memory_.count >= count) {
-            return {memory_.data, count, said_.dtype};
+            return {memory_.data, count, signature_.dtype};
         }
-        scratch_ = device_.allocate(count * size_of(said_.dtype), Arena::default_alignment);
-        return {scratch_.data(), count, said_.dtype};
+        scratch_ = device_.allocate(count * size_of(signature_.dtype), Arena::default_alignment);
+        return {scratch_.data(), count, signature_.dtype};
     }
     Buffer copied(ConstBuffer from, Buffer to) const {
-        copy_run(device_, from.data, to.data, from.count, said_.dtype);
+        copy_run(device_, from.data, to.data, from.count, signature_.dtype);
         return to;
     }
     [[nodiscard]] Buffer scaled(ConstBuffer from, Buffer to) const {
         auto const view = [&](Buffer buffer) {
             return AnyView{buffer.data, buffer.dtype, {buffer.count}, {1}, device_.id()};
         };
-        device_.scale_copy(view(read(from)), said_.factor, view(to));
+        device_.scale_copy(view(read(from)), signature_.factor, view(to));
         return to;
     }
     /// For a collective that only reads it here.
@@ -227,7 +228,7 @@ private:
         return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
     }
 
-    Descriptor said_;
+    Descriptor signature_;
     ConstBuffer in_;
     Buffer out_;
     Buffer memory_; ///< of the caller

@@ -84,19 +84,19 @@ private:
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
     /// @throws ContractViolation  see Window::require_continued.
-    Round open_alone(int world_size, RoundNotice const& notice, detail::WindowEnd end) {
-        RoundNotice const said =
-            local_rounds_ == nullptr ? notice : local_rounds_->announce(position_, notice);
+    Round open_alone(int world_size, RoundNotice const& given, detail::WindowEnd end) {
+        RoundNotice const notice =
+            local_rounds_ == nullptr ? given : local_rounds_->announce(position_, given);
         detail::Window const& window = has_window_of_guard_ ? local_rounds_->reduced() : window_;
         Round const round = local_rounds_ == nullptr
-                                ? Round::outside_guard(world_size, said, window)
-                                : local_rounds_->round_of(world_size, said, window);
+                                ? Round::outside_guard(world_size, notice, window)
+                                : local_rounds_->round_of(world_size, notice, window);
         bool const ends = round.will_sync() && end == detail::WindowEnd::opening;
         if (!has_window_of_guard_) {
-            std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
-            window_.require_continued(said, own);
+            std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+            window_.require_continued(notice, own);
             if (!round.will_sync() || ends) {
-                window_.pass(ends, said, own);
+                window_.pass(ends, notice, own);
             }
         }
         if (ends && local_rounds_ != nullptr) {

@@ -18,7 +18,7 @@
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/partition.hpp>
-#include <joinable/optimizer/shard_state.hpp>
+#include <joinable/optimizer/state_arrays.hpp>
 #include <joinable/optimizer/stepped_gradients.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/overlap.hpp>
@@ -51,7 +51,7 @@ public:
 
     [[nodiscard]] Device& device() const noexcept { return *device_; }
     [[nodiscard]] ShardBucket const& bucket() const noexcept { return bucket_; }
-    [[nodiscard]] ShardState const& state() const noexcept { return state_; }
+    [[nodiscard]] StateArrays const& state() const noexcept { return state_; }
     [[nodiscard]] std::span<ShardPiece const> own() const noexcept {
         return std::span{bucket_.pieces}.subspan(first_, own_);
     }
@@ -256,7 +256,7 @@ private:
     Device* device_;
     std::size_t first_ = 0; ///< index of this rank's first piece
     std::size_t own_ = 0;
-    ShardState state_;
+    StateArrays state_;
     Arena gradients_;
 };
 

@@ -266,20 +266,22 @@ private:
     }
 
     /// Collective. Returns the step that all active ranks announce. Joined ranks announce none.
-    Step exchange(Step const& said, Round const& round) {
+    Step exchange(Step const& step, Round const& round) {
         std::array<std::uint64_t, 2 + detail::HashAgreement::words> sum{};
         if (!round.is_shadow()) {
-            sum[0] = said.word();
-            sum[1] = said.count;
+            sum[0] = step.word();
+            sum[1] = step.count;
             detail::HashAgreement::write(&sum[2], detail::Hash{}.add(sum[0]).add(sum[1]).value());
         }
         control_.sum(sum);
         auto const ranks = static_cast<std::uint64_t>(round.active_count());
         if (!detail::HashAgreement::is_common(&sum[2], ranks)) {
             AgreementList list;
-            list.add("collectives within the passes differ: the next one", said.text());
-            detail::Inquiry inquiry{control_, round.buffer_source(), ranks, !round.is_shadow()};
-            throw_failure(inquiry.difference(list));
+            list.add("collectives within the passes differ: the next one", step.text());
+            detail::DifferenceReport report{
+                control_, round.buffer_source(), ranks, !round.is_shadow()
+            };
+            throw_failure(report.difference(list));
         }
         return Step::of(sum[0] / ranks, sum[1] / ranks);
     }

@@ -75,24 +75,25 @@ gather_trace(ControlCommunicator& control, TraceTimeline const& mine, TraceOptio
     std::array<std::uint64_t, 3> const own{
         mine.events().size(), mine.dropped(), options.align_clocks ? common_moment(control) : 0
     };
-    std::vector<std::uint64_t> const said = control.gather(own);
+    std::vector<std::uint64_t> const words_of_all = control.gather(own);
     Trace trace;
     on_all_ranks(control, [&](AgreementList&) {
         if (control.rank() == 0) {
             trace.ranks.resize(static_cast<std::size_t>(control.size()));
             for (std::size_t rank = 0; rank < trace.ranks.size(); ++rank) {
-                trace.ranks[rank].events.resize(said[rank * own.size()]);
-                trace.ranks[rank].dropped = said[rank * own.size() + 1];
+                trace.ranks[rank].events.resize(words_of_all[rank * own.size()]);
+                trace.ranks[rank].dropped = words_of_all[rank * own.size() + 1];
             }
         }
     });
     for (int rank = 0; rank < control.size(); ++rank) {
         auto const r = static_cast<std::size_t>(rank);
         TraceEvent* const to = trace.ranks.empty() ? nullptr : trace.ranks[r].events.data();
-        words->move(rank, said[r * own.size()], mine.events(), to);
+        words->move(rank, words_of_all[r * own.size()], mine.events(), to);
     }
     for (std::size_t rank = 0; rank < trace.ranks.size(); ++rank) {
-        auto const ahead = static_cast<std::int64_t>(said[rank * own.size() + 2] - said[2]);
+        auto const ahead =
+            static_cast<std::int64_t>(words_of_all[rank * own.size() + 2] - words_of_all[2]);
         for (TraceEvent& event : trace.ranks[rank].events) {
             event.begin -= ahead;
             event.end -= ahead;

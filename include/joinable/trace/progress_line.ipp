@@ -92,31 +92,31 @@ JOINABLE_DEFINITION void ProgressWriter::write(Time now) {
     }
     written_at_ = now;
     written_rounds_ = rounds_;
-    std::string const said = text(recent_seconds_ > 0 ? recent_rounds_ / recent_seconds_ : 0);
+    std::string const line = text(recent_seconds_ > 0 ? recent_rounds_ / recent_seconds_ : 0);
     if (!options_.rewrites.value_or(false)) {
-        sink_(said + "\n");
+        sink_(line + "\n");
         return;
     }
-    std::string const blanks((std::max)(width_, said.size()) - said.size(), ' ');
-    width_ = said.size();
-    sink_("\r" + said + blanks);
+    std::string const blanks((std::max)(width_, line.size()) - line.size(), ' ');
+    width_ = line.size();
+    sink_("\r" + line + blanks);
 }
 
 JOINABLE_DEFINITION std::string ProgressWriter::text(double rate) const {
-    std::string said = concat("round ", rounds_);
+    std::string line = concat("round ", rounds_);
     if (options_.rounds) {
-        said += concat(" of ", *options_.rounds);
+        line += concat(" of ", *options_.rounds);
     }
     if (rate > 0) {
-        said += concat(", ", rounded_text(rate), " rounds/s");
+        line += concat(", ", rounded_text(rate), " rounds/s");
         if (options_.rounds && rounds_ < *options_.rounds) {
-            said += concat(
+            line += concat(
                 ", ", time_left(static_cast<double>(*options_.rounds - rounds_) / rate), " left"
             );
         }
     }
-    said += concat(", ", joined_, " of ", world_size_);
-    return said + (world_size_ == 1 ? " rank has joined" : " ranks have joined");
+    line += concat(", ", joined_, " of ", world_size_);
+    return line + (world_size_ == 1 ? " rank has joined" : " ranks have joined");
 }
 
 }}} // namespace joinable::v0::detail

@@ -28,7 +28,7 @@ using joinable::ThreadCommunicator;
 using joinable::detail::agree;
 using joinable::detail::ControlCommunicator;
 using joinable::detail::ControlOver;
-using joinable::detail::Inquiry;
+using joinable::detail::DifferenceReport;
 using joinable::detail::on_all_ranks;
 using joinable_tests::RecordingCommunicator;
 using joinable_tests::run_ranks;
@@ -399,7 +399,7 @@ private:
 TEST_CASE("more ranks than bits of a message are told by several") {
     for (int const rank : {0, 24'575, 24'576, 29'999}) {
         LonelyControl control{rank, 30'000};
-        Inquiry inquiry{control, 0, 30'000, true};
+        DifferenceReport inquiry{control, 0, 30'000, true};
         CHECK(inquiry.ranks_with(true) == std::vector{rank});
         CHECK(control.sums == 2);
         CHECK(inquiry.ranks_with(false).empty());

@@ -1073,7 +1073,7 @@ TEST_CASE("all values need memory while they are there, and none afterwards") {
             CHECK(params[1].value);
         }
         CHECK(!params[1].value);
-        outlives.let_go(); // of nothing
+        outlives.release(); // of nothing
     });
 }
 
@@ -1101,11 +1101,11 @@ TEST_CASE("skip() while values are held is refused before anything is sent, and 
                             write(params[i].own->grad, Numbers(params[i].value.numel(), 1.0));
                             ready(i);
                         }
-                        tied.let_go();
+                        tied.release();
                     });
                 } catch (std::runtime_error const&) {
                     CHECK_THROWS_AS(sharded.skip(), ContractViolation);
-                    tied.let_go();
+                    tied.release();
                     sharded.skip();
                 }
                 sharded.step();

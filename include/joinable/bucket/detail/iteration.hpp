@@ -54,7 +54,7 @@ public:
     [[nodiscard]] bool mark(std::size_t i);
     void take(std::size_t i) {
         gradients_.pack(i, factor_);
-        settle(i, State::ready);
+        enter(i, State::ready);
     }
     void mark_accumulated(std::size_t i) {
         require_trained(i);
@@ -115,8 +115,8 @@ private:
     /// one.
     void take_used(std::size_t i);
     /// Handles a parameter that this iteration does not use: its gradient may hold earlier rounds.
-    void take_or_leave(std::size_t i) { accumulated_[i] ? take_used(i) : settle(i, State::unused); }
-    void settle(std::size_t i, State state) {
+    void take_or_leave(std::size_t i) { accumulated_[i] ? take_used(i) : enter(i, State::unused); }
+    void enter(std::size_t i, State state) {
         states_[i] = state;
         --pending_[gradients_.bucket_of(i)];
     }

@@ -116,25 +116,25 @@ struct Descriptor {
     }
 
     [[nodiscard]] std::string text() const {
-        std::string said = concat(name_of(collective));
+        std::string phrase = concat(name_of(collective));
         if (has_counts) {
-            said += concat(" by counts of ", joinable::name_of(dtype));
+            phrase += concat(" by counts of ", joinable::name_of(dtype));
         } else if (collective != Collective::barrier && collective != split_collective) {
-            said += concat(" of ", count, " ", joinable::name_of(dtype));
+            phrase += concat(" of ", count, " ", joinable::name_of(dtype));
         }
         if (is_reduction()) {
-            said += concat(" with ", joinable::name_of(op));
+            phrase += concat(" with ", joinable::name_of(op));
         }
         if (collective == Collective::broadcast || collective == Collective::scatter) {
-            said += concat(" from rank ", root);
+            phrase += concat(" from rank ", root);
         }
         if (collective == Collective::reduce || collective == Collective::gather) {
-            said += concat(" to rank ", root);
+            phrase += concat(" to rank ", root);
         }
         if (is_agreement()) {
-            said += " (a guard's roll call or entry, or the making of a model)";
+            phrase += " (a guard's roll call or entry, or the making of a model)";
         }
-        return said;
+        return phrase;
     }
 
 private:

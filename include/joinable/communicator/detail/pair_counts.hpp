@@ -16,13 +16,14 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// Whether each rank has only its own part of the table of counts.
-[[nodiscard]] constexpr bool has_pairs(Descriptor const& said) noexcept {
-    return said.has_counts && said.collective == Collective::all_to_all;
+[[nodiscard]] constexpr bool has_pairs(Descriptor const& signature) noexcept {
+    return signature.has_counts && signature.collective == Collective::all_to_all;
 }
 /// Whether ranks must be told the counts of others before they can pass data on.
-[[nodiscard]] constexpr bool tells_parts(Descriptor const& said) noexcept {
-    return has_pairs(said) || (said.has_counts && (said.collective == Collective::gather ||
-                                                   said.collective == Collective::scatter));
+[[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
+    return has_pairs(signature) ||
+           (signature.has_counts && (signature.collective == Collective::gather ||
+                                     signature.collective == Collective::scatter));
 }
 
 /// The tables of all ranks, in words that ranks sum when they have found that they all run the same. All then find
@@ -39,16 +40,19 @@ public:
     }
 
     [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
-    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& said) const {
-        return difference_of_tables(said, size_, words_);
+    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& signature) const {
+        return difference_of_tables(signature, size_, words_);
     }
     /// The counts of all ranks, as a Substitute takes them.
-    [[nodiscard]] std::vector<std::size_t> known(Descriptor const& said) const {
-        bool const sends = said.collective == Collective::scatter;
-        bool const collects = said.collective == Collective::gather;
+    [[nodiscard]] std::vector<std::size_t> known(Descriptor const& signature) const {
+        bool const sends = signature.collective == Collective::scatter;
+        bool const collects = signature.collective == Collective::gather;
         std::vector<std::size_t> counts;
-        for (int from = sends ? said.root : 0; from < (sends ? said.root + 1 : size_); ++from) {
-            for (int to = collects ? said.root : 0; to < (collects ? said.root + 1 : size_); ++to) {
+        for (int from = sends ? signature.root : 0; from < (sends ? signature.root + 1 : size_);
+             ++from) {
+            for (int to = collects ? signature.root : 0;
+                 to < (collects ? signature.root + 1 : size_);
+                 ++to) {
                 counts.push_back(words_[static_cast<std::size_t>(2 * size_ * from + to)]);
             }
         }

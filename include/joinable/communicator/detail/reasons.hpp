@@ -129,15 +129,16 @@ reason_of_messages(int rank, int peer, std::string const& mine, std::string cons
     };
 }
 
-/// Why ranks cannot run their collectives together, if these differ. `said_by(rank)` is that rank's
+/// Why ranks cannot run their collectives together, if these differ. `signature_of(rank)` is that rank's
 /// Descriptor, or has text() and is_agreement() as a Descriptor has. Ranks that have the same ones find the same reason.
-template <class SaidBy>
-[[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
-    auto const first = said_by(0);
+template <class SignatureOf>
+[[nodiscard]] std::optional<AbortReason>
+find_difference(int size, SignatureOf const& signature_of) {
+    auto const first = signature_of(0);
     AbortReason reason{FailureKind::mismatch, {}, {}};
     bool agrees = first.is_agreement(); // some rank
     for (int rank = 1; rank < size; ++rank) {
-        if (auto const other = said_by(rank); !(other == first)) {
+        if (auto const other = signature_of(rank); !(other == first)) {
             agrees = agrees || other.is_agreement();
             reason.ranks.push_back(rank);
             reason.message += concat(", rank ", rank, " ", other.text());
@@ -160,7 +161,7 @@ template <class SaidBy>
 /// to) is what `to` expects from `from`.
 template <class Sent, class Expected>
 [[nodiscard]] std::optional<AbortReason> find_difference_of_counts(
-    int size, Descriptor const& said, Sent const& sent, Expected const& expected
+    int size, Descriptor const& signature, Sent const& sent, Expected const& expected
 ) {
     for (int from = 0; from < size; ++from) {
         for (int to = 0; to < size; ++to) {
@@ -171,7 +172,7 @@ template <class Sent, class Expected>
                                : std::vector{(std::min)(from, to), (std::max)(from, to)},
                     concat(
                         "counts differ in ",
-                        said.text(),
+                        signature.text(),
                         ": rank ",
                         from,
                         " has ",

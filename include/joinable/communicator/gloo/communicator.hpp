@@ -162,8 +162,8 @@ public:
     }
 
 private:
-    GlooCommunicator(detail::GlooMeeting door, std::shared_ptr<detail::GlooRank> parent)
-        : rank_{std::make_shared<detail::GlooRank>(std::move(door), std::move(parent))} {}
+    GlooCommunicator(detail::GlooMeeting rendezvous, std::shared_ptr<detail::GlooRank> parent)
+        : rank_{std::make_shared<detail::GlooRank>(std::move(rendezvous), std::move(parent))} {}
 
     /// Before the rank waits for the others.
     static GlooOptions const& checked(GlooOptions const& options) {

@@ -42,7 +42,7 @@ public:
     ~NcclCapturedAverages() {
         for (NcclLaunch*& turn : turns_) {
             try {
-                if (unwinding_.has_begun() && turn != nullptr && !turn->is_settled()) {
+                if (unwinding_.has_begun() && turn != nullptr && !turn->is_final()) {
                     abort_for_exception(graph_.rank(), "a captured step");
                 }
                 end(turn);

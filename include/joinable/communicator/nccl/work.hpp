@@ -32,7 +32,7 @@ public:
         if (rank_ == nullptr) {
             return;
         }
-        if (!is_waited_for_ && !launch_->is_settled()) {
+        if (!is_waited_for_ && !launch_->is_final()) {
             try {
                 if (unwinding_.has_begun()) {
                     abort_for_exception(*rank_, "a collective");

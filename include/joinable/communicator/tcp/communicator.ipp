@@ -172,15 +172,15 @@ detail::ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile)
 
 JOINABLE_DEFINITION TcpWork
 TcpCommunicator::post(detail::Request const& request, detail::Descriptor const& shown) {
-    detail::Descriptor const& said = request.signature;
-    if (said.count > detail::most_frame_bytes / size_of(said.dtype)) {
+    detail::Descriptor const& signature = request.signature;
+    if (signature.count > detail::most_frame_bytes / size_of(signature.dtype)) {
         throw ContractViolation{detail::concat(
             "a collective by TCP moves at most ",
             detail::most_frame_bytes,
             " bytes, but was given ",
-            said.count,
+            signature.count,
             " elements of ",
-            name_of(said.dtype),
+            name_of(signature.dtype),
             ": it is for small messages"
         )};
     }

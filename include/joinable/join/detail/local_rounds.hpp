@@ -42,10 +42,10 @@ public:
         next_position_ = position + 1;
         return repeats(notice, *opened_) ? *opened_ : notice;
     }
-    /// The open round of a participant that announced `said` and holds `window`.
+    /// The open round of a participant that announced `notice` and holds `window`.
     [[nodiscard]] Round
-    round_of(int world_size, RoundNotice const& said, Window const& window) const noexcept {
-        Round round = Round::outside_guard(world_size, said, window);
+    round_of(int world_size, RoundNotice const& notice, Window const& window) const noexcept {
+        Round round = Round::outside_guard(world_size, notice, window);
         round.number_ = rounds_ - 1;
         return round;
     }
@@ -78,21 +78,21 @@ public:
     }
 
 private:
-    [[nodiscard]] static bool accumulates(RoundNotice const& said) noexcept {
-        return said.phase == Phase::train && !said.will_sync;
+    [[nodiscard]] static bool accumulates(RoundNotice const& notice) noexcept {
+        return notice.phase == Phase::train && !notice.will_sync;
     }
     void count(RoundNotice const& given) {
-        RoundNotice const said = completed(given, options_, training_rounds_);
-        std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
-        window_.require_continued(said, own);
-        opened_ = said;
+        RoundNotice const notice = completed(given, options_, training_rounds_);
+        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+        window_.require_continued(notice, own);
+        opened_ = notice;
         next_position_ = 0;
         reduced_ = window_;
         ++rounds_;
-        round_ = round_of(world_size_, said, reduced_);
-        training_rounds_ += said.phase == Phase::train ? 1 : 0;
-        if (accumulates(said)) {
-            window_.pass(false, said, own);
+        round_ = round_of(world_size_, notice, reduced_);
+        training_rounds_ += notice.phase == Phase::train ? 1 : 0;
+        if (accumulates(notice)) {
+            window_.pass(false, notice, own);
         }
     }
 

@@ -41,8 +41,8 @@ public:
     /// Whether answer() waits once more for all ranks, because some arrived or failed.
     /// @pre test()
     [[nodiscard]] bool needs_another_message() const noexcept {
-        RollCallLanes const said = RollCallLanes::decode(words_);
-        return !schedule_ && said.arrived + said.failed > 0;
+        RollCallLanes const totals = RollCallLanes::decode(words_);
+        return !schedule_ && totals.arrived + totals.failed > 0;
     }
 
     /// For guards with known lengths. The schedule now answers instead of a sum, and nothing is sent,
@@ -56,7 +56,7 @@ public:
     Verdict answer(std::string_view text = {});
 
     /// The sum of what all ranks said in the last roll call.
-    [[nodiscard]] RollCallLanes const& said() const noexcept { return said_; }
+    [[nodiscard]] RollCallLanes const& totals() const noexcept { return totals_; }
     /// The ranks that arrived in the last roll call that had arrivals, ascending.
     [[nodiscard]] std::vector<int> const& arrived() const noexcept { return arrived_; }
     /// What the ranks that arrived in the last roll call had accumulated; nothing if none arrived.
@@ -92,7 +92,7 @@ private:
     ControlCommunicator& control_;
     EndPolicy policy_;
     RollCallLanes mine_;
-    RollCallLanes said_;
+    RollCallLanes totals_;
     RollCallLanes::Words words_{};
     bool posted_ = false;
     std::size_t rounds_ = 0;

@@ -50,29 +50,29 @@ JOINABLE_DEFINITION Verdict RollCall::answer(std::string_view text) {
 JOINABLE_DEFINITION Verdict RollCall::hear(std::string_view text) {
     carry_ = {};
     if (schedule_) {
-        said_ = schedule_->next();
-        if (said_.arrived > 0) {
+        totals_ = schedule_->next();
+        if (totals_.arrived > 0) {
             carry_ = schedule_->carry();
             note_arrivals(schedule_->arriving());
         }
     } else {
         control_.wait_sum();
-        said_ = RollCallLanes::decode(words_);
-        if (said_.arrived > 0) {
+        totals_ = RollCallLanes::decode(words_);
+        if (totals_.arrived > 0) {
             exchange_arrivals();
         }
-        if (said_.failed > 0) {
+        if (totals_.failed > 0) {
             bool const has_failed = mine_.failed != 0;
             auto const size = static_cast<std::uint64_t>(control_.size());
-            failure_ = Inquiry{control_, 0, size, true}.failure(has_failed, text);
+            failure_ = DifferenceReport{control_, 0, size, true}.failure(has_failed, text);
         }
     }
     posted_ = false;
-    Verdict const verdict = is_closing_ && said_.failed == 0
-                                ? said_.digest.value(static_cast<std::uint64_t>(control_.size()))
+    Verdict const verdict = is_closing_ && totals_.failed == 0
+                                ? totals_.digest.value(static_cast<std::uint64_t>(control_.size()))
                                       ? Verdict::end
                                       : Verdict::mismatch
-                                : judge(said_, policy_);
+                                : judge(totals_, policy_);
     if (verdict != Verdict::go_on) {
         schedule_.reset();
     }
@@ -107,35 +107,36 @@ JOINABLE_DEFINITION void RollCall::exchange_arrivals() {
 
 JOINABLE_DEFINITION void RollCall::name_setting() {
     bool const has_say = is_closing_ || mine_.active != 0;
-    auto const count = is_closing_ ? static_cast<std::uint64_t>(control_.size()) : said_.active;
+    auto const count = is_closing_ ? static_cast<std::uint64_t>(control_.size()) : totals_.active;
     int const lowest = is_closing_ ? 0 : lowest_active_;
-    failure_ = Inquiry{control_, lowest, count, has_say}.difference(settings_.list());
+    failure_ = DifferenceReport{control_, lowest, count, has_say}.difference(settings_.list());
     failure_.message +=
         "; ranks have stepped by them, so values are mixed: go on from a checkpoint, with the "
         "same settings on every rank";
 }
 
 JOINABLE_DEFINITION void RollCall::name_difference() {
-    if (is_closing_ || (said_.code.value(said_.active) && !said_.digest.value(said_.active))) {
+    if (is_closing_ ||
+        (totals_.code.value(totals_.active) && !totals_.digest.value(totals_.active))) {
         name_setting();
         return;
     }
     int lowest = lowest_active_;
-    std::uint64_t count = said_.active;
+    std::uint64_t count = totals_.active;
     bool has_say = mine_.active != 0;
     std::optional<bool> is_weighted;
-    if (said_.silent == 0 || said_.have_one_code()) {
+    if (totals_.silent == 0 || totals_.have_one_code()) {
         is_weighted = mine_.weighted != 0;
         has_say = has_say && mine_.silent == 0;
-        count -= said_.silent;
+        count -= totals_.silent;
     }
-    if (count != said_.active) {
-        lowest = Inquiry{control_, lowest, count, has_say}.ranks_with(has_say).front();
+    if (count != totals_.active) {
+        lowest = DifferenceReport{control_, lowest, count, has_say}.ranks_with(has_say).front();
     }
     AgreementList list;
     list.begin_section(concat("ranks disagree about round ", rounds_, ": "));
     RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list, is_weighted);
-    failure_ = Inquiry{control_, lowest, count, has_say}.difference(list);
+    failure_ = DifferenceReport{control_, lowest, count, has_say}.difference(list);
     failure_.message += "; every active rank must open the same round";
 }
 

@@ -61,10 +61,10 @@ public:
     [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const;
 
     /// The next round as this rank announces it, before the others have answered.
-    [[nodiscard]] Round preview(Announcement const& said) const noexcept;
+    [[nodiscard]] Round preview(Announcement const& announcement) const noexcept;
 
     /// Posts the roll call of a round that this rank opens.
-    void announce(Announcement const& said);
+    void announce(Announcement const& announcement);
     /// Announces that this rank has run out of inputs, and what it holds.
     void announce_arrival();
     /// Announces at most a vote, for a rank that has joined. A vote may follow the announced arrival
@@ -105,7 +105,7 @@ public:
     [[nodiscard]] Round adopt(Session& session, std::optional<Announcement> const& own);
     /// How the active ranks opened the last round. Not known with known lengths.
     [[nodiscard]] Opening opening() const noexcept { return agreed_code().opening; }
-    [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.said().stop > 0; }
+    [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.totals().stop > 0; }
 
     /// The result up to now.
     [[nodiscard]] JoinResult result(bool stopped_early) const;
@@ -113,16 +113,16 @@ public:
 
 private:
     [[nodiscard]] RoundCode agreed_code() const noexcept;
-    [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
-        return !said.notice.skips || window_.is_open();
+    [[nodiscard]] bool contributes(Announcement const& announcement) const noexcept {
+        return !announcement.notice.skips || window_.is_open();
     }
     /// 0 if it skips. With known lengths a rank that skips keeps the promised weight.
     [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
         return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);
     }
     /// A round that syncs includes the weight held since the last one that did.
-    [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
-        return own_weight(said.notice) + (said.syncs() ? window_.weight : 0);
+    [[nodiscard]] std::uint64_t weight_of(Announcement const& announcement) const noexcept {
+        return own_weight(announcement.notice) + (announcement.syncs() ? window_.weight : 0);
     }
     [[nodiscard]] std::uint32_t take_vote() noexcept {
         return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;

@@ -25,32 +25,32 @@ JOINABLE_DEFINITION void Rounds::exchange_lengths() {
 }
 
 JOINABLE_DEFINITION RoundNotice Rounds::completed(RoundNotice const& notice) const {
-    RoundNotice const said = detail::completed(notice, options_, training_rounds_);
-    window_.require_continued(said, own_weight(said));
-    return said;
+    RoundNotice const full = detail::completed(notice, options_, training_rounds_);
+    window_.require_continued(full, own_weight(full));
+    return full;
 }
 
-JOINABLE_DEFINITION Round Rounds::preview(Announcement const& said) const noexcept {
+JOINABLE_DEFINITION Round Rounds::preview(Announcement const& announcement) const noexcept {
     Round round;
     round.number_ = roll_call_.rounds();
-    round.phase_ = said.notice.phase;
-    round.will_sync_ = said.syncs();
+    round.phase_ = announcement.notice.phase;
+    round.will_sync_ = announcement.syncs();
     return round;
 }
 
-JOINABLE_DEFINITION void Rounds::announce(Announcement const& said) {
-    RoundCode const code{
-        said.notice.phase, said.syncs(), said.opening, static_cast<std::uint32_t>(said.opener)
-    };
+JOINABLE_DEFINITION void Rounds::announce(Announcement const& announcement) {
+    RoundNotice const& notice = announcement.notice;
+    auto const opener = static_cast<std::uint32_t>(announcement.opener);
+    RoundCode const code{notice.phase, announcement.syncs(), announcement.opening, opener};
     RollCallLanes lanes;
     lanes.active = 1;
     lanes.stop = take_vote();
-    bool const holds_weights = said.notice.skips && said.notice.phase == Phase::train &&
-                               window_.is_open() && window_.is_weighted;
-    lanes.weighted = said.notice.weight || holds_weights ? 1 : 0;
-    lanes.silent = said.notice.skips && lanes.weighted == 0 ? 1 : 0;
-    lanes.contributors = contributes(said) ? 1 : 0;
-    lanes.weight = weight_of(said);
+    bool const holds_weights =
+        notice.skips && notice.phase == Phase::train && window_.is_open() && window_.is_weighted;
+    lanes.weighted = notice.weight || holds_weights ? 1 : 0;
+    lanes.silent = notice.skips && lanes.weighted == 0 ? 1 : 0;
+    lanes.contributors = contributes(announcement) ? 1 : 0;
+    lanes.weight = weight_of(announcement);
     lanes.code = Agreement::of(code.encode());
     lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
     roll_call_.post(lanes);
@@ -76,7 +76,7 @@ JOINABLE_DEFINITION Verdict Rounds::hear() {
 }
 
 JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announcement> const& own) {
-    RollCallLanes const& said = roll_call_.said();
+    RollCallLanes const& totals = roll_call_.totals();
     RoundCode const code = agreed_code();
     Round round;
     round.session_ = &session;
@@ -84,20 +84,20 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     round.number_ = roll_call_.rounds() - 1;
     round.phase_ = code.phase;
     round.will_sync_ = code.syncs;
-    if (code.phase == Phase::train && said.silent != said.active) {
-        was_weighted_ = said.weighted != 0;
+    if (code.phase == Phase::train && totals.silent != totals.active) {
+        was_weighted_ = totals.weighted != 0;
     }
     // If all ranks skip, none tells whether it is weighted; joined ranks may hold gradients of the
     // last round that told.
-    round.is_weighted_ = said.weighted != 0 || (said.silent == said.active && was_weighted_);
-    round.active_count_ = static_cast<int>(said.active);
+    round.is_weighted_ = totals.weighted != 0 || (totals.silent == totals.active && was_weighted_);
+    round.active_count_ = static_cast<int>(totals.active);
     bool const takes_carry = code.syncs && options_.carry_accumulated;
     carry_.ranks += roll_call_.carry().ranks;
     carry_.weight += roll_call_.carry().weight;
     round.contributor_count_ =
-        static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
+        static_cast<int>(totals.contributors + (takes_carry ? carry_.ranks : 0));
     round.contributes_ = own ? contributes(*own) : takes_carry && window_.is_open();
-    round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
+    round.weight_sum_ = totals.weight + (takes_carry ? carry_.weight : 0);
     round.weight_ = own ? weight_of(*own) : takes_carry ? window_.weight : 0;
     if (round.will_sync_ && round.is_weighted_ && round.weight_sum_ == 0) {
         round.contributor_count_ = 0; // the average is zeros
@@ -129,7 +129,7 @@ JOINABLE_DEFINITION JoinResult Rounds::result(bool stopped_early) const {
     result.stopped_early = stopped_early;
     result.unsynced_rounds = window_.rounds;
     std::vector<int> const& arrived = roll_call_.arrived();
-    bool const some_arrived = roll_call_.said().arrived > 0;
+    bool const some_arrived = roll_call_.totals().arrived > 0;
     for (int rank = 0; rank < control_.size(); ++rank) {
         result.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
         bool const arrives_last =
@@ -143,8 +143,8 @@ JOINABLE_DEFINITION JoinResult Rounds::result(bool stopped_early) const {
 }
 
 JOINABLE_DEFINITION RoundCode Rounds::agreed_code() const noexcept {
-    RollCallLanes const& said = roll_call_.said();
-    return RoundCode::decode(said.code.value(said.active).value_or(0));
+    RollCallLanes const& totals = roll_call_.totals();
+    return RoundCode::decode(totals.code.value(totals.active).value_or(0));
 }
 
 }}} // namespace joinable::v0::detail

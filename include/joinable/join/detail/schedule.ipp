@@ -48,9 +48,9 @@ Schedule::require_promised(int rank, std::size_t round, RollCallLanes const& min
     if (mine.active == 0) {
         return;
     }
-    RoundCode const said = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
+    RoundCode const announced = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
     RoundCode const expected = code(round);
-    if (said.phase != expected.phase || said.syncs != expected.syncs ||
+    if (announced.phase != expected.phase || announced.syncs != expected.syncs ||
         (mine.weighted != 0) != is_weighted_ || mine.weight != weight_in(rank, round)) {
         throw ContractViolation{
             "the notice of round " + to_text(round) +
@@ -74,19 +74,19 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
         carry_.ranks += unsynced != 0 || (holds && shard.held_batches != 0) ? 1 : 0;
         arriving_.push_back(by_length_[joined_++]);
     }
-    RollCallLanes said;
+    RollCallLanes totals;
     auto const active = static_cast<std::uint32_t>(by_length_.size() - joined_);
     RoundCode const fixed = code(round_);
     bool const is_first_sync = ++round_ == sync_every_;
     Agreement const one = Agreement::of(fixed.encode());
-    said.active = active;
-    said.arrived = static_cast<std::uint32_t>(arriving_.size());
-    said.weighted = is_weighted_ ? active : 0;
-    said.contributors = active;
-    said.weight =
+    totals.active = active;
+    totals.arrived = static_cast<std::uint32_t>(arriving_.size());
+    totals.weighted = is_weighted_ ? active : 0;
+    totals.contributors = active;
+    totals.weight =
         (is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0) + (is_first_sync ? held_ : 0);
-    said.code = {one.sum * active, one.squares * active};
-    return said;
+    totals.code = {one.sum * active, one.squares * active};
+    return totals;
 }
 
 }}} // namespace joinable::v0::detail

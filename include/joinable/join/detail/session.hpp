@@ -79,7 +79,7 @@ public:
 
     /// Blocks until the announced round is agreed on, and returns it.
     Round answer(std::size_t position) {
-        settle();
+        hear_verdict();
         Round round = round_;
         round.position_ = position;
         return round;
@@ -178,7 +178,7 @@ private:
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
 
     /// Waits for the answer of a posted roll call, if there is one, and acts on it.
-    void settle();
+    void hear_verdict();
 
     /// Returns the answer, or throws the verdicts that end the guard with an exception.
     Verdict hear();

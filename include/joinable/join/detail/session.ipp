@@ -66,15 +66,15 @@ JOINABLE_DEFINITION void Session::enter(
 
 JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& window) const {
     ControlCommunicator& control = outcome_.control();
-    Inquiry inquiry{control, 0, static_cast<std::uint64_t>(control.size()), true};
-    std::vector<int> ranks = inquiry.ranks_with(window.is_open() && !window.is_weighted);
+    DifferenceReport report{control, 0, static_cast<std::uint64_t>(control.size()), true};
+    std::vector<int> ranks = report.ranks_with(window.is_open() && !window.is_weighted);
     std::string text = concat(
         "guards differ: ",
         ranks_text(ranks),
         " accumulated batches without weights before this guard, others with weights; clear gradients before the "
         "guard, or call discard_window() on all ranks"
     );
-    return inquiry.reason(FailureKind::mismatch, std::move(ranks), std::move(text));
+    return report.reason(FailureKind::mismatch, std::move(ranks), std::move(text));
 }
 
 JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
@@ -110,7 +110,7 @@ JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice con
     }
     opened_ = open(notice, Opening::notification, position);
     if (options_.end_policy == EndPolicy::throw_early) {
-        settle();
+        hear_verdict();
     }
 }
 
@@ -143,7 +143,7 @@ Session::next(bool have_input, RoundNotice const& notice, Opening opening) {
     }
     opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);
     is_ahead_ = false;
-    settle();
+    hear_verdict();
     return !stopped_;
 }
 
@@ -237,18 +237,18 @@ JOINABLE_DEFINITION void Session::leave_by_exception() noexcept {
 JOINABLE_DEFINITION Announcement
 Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
     outcome_.forget(); // a failure before this round was handled
-    Announcement const said{rounds_.completed(notice), opening, opener};
+    Announcement const announcement{rounds_.completed(notice), opening, opener};
     if (opening == Opening::notification) {
         if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
             throw_violation(stop_needs_loop);
         }
-        turns_.require_first(opener, rounds_.preview(said));
+        turns_.require_first(opener, rounds_.preview(announcement));
     }
-    rounds_.announce(said);
-    return said;
+    rounds_.announce(announcement);
+    return announcement;
 }
 
-JOINABLE_DEFINITION void Session::settle() {
+JOINABLE_DEFINITION void Session::hear_verdict() {
     if (is_answered()) {
         return;
     }

@@ -101,7 +101,7 @@ enum class Verdict : std::uint8_t {
 
 /// Judges the sum in an order that gives every rank the same verdict. A failure hides a mismatch,
 /// because a leaving rank cannot say what it would have done. Both hide an end.
-[[nodiscard]] Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept;
+[[nodiscard]] Verdict judge(RollCallLanes const& totals, EndPolicy policy) noexcept;
 
 }}} // namespace joinable::v0::detail
 

@@ -69,24 +69,24 @@ RoundCode::agree_on(AgreementList& list, std::optional<bool> is_weighted) const 
     );
 }
 
-JOINABLE_DEFINITION Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept {
-    if (said.failed > 0) {
+JOINABLE_DEFINITION Verdict judge(RollCallLanes const& totals, EndPolicy policy) noexcept {
+    if (totals.failed > 0) {
         return Verdict::failed;
     }
-    if (!said.have_one_code() ||
-        (said.weighted != 0 && said.weighted + said.silent != said.active)) {
+    if (!totals.have_one_code() ||
+        (totals.weighted != 0 && totals.weighted + totals.silent != totals.active)) {
         return Verdict::mismatch;
     }
-    if (said.stop > 0) {
-        return said.active > 0 ? Verdict::stop : Verdict::end;
+    if (totals.stop > 0) {
+        return totals.active > 0 ? Verdict::stop : Verdict::end;
     }
-    if (said.active == 0) {
+    if (totals.active == 0) {
         return Verdict::end;
     }
-    if (said.arrived > 0 && policy == EndPolicy::stop_at_first) {
+    if (totals.arrived > 0 && policy == EndPolicy::stop_at_first) {
         return Verdict::stop;
     }
-    if (said.arrived > 0 && policy == EndPolicy::throw_early) {
+    if (totals.arrived > 0 && policy == EndPolicy::throw_early) {
         return Verdict::early_end;
     }
     return Verdict::go_on;

@@ -19,7 +19,7 @@
 #include <joinable/device/squares.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/optimizer/rules.hpp>
-#include <joinable/optimizer/shard_state.hpp>
+#include <joinable/optimizer/state_arrays.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 {

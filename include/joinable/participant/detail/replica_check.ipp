@@ -36,8 +36,8 @@ JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ran
     if (HashAgreement::is_common(words.data(), count)) {
         return;
     }
-    Inquiry inquiry{control, ranks.lowest, count, ranks.has_say};
-    AbortReason reason = inquiry.difference(values);
+    DifferenceReport report{control, ranks.lowest, count, ranks.has_say};
+    AbortReason reason = report.difference(values);
     reason.message +=
         "; start all ranks from the same values (sync_at_start), and change them on all ranks alike";
     throw_failure(reason);

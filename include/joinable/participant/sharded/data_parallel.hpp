@@ -101,7 +101,7 @@ class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gra
     using Optimizer = ShardedOptimizer<Comm, Rule>;
 
 public:
-    /// The result of use() in a pass: values exist during its lifetime, or until its let_go().
+    /// The result of use() in a pass: values exist during its lifetime, or until its release().
     /// Move-only.
     using HeldValues = typename detail::ToOwners<Comm>::Held;
 

@@ -46,7 +46,7 @@
 #include <joinable/participant/sharded/detail/plan.hpp>
 #include <joinable/participant/sharded/detail/settings.hpp>
 #include <joinable/participant/sharded/detail/sizes.hpp>
-#include <joinable/participant/sharded/detail/state.hpp>
+#include <joinable/participant/sharded/detail/state_exchange.hpp>
 #include <joinable/participant/sharded/detail/values.hpp>
 #include <joinable/participant/sharded/zero_options.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -537,7 +537,7 @@ private:
     detail::ShardedSettings<Rule> settings_;
     bool has_all_ranks_ = false; ///< whether all ranks are active in the round
     detail::ShardedBeforeStep<Comm> before_step_;
-    detail::ShardedState<Rule> state_;
+    detail::StateExchange<Rule> state_;
     JoinState join_state_;
 };
 

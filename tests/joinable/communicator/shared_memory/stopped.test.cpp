@@ -33,7 +33,7 @@ using joinable::FailureKind;
 using joinable::ProcessCommunicator;
 using joinable::detail::Board;
 using joinable::detail::FirstReason;
-using joinable::detail::WaitingRoom;
+using joinable::detail::WaitQueue;
 using Clock = std::chrono::steady_clock;
 
 /// The pages where this process stops when it writes to them, once.
@@ -187,7 +187,7 @@ TEST_CASE("a rank that waits, or asks, beside one that is stopped in its abort g
 }
 
 TEST_CASE("writers that are stopped one after another do not keep the others from an end") {
-    WaitingRoom room{1};
+    WaitQueue room{1};
     FirstReason end;
     auto const now = [] { return 0ns; };
     std::atomic<int> closed{0};

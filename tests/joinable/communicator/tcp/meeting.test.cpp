@@ -156,7 +156,7 @@ TEST_CASE("a stranger that is refused and sends on is heard piece by piece, betw
     Socket const stranger = raw_connection(port_of(listener));
     joinable::detail::HandshakeServer server{std::move(listener), test_job(2), 5s};
     auto const look = [&] {
-        server.look(
+        server.poll(
             [](int rank) { return rank == 0; }, [](int, Socket const&) { FAIL("is none"); }
         );
     };

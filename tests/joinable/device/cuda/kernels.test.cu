@@ -24,7 +24,7 @@
 #include <joinable/device/copy.hpp>
 #include <joinable/device/squares.hpp>
 #include <joinable/optimizer/rules.hpp>
-#include <joinable/optimizer/shard_state.hpp>
+#include <joinable/optimizer/state_arrays.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 
 namespace joinable_tests {

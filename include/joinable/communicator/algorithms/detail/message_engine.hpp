@@ -20,7 +20,7 @@
 #include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
-#include <joinable/communicator/detail/settle.hpp>
+#include <joinable/communicator/detail/waiting.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/hash.hpp>
@@ -163,18 +163,22 @@ private:
         }
     }
     void move(Posted const& first) {
-        Descriptor const& said = first.signature;
+        Descriptor const& signature = first.signature;
         Buffer buffer = first.buffer;
         int const ranks = comm_.size();
-        int const offset = static_cast<int>(said.collective) | static_cast<int>(said.op) << 4;
-        if (said.collective == Collective::broadcast) {
+        int const offset = static_cast<int>(signature.collective) | static_cast<int>(signature.op)
+                                                                        << 4;
+        if (signature.collective == Collective::broadcast) {
             start(
-                MessageSchedule::broadcast(ranks, buffer.count, said.root), buffer, said.op, offset
+                MessageSchedule::broadcast(ranks, buffer.count, signature.root),
+                buffer,
+                signature.op,
+                offset
             );
             return;
         }
         AllReducePlan plan{AllReduceAlgorithm::butterfly};
-        if (said.collective == Collective::barrier) {
+        if (signature.collective == Collective::barrier) {
             buffer = {&met_, 1, DType::u8};
         } else {
             plan = plan_for(buffer.bytes());
@@ -182,7 +186,7 @@ private:
         start(
             MessageSchedule::all_reduce(plan, ranks, buffer.count, size_of(buffer.dtype)),
             buffer,
-            said.op,
+            signature.op,
             offset
         );
     }

@@ -9,7 +9,7 @@
 
 #include <joinable/communicator/algorithms/message_schedule.hpp>
 #include <joinable/communicator/algorithms/message_step.hpp>
-#include <joinable/communicator/detail/settle.hpp>
+#include <joinable/communicator/detail/waiting.hpp>
 #include <joinable/reduction/reduce.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
@@ -36,7 +36,7 @@ public:
     /// Whether all steps are done. @throws what messages throw.
     [[nodiscard]] bool advance(Comm& comm, Waiting waiting) {
         for (;;) {
-            if (!is_settled(receiving_, waiting) || !is_settled(sending_, waiting)) {
+            if (!is_complete(receiving_, waiting) || !is_complete(sending_, waiting)) {
                 return false;
             }
             if (!steps_.next(step_)) {

@@ -59,22 +59,22 @@ public:
     GlooCollective(
         GlooLane& lane, GlooScratch& scratch, Request const& request, std::uint64_t number
     )
-        : lane_{lane}, scratch_{scratch}, request_{request}, said_{request.signature},
+        : lane_{lane}, scratch_{scratch}, request_{request}, signature_{request.signature},
           number_{number}, rank_{lane.mesh().rank()}, size_{lane.mesh().size()},
-          element_{size_of(said_.dtype)}, in_{static_cast<std::byte const*>(request.in.data)},
+          element_{size_of(signature_.dtype)}, in_{static_cast<std::byte const*>(request.in.data)},
           out_{static_cast<std::byte*>(request.out.data)} {}
 
     void run() {
-        switch (said_.collective) {
+        switch (signature_.collective) {
         case Collective::barrier: meet(); break;
         case Collective::broadcast: broadcast(); break;
         case Collective::all_reduce:
         case Collective::scaled_all_reduce:
         case Collective::reduce:
-            if (said_.count * element_ <= most_in_one_step) {
+            if (signature_.count * element_ <= most_in_one_step) {
                 reduce_in_one_step();
             } else {
-                reduce_by_parts(equal_parts(said_.count));
+                reduce_by_parts(equal_parts(signature_.count));
             }
             break;
         case Collective::reduce_scatter:
@@ -108,9 +108,9 @@ private:
     [[nodiscard]] std::uint64_t name_of(std::uint64_t step) const noexcept {
         Hash name;
         name.add(number_)
-            .add(said_.word())
-            .add(said_.has_counts ? 1 : 0)
-            .add(said_.count)
+            .add(signature_.word())
+            .add(signature_.has_counts ? 1 : 0)
+            .add(signature_.count)
             .add(step);
         return name.value();
     }
@@ -152,19 +152,19 @@ private:
     }
 
     void broadcast() {
-        bool const is_root = rank_ == said_.root;
-        if (said_.count * element_ <= most_in_one_step || size_ == 2) {
+        bool const is_root = rank_ == signature_.root;
+        if (signature_.count * element_ <= most_in_one_step || size_ == 2) {
             GlooTransfers transfers{lane_, name_of(0)};
             if (is_root) {
-                for_others([&](int other) { transfers.send(other, of_in(0, said_.count)); });
+                for_others([&](int other) { transfers.send(other, of_in(0, signature_.count)); });
             } else {
-                transfers.receive(said_.root, of_out(0, said_.count));
+                transfers.receive(signature_.root, of_out(0, signature_.count));
             }
             transfers.wait();
             return;
         }
         // The root sends each rank its part, and all ranks its own part. Ranks pass their parts on.
-        Parts const parts = equal_parts(said_.count);
+        Parts const parts = equal_parts(signature_.count);
         auto const part = [&](int rank) {
             return of_out(parts[index(rank)].begin, parts[index(rank)].count);
         };
@@ -175,16 +175,16 @@ private:
             for_others([&](int other) { from_root.send(other, part(other)); });
             for_others([&](int other) { of_root.send(other, part(rank_)); });
         } else {
-            from_root.receive(said_.root, part(rank_));
-            of_root.receive(said_.root, part(said_.root));
+            from_root.receive(signature_.root, part(rank_));
+            of_root.receive(signature_.root, part(signature_.root));
             for_others([&](int other) {
-                if (other != said_.root) {
+                if (other != signature_.root) {
                     among_others.receive(other, part(other));
                 }
             });
             from_root.wait();
             for_others([&](int other) {
-                if (other != said_.root) {
+                if (other != signature_.root) {
                     among_others.send(other, part(rank_));
                 }
             });
@@ -196,8 +196,8 @@ private:
 
     /// all_gather, gather, scatter and all_to_all.
     void exchange() {
-        bool const sends_one_part =
-            said_.collective == Collective::all_gather || said_.collective == Collective::gather;
+        bool const sends_one_part = signature_.collective == Collective::all_gather ||
+                                    signature_.collective == Collective::gather;
         Parts const sent = parts_of(request_.sends);
         Parts const expected = parts_of(request_.expects);
         auto const outgoing = [&](int to) {
@@ -221,18 +221,18 @@ private:
     // -- reductions -------------------------------------------------------------------------------
 
     [[nodiscard]] bool has_result(int rank) const noexcept {
-        return said_.collective != Collective::reduce || rank == said_.root;
+        return signature_.collective != Collective::reduce || rank == signature_.root;
     }
     /// All ranks that get the result tell each other their factors.
     void gather_factors() {
-        if (is_scaled(said_.collective)) {
-            factors_.assign(index(size_), said_.factor);
+        if (is_scaled(signature_.collective)) {
+            factors_.assign(index(size_), signature_.factor);
             std::span<double> const all{factors_};
             GlooTransfers transfers{lane_, name_of(~std::uint64_t{0})};
             for_others([&](int other) {
                 transfers.receive(other, std::as_writable_bytes(all.subspan(index(other), 1)));
             });
-            auto const own = std::as_bytes(std::span{&said_.factor, 1});
+            auto const own = std::as_bytes(std::span{&signature_.factor, 1});
             for_others([&](int other) { transfers.send(other, own); });
             transfers.wait();
         }
@@ -251,8 +251,8 @@ private:
         auto const output = [&](std::size_t) { return to; };
         auto const factor = [&](std::size_t rank) { return factors_[rank]; };
         reduce_to(
-            said_.dtype,
-            said_.op,
+            signature_.dtype,
+            signature_.op,
             {index(size_), input},
             {1, output},
             count,
@@ -262,7 +262,7 @@ private:
 
     void reduce_in_one_step() {
         gather_factors();
-        std::size_t const bytes = said_.count * element_;
+        std::size_t const bytes = signature_.count * element_;
         std::byte* const others = scratch_.take(0, has_result(rank_) ? index(size_) * bytes : 0);
         GlooTransfers transfers{lane_, name_of(0)};
         for_others([&](int other) {
@@ -272,12 +272,12 @@ private:
         });
         for_others([&](int other) {
             if (has_result(other)) {
-                transfers.send(other, of_in(0, said_.count));
+                transfers.send(other, of_in(0, signature_.count));
             }
         });
         transfers.wait();
-        if (has_result(rank_) && said_.count != 0) {
-            combine(in_, others, bytes, out_, said_.count);
+        if (has_result(rank_) && signature_.count != 0) {
+            combine(in_, others, bytes, out_, signature_.count);
         }
     }
 
@@ -364,8 +364,8 @@ private:
         }
     }
     [[nodiscard]] bool is_scattered() const noexcept {
-        return said_.collective == Collective::reduce_scatter ||
-               said_.collective == Collective::scaled_reduce_scatter;
+        return signature_.collective == Collective::reduce_scatter ||
+               signature_.collective == Collective::scaled_reduce_scatter;
     }
     /// Where this rank writes its elements from `begin` on, which are `at` after its part's first.
     /// A rank that gets no result has it in `memory`.
@@ -380,7 +380,7 @@ private:
     GlooLane& lane_;
     GlooScratch& scratch_;
     Request const& request_;
-    Descriptor const& said_;
+    Descriptor const& signature_;
     std::uint64_t number_;
     int rank_;
     int size_;

@@ -29,7 +29,7 @@ public:
     static constexpr std::size_t most_data = 8; ///< a roll call has seven
 
     GlooArrival(Descriptor const& own, int rank, int size)
-        : words_(3 * static_cast<std::size_t>(size) + most_data), size_{size}, said_{own} {
+        : words_(3 * static_cast<std::size_t>(size) + most_data), size_{size}, signature_{own} {
         std::memcpy(&at(2 * rank), own.words().data(), sizeof own.words());
     }
 
@@ -70,7 +70,7 @@ public:
         }
         reason.message = concat(
             "counts differ in ",
-            said_.text(),
+            signature_.text(),
             ": other ranks do not have for ",
             ranks_text(reason.ranks),
             " what is expected there"
@@ -95,7 +95,7 @@ private:
 
     std::vector<std::uint64_t> words_;
     int size_;
-    Descriptor said_;
+    Descriptor signature_;
 };
 
 /// One collective of this rank, from its post until the user and all ranks have done with it.
@@ -121,16 +121,16 @@ struct GlooOperation {
 
     /// Whether the words of the arrival are all that it needs.
     [[nodiscard]] bool goes_with_arrival() const noexcept {
-        auto const& said = request.signature;
-        return said.collective == Collective::barrier ||
-               (said.collective == Collective::all_reduce && said.dtype == DType::u64 &&
-                said.op == ReduceOp::sum && said.count <= GlooArrival::most_data);
+        auto const& signature = request.signature;
+        return signature.collective == Collective::barrier ||
+               (signature.collective == Collective::all_reduce && signature.dtype == DType::u64 &&
+                signature.op == ReduceOp::sum && signature.count <= GlooArrival::most_data);
     }
     /// Whether it is over only when all ranks have arrived. Gloo moves nothing for those without
     /// elements, so it waits for nobody.
     [[nodiscard]] bool needs_arrivals() const noexcept {
-        auto const& said = request.signature;
-        return goes_with_arrival() || said.has_counts || said.count == 0;
+        auto const& signature = request.signature;
+        return goes_with_arrival() || signature.has_counts || signature.count == 0;
     }
 
     Request request;

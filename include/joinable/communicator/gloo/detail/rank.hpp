@@ -41,14 +41,14 @@ inline constexpr std::chrono::seconds gloo_patience{5};
 
 /// One rank. A thread of its own runs its collectives in the order of posts, because Gloo blocks.
 /// The user's thread has the TCP communicator by which all ranks say that they have arrived, and
-/// why they fail: see look().
+/// why they fail: see poll().
 class GlooRank : public HasWorks {
 public:
     using Operation = GlooOperation;
 
-    GlooRank(GlooMeeting door, std::shared_ptr<GlooRank> parent)
-        : parent_{std::move(parent)}, control_{attached(door, parent_)}, options_{door.options},
-          own_address_{door.address_here()} {
+    GlooRank(GlooMeeting rendezvous, std::shared_ptr<GlooRank> parent)
+        : parent_{std::move(parent)}, control_{attached(rendezvous, parent_)},
+          options_{rendezvous.options}, own_address_{rendezvous.address_here()} {
         try {
             mesh_.emplace(
                 rank(),
@@ -296,14 +296,14 @@ private:
         // In a forked process a thread that was not forked may hold the lock for ever.
         home_.require_here(rank());
         if (!is_done(one)) {
-            ended_by_failure([&] { look(one, longest_gap); });
+            ended_by_failure([&] { poll(one, longest_gap); });
         }
         return is_done(one);
     }
     /// When a rank has left, the messages of others may still come. So that does not end this at
     /// once: a closed connection tells, or the patience is over.
     /// @throws what ends all ranks
-    void look(GlooMessage& message, Gap longest_gap) {
+    void poll(GlooMessage& message, Gap longest_gap) {
         take_over_from_parent();
         if (auto const reason = messages_->mismatch()) {
             fail(*reason);
@@ -334,7 +334,7 @@ private:
     /// Learns from the others. When all ranks have arrived, a rank that leaves or fails does not end
     /// this at once: the data may be complete without it, or its closed connections tell.
     /// @throws what ends all ranks
-    void look(Operation& operation, Gap longest_gap) {
+    void poll(Operation& operation, Gap longest_gap) {
         bool const is_over = control_.is_aborted(); // arrivals that came before that are compared
         compare_arrivals(&operation);               // throws the reason if one did not
         if (!operation.is_compared) {
@@ -429,11 +429,11 @@ private:
         return !reason || has_any_left() ? own_reason_ : reason;
     }
     /// An abort of the parent reaches every wait.
-    static TcpCommunicator attached(GlooMeeting& door, std::shared_ptr<GlooRank> const& parent) {
+    static TcpCommunicator attached(GlooMeeting& rendezvous, std::shared_ptr<GlooRank> const& parent) {
         if (parent != nullptr) {
-            door.hear = [parent] { return parent->reason_for_groups(); };
+            rendezvous.hear = [parent] { return parent->reason_for_groups(); };
         }
-        return door.attach();
+        return rendezvous.attach();
     }
     [[noreturn]] void fail(AbortReason const& reason) {
         control_.abort(reason);

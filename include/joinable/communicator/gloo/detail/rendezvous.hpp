@@ -306,27 +306,27 @@ template <class T>
         return std::pair{place_of(a).key, a} < std::pair{place_of(b).key, b};
     });
     auto const place = std::find(members.begin(), members.end(), comm.rank());
-    GlooMeeting door;
-    door.options = options;
-    door.options.job = concat(options.job.substr(0, 900), "/", number, "/", color);
-    door.options.rank = static_cast<int>(place - members.begin());
-    door.options.size = static_cast<int>(members.size());
-    door.own_address = own_address;
-    door.is_renumbered = renumbers(members);
+    GlooMeeting rendezvous;
+    rendezvous.options = options;
+    rendezvous.options.job = concat(options.job.substr(0, 900), "/", number, "/", color);
+    rendezvous.options.rank = static_cast<int>(place - members.begin());
+    rendezvous.options.size = static_cast<int>(members.size());
+    rendezvous.own_address = own_address;
+    rendezvous.is_renumbered = renumbers(members);
     struct Address {
         std::uint16_t port;
         char text[256];
     };
     Address own{};
     if (members.front() == comm.rank()) {
-        door.listener.emplace(own_address);
-        own.port = door.listener->port();
+        rendezvous.listener.emplace(own_address);
+        own.port = rendezvous.listener->port();
         std::memcpy(own.text, own_address.data(), (std::min)(own_address.size(), std::size_t{255}));
     }
     Address const found = share_value(comm, own)[static_cast<std::size_t>(members.front())];
-    door.options.port = found.port;
-    door.options.address = found.text;
-    return door;
+    rendezvous.options.port = found.port;
+    rendezvous.options.address = found.text;
+    return rendezvous;
 }
 
 }}} // namespace joinable::v0::detail

@@ -38,13 +38,13 @@ public:
     Comparison() = default;
     /// `parts` is the rank's table, if it has one.
     Comparison(Request const& request, std::span<std::size_t const> parts, int rank, int size)
-        : said_{request.signature}, size_{size},
+        : signature_{request.signature}, size_{size},
           words_((words_of_rank + 1) * static_cast<std::size_t>(size)) {
         std::uint64_t* const own = words_.data() + words_of_rank * static_cast<std::size_t>(rank);
-        auto const signature = said_.words();
+        auto const signature = signature_.words();
         std::copy(signature.begin(), signature.end(), own);
-        own[2] = collects_parts(said_.collective) ? request.in.count : request.out.count;
-        if (!said_.has_counts || has_pairs(said_)) {
+        own[2] = collects_parts(signature_.collective) ? request.in.count : request.out.count;
+        if (!signature_.has_counts || has_pairs(signature_)) {
             return;
         }
         if (is_for_all()) {
@@ -63,13 +63,13 @@ public:
     /// Once they are summed: why ranks cannot run this together.
     [[nodiscard]] std::optional<AbortReason> difference() const {
         auto reason = find_difference(size_, [&](int rank) {
-            auto const* const said = of(rank);
-            return Said{Descriptor::of_words({said, 2}), said[3]};
+            auto const* const words = of(rank);
+            return Shown{Descriptor::of_words({words, 2}), words[3]};
         });
-        if (reason || !said_.has_counts || has_pairs(said_)) {
+        if (reason || !signature_.has_counts || has_pairs(signature_)) {
             return reason;
         }
-        bool const collects = collects_parts(said_.collective);
+        bool const collects = collects_parts(signature_.collective);
         auto const told = [&](int from, int to) {
             return (collects ? to : from) == holder() ? of(collects ? from : to)[2] : 0;
         };
@@ -77,8 +77,8 @@ public:
             return (collects ? to : from) == holder() ? of(size_)[collects ? from : to]
                                                       : std::uint64_t{0};
         };
-        return collects ? find_difference_of_counts(size_, said_, told, in_table)
-                        : find_difference_of_counts(size_, said_, in_table, told);
+        return collects ? find_difference_of_counts(size_, signature_, told, in_table)
+                        : find_difference_of_counts(size_, signature_, in_table, told);
     }
     /// Once they are summed: the elements of each rank.
     [[nodiscard]] std::size_t part(int rank) const { return of(rank)[2]; }
@@ -86,11 +86,11 @@ public:
 private:
     static constexpr std::size_t words_of_rank = 4;
 
-    struct Said {
+    struct Shown {
         Descriptor signature;
         std::uint64_t table; ///< its hash, if it must be the same on all ranks
 
-        friend bool operator==(Said const& a, Said const& b) noexcept {
+        friend bool operator==(Shown const& a, Shown const& b) noexcept {
             return a.signature == b.signature && a.table == b.table;
         }
         [[nodiscard]] bool is_agreement() const noexcept { return signature.is_agreement(); }
@@ -101,16 +101,17 @@ private:
     };
 
     /// The rank whose table counts: for other roots it is the root's.
-    [[nodiscard]] int holder() const noexcept { return said_.root; }
+    [[nodiscard]] int holder() const noexcept { return signature_.root; }
     [[nodiscard]] bool is_for_all() const noexcept {
-        return said_.collective != Collective::gather && said_.collective != Collective::scatter;
+        return signature_.collective != Collective::gather &&
+               signature_.collective != Collective::scatter;
     }
     /// The words of a rank; of `size_`, the table.
     [[nodiscard]] std::uint64_t const* of(int rank) const noexcept {
         return words_.data() + words_of_rank * static_cast<std::size_t>(rank);
     }
 
-    Descriptor said_;
+    Descriptor signature_;
     int size_ = 0;
     std::vector<std::uint64_t> words_;
 };

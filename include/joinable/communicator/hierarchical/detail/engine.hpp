@@ -27,7 +27,7 @@
 #include <joinable/communicator/detail/poll_pause.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
-#include <joinable/communicator/detail/settle.hpp>
+#include <joinable/communicator/detail/waiting.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/hierarchical/detail/comparison.hpp>
 #include <joinable/communicator/hierarchical/detail/groups.hpp>
@@ -203,15 +203,15 @@ private:
 
     struct Operation {
         Operation(Request const& asked, int ranks) : request{asked} {
-            Descriptor const& said = request.signature;
-            if (has_parts(said.collective)) {
+            Descriptor const& signature = request.signature;
+            if (has_parts(signature.collective)) {
                 parts.resize(static_cast<std::size_t>(ranks));
-                PartSizes const sizes = !said.has_counts ? PartSizes::equal(said.count)
-                                        : collects_parts(said.collective) ? request.expects
-                                                                          : request.sends;
+                PartSizes const sizes = !signature.has_counts ? PartSizes::equal(signature.count)
+                                        : collects_parts(signature.collective) ? request.expects
+                                                                               : request.sends;
                 sizes.copy_to(std::span{parts});
             }
-            if (has_pairs(said)) {
+            if (has_pairs(signature)) {
                 parts.resize(2 * static_cast<std::size_t>(ranks));
                 request.sends.copy_to(std::span{parts}.first(parts.size() / 2));
                 request.expects.copy_to(std::span{parts}.last(parts.size() / 2));
@@ -341,8 +341,8 @@ private:
     // -- collectives ------------------------------------------------------------------------------
 
     /// Whether ranks compare first. The elements of ranks are told with that.
-    [[nodiscard]] bool compares(Descriptor const& said) const noexcept {
-        return options().check || tells_parts(said);
+    [[nodiscard]] bool compares(Descriptor const& signature) const noexcept {
+        return options().check || tells_parts(signature);
     }
     /// Ranks other than leaders start what they can: all up to one that compares first.
     void start_posted() {
@@ -455,7 +455,7 @@ private:
         for (;;) {
             for (auto& [level, step] : first.running) {
                 if (!on_level(level, [&, &running = step] {
-                        return is_settled(running, waiting);
+                        return is_complete(running, waiting);
                     })) {
                     return false;
                 }

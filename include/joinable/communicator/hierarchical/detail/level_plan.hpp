@@ -34,11 +34,11 @@ public:
         std::span<std::size_t const> parts,
         Arena& scratch
     )
-        : machines_{machines}, local_{local}, said_{request.signature}, in_{request.in},
+        : machines_{machines}, local_{local}, signature_{request.signature}, in_{request.in},
           out_{request.out}, parts_{parts}, scratch_{scratch} {}
 
     [[nodiscard]] std::vector<LevelStep> steps() && {
-        switch (said_.collective) {
+        switch (signature_.collective) {
         case Collective::broadcast: broadcast(); break;
         case Collective::reduce: reduce(); break;
         case Collective::all_gather: all_gather(); break;
@@ -70,7 +70,7 @@ private:
         take(std::move(local));
     }
     void all_reduce() {
-        if (is_scaled(said_.collective)) {
+        if (is_scaled(signature_.collective)) {
             sum_on_machine(out_, out_);
         } else {
             take(in_place(Level::local, Collective::reduce, out_));
@@ -211,8 +211,8 @@ private:
     /// Sums the inputs of a machine at its leader. The others' inputs do not change, unless they are `memory`.
     void sum_on_machine(Buffer sum, Buffer memory = {}) {
         LevelStep step = at_one(
-            is_scaled(said_.collective) ? Collective::scaled_reduce_scatter
-                                        : Collective::reduce_scatter,
+            is_scaled(signature_.collective) ? Collective::scaled_reduce_scatter
+                                             : Collective::reduce_scatter,
             0,
             in_.count
         );
@@ -225,7 +225,7 @@ private:
     void give_to_root(Buffer all) {
         if (has_root_here() && local_root() != 0) {
             std::size_t const count =
-                said_.collective == Collective::reduce ? in_.count : sum_of(parts_);
+                signature_.collective == Collective::reduce ? in_.count : sum_of(parts_);
             LevelStep step = at_one(Collective::scatter, local_root(), count);
             step.in = all;
             step.out = has_root() ? out_ : none();
@@ -237,10 +237,10 @@ private:
 
     [[nodiscard]] LevelStep
     in_place(Level level, Collective collective, Buffer buffer, int root = 0) const {
-        Descriptor said = said_; // with its operation and factor
-        said.collective = collective;
-        said.root = root;
-        return {level, said, buffer, buffer};
+        Descriptor signature = signature_; // with its operation and factor
+        signature.collective = collective;
+        signature.root = root;
+        return {level, signature, buffer, buffer};
     }
     [[nodiscard]] LevelStep spread(Level level, Buffer buffer, int root = 0) const {
         return in_place(level, Collective::broadcast, buffer, root);
@@ -316,14 +316,14 @@ private:
     // -- places -----------------------------------------------------------------------------------
 
     [[nodiscard]] bool is_leader() const { return local_.rank() == 0; }
-    [[nodiscard]] int root_machine() const { return machines_.machine_of(said_.root); }
+    [[nodiscard]] int root_machine() const { return machines_.machine_of(signature_.root); }
     [[nodiscard]] bool has_root_here() const { return root_machine() == machines_.own(); }
     [[nodiscard]] int local_root() const {
-        return said_.root - machines_.first_of(machines_.own());
+        return signature_.root - machines_.first_of(machines_.own());
     }
     [[nodiscard]] bool has_root() const { return has_root_here() && local_root() == local_.rank(); }
 
-    [[nodiscard]] Buffer none() const { return {nullptr, 0, said_.dtype}; }
+    [[nodiscard]] Buffer none() const { return {nullptr, 0, signature_.dtype}; }
     /// Memory of a leader: what the caller gave, if it has so many elements, else scratch.
     [[nodiscard]] Buffer at_leader(std::size_t count, Buffer given = {}) {
         if (!is_leader()) {
@@ -332,12 +332,12 @@ private:
         if (given.data != nullptr && given.count == count) {
             return given;
         }
-        std::size_t const bytes = count * size_of(said_.dtype);
+        std::size_t const bytes = count * size_of(signature_.dtype);
         if (scratch_.bytes() < bytes) {
             scratch_ = Arena{}; // first: both need not fit
             scratch_ = local_.allocate(bytes, Arena::default_alignment);
         }
-        return {scratch_.data(), count, said_.dtype};
+        return {scratch_.data(), count, signature_.dtype};
     }
     /// The parts of this machine's ranks in the parts of all, which only leaders have.
     [[nodiscard]] Buffer part_of(Buffer all) const {
@@ -368,8 +368,8 @@ private:
     [[nodiscard]] std::size_t between(Ranks from, Ranks to) const {
         auto const senders = static_cast<std::size_t>(from.end - from.begin);
         auto const receivers = static_cast<std::size_t>(to.end - to.begin);
-        if (!said_.has_counts) {
-            return senders * receivers * said_.count;
+        if (!signature_.has_counts) {
+            return senders * receivers * signature_.count;
         }
         std::size_t sum = 0;
         for (std::size_t sender = 0; sender < senders; ++sender) {
@@ -385,7 +385,7 @@ private:
 
     Machines const& machines_;
     AnyInterface& local_;
-    Descriptor said_;
+    Descriptor signature_;
     ConstBuffer in_;
     Buffer out_;
     std::span<std::size_t const> parts_;

@@ -24,7 +24,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// A collective as MPI runs it. Buffers and tables stay valid until it is complete. `in` is either
 /// `out` or does not overlap it.
 struct MpiTransfer {
-    Descriptor said; ///< its dtype is the one that is sent
+    Descriptor signature; ///< its dtype is the one that is sent
     std::byte const* in = nullptr;
     std::byte* out = nullptr;
     PartSizes sends = {};
@@ -70,7 +70,7 @@ public:
         : comm_{comm}, rank_{rank}, size_{size}, most_{limits.most} {}
 
     void start(MpiTransfer const& transfer, MpiTables& tables) const {
-        switch (transfer.said.collective) {
+        switch (transfer.signature.collective) {
         case Collective::all_reduce:
         case Collective::scaled_all_reduce: all_reduce(transfer, tables); break;
         case Collective::broadcast: broadcast(transfer, tables); break;
@@ -110,16 +110,16 @@ private:
     }
 
     void all_reduce(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
-        in_pieces(said.count, [&](std::size_t at, int count) {
-            std::size_t const at_bytes = at * size_of(said.dtype);
+        auto const& signature = transfer.signature;
+        in_pieces(signature.count, [&](std::size_t at, int count) {
+            std::size_t const at_bytes = at * size_of(signature.dtype);
             check_mpi(
                 MPI_Iallreduce(
                     or_in_place(transfer, at_bytes),
                     transfer.out + at_bytes,
                     count,
-                    mpi_type_of(said.dtype),
-                    mpi_op_of(said.dtype, said.op),
+                    mpi_type_of(signature.dtype),
+                    mpi_op_of(signature.dtype, signature.op),
                     comm_,
                     &add_to(tables)
                 ),
@@ -128,29 +128,34 @@ private:
         });
     }
     void reduce(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
-        in_pieces(said.count, [&](std::size_t at, int count) {
-            std::size_t const at_bytes = at * size_of(said.dtype);
+        auto const& signature = transfer.signature;
+        in_pieces(signature.count, [&](std::size_t at, int count) {
+            std::size_t const at_bytes = at * size_of(signature.dtype);
             reduce_piece(
-                rank_ == said.root ? or_in_place(transfer, at_bytes) : transfer.in + at_bytes,
-                rank_ == said.root ? transfer.out + at_bytes : nullptr,
+                rank_ == signature.root ? or_in_place(transfer, at_bytes) : transfer.in + at_bytes,
+                rank_ == signature.root ? transfer.out + at_bytes : nullptr,
                 count,
-                said,
-                said.root,
+                signature,
+                signature.root,
                 tables
             );
         });
     }
     void reduce_piece(
-        void const* in, void* out, int count, Descriptor const& said, int root, MpiTables& tables
+        void const* in,
+        void* out,
+        int count,
+        Descriptor const& signature,
+        int root,
+        MpiTables& tables
     ) const {
         check_mpi(
             MPI_Ireduce(
                 in,
                 out,
                 count,
-                mpi_type_of(said.dtype),
-                mpi_op_of(said.dtype, said.op),
+                mpi_type_of(signature.dtype),
+                mpi_op_of(signature.dtype, signature.op),
                 root,
                 comm_,
                 &add_to(tables)
@@ -159,14 +164,14 @@ private:
         );
     }
     void broadcast(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
-        in_pieces(said.count, [&](std::size_t at, int count) {
+        auto const& signature = transfer.signature;
+        in_pieces(signature.count, [&](std::size_t at, int count) {
             check_mpi(
                 MPI_Ibcast(
-                    transfer.out + at * size_of(said.dtype),
+                    transfer.out + at * size_of(signature.dtype),
                     count,
-                    mpi_type_of(said.dtype),
-                    said.root,
+                    mpi_type_of(signature.dtype),
+                    signature.root,
                     comm_,
                     &add_to(tables)
                 ),
@@ -177,7 +182,7 @@ private:
 
     /// Every rank knows all parts: they are in `sends`.
     void reduce_scatter(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
+        auto const& signature = transfer.signature;
         std::size_t total = 0;
         for (int rank = 0; rank < size_; ++rank) {
             total += transfer.sends[rank];
@@ -186,17 +191,17 @@ private:
             std::size_t at_bytes = 0;
             for (int rank = 0; rank < size_; ++rank) {
                 in_pieces(transfer.sends[rank], [&](std::size_t at, int count) {
-                    std::size_t const bytes = at * size_of(said.dtype);
+                    std::size_t const bytes = at * size_of(signature.dtype);
                     reduce_piece(
                         transfer.in + at_bytes + bytes,
                         rank == rank_ ? transfer.out + bytes : nullptr,
                         count,
-                        said,
+                        signature,
                         rank,
                         tables
                     );
                 });
-                at_bytes += transfer.sends[rank] * size_of(said.dtype);
+                at_bytes += transfer.sends[rank] * size_of(signature.dtype);
             }
             return;
         }
@@ -209,8 +214,8 @@ private:
                 transfer.in,
                 transfer.out,
                 tables.counts.data(),
-                mpi_type_of(said.dtype),
-                mpi_op_of(said.dtype, said.op),
+                mpi_type_of(signature.dtype),
+                mpi_op_of(signature.dtype, signature.op),
                 comm_,
                 &add_to(tables)
             ),
@@ -219,17 +224,17 @@ private:
     }
 
     [[nodiscard]] bool has_equal_parts(MpiTransfer const& transfer) const noexcept {
-        return !transfer.said.has_counts &&
-               transfer.said.count <= most_ / static_cast<std::size_t>(size_);
+        return !transfer.signature.has_counts &&
+               transfer.signature.count <= most_ / static_cast<std::size_t>(size_);
     }
     void exchange_equal(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
-        int const count = static_cast<int>(said.count);
-        MPI_Datatype const type = mpi_type_of(said.dtype);
+        auto const& signature = transfer.signature;
+        int const count = static_cast<int>(signature.count);
+        MPI_Datatype const type = mpi_type_of(signature.dtype);
         void const* const in = transfer.in;
         void* const out = transfer.out;
         MPI_Request* const request = &add_to(tables);
-        switch (said.collective) {
+        switch (signature.collective) {
         case Collective::all_gather:
             check_mpi(
                 MPI_Iallgather(in, count, type, out, count, type, comm_, request), "MPI_Iallgather"
@@ -237,13 +242,13 @@ private:
             break;
         case Collective::gather:
             check_mpi(
-                MPI_Igather(in, count, type, out, count, type, said.root, comm_, request),
+                MPI_Igather(in, count, type, out, count, type, signature.root, comm_, request),
                 "MPI_Igather"
             );
             break;
         case Collective::scatter:
             check_mpi(
-                MPI_Iscatter(in, count, type, out, count, type, said.root, comm_, request),
+                MPI_Iscatter(in, count, type, out, count, type, signature.root, comm_, request),
                 "MPI_Iscatter"
             );
             break;
@@ -256,8 +261,8 @@ private:
 
     /// Only all_gather with counts has all counts on all ranks.
     [[nodiscard]] bool gather_by_counts(MpiTransfer const& transfer, MpiTables& tables) const {
-        auto const& said = transfer.said;
-        if (said.collective != Collective::all_gather) {
+        auto const& signature = transfer.signature;
+        if (signature.collective != Collective::all_gather) {
             return false;
         }
         tables.counts.clear();
@@ -272,7 +277,7 @@ private:
                 return false;
             }
         }
-        MPI_Datatype const type = mpi_type_of(said.dtype);
+        MPI_Datatype const type = mpi_type_of(signature.dtype);
         check_mpi(
             MPI_Iallgatherv(
                 transfer.in,
@@ -293,9 +298,9 @@ private:
     /// For parts of any sizes: each rank describes its own with derived types.
     void exchange(MpiTransfer const& transfer, MpiTables& tables) const {
         auto const ranks = static_cast<std::size_t>(size_);
-        std::size_t const element = size_of(transfer.said.dtype);
-        bool const sends_one_part = transfer.said.collective == Collective::all_gather ||
-                                    transfer.said.collective == Collective::gather;
+        std::size_t const element = size_of(transfer.signature.dtype);
+        bool const sends_one_part = transfer.signature.collective == Collective::all_gather ||
+                                    transfer.signature.collective == Collective::gather;
         tables.counts.assign(2 * ranks, 0);
         tables.places.assign(2 * ranks, 0);
         tables.types.assign(2 * ranks, MPI_BYTE);
@@ -304,8 +309,8 @@ private:
         for (std::size_t rank = 0; rank < ranks; ++rank) {
             std::size_t const sent = transfer.sends[static_cast<int>(rank)];
             std::size_t const expected = transfer.expects[static_cast<int>(rank)];
-            describe(transfer.said.dtype, sent, in_at, rank, tables);
-            describe(transfer.said.dtype, expected, out_at, ranks + rank, tables);
+            describe(transfer.signature.dtype, sent, in_at, rank, tables);
+            describe(transfer.signature.dtype, expected, out_at, ranks + rank, tables);
             in_at += sends_one_part ? 0 : sent * element;
             out_at += expected * element;
         }

@@ -24,7 +24,7 @@
 #include <joinable/communicator/mpi/detail/messages.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
 #include <joinable/communicator/mpi/detail/pause.hpp>
-#include <joinable/communicator/mpi/detail/shadow.hpp>
+#include <joinable/communicator/mpi/detail/stand_in.hpp>
 #include <joinable/communicator/mpi/options.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -174,10 +174,13 @@ public:
     [[nodiscard]] std::vector<MpiLeave::Open> open_collectives() const {
         std::vector<MpiLeave::Open> open;
         for (MpiOperation const* const operation : open_) {
-            auto const& said = operation->transfer.said;
+            auto const& signature = operation->transfer.signature;
             if (!operation->is_message()) {
                 open.push_back(
-                    {operation->number, said.word(), said.count, said.has_counts ? 1U : 0U}
+                    {operation->number,
+                     signature.word(),
+                     signature.count,
+                     signature.has_counts ? 1U : 0U}
                 );
             }
         }
@@ -191,7 +194,7 @@ public:
     drain(std::vector<MpiLeave::Open> const& open_anywhere, IsCancelled const& is_cancelled) {
         for (MpiLeave::Open const& one : open_anywhere) {
             if (one.number >= posted_) {
-                shadow(Descriptor::of_word(one.word, one.count, false));
+                stand_in(Descriptor::of_word(one.word, one.count, false));
             }
         }
         bool const is_over = wait_for_a_moment([&] {
@@ -243,9 +246,9 @@ private:
                                     : difference_of_signatures(size_, words)) {
             fail_(*reason);
         }
-        if (operation.transfer.said.has_counts && !has_tables) {
+        if (operation.transfer.signature.has_counts && !has_tables) {
             operation.state = MpiOperation::State::checking_counts;
-            auto const& [said, in, out, sends, expects] = operation.transfer;
+            auto const& [signature, in, out, sends, expects] = operation.transfer;
             auto const own = words_of_tables(sends, expects, size_);
             require_for(operation, [&] { gather_words(operation, own, size_, data_); });
             return false;
@@ -278,9 +281,9 @@ private:
         return is_so.has_value();
     }
     /// Takes part in a collective that the others have posted.
-    void shadow(Descriptor const& said) {
+    void stand_in(Descriptor const& signature) {
         MpiOperation& operation = operations_.next();
-        operation.transfer = shadow_of(said, rank_, size_, zeros_);
+        operation.transfer = stand_in_of(signature, rank_, size_, zeros_);
         operation.number = posted_++;
         operation.state = MpiOperation::State::lost;
         open_.push_back(&operation);

@@ -57,7 +57,7 @@ public:
     /// From here on nothing is freed, because MPI may still write to it.
     void hold() noexcept { is_held_ = true; }
     /// MPI has finished with the held memory.
-    void let_go() noexcept {
+    void release() noexcept {
         is_held_ = false;
         held_.clear();
     }

@@ -23,7 +23,7 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 [[nodiscard]] inline std::size_t bytes_of_message(MpiOperation const& operation) noexcept {
-    return operation.transfer.said.count * size_of(operation.transfer.said.dtype);
+    return operation.transfer.signature.count * size_of(operation.transfer.signature.dtype);
 }
 
 inline void start_message(MpiOperation& operation, MpiLimits limits, MPI_Comm comm) {

@@ -62,7 +62,7 @@ struct MpiOperation {
     [[nodiscard]] bool is_receive() const noexcept { return is_message() && !is_send; }
     /// The caller's request, which must be the same on all ranks.
     [[nodiscard]] Descriptor signature() const noexcept {
-        Descriptor asked = transfer.said;
+        Descriptor asked = transfer.signature;
         asked.dtype = dtype_;
         return asked;
     }
@@ -80,19 +80,19 @@ struct MpiOperation {
     /// Takes `memory` for buffers that MPI must not have, and copies the inputs there. `is_wide`:
     /// 16-bit numbers are sent as f32 if they are combined.
     void prepare(Request const& request, MpiMemory& memory, bool is_wide) {
-        auto const& [said, in, out, sends, expects] = request;
-        widens_ = is_wide && is_half_precision(said.dtype) && said.is_reduction();
-        dtype_ = said.dtype;
-        transfer = {said, nullptr, nullptr, sends, expects};
-        transfer.said.dtype = widens_ ? DType::f32 : said.dtype;
-        if (said.has_counts) { // the caller's tables may end
+        auto const& [signature, in, out, sends, expects] = request;
+        widens_ = is_wide && is_half_precision(signature.dtype) && signature.is_reduction();
+        dtype_ = signature.dtype;
+        transfer = {signature, nullptr, nullptr, sends, expects};
+        transfer.signature.dtype = widens_ ? DType::f32 : signature.dtype;
+        if (signature.has_counts) { // the caller's tables may end
             kept_.keep(transfer.sends, transfer.expects, ranks);
         }
-        bool const is_one = is_one_buffer(said.collective) && in.data == out.data;
+        bool const is_one = is_one_buffer(signature.collective) && in.data == out.data;
         // If one buffer is a part of the other, MPI does not get the smaller one.
         bool const has_part = !is_one && overlap(in, out);
         bool const keeps_in = !widens_ && memory.has(in) &&
-                              (is_one || !is_scaled(said.collective)) &&
+                              (is_one || !is_scaled(signature.collective)) &&
                               !(has_part && in.count <= out.count);
         bool const keeps_out = !widens_ && memory.has(out) && !(has_part && out.count < in.count);
         if (out.count != 0) {
@@ -111,14 +111,14 @@ struct MpiOperation {
                 transfer.in = copy;
             }
         }
-        bool const is_source = said.collective == Collective::broadcast && in.count != 0;
+        bool const is_source = signature.collective == Collective::broadcast && in.count != 0;
         result_ = keeps_out || is_source ? Buffer{} : out;
     }
     /// The same for a message.
     void prepare_message(Buffer buffer, MpiMemory& memory) {
         transfer = {};
-        transfer.said.dtype = buffer.dtype;
-        transfer.said.count = buffer.count;
+        transfer.signature.dtype = buffer.dtype;
+        transfer.signature.count = buffer.count;
         widens_ = false;
         bool const keeps = memory.has(buffer);
         transfer.out = keeps || buffer.count == 0 ? static_cast<std::byte*>(buffer.data)
@@ -156,7 +156,7 @@ struct MpiOperation {
 
 private:
     [[nodiscard]] std::byte* take(MpiMemory& memory, Block& block, std::size_t count) const {
-        std::size_t const bytes = count * size_of(transfer.said.dtype);
+        std::size_t const bytes = count * size_of(transfer.signature.dtype);
         block = {memory.take(bytes), bytes};
         return block.data;
     }
@@ -166,11 +166,11 @@ private:
             convert<Widen>(from.dtype, static_cast<std::byte const*>(from.data), to, from.count);
             from = {to, from.count, DType::f32};
         }
-        if (is_scaled(transfer.said.collective)) {
+        if (is_scaled(transfer.signature.collective)) {
             auto const view = [&](void const* data) {
                 return AnyView{const_cast<void*>(data), from.dtype, {from.count}, {1}};
             };
-            scale_copy(view(from.data), transfer.said.factor, view(to));
+            scale_copy(view(from.data), transfer.signature.factor, view(to));
         } else if (from.data != to) {
             std::memcpy(to, from.data, from.bytes());
         }

@@ -44,8 +44,8 @@ public:
     void keep_alive(std::chrono::nanoseconds deadline) {
         constexpr std::chrono::nanoseconds longest = std::chrono::seconds{1};
         auto const now = Clock::now();
-        if (!said_alive_at_ || now - *said_alive_at_ >= (std::min)(deadline / 10, longest)) {
-            said_alive_at_ = now;
+        if (!told_alive_at_ || now - *told_alive_at_ >= (std::min)(deadline / 10, longest)) {
+            told_alive_at_ = now;
             static_cast<void>(alarm_.has_sent());
             alarm_.tell_all(MpiWord::keep_alive);
         }
@@ -78,7 +78,7 @@ public:
             }
             case MpiWord::keep_alive: other.alive_at = Clock::now(); break;
             case MpiWord::question:
-                if (answers && !has_said_last_word_) {
+                if (answers && !has_sent_last_word_) {
                     Answer answer{0, posted};
                     std::memcpy(&answer.question, body.data(), sizeof answer.question);
                     alarm_.tell(from, MpiWord::answer, std::as_bytes(std::span{&answer, 1}));
@@ -110,7 +110,7 @@ public:
     }
 
     /// A rank that has left without doing its part of the operation, if there is one.
-    [[nodiscard]] std::optional<int> deserter(MpiOperation const& operation) const noexcept {
+    [[nodiscard]] std::optional<int> departed_peer(MpiOperation const& operation) const noexcept {
         for (int rank = 0; has_any_left_ && rank < size(); ++rank) {
             auto const& left = others_[index(rank)].left;
             if (!left || (operation.is_message() && rank != operation.peer)) {
@@ -190,7 +190,7 @@ public:
             }
         }
         others_[index(rank_)].left = std::move(leave);
-        has_said_last_word_ = true;
+        has_sent_last_word_ = true;
     }
     [[nodiscard]] bool have_all_left() const noexcept {
         return std::all_of(others_.begin(), others_.end(), [](Other const& other) {
@@ -272,11 +272,11 @@ private:
     std::vector<Other> others_; ///< including this one
     MpiAlarm alarm_;            ///< last, because it starts to receive, and others may throw
     bool has_any_left_ = false;
-    bool has_said_last_word_ = false;
+    bool has_sent_last_word_ = false;
     bool is_closed_ = false;
     std::uint64_t asked_ = 0;      ///< questions
     Clock::time_point heard_at_{}; ///< when it last began to receive, if it has asked
-    std::optional<Clock::time_point> said_alive_at_;
+    std::optional<Clock::time_point> told_alive_at_;
     std::optional<MpiUnwinding> unwinding_;
 };
 

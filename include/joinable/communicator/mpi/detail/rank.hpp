@@ -156,7 +156,7 @@ public:
             if (operation.state == MpiOperation::State::complete) { // before an abort
                 return true;
             }
-            if (auto const rank = peers_.deserter(operation); rank && !failure_) {
+            if (auto const rank = peers_.departed_peer(operation); rank && !failure_) {
                 abort(reason_of_leaving(*rank));
             }
         }
@@ -184,7 +184,7 @@ public:
             in_flight_.advance_all();
             poll();
             for (MpiOperation const* const operation : in_flight_.open()) {
-                if (auto const rank = peers_.deserter(*operation); rank && !failure_) {
+                if (auto const rank = peers_.departed_peer(*operation); rank && !failure_) {
                     fail(reason_of_leaving(*rank));
                 }
             }
@@ -287,7 +287,7 @@ public:
                 peers_.stop_listening();
                 return;
             }
-            memory()->let_go();
+            memory()->release();
             peers_.close();
             check_mpi(MPI_Comm_free(&data_), "MPI_Comm_free");
         } catch (...) {
@@ -329,7 +329,7 @@ private:
                std::none_of(
                    open.begin(),
                    open.end(),
-                   [&](MpiOperation const* one) { return peers_.deserter(*one).has_value(); }
+                   [&](MpiOperation const* one) { return peers_.departed_peer(*one).has_value(); }
                ) &&
                std::chrono::steady_clock::now() - unwinding.heard_at < mpi_patience / 2;
     }

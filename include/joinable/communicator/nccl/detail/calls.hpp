@@ -78,28 +78,28 @@ public:
 
     /// @pre the request is not a barrier, which NCCL lacks, and NCCL has its operation.
     [[nodiscard]] ncclResult_t collective(Request const& request) const {
-        Descriptor const& said = request.signature;
+        Descriptor const& signature = request.signature;
         void const* const in = request.in.data;
         void* const out = request.out.data;
-        std::size_t const count = said.count;
-        ncclDataType_t const type = nccl_type(said.dtype);
-        switch (said.collective) {
+        std::size_t const count = signature.count;
+        ncclDataType_t const type = nccl_type(signature.dtype);
+        switch (signature.collective) {
         case Collective::all_reduce:
-            return ncclAllReduce(in, out, count, type, nccl_op(said.op), comm_, stream_);
-        case Collective::scaled_all_reduce: return scaled_all_reduce(request.out, said.factor);
+            return ncclAllReduce(in, out, count, type, nccl_op(signature.op), comm_, stream_);
+        case Collective::scaled_all_reduce: return scaled_all_reduce(request.out, signature.factor);
         case Collective::reduce: {
             void* const data = const_cast<void*>(in); // in place; only the root writes
-            ncclRedOp_t const op = nccl_op(said.op);
-            return ncclReduce(data, data, count, type, op, said.root, comm_, stream_);
+            ncclRedOp_t const op = nccl_op(signature.op);
+            return ncclReduce(data, data, count, type, op, signature.root, comm_, stream_);
         }
         case Collective::broadcast: // in place; the root only reads
-            return ncclBroadcast(out, out, count, type, said.root, comm_, stream_);
+            return ncclBroadcast(out, out, count, type, signature.root, comm_, stream_);
         case Collective::all_gather:
-            return said.has_counts ? exchange(request, Sends::same)
-                                   : ncclAllGather(in, out, count, type, comm_, stream_);
-        case Collective::reduce_scatter: return reduce_parts(request, nccl_op(said.op));
+            return signature.has_counts ? exchange(request, Sends::same)
+                                        : ncclAllGather(in, out, count, type, comm_, stream_);
+        case Collective::reduce_scatter: return reduce_parts(request, nccl_op(signature.op));
         case Collective::scaled_reduce_scatter: {
-            NcclScaledSum const sum{comm_, said.dtype, said.factor};
+            NcclScaledSum const sum{comm_, signature.dtype, signature.factor};
             return sum.result() != ncclSuccess ? sum.result()
                    : size_ == 1                ? scale_alone(in, request.out, sum.op())
                                                : reduce_parts(request, sum.op());
@@ -192,19 +192,26 @@ private:
     }
     /// A reduction to each rank. NCCL's own needs equal parts.
     [[nodiscard]] ncclResult_t reduce_parts(Request const& request, ncclRedOp_t op) const {
-        Descriptor const& said = request.signature;
+        Descriptor const& signature = request.signature;
         auto const* part = static_cast<std::byte const*>(request.in.data);
-        if (!said.has_counts) {
+        if (!signature.has_counts) {
             void* const out = request.out.data;
-            ncclDataType_t const type = nccl_type(said.dtype);
-            return ncclReduceScatter(part, out, said.count, type, op, comm_, stream_);
+            ncclDataType_t const type = nccl_type(signature.dtype);
+            return ncclReduceScatter(part, out, signature.count, type, op, comm_, stream_);
         }
         return for_each_rank([&](int root, auto const& note) {
             if (std::size_t const count = request.sends[root]; count != 0) {
                 note(ncclReduce(
-                    part, request.out.data, count, nccl_type(said.dtype), op, root, comm_, stream_
+                    part,
+                    request.out.data,
+                    count,
+                    nccl_type(signature.dtype),
+                    op,
+                    root,
+                    comm_,
+                    stream_
                 ));
-                part += count * size_of(said.dtype);
+                part += count * size_of(signature.dtype);
             }
         });
     }

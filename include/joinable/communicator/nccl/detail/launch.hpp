@@ -30,7 +30,7 @@ struct NcclLaunch {
     int users = 0;            ///< works and tokens that refer to it
     std::uint64_t number = 0; ///< of its last collective; messages have none
 
-    [[nodiscard]] bool is_settled() const noexcept {
+    [[nodiscard]] bool is_final() const noexcept {
         return state == State::complete || state == State::lost;
     }
     /// Call this before a wait. @throws ContractViolation
@@ -43,7 +43,7 @@ struct NcclLaunch {
         }
     }
     /// Queries the event. Returns its error.
-    cudaError_t look() noexcept {
+    cudaError_t poll() noexcept {
         if (state != State::launched) {
             return cudaSuccess;
         }
@@ -55,7 +55,7 @@ struct NcclLaunch {
         return found == cudaErrorNotReady ? cudaSuccess : found;
     }
     [[nodiscard]] bool has_run() noexcept {
-        static_cast<void>(look());
+        static_cast<void>(poll());
         return state == State::complete;
     }
 };
@@ -67,8 +67,8 @@ class NcclLaunches;
 inline thread_local NcclLaunches const* grouping_launches = nullptr;
 
 /// The submissions of one rank to NCCL. NCCL takes one submission at a time, a collective or a
-/// group. At most one launch is therefore unsettled (possibly not on the stream yet), and the next
-/// submission waits until it is settled. Launches are reused, so after a while nothing allocates.
+/// group. At most one launch is therefore possibly not on the stream yet, and the next
+/// submission waits until it is there. Launches are reused, so after a while nothing allocates.
 class NcclLaunches {
 public:
     NcclLaunches() = default;
@@ -96,7 +96,7 @@ public:
         }
     }
     /// Null if there is none.
-    [[nodiscard]] NcclLaunch const* unsettled() const noexcept { return unsettled_; }
+    [[nodiscard]] NcclLaunch const* launching() const noexcept { return launching_; }
 
     /// The launch for the next collective, with one more user: the open group, or a launch of its
     /// own.
@@ -114,11 +114,11 @@ public:
             if (launch.users != 0) {
                 continue;
             }
-            if (!launch.is_settled() && may_have_run) {
-                check_cuda(launch.look(), "cudaEventQuery");
-                may_have_run = launch.is_settled();
+            if (!launch.is_final() && may_have_run) {
+                check_cuda(launch.poll(), "cudaEventQuery");
+                may_have_run = launch.is_final();
             }
-            if (launch.is_settled()) {
+            if (launch.is_final()) {
                 std::rotate(place, place + 1, all_.end());
                 return reset(launch);
             }
@@ -141,15 +141,15 @@ public:
         posted_ += collectives;
         launch.number = collectives != 0 ? posted_ : launch.number;
     }
-    /// The launch has been submitted. @pre unsettled() is null
+    /// The launch has been submitted. @pre launching() is null
     void hand_over(NcclLaunch& launch) noexcept {
         launch.state = NcclLaunch::State::posted;
-        unsettled_ = &launch;
+        launching_ = &launch;
     }
-    /// NCCL has put the unsettled launch on the stream: records the event after it.
+    /// NCCL has put the last launch on the stream: records the event after it.
     /// @throws CommunicationError
-    void settle(cudaStream_t stream) {
-        if (NcclLaunch* const launch = std::exchange(unsettled_, nullptr)) {
+    void record(cudaStream_t stream) {
+        if (NcclLaunch* const launch = std::exchange(launching_, nullptr)) {
             check_cuda(cudaEventRecord(launch->done, stream), "cudaEventRecord");
             launch->state = NcclLaunch::State::launched;
         }
@@ -168,7 +168,7 @@ public:
 
     /// Before a failure ends the handle: launches that have not run never will.
     void lose() noexcept {
-        unsettled_ = nullptr;
+        launching_ = nullptr;
         if (has_group()) { // or it would call the handle later
             static_cast<void>(end_group());
             static_cast<void>(ncclGroupEnd());
@@ -199,7 +199,7 @@ public:
     template <class F>
     void for_each_unfinished(F const& f) const {
         for (auto const& launch : all_) {
-            if (!launch->is_settled()) {
+            if (!launch->is_final()) {
                 f(*launch);
             }
         }
@@ -214,7 +214,7 @@ private:
     }
 
     std::vector<std::unique_ptr<NcclLaunch>> all_; ///< in the order in which they were taken
-    NcclLaunch* unsettled_ = nullptr;
+    NcclLaunch* launching_ = nullptr;
     NcclLaunch* group_ = nullptr;
     std::uint64_t posted_ = 0;
 };

@@ -34,18 +34,18 @@ template <class Call>
 /// @throws ContractViolation  see NcclCollectives; nothing was submitted.
 [[nodiscard]] inline NcclLaunch&
 post_collective(NcclRank& rank, Request const& request, bool checks, cudaStream_t after) {
-    Descriptor const& said = request.signature;
+    Descriptor const& signature = request.signature;
     rank.check_memory(request.in);
     if (request.out.data != request.in.data || request.out.count != request.in.count) {
         rank.check_memory(request.out);
     }
-    if (said.is_reduction()) {
-        static_cast<void>(nccl_op(said.op)); // throws where NCCL has none
+    if (signature.is_reduction()) {
+        static_cast<void>(nccl_op(signature.op)); // throws where NCCL has none
     }
     if (checks) {
         agree_on_collective(rank, request);
     }
-    return post_calls(rank, 1, name_of(said.collective), after, [&](NcclCalls const& nccl) {
+    return post_calls(rank, 1, name_of(signature.collective), after, [&](NcclCalls const& nccl) {
         return nccl.collective(request);
     });
 }

@@ -86,7 +86,7 @@ public:
         }
         try {
             throw_if_aborted();
-            settle();
+            wait_for_launch();
             if (owns_handle) {
                 check(ncclCommFinalize(handle()), "ncclCommFinalize");
                 finish_call("leaves the communicator");
@@ -213,7 +213,7 @@ public:
     void begin_call() {
         begin();
         launches_.require_no_group();
-        settle();
+        wait_for_launch();
     }
     /// Waits until NCCL has finished the last call on the handle; `doing` describes that call. Most
     /// errors of NCCL show up only here, not in the call's result.
@@ -231,7 +231,7 @@ public:
     post(std::uint64_t collectives, cudaStream_t after, Issue const& issue) {
         begin();
         return on_device([&]() -> NcclLaunch& {
-            settle(); // does nothing in a group
+            wait_for_launch(); // does nothing in a group
             streams_.order_after(after);
             NcclLaunch& launch = launches_.take();
             try {
@@ -277,7 +277,7 @@ public:
     /// Makes `stream` wait for the launch. The host waits only until NCCL has launched it.
     void order_before(NcclLaunch& launch, cudaStream_t stream) {
         on_device([&] {
-            settle(launch);
+            wait_for_launch(launch);
             if (!has_run(launch)) {
                 streams_.order_before(launch.done, stream);
             }
@@ -287,7 +287,7 @@ public:
     [[nodiscard]] bool test(NcclLaunch& launch) {
         launch.require_posted();
         return on_device([&] {
-            return (launch.state != NcclLaunch::State::posted || try_settle()) && has_run(launch);
+            return (launch.state != NcclLaunch::State::posted || try_launch()) && has_run(launch);
         });
     }
     /// The same with a deadline, unless all ranks are known to have posted it.
@@ -304,12 +304,12 @@ public:
     }
     /// Blocks the host until the launch has run.
     void synchronize(NcclLaunch& launch) {
-        settle(launch);
+        wait_for_launch(launch);
         wait_until([&] { return has_run(launch); }, "waits for a collective", launch.number);
     }
     /// Blocks the host until everything that was posted has run.
     void finish_launches() {
-        settle();
+        wait_for_launch();
         launches_.for_each_unfinished([&](NcclLaunch& launch) { synchronize(launch); });
     }
     /// Blocks the host until the work on the caller's stream has run.
@@ -418,9 +418,9 @@ private:
     ) {
         poll_until(ready, [&] { throw_if_aborted(error); }, doing, number);
     }
-    template <class Ready, class Look>
+    template <class Ready, class Poll>
     void
-    poll_until(Ready const& ready, Look const& look, std::string_view doing, std::uint64_t number) {
+    poll_until(Ready const& ready, Poll const& poll, std::string_view doing, std::uint64_t number) {
         // NCCL takes 80 us to launch a collective of a handle that does not block (2.28.9, an H200).
         constexpr std::chrono::microseconds spin{300};
         constexpr std::chrono::microseconds nap{50};
@@ -432,7 +432,7 @@ private:
                 std::this_thread::sleep_for(nap);
             }
         };
-        auto const is_over = [&] { return ready() || (look(), false); };
+        auto const is_over = [&] { return ready() || (poll(), false); };
         on_device([&] {
             detail::wait_until(deadline(), is_over, pause, [&] {
                 return more_time(doing, number);
@@ -452,37 +452,37 @@ private:
     }
     void hand_over(NcclLaunch& launch) {
         launches_.hand_over(launch);
-        static_cast<void>(try_settle());
+        static_cast<void>(try_launch());
     }
     /// Records the event after the last submission, if NCCL has put that on the stream. Within
     /// on_device().
-    bool try_settle() {
-        if (launches_.unsettled() != nullptr) {
+    bool try_launch() {
+        if (launches_.launching() != nullptr) {
             throw_if_aborted();
             if (handle_.state() != ncclSuccess) {
                 return false;
             }
-            launches_.settle(stream());
+            launches_.record(stream());
         }
         return true;
     }
     /// Waits until NCCL has launched the last submission.
-    void settle() {
-        if (NcclLaunch const* const launch = launches_.unsettled()) {
-            auto const is_settled = [&] { return try_settle(); };
-            wait_until(is_settled, "waits for NCCL to launch a collective", launch->number);
+    void wait_for_launch() {
+        if (NcclLaunch const* const launch = launches_.launching()) {
+            auto const is_launched = [&] { return try_launch(); };
+            wait_until(is_launched, "waits for NCCL to launch a collective", launch->number);
         }
     }
-    void settle(NcclLaunch const& launch) {
+    void wait_for_launch(NcclLaunch const& launch) {
         launch.require_posted();
         if (launch.state == NcclLaunch::State::posted) {
-            settle();
+            wait_for_launch();
         }
     }
     /// Whether the results are final.
     /// @throws the error that ended this rank, if they never will be.
     [[nodiscard]] bool has_run(NcclLaunch& launch) {
-        check(launch.look(), "cudaEventQuery");
+        check(launch.poll(), "cudaEventQuery");
         if (launch.state == NcclLaunch::State::launched) {
             poll();
         }

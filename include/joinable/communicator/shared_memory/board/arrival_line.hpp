@@ -13,11 +13,13 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// Whether every rank combines all contributions for itself; else the ranks share the work in
 /// chunks.
-[[nodiscard]] inline bool is_small(Descriptor const& said) noexcept {
-    bool const leaves_all_with_one_share =
-        said.collective == Collective::all_reduce || said.collective == Collective::broadcast ||
-        said.collective == Collective::barrier || said.collective == Collective::reduce;
-    return leaves_all_with_one_share && said.count * size_of(said.dtype) <= tuning::slot_bytes;
+[[nodiscard]] inline bool is_small(Descriptor const& signature) noexcept {
+    bool const leaves_all_with_one_share = signature.collective == Collective::all_reduce ||
+                                           signature.collective == Collective::broadcast ||
+                                           signature.collective == Collective::barrier ||
+                                           signature.collective == Collective::reduce;
+    return leaves_all_with_one_share &&
+           signature.count * size_of(signature.dtype) <= tuning::slot_bytes;
 }
 
 /// One rank's arrival in one collective, on one cache line. A small message needs no other line.
@@ -43,10 +45,10 @@ struct alignas(64) ArrivalLine {
     static constexpr std::uint64_t empty = sequence_mask; ///< no collective in a fresh slot has it
 
     static std::uint64_t
-    encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
-        std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
-        return (sequence & sequence_mask) | inline_count << 31U | said.word() << 38U |
-               static_cast<std::uint64_t>(said.has_counts) << 62U;
+    encode(std::uint64_t sequence, Descriptor const& signature, bool is_inline) noexcept {
+        std::uint64_t const inline_count = is_inline ? signature.count + 1 : 0;
+        return (sequence & sequence_mask) | inline_count << 31U | signature.word() << 38U |
+               static_cast<std::uint64_t>(signature.has_counts) << 62U;
     }
     [[nodiscard]] static bool tells_count(std::uint64_t word) noexcept {
         return (word >> 31U & 0x7fU) == 0 && (word >> 62U & 1U) == 0;

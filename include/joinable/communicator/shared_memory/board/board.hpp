@@ -118,7 +118,7 @@ public:
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
         reason_.give(reason, writer, [this] { freeze(); });
         room.wake(); // also those that wait for other things than this board's end
-        reason_.settle(room, reason, writer, [this] { freeze(); }, before_sleep);
+        reason_.await_given(room, reason, writer, [this] { freeze(); }, before_sleep);
     }
     /// Records that the writer with this number has died, anywhere, even in an abort. It had `rank`
     /// on this board; negative: none. `burier` is the writer that records the death, or
@@ -231,8 +231,8 @@ private:
     [[nodiscard]] std::span<Count> counts_of(int rank, std::uint64_t sequence) noexcept;
 
 public:
-    WaitingRoom room;
-    WaitingRoom helpers_room; ///< for threads that only wait for chunks to claim
+    WaitQueue room;
+    WaitQueue helpers_room; ///< for threads that only wait for chunks to claim
 
 private:
     int size_;

@@ -30,7 +30,7 @@ public:
 
     /// Returns whether this writer was first. `close()` runs after the reason is written. If it was
     /// not first, another writer may still be writing, or may have died or been stopped: see
-    /// take_over() and settle().
+    /// take_over() and await_given().
     template <class Close>
     bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
         State const mine{Phase::writing, 0, writer};
@@ -66,8 +66,8 @@ public:
     /// gives `reason`.
     /// @pre has_begun()
     template <class Close, class BeforeSleep>
-    void settle(
-        WaitingRoom& room,
+    void await_given(
+        WaitQueue& room,
         AbortReason const& reason,
         int writer,
         Close const& close,

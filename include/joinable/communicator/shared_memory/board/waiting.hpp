@@ -26,14 +26,14 @@ struct SleepThrough {
 /// the core, so the yielding stage also ends by time: a wait that checks for deaths before it
 /// sleeps then does so soon. Signalling a change costs one load unless a rank sleeps. The object
 /// may lie in memory that several processes share.
-class WaitingRoom {
+class WaitQueue {
 public:
     /// After this time a wait no longer yields.
     static constexpr std::chrono::milliseconds longest_yielding{10};
 
     /// Spins for some microseconds if every rank has a core. Longer spinning would delay a peer
     /// that shares its core with another program.
-    explicit WaitingRoom(int ranks)
+    explicit WaitQueue(int ranks)
         : is_crowded_{static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()} {}
 
     /// Whether there are more ranks than cores.

@@ -54,7 +54,7 @@ has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) n
 bool run_chunks(
     Board& board,
     std::uint64_t sequence,
-    Descriptor const& said,
+    Descriptor const& signature,
     Cut const& cut,
     int rank,
     int shares,

@@ -57,7 +57,7 @@ has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
 JOINABLE_DEFINITION bool run_chunks(
     Board& board,
     std::uint64_t sequence,
-    Descriptor const& said,
+    Descriptor const& signature,
     Cut const& cut,
     int rank,
     int shares,
@@ -81,7 +81,9 @@ JOINABLE_DEFINITION bool run_chunks(
                 break;
             }
             std::size_t const begin = (first + static_cast<std::size_t>(mine)) * cut.chunk;
-            Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
+            Exchange{board, sequence, signature}.run(
+                begin, (std::min)(cut.total, begin + cut.chunk)
+            );
             ++done;
         }
     }

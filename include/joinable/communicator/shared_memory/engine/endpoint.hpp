@@ -105,7 +105,7 @@ public:
 
 private:
     struct Pending {
-        Descriptor said;
+        Descriptor signature;
         void* out = nullptr;
         bool is_small = false;   ///< every rank combines it by itself
         bool is_on_line = false; ///< it fits on the arrival line and needs no slot
@@ -142,9 +142,9 @@ private:
     }
     void give_up(std::uint64_t sequence) noexcept;
 
-    /// The slot of the next collective, which is `said`, is free when every rank has finished the collective that
+    /// The slot of the next collective, which is `signature`, is free when every rank has finished the collective that
     /// used it before.
-    void make_room(Descriptor const& said);
+    void make_room(Descriptor const& signature);
 
     /// The first collective of this rank in which it can compute. If there is none, the next
     /// number.
@@ -167,8 +167,8 @@ private:
     void retire() noexcept;
 
     /// @pre board_.reason() is known
-    [[noreturn]] void throw_reason(Descriptor const& said) const {
-        throw_failure(in_words_of(rank_, said.text(), board_.reason()));
+    [[noreturn]] void throw_reason(Descriptor const& signature) const {
+        throw_failure(in_words_of(rank_, signature.text(), board_.reason()));
     }
     void
     abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {

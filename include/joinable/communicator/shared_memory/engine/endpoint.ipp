@@ -16,23 +16,23 @@ Endpoint<Group, Memory>::Endpoint(Group group, int rank, Memory memory) noexcept
 
 template <class Group, class Memory>
 std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
-    auto const& [said, in, out, sends, expects] = request;
-    make_room(said);
+    auto const& [signature, in, out, sends, expects] = request;
+    make_room(signature);
     std::uint64_t const sequence = next_;
-    std::size_t const bytes = said.count * size_of(said.dtype);
-    bool const is_small = detail::is_small(said);
+    std::size_t const bytes = signature.count * size_of(signature.dtype);
+    bool const is_small = detail::is_small(signature);
     bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
-    pending_of(sequence) = {said, out.data, is_small, is_on_line};
+    pending_of(sequence) = {signature, out.data, is_small, is_on_line};
     ArrivalLine& line = board_.line(rank_, sequence);
     std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
     if ((old & ArrivalLine::frozen) != 0) {
-        throw_reason(said);
+        throw_reason(signature);
     }
     if (!is_on_line) {
-        line.payload[ArrivalLine::count] = said.count;
+        line.payload[ArrivalLine::count] = signature.count;
     }
     if (!is_small) {
-        std::size_t const ring = Slices::fit(said.collective) ? Slices::ring_bytes(board_) : 0;
+        std::size_t const ring = Slices::fit(signature.collective) ? Slices::ring_bytes(board_) : 0;
         while (!memory_.lend(sequence, in, out, ring)) {
             if (retired_ == next_) {
                 throw ContractViolation{
@@ -45,9 +45,9 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         LentAddresses const at = memory_.lent(sequence, in, out);
         line.payload[ArrivalLine::in] = board_.place_of(at.in);
         line.payload[ArrivalLine::out] = board_.place_of(at.out);
-        line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
+        line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(signature.factor);
         line.payload[ArrivalLine::ring] = at.ring;
-        if (said.has_counts) {
+        if (signature.has_counts) {
             auto const mine = board_.sends(rank_, sequence);
             reserve_once(counts_, sequence, mine.data(), 2 * mine.size_bytes());
             sends.copy_to(mine);
@@ -61,9 +61,9 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         }
         std::memcpy(place, in.data, bytes);
     }
-    std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
+    std::uint64_t const word = ArrivalLine::encode(sequence, signature, is_on_line);
     if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile: aborted
-        throw_reason(said);
+        throw_reason(signature);
     }
     ++next_;
     board_.room.wake();
@@ -85,7 +85,7 @@ bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
                pending.polled,
                [&] { return board_.missing(sequence); },
                "arrive",
-               [&] { return "waits in " + pending.said.text(); }
+               [&] { return "waits in " + pending.signature.text(); }
            ) &&
            progress(sequence); // throws unless all have arrived meanwhile
 }
@@ -116,29 +116,31 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
     if (!pending.has_agreed) {
         switch (arrival_of(sequence)) {
         case Arrival::waiting: return false;
-        case Arrival::never: throw_reason(pending.said);
+        case Arrival::never: throw_reason(pending.signature);
         case Arrival::complete: break;
         }
-        if (auto const reason = disagreement(board_, sequence, pending.said)) {
+        if (auto const reason = disagreement(board_, sequence, pending.signature)) {
             pending.is_refused = true;
             group_.abort(*reason, rank_);
             throw_failure(board_.here(*reason));
         }
         pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
         if (pending.is_sliced) {
-            pending.pipeline = Pipeline{board_, sequence, pending.said};
+            pending.pipeline = Pipeline{board_, sequence, pending.signature};
         } else if (!pending.is_small) {
             pending.cut =
-                Cut{Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()};
+                Cut{Exchange{board_, sequence, pending.signature},
+                    size_of(pending.signature.dtype),
+                    size()};
         }
         pending.has_agreed = true;
     }
     if (pending.is_small) {
         combine_contributions(
-            board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
+            board_, sequence, pending.signature, pending.is_on_line, rank_, pending.out
         );
     } else if (pending.is_sliced) {
-        if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
+        if (!pending.pipeline.advance(board_, pending.signature, rank_, memory_)) {
             if (pending.pipeline.is_lost(board_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {
@@ -148,7 +150,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
             return false;
         }
         memory_.give_back(sequence);
-    } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
+    } else if (run_chunks(board_, sequence, pending.signature, pending.cut, rank_, shares)) {
         memory_.give_back(sequence);
     } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
         throw_lost(sequence);
@@ -170,7 +172,7 @@ void Endpoint<Group, Memory>::finish(std::uint64_t sequence) {
         [&] { return arrival_of(sequence) != Arrival::waiting; },
         [&] { return board_.missing(sequence); },
         "arrive",
-        [&] { return "waits in " + pending.said.text(); }
+        [&] { return "waits in " + pending.signature.text(); }
     );
     while (!try_finish(sequence, size())) { // all ranks have arrived
         if (pending.is_sliced) {
@@ -264,7 +266,7 @@ template <class Group, class Memory>
 void Endpoint<Group, Memory>::give_up_on_computing(std::uint64_t sequence) {
     std::vector<int> const overdue = board_.computing(sequence);
     if (!overdue.empty()) {
-        abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).said.text());
+        abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).signature.text());
     }
     for (int const rank : overdue) {
         board_.give_up_on(rank);
@@ -279,7 +281,7 @@ void Endpoint<Group, Memory>::throw_lost(std::uint64_t sequence) {
         })) {
         memory_.keep(sequence);
     }
-    throw_reason(pending_of(sequence).said);
+    throw_reason(pending_of(sequence).signature);
 }
 
 template <class Group, class Memory>
@@ -294,7 +296,7 @@ void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
         is_over,
         [&] { return board_.is_aborted() ? std::vector<int>{} : pipeline.holding_up(board_); },
         "copy a slice",
-        [&] { return "waits in " + pending_of(sequence).said.text(); }
+        [&] { return "waits in " + pending_of(sequence).signature.text(); }
     );
     if (!is_over()) { // the deadline of a group that had failed before
         give_up(sequence);
@@ -311,7 +313,7 @@ void Endpoint<Group, Memory>::give_up(std::uint64_t sequence) noexcept {
 }
 
 template <class Group, class Memory>
-void Endpoint<Group, Memory>::make_room(Descriptor const& said) {
+void Endpoint<Group, Memory>::make_room(Descriptor const& signature) {
     constexpr std::uint64_t max_in_flight = Board::max_in_flight;
     if (next_ < max_in_flight + all_retired_) {
         return;
@@ -333,7 +335,7 @@ void Endpoint<Group, Memory>::make_room(Descriptor const& said) {
         [] { return "posts another one"; }
     );
     if (board_.is_aborted()) {
-        throw_reason(said);
+        throw_reason(signature);
     }
 }
 

@@ -40,9 +40,9 @@ struct OwnPlace {
 class Exchange {
 public:
     Exchange(
-        Board& board, std::uint64_t sequence, Descriptor const& said, OwnPlace const& own = {}
+        Board& board, std::uint64_t sequence, Descriptor const& signature, OwnPlace const& own = {}
     ) noexcept
-        : board_{board}, sequence_{sequence}, said_{said}, own_{own} {}
+        : board_{board}, sequence_{sequence}, signature_{signature}, own_{own} {}
 
     [[nodiscard]] int blocks() const noexcept;
 
@@ -73,7 +73,7 @@ private:
 
     Board& board_;
     std::uint64_t sequence_;
-    Descriptor const& said_;
+    Descriptor const& signature_;
     OwnPlace own_;
 };
 
@@ -94,7 +94,7 @@ contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) no
 void combine_contributions(
     Board& board,
     std::uint64_t sequence,
-    Descriptor const& said,
+    Descriptor const& signature,
     bool is_on_line,
     int rank,
     void* out

@@ -13,7 +13,7 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION int Exchange::blocks() const noexcept {
-    switch (said_.collective) {
+    switch (signature_.collective) {
     case Collective::all_reduce:
     case Collective::broadcast:
     case Collective::barrier:
@@ -25,14 +25,14 @@ JOINABLE_DEFINITION int Exchange::blocks() const noexcept {
 }
 
 JOINABLE_DEFINITION std::size_t Exchange::size_of_block(int b) const noexcept {
-    switch (said_.collective) {
+    switch (signature_.collective) {
     case Collective::all_gather: return share(b, 0);
-    case Collective::gather: return share(b, said_.root);
+    case Collective::gather: return share(b, signature_.root);
     case Collective::reduce_scatter:
     case Collective::scaled_reduce_scatter: return share(0, b);
-    case Collective::scatter: return share(said_.root, b);
+    case Collective::scatter: return share(signature_.root, b);
     case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
-    default: return said_.count;
+    default: return signature_.count;
     }
 }
 
@@ -45,14 +45,14 @@ JOINABLE_DEFINITION Block Exchange::block(int b) const noexcept {
         }
         return sum;
     };
-    switch (said_.collective) {
-    case Collective::broadcast: return {size, said_.root};
-    case Collective::reduce: return {size, every_rank, said_.root};
+    switch (signature_.collective) {
+    case Collective::broadcast: return {size, signature_.root};
+    case Collective::reduce: return {size, every_rank, signature_.root};
     case Collective::all_gather: return {size, b, every_rank, 0, before()};
-    case Collective::gather: return {size, b, said_.root, 0, before()};
+    case Collective::gather: return {size, b, signature_.root, 0, before()};
     case Collective::reduce_scatter:
     case Collective::scaled_reduce_scatter: return {size, every_rank, b, before(), 0};
-    case Collective::scatter: return {size, said_.root, b, before(), 0};
+    case Collective::scatter: return {size, signature_.root, b, before(), 0};
     case Collective::all_to_all: {
         Block found{size, b / board_.size(), b % board_.size()};
         for (int rank = 0; rank < found.to; ++rank) {
@@ -81,20 +81,20 @@ JOINABLE_DEFINITION void Exchange::run(std::size_t begin, std::size_t end) const
 }
 
 JOINABLE_DEFINITION std::size_t Exchange::share(int from, int to) const noexcept {
-    return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
-                            : said_.count;
+    return signature_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
+                                 : signature_.count;
 }
 
 JOINABLE_DEFINITION std::byte*
 Exchange::shared(int rank, std::size_t word, std::size_t offset) const noexcept {
-    auto const& said = board_.line(rank, sequence_).payload;
-    std::uint64_t const ring = said[ArrivalLine::ring];
-    return board_.place_at(said[word]) + (ring == 0 ? offset : offset % ring);
+    auto const\& payload = board_.line(rank, sequence_).payload;
+    std::uint64_t const ring = signature[ArrivalLine::ring];
+    return board_.place_at(signature[word]) + (ring == 0 ? offset : offset % ring);
 }
 
 JOINABLE_DEFINITION void
 Exchange::run_part(Block const& block, std::size_t begin, std::size_t end) const {
-    std::size_t const element = size_of(said_.dtype);
+    std::size_t const element = size_of(signature_.dtype);
     auto const from = [&](std::size_t rank) {
         return input(static_cast<int>(rank), (block.in_at + begin) * element);
     };
@@ -104,7 +104,7 @@ Exchange::run_part(Block const& block, std::size_t begin, std::size_t end) const
     };
     auto const ranks = static_cast<std::size_t>(board_.size());
     std::size_t const outputs = block.to == every_rank ? ranks : 1;
-    bool const scales = is_scaled(said_.collective);
+    bool const scales = is_scaled(signature_.collective);
     if (ranks == 1 && from(0) == to(0) && !scales) {
         return; // a sum over one rank needs no work
     }
@@ -115,8 +115,8 @@ Exchange::run_part(Block const& block, std::size_t begin, std::size_t end) const
             );
         };
         reduce_to(
-            said_.dtype,
-            said_.op,
+            signature_.dtype,
+            signature_.op,
             {ranks, from},
             {outputs, to},
             end - begin,
@@ -148,12 +148,12 @@ JOINABLE_DEFINITION bool say_the_same(Board& board, std::uint64_t sequence) noex
 
 JOINABLE_DEFINITION std::optional<AbortReason>
 disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
-    auto const said_by = [&](int rank) {
+    auto const signature_of = [&](int rank) {
         ArrivalLine const& line = board.line(rank, sequence);
         return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
     };
     if (!say_the_same(board, sequence)) {
-        return find_difference(board.size(), said_by);
+        return find_difference(board.size(), signature_of);
     }
     if (!mine.has_counts) {
         return std::nullopt;
@@ -177,7 +177,7 @@ contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) no
 JOINABLE_DEFINITION void combine_contributions(
     Board& board,
     std::uint64_t sequence,
-    Descriptor const& said,
+    Descriptor const& signature,
     bool is_on_line,
     int rank,
     void* out
@@ -185,17 +185,20 @@ JOINABLE_DEFINITION void combine_contributions(
     auto const contributed_by = [&](std::size_t from) {
         return contribution(board, sequence, static_cast<int>(from), is_on_line);
     };
-    if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
+    if (signature.count == 0 ||
+        (signature.collective == Collective::reduce && rank != signature.root)) {
         return;
     }
-    if (said.collective == Collective::broadcast) {
-        auto const* const from = contributed_by(static_cast<std::size_t>(said.root));
-        std::memcpy(out, from, said.count * size_of(said.dtype));
+    if (signature.collective == Collective::broadcast) {
+        auto const* const from = contributed_by(static_cast<std::size_t>(signature.root));
+        std::memcpy(out, from, signature.count * size_of(signature.dtype));
         return;
     }
     auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
     auto const ranks = static_cast<std::size_t>(board.size());
-    reduce_to(said.dtype, said.op, {ranks, contributed_by}, {1, in_place}, said.count);
+    reduce_to(
+        signature.dtype, signature.op, {ranks, contributed_by}, {1, in_place}, signature.count
+    );
 }
 
 }}} // namespace joinable::v0::detail

@@ -49,17 +49,17 @@ JOINABLE_DEFINITION bool Helper::have_all_arrived(std::uint64_t sequence) noexce
 
 JOINABLE_DEFINITION bool Helper::compute(std::uint64_t sequence) {
     ArrivalLine const& line = board_.line(rank_, sequence);
-    Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
-    if (is_small(said) || disagreement(board_, sequence, said)) {
+    Descriptor const signature = ArrivalLine::decode(line.word.load(), line.payload);
+    if (is_small(signature) || disagreement(board_, sequence, signature)) {
         return false; // the rank itself aborts
     }
     if (Pipeline::is_needed(board_, sequence)) {
         return false; // it does not know the rank's own addresses
     }
-    Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
+    Cut const cut{Exchange{board_, sequence, signature}, size_of(signature.dtype), board_.size()};
     bool const has_some = has_unclaimed(board_, sequence, cut);
     if (has_some) {
-        run_chunks(board_, sequence, said, cut, rank_, board_.size(), Worker::helper);
+        run_chunks(board_, sequence, signature, cut, rank_, board_.size(), Worker::helper);
     }
     return has_some;
 }

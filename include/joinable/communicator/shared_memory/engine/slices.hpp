@@ -30,7 +30,7 @@ struct Slices {
     int ranks = 1;
 
     Slices() = default;
-    Slices(Board const& board, Descriptor const& said) noexcept;
+    Slices(Board const& board, Descriptor const& signature) noexcept;
 
     /// Whether such a collective can be sliced: each rank must have corresponding elements at the
     /// same offset of its buffer.
@@ -59,20 +59,20 @@ class Pipeline {
 public:
     Pipeline() = default;
     /// @pre all ranks have arrived
-    Pipeline(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
-        : sequence_{sequence}, slices_{board, said}, count_{slices_.count()} {}
+    Pipeline(Board& board, std::uint64_t sequence, Descriptor const& signature) noexcept
+        : sequence_{sequence}, slices_{board, signature}, count_{slices_.count()} {}
 
     [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept;
 
     /// Does all that is possible without waiting. Returns whether this rank's buffers are final.
     /// `Memory` copies ranges of bytes to and from this rank's ring.
     template <class Memory>
-    bool advance(Board& board, Descriptor const& said, int rank, Memory& memory) {
+    bool advance(Board& board, Descriptor const& signature, int rank, Memory& memory) {
         ChunkProgress& mine = board.progress(rank, sequence_);
         auto const own = memory.own(sequence_);
         auto* const in = static_cast<std::byte*>(const_cast<void*>(own.in)); // is only read
         OwnPlace const place{rank, in, static_cast<std::byte*>(own.out)};
-        Exchange const exchange{board, sequence_, said, place};
+        Exchange const exchange{board, sequence_, signature, place};
         for (bool moves = true; moves;) {
             moves = false;
             if (lent_ < limit_of_lending(board, rank)) {

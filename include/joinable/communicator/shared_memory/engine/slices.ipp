@@ -7,9 +7,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION Slices::Slices(Board const& board, Descriptor const& said) noexcept
-    : total{said.count}, element{size_of(said.dtype)}, chunk{chunk_bytes(board) / element},
-      ranks{board.size()} {}
+JOINABLE_DEFINITION Slices::Slices(Board const& board, Descriptor const& signature) noexcept
+    : total{signature.count}, element{size_of(signature.dtype)},
+      chunk{chunk_bytes(board) / element}, ranks{board.size()} {}
 
 JOINABLE_DEFINITION std::size_t Slices::count() const noexcept {
     std::size_t const slice = chunk * static_cast<std::size_t>(ranks);

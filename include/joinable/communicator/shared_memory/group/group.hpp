@@ -125,11 +125,11 @@ public:
         return board_->here(ended_by().value_or(reason_of_leaving(peer)));
     }
 
-    /// The ranks that `said`, the reason of an exception, names, as numbered in this group. Requires
+    /// The ranks that `told`, the reason of an exception, names, as numbered in this group. Requires
     /// that a reason of this kind and with these ranks ended this group, its collectives, or those of a subgroup of which the rank with this number was a
     /// member. Otherwise nothing.
     [[nodiscard]] std::optional<std::vector<int>>
-    ranks_here(AbortReason const& said, int number) const;
+    ranks_here(AbortReason const& told, int number) const;
 
     /// Whether groups have been split from this one; their errors use different numbers.
     [[nodiscard]] bool has_split() const noexcept { return shared().has_split.load(); }

@@ -67,19 +67,19 @@ JOINABLE_DEFINITION bool Group::is_aborted(int rank) const {
 }
 
 JOINABLE_DEFINITION std::optional<std::vector<int>>
-Group::ranks_here(AbortReason const& said, int number) const {
+Group::ranks_here(AbortReason const& told, int number) const {
     auto const is_of = [&](auto const& end) {
         AbortReason const reason = end.reason();
-        return reason.origin < 0 && is_same_failure(reason, said);
+        return reason.origin < 0 && is_same_failure(reason, told);
     };
     if ((shared().end.is_given() && is_of(shared().end)) ||
         (board_->is_aborted() && is_of(*board_))) {
-        return said.ranks;
+        return told.ranks;
     }
     std::optional<std::vector<int>> found;
     for_each_child([&](Group child) {
         if (!found && child.rank_of(number) >= 0) {
-            found = child.ranks_here(said, number);
+            found = child.ranks_here(told, number);
             if (found) {
                 std::erase_if(*found, [&](int rank) { return rank >= child.size(); });
                 std::transform(found->begin(), found->end(), found->begin(), [&](int rank) {
@@ -139,7 +139,7 @@ JOINABLE_DEFINITION std::optional<AbortReason> Group::ended_by() const {
 JOINABLE_DEFINITION void Group::end(AbortReason const& reason, int writer) const {
     auto const before_sleep = [this] { return look_for_deaths(); };
     shared().end.give(reason, writer, [] {});
-    shared().end.settle(board_->room, reason, writer, [] {}, before_sleep);
+    shared().end.await_given(board_->room, reason, writer, [] {}, before_sleep);
     AbortReason const first = shared().end.reason();
     board_->abort(first, writer, before_sleep);
     for_each_child([&](Group child) { child.end(first, writer); });

@@ -81,7 +81,7 @@ private:
     using State = PendingMessage::State;
 
     /// Whether waiting for the message would return at once, or throw.
-    [[nodiscard]] bool is_settled(Message const& message) const noexcept;
+    [[nodiscard]] bool is_over(Message const& message) const noexcept;
     /// @pre the message was not delivered
     [[noreturn]] void throw_loss(Message const& message) const {
         throw_failure(in_words_of(this->rank(), message.text(), group_.loss(message.peer)));

@@ -59,7 +59,7 @@ Message GroupRank<Memory>::post_message(bool is_send, int peer, int tag, Buffer 
 }
 
 template <class Memory>
-bool GroupRank<Memory>::is_settled(Message const& message) const noexcept {
+bool GroupRank<Memory>::is_over(Message const& message) const noexcept {
     switch (message.pending->state.load()) {
     case PendingMessage::State::waiting: return group_.is_lost(message.peer);
     case PendingMessage::State::taken: return group_.board().is_dead(message.peer);
@@ -71,7 +71,7 @@ bool GroupRank<Memory>::is_settled(Message const& message) const noexcept {
 template <class Memory>
 void GroupRank<Memory>::finish(Message& message) {
     if (message.pending != nullptr) {
-        if (!is_settled(message)) {
+        if (!is_over(message)) {
             this->wait_for_others(
                 [&] { return !waits(message) || group_.is_lost(message.peer); },
                 [&] { return missing_in(message); },
@@ -105,7 +105,7 @@ bool GroupRank<Memory>::test(Message& message) {
 
 template <class Memory>
 bool GroupRank<Memory>::progress(Message& message) {
-    if (message.pending != nullptr && !is_settled(message)) {
+    if (message.pending != nullptr && !is_over(message)) {
         group_.look_for_deaths(); // a rank that polls may never wait
         return false;
     }

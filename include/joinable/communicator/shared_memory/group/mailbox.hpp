@@ -29,7 +29,7 @@ struct alignas(64) PendingMessage {
 
 /// Not a template's member: nvcc 13 would look there for an operator new with an alignment.
 PendingMessage& write_message(
-    std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
+    std::byte* memory, bool is_send, int tag, ConstBuffer data, std::uint64_t data_place
 ) noexcept;
 
 /// The messages from one rank to another: messages of either side that wait for the other side, in

@@ -8,13 +8,13 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION PendingMessage& write_message(
-    std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
+    std::byte* memory, bool is_send, int tag, ConstBuffer data, std::uint64_t data_place
 ) noexcept {
     auto* const pending = ::new (memory) PendingMessage{};
     pending->is_send = is_send;
-    pending->dtype = said.dtype;
+    pending->dtype = data.dtype;
     pending->tag = tag;
-    pending->count = said.count;
+    pending->count = data.count;
     pending->data = data_place;
     return *pending;
 }

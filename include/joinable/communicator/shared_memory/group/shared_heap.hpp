@@ -37,8 +37,8 @@ template <class Comm>
     std::vector<std::array<std::uint64_t, 2>> all(ranks);
     comm.all_gather({mine.data(), 2, DType::u64}, {all.data(), 2 * ranks, DType::u64}).wait();
     std::vector<std::uint64_t> sizes;
-    for (auto const& said : all) {
-        sizes.push_back(said[0]);
+    for (auto const& words : all) {
+        sizes.push_back(words[0]);
     }
     check_same_size(sizes);
     // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's pointer, in the same process

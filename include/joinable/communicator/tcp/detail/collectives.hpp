@@ -23,11 +23,11 @@ public:
     explicit OpenCollectives(int size) : size_{static_cast<std::size_t>(size)} {}
 
     /// Whether a rank may send this header. If so, its size is right.
-    [[nodiscard]] bool is_arrival(FrameHeader const& said, int rank) const noexcept;
+    [[nodiscard]] bool is_arrival(FrameHeader const& header, int rank) const noexcept;
     /// Whether a rank sends data with its arrival.
-    [[nodiscard]] static bool contributes(FrameHeader const& said, int rank) noexcept {
-        return said.collective == Collective::all_reduce ||
-               (said.collective == Collective::broadcast && said.root == rank);
+    [[nodiscard]] static bool contributes(FrameHeader const& header, int rank) noexcept {
+        return header.collective == Collective::all_reduce ||
+               (header.collective == Collective::broadcast && header.root == rank);
     }
 
     /// Whether the rank has arrived in this collective, or in a later one.
@@ -36,10 +36,11 @@ public:
     }
 
     /// Where `rank` puts its contribution, starting with byte `done`.
-    /// @pre is_arrival(said, rank), and the rank has no other unfinished arrival
-    [[nodiscard]] std::span<std::byte> place(FrameHeader const& said, int rank, std::uint64_t done);
+    /// @pre is_arrival(header, rank), and the rank has no other unfinished arrival
+    [[nodiscard]] std::span<std::byte>
+    place(FrameHeader const& header, int rank, std::uint64_t done);
     /// Call this when the body is complete.
-    void arrive(FrameHeader const& said, int rank);
+    void arrive(FrameHeader const& header, int rank);
 
     [[nodiscard]] bool is_complete() const noexcept {
         return !open_.empty() && open_.front().arrived == size_;
@@ -54,16 +55,16 @@ public:
         Open open = std::move(open_.front());
         open_.pop_front();
         std::uint64_t const sequence = first_++;
-        Descriptor const& said = *open.said.front();
-        std::size_t const root = index(said.root);
-        if (said.collective == Collective::all_reduce && said.count != 0) {
+        Descriptor const& signature = *open.signatures.front();
+        std::size_t const root = index(signature.root);
+        if (signature.collective == Collective::all_reduce && signature.count != 0) {
             auto const in = [&](std::size_t rank) { return open.bodies[rank].data(); };
             auto const out = [&](std::size_t) { return open.bodies[0].data(); };
-            reduce_to(said.dtype, said.op, {size_, in}, {1, out}, said.count);
+            reduce_to(signature.dtype, signature.op, {size_, in}, {1, out}, signature.count);
         }
         for (std::size_t rank = size_; rank-- > 0;) {
-            bool const is_given = said.collective == Collective::all_reduce ||
-                                  (said.collective == Collective::broadcast && rank != root);
+            bool const is_given = signature.collective == Collective::all_reduce ||
+                                  (signature.collective == Collective::broadcast && rank != root);
             std::span<std::byte const> const body{open.bodies[root]};
             give(static_cast<int>(rank), sequence, is_given ? body : body.first(0));
         }
@@ -79,9 +80,9 @@ public:
 
 private:
     struct Open {
-        explicit Open(std::size_t size) : said(size), bodies(size) {}
+        explicit Open(std::size_t size) : signatures(size), bodies(size) {}
 
-        std::vector<std::optional<Descriptor>> said; ///< from those that have arrived
+        std::vector<std::optional<Descriptor>> signatures; ///< from those that have arrived
         std::vector<std::vector<std::byte>> bodies;
         std::size_t arrived = 0;
     };

@@ -8,45 +8,46 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION bool
-OpenCollectives::is_arrival(FrameHeader const& said, int rank) const noexcept {
-    bool const is_known = said.collective <= Collective::barrier &&
-                          static_cast<std::size_t>(said.dtype) < dtype_count &&
-                          static_cast<std::size_t>(said.op) < reduce_op_count && said.root >= 0 &&
-                          static_cast<std::size_t>(said.root) < size_;
-    std::size_t const element = is_known ? size_of(said.dtype) : 1;
-    return is_known && said.count <= most_frame_bytes / element &&
-           said.sequence == first_ + place_of_next(rank) && said.sequence < first_ + most_open &&
-           said.bytes == (contributes(said, rank) ? said.count * element : 0);
+OpenCollectives::is_arrival(FrameHeader const& header, int rank) const noexcept {
+    bool const is_known = header.collective <= Collective::barrier &&
+                          static_cast<std::size_t>(header.dtype) < dtype_count &&
+                          static_cast<std::size_t>(header.op) < reduce_op_count &&
+                          header.root >= 0 && static_cast<std::size_t>(header.root) < size_;
+    std::size_t const element = is_known ? size_of(header.dtype) : 1;
+    return is_known && header.count <= most_frame_bytes / element &&
+           header.sequence == first_ + place_of_next(rank) &&
+           header.sequence < first_ + most_open &&
+           header.bytes == (contributes(header, rank) ? header.count * element : 0);
 }
 
 JOINABLE_DEFINITION std::span<std::byte>
-OpenCollectives::place(FrameHeader const& said, int rank, std::uint64_t done) {
+OpenCollectives::place(FrameHeader const& header, int rank, std::uint64_t done) {
     std::size_t const at = place_of_next(rank);
     if (at == open_.size()) {
         open_.emplace_back(size_);
     }
-    return room_in(open_[at].bodies[index(rank)], said.bytes, done);
+    return room_in(open_[at].bodies[index(rank)], header.bytes, done);
 }
 
-JOINABLE_DEFINITION void OpenCollectives::arrive(FrameHeader const& said, int rank) {
+JOINABLE_DEFINITION void OpenCollectives::arrive(FrameHeader const& header, int rank) {
     Open& open = open_[place_of_next(rank)];
-    open.said[index(rank)] =
-        Descriptor{said.collective, said.dtype, said.op, said.root, said.count};
+    open.signatures[index(rank)] =
+        Descriptor{header.collective, header.dtype, header.op, header.root, header.count};
     ++open.arrived;
 }
 
 JOINABLE_DEFINITION std::optional<AbortReason> OpenCollectives::disagreement() const {
-    auto const said_by = [this](int rank) -> Descriptor const& {
-        return *open_.front().said[index(rank)];
+    auto const signature_of = [this](int rank) -> Descriptor const& {
+        return *open_.front().signatures[index(rank)];
     };
-    return find_difference(static_cast<int>(size_), said_by);
+    return find_difference(static_cast<int>(size_), signature_of);
 }
 
 JOINABLE_DEFINITION std::vector<int> OpenCollectives::missing(std::uint64_t sequence) const {
     std::size_t const at = sequence - first_;
     std::vector<int> ranks;
     for (std::size_t rank = 0; rank < size_; ++rank) {
-        if (at >= open_.size() || !open_[at].said[rank]) {
+        if (at >= open_.size() || !open_[at].signatures[rank]) {
             ranks.push_back(static_cast<int>(rank));
         }
     }
@@ -55,7 +56,7 @@ JOINABLE_DEFINITION std::vector<int> OpenCollectives::missing(std::uint64_t sequ
 
 JOINABLE_DEFINITION std::size_t OpenCollectives::place_of_next(int rank) const noexcept {
     std::size_t at = 0;
-    while (at < open_.size() && open_[at].said[index(rank)]) {
+    while (at < open_.size() && open_[at].signatures[index(rank)]) {
         ++at;
     }
     return at;

@@ -68,7 +68,8 @@ struct Refusal {
     std::string text;
 };
 /// Why rank 0 of `job` rejects the sender of this hello, or nothing. @pre the hello is complete.
-[[nodiscard]] std::optional<Refusal> refusal_of(std::span<std::byte const> said, TcpJob const& job);
+[[nodiscard]] std::optional<Refusal>
+refusal_of(std::span<std::byte const> hello, TcpJob const& job);
 
 }}} // namespace joinable::v0::detail
 

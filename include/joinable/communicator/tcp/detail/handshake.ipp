@@ -67,8 +67,8 @@ JOINABLE_DEFINITION std::size_t size_of_hello(std::span<std::byte const> begun) 
 }
 
 JOINABLE_DEFINITION std::optional<Refusal>
-refusal_of(std::span<std::byte const> said, TcpJob const& job) {
-    if (said.size() < sizeof(Hello) || object_at<Hello>(said).library != library_version) {
+refusal_of(std::span<std::byte const> hello, TcpJob const& job) {
+    if (hello.size() < sizeof(Hello) || object_at<Hello>(hello).library != library_version) {
         return Refusal{
             Greeting::Verdict::other_program,
             concat(
@@ -80,9 +80,9 @@ refusal_of(std::span<std::byte const> said, TcpJob const& job) {
             )
         };
     }
-    auto const hello = object_at<Hello>(said);
-    std::string const their_job = unpacked_text(said.subspan(sizeof hello, hello.job_bytes));
-    std::string const secret = unpacked_text(said.subspan(sizeof hello + hello.job_bytes));
+    auto const hello = object_at<Hello>(hello);
+    std::string const their_job = unpacked_text(hello.subspan(sizeof hello, hello.job_bytes));
+    std::string const secret = unpacked_text(hello.subspan(sizeof hello + hello.job_bytes));
     if (!is_same_secret(secret, job.secret)) {
         return Refusal{
             Greeting::Verdict::other_job,

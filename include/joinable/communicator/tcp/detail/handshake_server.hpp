@@ -51,7 +51,7 @@ public:
                      );
     }
 
-    /// The events to wait for before the next call of look().
+    /// The events to wait for before the next call of poll().
     void poll(std::vector<pollfd>& polled) const {
         if (std::chrono::steady_clock::now() >= accept_again_) {
             polled.push_back({listener_.handle(), POLLIN, 0});
@@ -60,7 +60,7 @@ public:
             polled.push_back({stranger.socket.handle(), POLLIN, 0});
         }
     }
-    /// When to call look() at the latest.
+    /// When to call poll() at the latest.
     [[nodiscard]] TimePoint next_look() const noexcept {
         TimePoint next = std::chrono::steady_clock::now() + std::chrono::hours{1};
         if (!strangers_.empty()) {
@@ -72,7 +72,7 @@ public:
 
     /// `is_here(rank)` tells whether a rank has already arrived. `admit(rank, socket)` admits one.
     template <class IsHere, class Admit>
-    void look(IsHere const& is_here, Admit const& admit) {
+    void poll(IsHere const& is_here, Admit const& admit) {
         accept_all(is_here, admit);
         auto const now = std::chrono::steady_clock::now();
         std::erase_if(strangers_, [&](Stranger& stranger) {
@@ -84,7 +84,7 @@ private:
     struct Stranger {
         Socket socket;
         TimePoint end;
-        std::vector<std::byte> said = {};
+        std::vector<std::byte> received = {};
         bool is_refused = false; ///< keeps reading: closing could destroy its answer
     };
     static constexpr std::size_t most_strangers = 256;
@@ -131,17 +131,17 @@ private:
             return stranger.socket.receive(ignored).has_value();
         }
         for (;;) {
-            std::size_t const whole = size_of_hello(stranger.said);
+            std::size_t const whole = size_of_hello(stranger.received);
             if (whole == 0) {
                 return false;
             }
-            if (whole == stranger.said.size()) {
+            if (whole == stranger.received.size()) {
                 return decide(stranger, is_here, admit);
             }
-            std::size_t const begun = stranger.said.size();
-            stranger.said.resize(whole);
-            auto const got = stranger.socket.receive(std::span{stranger.said}.subspan(begun));
-            stranger.said.resize(begun + got.value_or(0));
+            std::size_t const begun = stranger.received.size();
+            stranger.received.resize(whole);
+            auto const got = stranger.socket.receive(std::span{stranger.received}.subspan(begun));
+            stranger.received.resize(begun + got.value_or(0));
             if (!got || *got == 0) {
                 return got.has_value();
             }
@@ -149,8 +149,8 @@ private:
     }
     template <class IsHere, class Admit>
     bool decide(Stranger& stranger, IsHere const& is_here, Admit const& admit) {
-        std::optional<Refusal> refusal = refusal_of(stranger.said, job_);
-        int const rank = refusal ? 0 : object_at<Hello>(stranger.said).rank;
+        std::optional<Refusal> refusal = refusal_of(stranger.received, job_);
+        int const rank = refusal ? 0 : object_at<Hello>(stranger.received).rank;
         if (!refusal && is_here(rank)) {
             refusal = Refusal{
                 Greeting::Verdict::other_job,

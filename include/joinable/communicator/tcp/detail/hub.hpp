@@ -53,7 +53,7 @@ private:
         std::uint64_t consumed = 0; ///< of the bytes sent to it
         Clock::time_point alive_at = {};
         bool has_come = false;
-        bool has_said_all = false; ///< sends nothing any more
+        bool has_ended = false; ///< sends nothing any more
 
         /// A busy rank reads nothing, so it gets no more than this before it reads again. Its
         /// kernel then has room for the data in flight, unless its buffers are set to be small. So

@@ -112,7 +112,7 @@ JOINABLE_DEFINITION void Hub::attend_to(int rank) {
              {rank},
              concat("rank ", rank, " sent what no rank sends: is it this version of joinable?")}
         );
-    } else if (one.has_said_all) {
+    } else if (one.has_ended) {
         lose(rank, reason_of_leaving(rank));
     } else if (!goes_on) {
         lose_connection(rank);
@@ -154,7 +154,7 @@ Hub::place_for(int rank, FrameHeader const& header, std::uint64_t done) {
 
 JOINABLE_DEFINITION bool Hub::can_say(int rank, FrameHeader const& header) {
     Member const& one = member(rank);
-    if (one.has_said_all || header.consumed < one.consumed || header.consumed > one.outbox.sent()) {
+    if (one.has_ended || header.consumed < one.consumed || header.consumed > one.outbox.sent()) {
         return false;
     }
     bool const is_asked_for = end_ || header.sequence == meeting ||
@@ -196,7 +196,7 @@ JOINABLE_DEFINITION void Hub::take(int rank, FrameHeader const& header) {
             break;
         }
         throw ProtocolError{};
-    case FrameKind::leave: member(rank).has_said_all = true; break;
+    case FrameKind::leave: member(rank).has_ended = true; break;
     case FrameKind::keep_alive: member(rank).alive_at = Clock::now(); break;
     case FrameKind::overdue: overdue_.push_back({rank, header, unpacked_text(body)}); break;
     case FrameKind::question: answer(rank, header.sequence); break;
@@ -294,7 +294,7 @@ JOINABLE_DEFINITION void Hub::end(AbortReason reason) {
 
 JOINABLE_DEFINITION void Hub::look_into_lobby() {
     if (handshakes_) {
-        handshakes_->look(
+        handshakes_->poll(
             [this](int rank) { return member(rank).has_come; },
             [this](int rank, Socket socket) { admit(rank, std::move(socket)); }
         );

@@ -85,11 +85,11 @@ public:
     /// hub does not answer, this rank's own reason counts, and says so.
     void abort(AbortReason const& reason);
     [[nodiscard]] bool is_aborted() {
-        look();
+        poll();
         return over_.has_value();
     }
     [[nodiscard]] std::optional<AbortReason> abort_reason() {
-        look();
+        poll();
         return over_ ? std::optional{reason()} : std::nullopt;
     }
     /// See Communicator.
@@ -119,7 +119,7 @@ private:
         std::uint64_t consumed = 0;                        ///< when last asked, or last seen alive
     };
     struct Pending {
-        Descriptor said;
+        Descriptor signature;
         Descriptor shown;
         Buffer out;
         Overdue overdue = {};
@@ -183,7 +183,7 @@ private:
     void pump(TimePoint end);
     /// Does what is possible now.
     /// @throws ContractViolation  this process was forked since the rank attached.
-    void look();
+    void poll();
 
     /// Rank 0 broke the protocol. Ends all ranks, if rank 0 still tells them.
     void refuse(ProtocolError const& error);

@@ -19,21 +19,21 @@ JOINABLE_DEFINITION void TcpRank::meet(std::string const& meanwhile) {
 
 JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descriptor const& shown) {
     home_.require_here(rank_);
-    Descriptor const& said = request.signature;
+    Descriptor const& signature = request.signature;
     while (pending_.size() == most_in_flight) {
         finish(finished_);
     }
     throw_if_over(shown);
     FrameHeader header;
     header.kind = FrameKind::arrival;
-    header.collective = said.collective;
-    header.dtype = said.dtype;
-    header.op = said.op;
-    header.root = said.root;
-    header.count = said.count;
+    header.collective = signature.collective;
+    header.dtype = signature.dtype;
+    header.op = signature.op;
+    header.root = signature.root;
+    header.count = signature.count;
     header.sequence = next();
     std::uint64_t const sequence = next();
-    pending_.push_back({said, shown, request.out});
+    pending_.push_back({signature, shown, request.out});
     ConstBuffer const& in = request.in;
     send(header, std::span{static_cast<std::byte const*>(in.data), in.bytes()});
     return sequence;
@@ -41,7 +41,7 @@ JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descript
 
 JOINABLE_DEFINITION bool TcpRank::progress(std::uint64_t sequence) {
     if (!is_done(sequence)) {
-        look();
+        poll();
         throw_if_lost(sequence);
     }
     return is_done(sequence);
@@ -84,7 +84,7 @@ JOINABLE_DEFINITION void TcpRank::keep_alive() {
 }
 
 JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
-    look();
+    poll();
     if (pending_.empty()) {
         return {};
     }
@@ -129,7 +129,7 @@ JOINABLE_DEFINITION void TcpRank::throw_if_over(bool is_done) const {
 }
 
 JOINABLE_DEFINITION void TcpRank::wait_until_ready(std::uint64_t sequence) {
-    look();
+    poll();
     if (Overdue* const overdue = overdue_of(sequence); overdue != nullptr && !overdue->is_asked) {
         overdue->clock = {}; // not the time of earlier tests
     }
@@ -191,7 +191,7 @@ JOINABLE_DEFINITION void TcpRank::send(FrameHeader header, std::span<std::byte c
 
 JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
     std::uint64_t const consumed = inbox_.consumed();
-    look();
+    poll();
     if (!over_ && consumed == inbox_.consumed()) {
         auto const events = static_cast<short>(POLLIN | (outbox_.is_empty() ? 0 : POLLOUT));
         if (hear_) {
@@ -203,11 +203,11 @@ JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
             end = (std::min<TimePoint>)(end, Clock::now() + between_questions);
         }
         wait_for(socket_, events, (std::min)(end, watch_.next_look()));
-        look();
+        poll();
     }
 }
 
-JOINABLE_DEFINITION void TcpRank::look() {
+JOINABLE_DEFINITION void TcpRank::poll() {
     home_.require_here(rank_);
     if (over_) { // buffers of lost collectives belong to the caller again
         return;
@@ -265,9 +265,10 @@ TcpRank::place_for(FrameHeader const& header, std::uint64_t done) {
 }
 
 JOINABLE_DEFINITION std::size_t TcpRank::bytes_of_result() const noexcept {
-    Descriptor const& said = pending_.front().said;
-    bool const gets_some = said.collective == Collective::all_reduce ||
-                           (said.collective == Collective::broadcast && said.root != rank_);
+    Descriptor const& signature = pending_.front().signature;
+    bool const gets_some =
+        signature.collective == Collective::all_reduce ||
+        (signature.collective == Collective::broadcast && signature.root != rank_);
     return gets_some ? pending_.front().out.bytes() : 0;
 }
 

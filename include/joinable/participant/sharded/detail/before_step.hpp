@@ -20,7 +20,7 @@
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/optimizer/shard_state.hpp>
+#include <joinable/optimizer/state_arrays.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
@@ -90,9 +90,9 @@ private:
         }
         device.sum_squares(own_);
         if (sharding_ == Sharding::none) { // the same sums on each rank
-            settle(comm_.broadcast(all, 0));
+            complete(comm_.broadcast(all, 0));
         } else {
-            settle(comm_.all_reduce(all, ReduceOp::sum));
+            complete(comm_.all_reduce(all, ReduceOp::sum));
         }
         if (staged_.bytes() < all.bytes()) {
             staged_ = device.allocate_staging(all.bytes());

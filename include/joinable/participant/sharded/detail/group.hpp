@@ -59,7 +59,7 @@ struct ShardGroup {
 
 /// The names of a shard's arrays, masters last.
 std::vector<std::string>
-array_names(std::span<std::string_view const> names, ShardState const& state);
+array_names(std::span<std::string_view const> names, StateArrays const& state);
 
 /// Memory for messages that carry state between ranks, allocated before the first collective: a
 /// rank that ran out of memory later would leave the others waiting.
@@ -98,7 +98,7 @@ private:
 
 /// Waits until a collective is over, also on a device, whose streams have no deadline.
 template <class W>
-void settle(W work) {
+void complete(W work) {
     if constexpr (requires { work.synchronize(); }) {
         work.synchronize();
     }
@@ -121,7 +121,7 @@ void gather_array(
     StateMessages& messages,
     int root
 ) {
-    ShardState const& state = shard.state();
+    StateArrays const& state = shard.state();
     DType const dtype = state.computed_in();
     Buffer const all{messages.sent(), shard.bucket().count(), dtype};
     if (shard.keeps_all()) {
@@ -131,7 +131,7 @@ void gather_array(
         }
     } else {
         ConstBuffer const part{state.array(k), shard.part(), dtype};
-        settle(any_gather(comm, part, all, root, shard.bucket().counts));
+        complete(any_gather(comm, part, all, root, shard.bucket().counts));
     }
     if (comm.rank() == root) {
         messages.download(host, all.bytes());
@@ -142,7 +142,7 @@ template <Communicator Comm>
 void scatter_array(
     Comm& comm, OptimizerShard const& shard, std::size_t k, StateMessages& messages, int root
 ) {
-    ShardState const& state = shard.state();
+    StateArrays const& state = shard.state();
     DType const dtype = state.computed_in();
     Buffer const all{messages.sent(), shard.bucket().count(), dtype};
     if (comm.rank() == root) {
@@ -150,12 +150,12 @@ void scatter_array(
         shard.device().submit();
     }
     if (shard.keeps_all()) {
-        settle(comm.broadcast(all, root));
+        complete(comm.broadcast(all, root));
         shard.copy_array(messages.sent(), state.array(k), all.count);
         shard.device().submit();
     } else {
         Buffer const part{state.array(k), shard.part(), dtype};
-        settle(any_scatter(comm, all, part, root, shard.bucket().counts));
+        complete(any_scatter(comm, all, part, root, shard.bucket().counts));
     }
 }
 

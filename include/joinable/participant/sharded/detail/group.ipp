@@ -6,7 +6,7 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION std::vector<std::string>
-array_names(std::span<std::string_view const> names, ShardState const& state) {
+array_names(std::span<std::string_view const> names, StateArrays const& state) {
     std::vector<std::string> all{names.begin(), names.end()};
     if (state.has_masters()) {
         all.emplace_back("master");

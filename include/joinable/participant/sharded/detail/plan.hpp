@@ -15,7 +15,7 @@
 #include <joinable/error.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/partition.hpp>
-#include <joinable/optimizer/shard_state.hpp>
+#include <joinable/optimizer/state_arrays.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/detail/check_parameters.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>

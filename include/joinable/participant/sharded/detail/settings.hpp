@@ -17,7 +17,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
-#include <joinable/optimizer/shard_state.hpp>
+#include <joinable/optimizer/state_arrays.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>
 #include <joinable/participant/sharded/detail/plan.hpp>
 #include <joinable/participant/sharded/zero_options.hpp>

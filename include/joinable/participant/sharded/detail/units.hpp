@@ -42,17 +42,17 @@ public:
         Held(Held&& other) noexcept : units_{std::move(other.units_)}, unit_{other.unit_} {}
         Held& operator=(Held&& other) noexcept { // not by value: clang 14 forgets to destroy it
             auto const taken = std::move(other.units_);
-            let_go();
+            release();
             units_ = taken;
             unit_ = other.unit_;
             return *this;
         }
-        ~Held() { let_go(); }
+        ~Held() { release(); }
 
         /// Stops keeping the values.
-        void let_go() noexcept {
+        void release() noexcept {
             if (auto const units = std::exchange(units_, nullptr); units && *units) {
-                (*units)->let_go(unit_);
+                (*units)->release(unit_);
             }
         }
 
@@ -423,7 +423,7 @@ private:
             drop(units_[left]);
         }
     }
-    void let_go(std::size_t unit) noexcept {
+    void release(std::size_t unit) noexcept {
         if (--units_[unit].holders == 0 && unit != current_) {
             drop(units_[unit]);
         }

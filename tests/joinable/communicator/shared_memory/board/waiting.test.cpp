@@ -10,12 +10,12 @@
 
 namespace {
 
-using joinable::detail::WaitingRoom;
+using joinable::detail::WaitQueue;
 namespace tuning = joinable::detail::tuning;
 using namespace std::chrono_literals;
 
 /// How often a wait looks in vain before it says that it sleeps, if each look after the spins takes so long.
-int looks_before_sleep(WaitingRoom& room, std::chrono::nanoseconds time_of_look) {
+int looks_before_sleep(WaitQueue& room, std::chrono::nanoseconds time_of_look) {
     int const spins = room.is_crowded() ? tuning::crowded_spins : tuning::spins;
     int looks = 0;
     int before_sleep = 0;
@@ -38,11 +38,9 @@ int looks_before_sleep(WaitingRoom& room, std::chrono::nanoseconds time_of_look)
 
 TEST_CASE("a wait looks for deaths soon, however long the system keeps it from its core") {
     for (int const ranks : {1, 100'000}) {
-        WaitingRoom room{ranks};
+        WaitQueue room{ranks};
         CHECK(room.is_crowded() == (ranks != 1));
-        CHECK(
-            looks_before_sleep(room, WaitingRoom::longest_yielding) == 2
-        ); // and once in its sleep
+        CHECK(looks_before_sleep(room, WaitQueue::longest_yielding) == 2); // and once in its sleep
         CHECK(looks_before_sleep(room, 0ns) <= tuning::yields + 1);
         CHECK(!room.has_sleepers());
     }

@@ -24,10 +24,10 @@ namespace joinable { inline namespace v0 {
 
 /// The state that the owner of a part keeps: an array for each name of the rule, and an array of
 /// masters if the values have 16 bits. Empty if an engine's optimizer keeps its own state. Local.
-class ShardState {
+class StateArrays {
 public:
     /// State for `count` elements of `dtype`, a floating-point type; zeros, in memory of `device`.
-    ShardState(
+    StateArrays(
         DType dtype,
         std::size_t count,
         std::size_t names,

@@ -17,7 +17,7 @@ enum class Waiting : std::uint8_t {
 
 /// Whether `work` is complete, or there is none. Complete work is destroyed.
 template <Work W>
-[[nodiscard]] bool is_settled(std::optional<W>& work, Waiting waiting) {
+[[nodiscard]] bool is_complete(std::optional<W>& work, Waiting waiting) {
     if (!work) {
         return true;
     }

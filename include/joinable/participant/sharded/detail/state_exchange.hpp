@@ -28,7 +28,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// collective members take `together`, which runs a function on all ranks and throws on all if it
 /// throws on one.
 template <class Rule>
-class ShardedState {
+class StateExchange {
 public:
     /// Frees what was gathered. Local.
     void reset() noexcept { gathered_.reset(); }

@@ -15,8 +15,8 @@ A room is a folder; X/detail/ belongs to X. The rules:
   R6  No #if but where systems differ: see SYSTEMS_DIFFER. Macros are defined in config.hpp.
   R7  Nothing at namespace scope is initialised when a program starts.
   R8  Umbrellas include, and nothing else.
-  R9  X.ipp has what X.hpp declares and one source file may compile: X.hpp alone includes it, after all
-      that it declares, and JOINABLE_DEFINITION is nowhere else.
+  R9  impl/X.ipp has what X.hpp declares and one source file may compile: X.hpp alone includes it, after
+      all that it declares, and JOINABLE_DEFINITION is nowhere else.
   R10 Prose names the actor: it has none of the turns of BANNED.
   R11 The first of PARTS includes none of the others.
 """
@@ -106,14 +106,14 @@ SYSTEMS_DIFFER = {
     "config.hpp", # compilers, too
     "communicator/shared_memory/board/futex.hpp", # which config.hpp must not include
     "communicator/shared_memory/process.hpp", # these are empty where there is no Linux
-    "communicator/shared_memory/process.ipp",
+    "communicator/shared_memory/impl/process.ipp",
     "communicator/shared_memory/run_processes.hpp",
-    "communicator/shared_memory/run_processes.ipp",
+    "communicator/shared_memory/impl/run_processes.ipp",
     "communicator/tcp/communicator.hpp",
-    "communicator/tcp/communicator.ipp",
-    "communicator/tcp/listener.hpp",
+    "communicator/tcp/impl/communicator.ipp",
+    "communicator/tcp/communicator.hpp",
     "participant/over_shared_memory.hpp",
-    "optimizer/detail/square_root.hpp", # which the core does not need
+    "optimizer/detail/update_loop.hpp", # which the core does not need
     "optimizer/detail/update_loop.hpp", # has loops that nvcc cannot compile
 }
 REFUSAL = r"^#if .*\n#error .*\n#endif\n" # of a compiler that an opt-in header cannot have
@@ -140,9 +140,16 @@ NOT_IN_CORE = {"thread", "mutex", "condition_variable", "ranges", "iostream", "r
 
 errors = []
 headers = {str(p.relative_to(INCLUDE / "joinable")): p.read_text() for p in sorted(INCLUDE.rglob("*.[hi]pp"))}
+
+
+def header_of(name):
+    """The header that declares what the .ipp file of that name defines; the name of a header as it is."""
+    return re.sub(r"impl/(\w+)\.ipp$", r"\1.hpp", name)
+
+
 for name in headers: # X.ipp is checked as a header is, and what X.hpp says to include it is not
     if name.endswith(".ipp"):
-        header = f"{name[:-4]}.hpp"
+        header = header_of(name)
         inclusion = f"#if JOINABLE_HAS_DEFINITIONS\n#include <joinable/{name}>\n#endif\n"
         if inclusion not in headers.get(header, ""):
             errors.append(f"R9 {name}: {header} does not say {inclusion.split(chr(10))[:2]}")
@@ -158,14 +165,14 @@ includes = {
 }
 for name in headers: # of the two, the header comes first
     if name.endswith(".ipp"):
-        includes[name] = [other for other in includes[name] if other != f"{name[:-4]}.hpp"]
-        includes.get(f"{name[:-4]}.hpp", []).append(name)
+        includes[name] = [other for other in includes[name] if other != header_of(name)]
+        includes.get(header_of(name), []).append(name)
 allowed = {room: row.split() for room, row in ROOMS.items()}
 
 
 def room_of(header):
-    """The folder, without detail/. Headers beside the rooms are umbrellas, or what all are based on."""
-    folder = str(pathlib.PurePath(header).parent)
+    """The folder, without detail/ and impl/. Headers beside the rooms are umbrellas, or what all are based on."""
+    folder = str(pathlib.PurePath(header_of(header)).parent)
     if folder == "." and header not in ("config.hpp", "fwd.hpp", "error.hpp"):
         return "umbrella"
     return re.sub(r"/?detail$", "", folder).strip(".") or "base"
@@ -188,9 +195,9 @@ for name in headers:
         if included not in headers:
             errors.append(f"{name}: includes {included}, which does not exist")
             continue
-        if included.endswith(".ipp") and included != f"{name[:-4]}.ipp":
-            errors.append(f"R9 {name}: includes {included}, which only {included[:-4]}.hpp may")
-        if OPT_IN.match(included) and not OPT_IN.match(name):
+        if included.endswith(".ipp") and header_of(included) != name:
+            errors.append(f"R9 {name}: includes {included}, which only {header_of(included)} may")
+        if OPT_IN.match(header_of(included)) and not OPT_IN.match(header_of(name)):
             errors.append(f"{name}: includes {included}, which is opt-in: only users' sources include it")
         if other != room and other not in allowed[room]:
             errors.append(f"R1 {name}: {room} does not include {other}, but it includes {included}")
@@ -250,9 +257,9 @@ def at_namespace_scope(text):
 
 for name, text in headers.items():
     room = room_of(name)
-    code = re.sub(REFUSAL, "", text, flags=re.M) if OPT_IN.match(name) else text
+    code = re.sub(REFUSAL, "", text, flags=re.M) if OPT_IN.match(header_of(name)) else text
     if name.endswith(".hpp") and name != "config.hpp" and "JOINABLE_DEFINITION" in text:
-        errors.append(f"R9 {name}: what is compiled once lies in {name[:-4]}.ipp")
+        errors.append(f"R9 {name}: what is compiled once lies in impl/{pathlib.PurePath(name).stem}.ipp")
     if re.search(r'^\s*#\s*include\s+"', text, re.M):
         errors.append(f"{name}: includes are written <joinable/...>, or this check cannot see them")
     if not text.startswith("// SPDX-License-Identifier: BSL-1.0\n#pragma once\n"):
@@ -320,7 +327,7 @@ for name in headers:
 core = reachable("core.hpp", set())
 full = reachable("join.hpp", set())
 for name in headers:
-    if OPT_IN.match(name):
+    if OPT_IN.match(header_of(name)):
         continue
     if name not in full:
         errors.append(f"join.hpp does not include {name}")

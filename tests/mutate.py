@@ -88,12 +88,12 @@ MUTATIONS = [
         "join/failure_in_group.test.cpp", "a guard over a group*",
     ),
     Mutation(
-        "guards-do-not-say-that-they-are-over-a-group", "agreement/agree.ipp",
+        "guards-do-not-say-that-they-are-over-a-group", "agreement/impl/agree.ipp",
         "all.is_renumbered = control_.is_renumbered();", "all.is_renumbered = false;",
         "join/failure_in_group.test.cpp", "a guard over a smaller group*",
     ),
     Mutation(
-        "agreements-believe-the-numbers-of-a-group", "agreement/agree.ipp",
+        "agreements-believe-the-numbers-of-a-group", "agreement/impl/agree.ipp",
         "control.may_have_thrown(reason) ? reason : failure_in_group(reason);", "reason;",
         "agreement/agree.test.cpp", "a local error that names ranks of a group*",
     ),
@@ -104,7 +104,7 @@ MUTATIONS = [
         "communicator/shared_memory/split.test.cpp", "differences and leaving in a group*",
     ),
     Mutation(
-        "differences-in-a-group-hide-its-numbers", "communicator/shared_memory/engine/endpoint.ipp",
+        "differences-in-a-group-hide-its-numbers", "communicator/shared_memory/engine/impl/endpoint.ipp",
         "throw_failure(board_.here(*reason));", "throw_failure(*reason);",
         "communicator/shared_memory/split.test.cpp", "differences and leaving in a group*",
     ),
@@ -127,28 +127,28 @@ MUTATIONS = [
     ),
     # -- what a model refuses, and what ranks compare of it -----------------------------------------
     Mutation(
-        "parameters-may-share-memory", "participant/detail/check_parameters.ipp",
+        "parameters-may-share-memory", "participant/detail/impl/model_checks.ipp",
         "if (shared) {", "if (false) {",
         "participant/data_parallel.test.cpp", "*listed twice*",
     ),
     Mutation(
-        "values-may-share-memory", "participant/detail/check_parameters.ipp",
+        "values-may-share-memory", "participant/detail/impl/model_checks.ipp",
         'check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });', "",
         "participant/data_parallel.test.cpp", "*listed twice*",
     ),
     Mutation(
-        "gradients-may-share-memory", "participant/detail/check_parameters.ipp",
+        "gradients-may-share-memory", "participant/detail/impl/model_checks.ipp",
         'check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {\n'
         "        return parameter.grad();\n    });", "",
         "participant/data_parallel.test.cpp", "*listed twice*",
     ),
     Mutation(
-        "dtypes-are-not-compared", "participant/detail/compared_model.ipp",
+        "dtypes-are-not-compared", "participant/detail/impl/model_checks.ipp",
         "std::string text = to_text(value);", "std::string text = to_text(value.extents());",
         "participant/data_parallel.test.cpp", "models with another*",
     ),
     Mutation(
-        "requires-grad-is-not-compared", "participant/detail/compared_model.ipp",
+        "requires-grad-is-not-compared", "participant/detail/impl/model_checks.ipp",
         'text += parameters[i].requires_grad() ? "" : ", no requires_grad";', "",
         "participant/agreement.test.cpp", "parameters that differ in requires_grad*",
     ),
@@ -211,34 +211,34 @@ MUTATIONS = [
     ),
     # -- ranks as processes ----------------------------------------------------------------------------
     Mutation(
-        "ranks-lack-threads", "communicator/shared_memory/run_processes.ipp",
+        "ranks-lack-threads", "communicator/shared_memory/impl/run_processes.ipp",
         "if (others != 0 && !options.other_threads) {", "if (false) {",
         "communicator/shared_memory/process.test.cpp", "a process with other threads*",
     ),
     Mutation(
-        "a-joined-thread-counts", "communicator/shared_memory/run_processes.ipp",
+        "a-joined-thread-counts", "communicator/shared_memory/impl/run_processes.ipp",
         "for (; others > 0 && patience.count() > 0; --patience) {", "for (; false;) {",
         "communicator/shared_memory/process.test.cpp", "a process with other threads*",
     ),
     # -- what rank 0 takes from ranks by TCP -----------------------------------------------------------
     Mutation(
-        "tcp-takes-any-operation", "communicator/tcp/detail/collectives.ipp",
+        "tcp-takes-any-operation", "communicator/tcp/detail/impl/collectives.ipp",
         "static_cast<std::size_t>(header.op) < reduce_op_count &&", "",
         "communicator/tcp/faults.test.cpp", "a rank that breaks the protocol*",
     ),
     Mutation(
-        "what-was-answered-is-due", "communicator/tcp/detail/socket.ipp",
+        "what-was-answered-is-due", "communicator/tcp/detail/impl/socket.ipp",
         "(info.tcpi_unacked != 0 && is_sent_since)", "info.tcpi_unacked != 0",
         "communicator/tcp/silence.test.cpp", "a machine whose program does not read*",
     ),
     Mutation(
-        "time-between-looks-is-silence", "communicator/tcp/detail/socket.ipp",
+        "time-between-looks-is-silence", "communicator/tcp/detail/impl/socket.ipp",
         " || now - last.age > *silent_since_) {", ") {",
         "communicator/tcp/silence.test.cpp", "a machine with nothing to acknowledge*",
     ),
     # -- unused parameters --------------------------------------------------------------------------
     Mutation(
-        "graph-takes-what-no-rank-used", "bucket/detail/iteration.ipp",
+        "graph-takes-what-no-rank-used", "bucket/detail/impl/iteration.ipp",
         "if (graph_ && used_->is_known() && !used_->is_used(i)) {", "if (false) {",
         "bucket/unused.test.cpp", "a static graph*",
     ),
@@ -303,12 +303,12 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "an optimizer that the guard*,what gathers*",
     ),
     Mutation(
-        "strangers-are-refused-in-a-part-too", "join/detail/session.ipp",
+        "strangers-are-refused-in-a-part-too", "join/detail/impl/session.ipp",
         "!runs_rounds() || is_shadowing_ || turns_.is_open()", "!runs_rounds()",
         "participant/guarded_optimizers.test.cpp", "what a part of*",
     ),
     Mutation(
-        "joined-ranks-hear-no-text-of-a-stranger", "join/detail/session.ipp",
+        "joined-ranks-hear-no-text-of-a-stranger", "join/detail/impl/session.ipp",
         "outcome_.record(text); // it is no participant, so nobody else would", "",
         "participant/guarded_optimizers.test.cpp", "an optimizer that the guard*",
     ),
@@ -318,7 +318,7 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "two optimizers that step*",
     ),
     Mutation(
-        "an-unfrozen-parameter-is-not-averaged", "participant/detail/listed_model.ipp",
+        "an-unfrozen-parameter-is-not-averaged", "participant/detail/impl/model_checks.ipp",
         "if (!listed.requires_grad && parameters_[i].requires_grad()) {", "if (false) {",
         "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
     ),
@@ -349,7 +349,7 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
     ),
     Mutation(
-        "settings-of-the-last-step-are-not-compared", "join/detail/session.ipp",
+        "settings-of-the-last-step-are-not-compared", "join/detail/impl/session.ipp",
         "rounds_.announce_closing();", "rounds_.announce_nothing();",
         "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
     ),
@@ -359,17 +359,17 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
     ),
     Mutation(
-        "thread-ranks-train-one-model", "communicator/shared_memory/group/thread_models.ipp",
+        "thread-ranks-train-one-model", "communicator/shared_memory/group/impl/group_storage.ipp",
         "return i < own && k >= own && memory.rank != other.rank;", "return false;",
         "participant/shared_models.test.cpp", "thread ranks that train one model*",
     ),
     Mutation(
-        "all-models-that-ranks-make-are-compared", "communicator/shared_memory/group/thread_models.ipp",
+        "all-models-that-ranks-make-are-compared", "communicator/shared_memory/group/impl/group_storage.ipp",
         "other.memory->number == memory.number", "true",
         "participant/shared_models.test.cpp", "only ranks of one group*",
     ),
     Mutation(
-        "ranks-of-all-groups-are-compared", "communicator/shared_memory/group/thread_models.ipp",
+        "ranks-of-all-groups-are-compared", "communicator/shared_memory/group/impl/group_storage.ipp",
         "other.group == group &&", "",
         "participant/shared_models.test.cpp", "only ranks of one group*",
     ),
@@ -404,7 +404,7 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "two participants that average*",
     ),
     Mutation(
-        "only-equal-pointers-are-one-parameter", "tensor/overlap.ipp",
+        "only-equal-pointers-are-one-parameter", "tensor/impl/overlap.ipp",
         "std::less<>{}(ranges[b].begin, ranges[a].end)", "ranges[b].begin == ranges[a].begin",
         "participant/guarded_optimizers.test.cpp", "views that overlap*",
     ),
@@ -419,12 +419,12 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "what is out of turn*",
     ),
     Mutation(
-        "texts-of-turns-give-no-order", "join/detail/turn_order.ipp",
+        "texts-of-turns-give-no-order", "join/detail/impl/turn_order.ipp",
         "name(*expected) + order(announced)", "name(*expected)",
         "participant/guarded_optimizers.test.cpp", "what is out of turn*",
     ),
     Mutation(
-        "extents-of-a-gradient-are-not-named", "bucket/gradients.ipp",
+        "extents-of-a-gradient-are-not-named", "bucket/impl/gradients.ipp",
         "return to_text(tensor) + (", "return concat(name_of(tensor.dtype())) + (",
         "bucket/reducer.test.cpp", "a model that cannot*",
     ),
@@ -445,7 +445,7 @@ MUTATIONS = [
         "join/entry.test.cpp", "post hooks*",
     ),
     Mutation(
-        "a-timeout-of-0", "join/detail/attachments.ipp",
+        "a-timeout-of-0", "join/detail/impl/attachments.ipp",
         "*options.timeout <= std::chrono::nanoseconds::zero()",
         "*options.timeout < std::chrono::nanoseconds::zero()",
         "join/schedule.test.cpp", "a period of 0*",
@@ -467,22 +467,22 @@ MUTATIONS = [
         "trace/trace.test.cpp", "a wait in a loop*",
     ),
     Mutation(
-        "inner-events-come-first", "trace/trace.ipp",
+        "inner-events-come-first", "trace/impl/trace.ipp",
         "a.end > b.end", "a.end < b.end",
         "trace/trace.test.cpp", "of events that begin at once*",
     ),
     Mutation(
-        "clocks-are-moved-the-wrong-way", "trace/gather.ipp",
+        "clocks-are-moved-the-wrong-way", "trace/impl/gather.ipp",
         "words_of_all[rank * own.size() + 2] - words_of_all[2]", "words_of_all[rank * own.size() + 2]",
         "trace/trace.test.cpp", "aligned clocks*",
     ),
     Mutation(
-        "waits-count-as-training", "trace/picture.ipp",
+        "waits-count-as-training", "trace/impl/picture.ipp",
         "take_from_training(rounds, event);", "",
         "trace/picture.test.cpp",
     ),
     Mutation(
-        "a-shorter-line-leaves-its-end", "trace/progress_line.ipp",
+        "a-shorter-line-leaves-its-end", "trace/impl/progress_line.ipp",
         'sink_("\\r" + line + blanks);', 'sink_("\\r" + line);',
         "trace/progress_line.test.cpp", "on a terminal*",
     ),
@@ -493,32 +493,32 @@ MUTATIONS = [
         "join/guarded_range.test.cpp", "what a range throws*",
     ),
     Mutation(
-        "waiting-is-not-counted", "join/detail/rounds.ipp",
+        "waiting-is-not-counted", "join/detail/impl/rounds.ipp",
         "result_.waited += waited_.end - begin;", "",
         "join/guard.test.cpp", "a result says*",
     ),
     Mutation(
-        "an-answer-that-is-there-is-waited-for", "join/detail/rounds.ipp",
+        "an-answer-that-is-there-is-waited-for", "join/detail/impl/rounds.ipp",
         "if (roll_call_.test() && ", "if (false && ",
         "trace/trace.test.cpp", "a wait is shown*",
     ),
     Mutation(
-        "a-second-message-is-no-wait", "join/detail/rounds.ipp",
+        "a-second-message-is-no-wait", "join/detail/impl/rounds.ipp",
         " && !roll_call_.needs_another_message()", "",
         "trace/trace.test.cpp", "a wait is shown*",
     ),
     Mutation(
-        "throw-early-does-not-wait", "join/detail/session.ipp",
+        "throw-early-does-not-wait", "join/detail/impl/session.ipp",
         "if (options_.end_policy == EndPolicy::throw_early) {", "if (false) {",
         "join/guard.test.cpp", "*throw_early*",
     ),
     Mutation(
-        "no-part-with-loop", "join/detail/turn_order.ipp",
+        "no-part-with-loop", "join/detail/impl/turn_order.ipp",
         "if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {", "if (false) {",
         "join/failure.test.cpp", "a participant that takes no part*",
     ),
     Mutation(
-        "no-part-without-loop", "join/detail/turn_order.ipp",
+        "no-part-without-loop", "join/detail/impl/turn_order.ipp",
         "if (round_ && !takes_part(opener, *round_)) {", "if (false) {",
         "join/failure.test.cpp", "a participant that takes no part*",
     ),
@@ -539,7 +539,7 @@ MUTATIONS = [
     ),
     # -- weights and skipped batches ----------------------------------------------------------------
     Mutation(
-        "a-skip-says-it-is-unweighted", "join/detail/rounds.ipp",
+        "a-skip-says-it-is-unweighted", "join/detail/impl/rounds.ipp",
         "lanes.silent = notice.skips && lanes.weighted == 0 ? 1 : 0;", "lanes.silent = 0;",
         "participant/accumulation.test.cpp", "whether a skipped*,a rank whose first batch*",
     ),
@@ -550,7 +550,7 @@ MUTATIONS = [
         "join/accumulation.test.cpp",
     ),
     Mutation(
-        "what-was-weighted-is-forgotten", "join/detail/rounds.ipp",
+        "what-was-weighted-is-forgotten", "join/detail/impl/rounds.ipp",
         "totals.weighted != 0 || (totals.silent == totals.active && was_weighted_);", "totals.weighted != 0;",
         "participant/accumulation.test.cpp", "what ranks accumulated with weights*",
     ),
@@ -560,13 +560,13 @@ MUTATIONS = [
         "participant/data_parallel.test.cpp", "weights that sum to 0*",
     ),
     Mutation(
-        "weights-of-0-have-contributors", "join/detail/rounds.ipp",
+        "weights-of-0-have-contributors", "join/detail/impl/rounds.ipp",
         "round.contributor_count_ = 0; // the average is zeros", "",
         "participant/data_parallel.test.cpp", "weights that sum to 0*",
     ),
     # -- gradients of joined ranks ------------------------------------------------------------------
     Mutation(
-        "joined-gradients-are-kept", "bucket/gradients.ipp",
+        "joined-gradients-are-kept", "bucket/impl/gradients.ipp",
         "if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {", "if (false) {",
         "participant/joined_gradients.test.cpp", "a rank that joined begins*",
     ),
@@ -608,12 +608,12 @@ MUTATIONS = [
         "communicator/shared_memory/split.test.cpp", "a communicator cannot be moved*",
     ),
     Mutation(
-        "others-are-not-told-of-a-death", "communicator/shared_memory/process/child_processes.ipp",
+        "others-are-not-told-of-a-death", "communicator/shared_memory/process/impl/child_processes.ipp",
         "unburied_.push_back(rank);", "",
         "participant/process_training.test.cpp", "a rank that is killed*",
     ),
     Mutation(
-        "test-without-deadline", "communicator/shared_memory/engine/endpoint.ipp",
+        "test-without-deadline", "communicator/shared_memory/engine/impl/endpoint.ipp",
         "return arrival_of(sequence) == Arrival::waiting &&", "return false &&",
         "communicator/shared_memory/polling.test.cpp", "a loop of tests beside a rank*",
     ),
@@ -633,7 +633,7 @@ MUTATIONS = [
         "communicator/deadline.test.cpp", "a rank is at work*",
     ),
     Mutation(
-        "tests-count-for-a-later-wait", "communicator/tcp/detail/rank.ipp",
+        "tests-count-for-a-later-wait", "communicator/tcp/detail/impl/rank.ipp",
         "        overdue->clock = {}; // not the time of earlier tests\n", "",
         "communicator/tcp/faults.test.cpp", "a wait after tests*",
     ),
@@ -648,29 +648,29 @@ MUTATIONS = [
         "communicator/request.test.cpp", "ranks compare tables*",
     ),
     Mutation(
-        "a-message-is-tested-for-ever", "communicator/shared_memory/group/group_rank.ipp",
+        "a-message-is-tested-for-ever", "communicator/shared_memory/group/impl/group_rank.ipp",
         "return progress(message) || (has_polled_too_long() && progress(message));",
         "return progress(message);",
         "communicator/shared_memory/polling.test.cpp", "a loop of tests of a message*",
     ),
     Mutation(
-        "results-nobody-asked-for", "communicator/tcp/detail/rank.ipp",
+        "results-nobody-asked-for", "communicator/tcp/detail/impl/rank.ipp",
         "has_started_ && !pending_.empty() && header.sequence == finished_,",
         "has_started_ && !pending_.empty(),",
         "communicator/tcp/faults.test.cpp", "a rank 0 that breaks*",
     ),
     Mutation(
-        "results-of-any-size", "communicator/tcp/detail/rank.ipp",
+        "results-of-any-size", "communicator/tcp/detail/impl/rank.ipp",
         "require_bytes(bytes_of_result(), bytes_of_result());", "require_bytes(0, bytes_of_result());",
         "communicator/tcp/faults.test.cpp", "a rank 0 that breaks*",
     ),
     Mutation(
-        "frames-lose-who-has-left", "communicator/tcp/detail/frame.ipp",
+        "frames-lose-who-has-left", "communicator/tcp/detail/impl/frame.ipp",
         "reason.has_left = has_left == 1;", "",
         "communicator/tcp/faults.test.cpp", "a packed reason*",
     ),
     Mutation(
-        "stored-reasons-lose-their-origin", "communicator/shared_memory/board/stored_reason.ipp",
+        "stored-reasons-lose-their-origin", "communicator/shared_memory/board/impl/first_reason.ipp",
         "origin_ = reason.origin;", "",
         "communicator/shared_memory/board/board.test.cpp", "a stored reason*",
     ),
@@ -680,7 +680,7 @@ MUTATIONS = [
         "communicator/shared_memory/board/board.test.cpp", "an exception names no*",
     ),
     Mutation(
-        "failures-of-groups-are-not-found", "communicator/shared_memory/group/group.ipp",
+        "failures-of-groups-are-not-found", "communicator/shared_memory/group/impl/group.ipp",
         "return reason.origin < 0 && is_same_failure(reason, told);", "return false;",
         "communicator/shared_memory/split.test.cpp", "a rank that leaves a group*",
     ),
@@ -695,7 +695,7 @@ MUTATIONS = [
         "communicator/abort_reason.test.cpp", "a single rank*",
     ),
     Mutation(
-        "a-rank-by-tcp-has-a-patience-of-its-own", "communicator/tcp/communicator.ipp",
+        "a-rank-by-tcp-has-a-patience-of-its-own", "communicator/tcp/impl/communicator.ipp",
         "    limits.patience = options.patience;\n", "",
         "communicator/tcp/faults.test.cpp", "a rank that is stopped is TimedOut*",
     ),
@@ -705,23 +705,23 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "each rank over TCP tells*",
     ),
     Mutation(
-        "a-header-takes-its-memory", "communicator/tcp/detail/frame.ipp",
+        "a-header-takes-its-memory", "communicator/tcp/detail/impl/frame.ipp",
         "body.resize((std::min)(bytes, (std::max)(least, 2 * done)));",
         "body.resize((std::max)(bytes, least));",
         "communicator/tcp/faults.test.cpp", "headers that announce*",
     ),
     Mutation(
-        "copies-are-used-while-a-late-rank-may-write", "communicator/shared_memory/engine/lent_memory.ipp",
+        "copies-are-used-while-a-late-rank-may-write", "communicator/shared_memory/engine/impl/lent_memory.ipp",
         "loan.is_kept = true;", "",
         "communicator/shared_memory/engine/slices.test.cpp", "a rank that goes on after*",
     ),
     Mutation(
-        "arenas-are-used-while-a-late-rank-may-write", "communicator/shared_memory/engine/lent_memory.ipp",
+        "arenas-are-used-while-a-late-rank-may-write", "communicator/shared_memory/engine/impl/lent_memory.ipp",
         "room_->keep_arena(loan.at.out);", "",
         "communicator/shared_memory/engine/slices.test.cpp", "a rank that goes on after*",
     ),
     Mutation(
-        "arenas-are-used-while-a-late-message-comes", "communicator/shared_memory/group/group_rank.ipp",
+        "arenas-are-used-while-a-late-message-comes", "communicator/shared_memory/group/impl/group_rank.ipp",
         "if (!message.is_send) {\n                    storage_", "if (false) {\n                    storage_",
         "communicator/shared_memory/engine/slices.test.cpp", "a rank that goes on after*",
     ),
@@ -753,7 +753,7 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "an infinite gradient*",
     ),
     Mutation(
-        "masters-are-not-compared", "optimizer/shard.ipp",
+        "masters-are-not-compared", "optimizer/impl/shard.ipp",
         "std::memcmp(&rounded, values, sizeof(Stored)) != 0", "false",
         "participant/zero_redundancy_optimizer.test.cpp", "values of 16 bits*",
     ),
@@ -789,12 +789,12 @@ MUTATIONS = [
         "../trace/allocations.test.cpp", "*an optimizer that is out of memory*",
     ),
     Mutation(
-        "flat-pieces-begin-at-zero", "optimizer/shard.ipp",
+        "flat-pieces-begin-at-zero", "optimizer/impl/shard.ipp",
         "return whole + piece.begin * element();", "return whole;",
         "participant/sharding_property.test.cpp", "any training*",
     ),
     Mutation(
-        "nobody-need-average", "participant/sharded/detail/plan.ipp",
+        "nobody-need-average", "participant/sharded/detail/impl/plan.ipp",
         "if (!std::binary_search(sorted.begin(), sorted.end(), value)) {", "if (false) {",
         "participant/zero_redundancy_optimizer.test.cpp", "a parameter whose gradient nobody averages*",
     ),
@@ -834,7 +834,7 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "a guard in which nobody averages*",
     ),
     Mutation(
-        "the-smallest-parameter-comes-first", "optimizer/partition.ipp",
+        "the-smallest-parameter-comes-first", "optimizer/impl/partition.ipp",
         "sizes[a] > sizes[b]", "sizes[a] < sizes[b]",
         "participant/zero_redundancy_optimizer.test.cpp", "parameters are dealt out*",
     ),
@@ -859,12 +859,12 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
     ),
     Mutation(
-        "clipped-gradients-are-as-they-were", "optimizer/before_step.ipp",
+        "clipped-gradients-are-as-they-were", "optimizer/impl/before_step.ipp",
         "gradients.scale(factor);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
     ),
     Mutation(
-        "squares-are-added-in-one-run", "device/squares.ipp",
+        "squares-are-added-in-one-run", "device/impl/squares.ipp",
         "if (done % square_block == 0) {", "if (false) {",
         "device/squares.test.cpp", "squares are summed in the order*",
     ),
@@ -930,7 +930,7 @@ MUTATIONS = [
         "participant/bucket_values.test.cpp", "weights are loaded*",
     ),
     Mutation(
-        "values-outlive-their-bucket", "participant/sharded/detail/bucket_values.ipp",
+        "values-outlive-their-bucket", "participant/sharded/detail/impl/bucket_values.ipp",
         "parameters_[i].release_value();", "",
         "participant/bucket_values.test.cpp", "values in buckets are those*",
     ),
@@ -995,7 +995,7 @@ MUTATIONS = [
         "participant/sharded_parameters.test.cpp", "rounds that evaluate*",
     ),
     Mutation(
-        "a-part-of-a-sum-is-not-scaled", "communicator/shared_memory/engine/exchange.ipp",
+        "a-part-of-a-sum-is-not-scaled", "communicator/shared_memory/engine/impl/exchange.ipp",
         "{scales ? ranks : 0, factor}", "{scales && block.to == every_rank ? ranks : 0, factor}",
         "communicator/shared_memory/thread.test.cpp", "a scaled sum multiplies*",
     ),
@@ -1020,7 +1020,7 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "gradients become ready*",
     ),
     Mutation(
-        "unused-gradients-are-left-in-the-bucket", "bucket/detail/iteration.ipp",
+        "unused-gradients-are-left-in-the-bucket", "bucket/detail/impl/iteration.ipp",
         "is_held ? gradients_.pack(i, factor_) : gradients_.zero(i);", "static_cast<void>(is_held);",
         "participant/sharded_data_parallel.test.cpp", "a parameter that no pass uses*,a batch that failed*",
     ),
@@ -1096,7 +1096,7 @@ MUTATIONS = [
         "communicator/any/communicator.test.cpp", "a work that is destroyed*",
     ),
     Mutation(
-        "guards-give-deadlines-back-in-their-order", "join/detail/attachments.ipp",
+        "guards-give-deadlines-back-in-their-order", "join/detail/impl/attachments.ipp",
         "for (; !before_.empty(); before_.pop_back()) {", "for (; !before_.empty(); before_.erase(before_.begin())) {\n        before_.front().first->exchange_deadline(before_.front().second); continue;",
         "join/attachments.test.cpp", "deadlines come back*",
     ),
@@ -1221,7 +1221,7 @@ MUTATIONS = [
         "participant/module_state.test.cpp", "a rank that skips its batch*",
     ),
     Mutation(
-        "what-a-group-gives-back-stays-reserved", "communicator/shared_memory/board/group_memory.ipp",
+        "what-a-group-gives-back-stays-reserved", "communicator/shared_memory/board/impl/group_memory.ipp",
         "unreserve(begin, begin + zeros.bytes);", "static_cast<void>(begin);",
         "communicator/shared_memory/group/group.test.cpp", "a room reserves all*",
     ),
@@ -1237,7 +1237,7 @@ MUTATIONS = [
         "communicator/tcp/meeting.test.cpp", "a stranger that is refused*",
     ),
     Mutation(
-        "a-guard-forgets-a-window", "join/detail/attachments.ipp",
+        "a-guard-forgets-a-window", "join/detail/impl/attachments.ipp",
         "if (state->session_ != nullptr && averages_ != Averages::none) {", "if (false) {",
         "participant/window.test.cpp", "a window over the end*",
     ),
@@ -1262,12 +1262,12 @@ MUTATIONS = [
         "participant/accumulation.test.cpp", "several forward passes*",
     ),
     Mutation(
-        "schedules-forget-windows", "join/detail/schedule.ipp",
+        "schedules-forget-windows", "join/detail/impl/schedule.ipp",
         "(is_first_sync ? held_ : 0)", "0",
         "participant/window.test.cpp", "what a rank accumulated in one guard*",
     ),
     Mutation(
-        "windows-are-cleared-after-their-weight-was-told", "join/detail/session.ipp",
+        "windows-are-cleared-after-their-weight-was-told", "join/detail/impl/session.ipp",
         "if (told.is_open()) {", "if (rounds_.is_scheduled() && told.is_open()) {",
         "participant/window.test.cpp", "clearing after*",
     ),
@@ -1278,18 +1278,18 @@ MUTATIONS = [
         "participant/window.test.cpp", "evaluations that open an epoch*",
     ),
     Mutation(
-        "an-evaluation-counts-as-the-last-batch", "join/detail/session.ipp",
+        "an-evaluation-counts-as-the-last-batch", "join/detail/impl/session.ipp",
         "bool const is_batch_open = !turns_.are_complete() && round_.phase() == Phase::train;",
         "bool const is_batch_open = !turns_.are_complete();",
         "participant/window.test.cpp", "evaluations that open an epoch*",
     ),
     Mutation(
-        "participants-with-other-windows", "join/detail/attachments.ipp",
+        "participants-with-other-windows", "join/detail/impl/attachments.ipp",
         "if (!window.holds_the_same(common)) {", "if (false) {",
         "participant/window.test.cpp", "participants of a guard that hold*",
     ),
     Mutation(
-        "windows-of-ranks-are-not-compared", "join/detail/session.ipp",
+        "windows-of-ranks-are-not-compared", "join/detail/impl/session.ipp",
         "if (!failure && some_have && open >> without_weights != 0) {", "if (false) {",
         "participant/window.test.cpp", "ranks whose windows*",
     ),
@@ -1304,7 +1304,7 @@ MUTATIONS = [
         "participant/window.test.cpp", "outside a guard*",
     ),
     Mutation(
-        "sync-every-counts-evaluations", "join/detail/rounds.ipp",
+        "sync-every-counts-evaluations", "join/detail/impl/rounds.ipp",
         "training_rounds_ += code.phase == Phase::train ? 1 : 0;", "++training_rounds_;",
         "participant/window.test.cpp", "sync_every counts*",
     ),
@@ -1350,12 +1350,12 @@ MUTATIONS = [
         "participant/property.test.cpp", "any training*",
     ),
     Mutation(
-        "gradients-stay-in-memory-that-ends", "bucket/gradients.ipp",
+        "gradients-stay-in-memory-that-ends", "bucket/impl/gradients.ipp",
         "if (parameters_[i].can_release_grad() && is_resident(i)) {", "if (false) {",
         "participant/without_pass.test.cpp", "gradients that lie in buckets*",
     ),
     Mutation(
-        "gradients-of-the-engine-end-with-the-model", "bucket/gradients.ipp",
+        "gradients-of-the-engine-end-with-the-model", "bucket/impl/gradients.ipp",
         "if (parameters_[i].can_release_grad() && is_resident(i)) {",
         "if (parameters_[i].can_release_grad()) {",
         "participant/without_pass.test.cpp", "gradients that lie in buckets*",
@@ -1366,7 +1366,7 @@ MUTATIONS = [
         "participant/without_pass.test.cpp", "a batch that failed*",
     ),
     Mutation(
-        "ranks-that-send-what-they-accumulated-say-nothing", "bucket/detail/iteration.ipp",
+        "ranks-that-send-what-they-accumulated-say-nothing", "bucket/detail/impl/iteration.ipp",
         "} else if (!without_ || without_->is_like_pass()) {", "} else if (!without_) {",
         "participant/without_pass.test.cpp", "replicas with momentum*",
     ),
@@ -1401,12 +1401,12 @@ MUTATIONS = [
         "participant/without_pass.test.cpp", "skip() after an evaluation*",
     ),
     Mutation(
-        "loops-that-announced-a-window-hide-it", "join/detail/rounds.ipp",
+        "loops-that-announced-a-window-hide-it", "join/detail/impl/rounds.ipp",
         "announced_ = own && code.syncs ? window_ : Window{};", "",
         "participant/window.test.cpp", "gradients that are cleared after a loop*",
     ),
     Mutation(
-        "ranks-without-inputs-do-not-look", "join/detail/session.ipp",
+        "ranks-without-inputs-do-not-look", "join/detail/impl/session.ipp",
         "    hooks.forget_cleared();\n", "",
         "participant/window.test.cpp", "a rank without inputs that clears*",
     ),
@@ -1422,7 +1422,7 @@ MUTATIONS = [
         "participant/window.test.cpp", "both models of a guard*",
     ),
     Mutation(
-        "skipped-evaluations-have-weights", "join/detail/rounds.ipp",
+        "skipped-evaluations-have-weights", "join/detail/impl/rounds.ipp",
         "notice.skips && notice.phase == Phase::train &&", "notice.skips &&",
         "participant/window.test.cpp", "with an open window of weights*",
     ),
@@ -1442,7 +1442,7 @@ MUTATIONS = [
         "participant/window.test.cpp", "an optimizer that averages alone counts*",
     ),
     Mutation(
-        "windows-of-disabled-guards-end-with-them", "join/detail/attachments.ipp",
+        "windows-of-disabled-guards-end-with-them", "join/detail/impl/attachments.ipp",
         "state->window_ = state->local_rounds_->window();", "state->window_ = {};",
         "participant/window.test.cpp", "an optimizer that averages alone counts*",
     ),
@@ -1467,7 +1467,7 @@ MUTATIONS = [
         "participant/verify_replicas.test.cpp", "a joined rank's values*",
     ),
     Mutation(
-        "replicas-are-compared-late", "participant/detail/replica_check.hpp",
+        "replicas-are-compared-late", "participant/detail/model_checks.hpp",
         "if ((rounds_ + 1) % interval_ == 0) {", "if (rounds_ % interval_ == 0) {",
         "participant/verify_replicas.test.cpp", "all ranks hear which one*",
     ),

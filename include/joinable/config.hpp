@@ -29,7 +29,7 @@ inline constexpr std::uint32_t library_version =
 
 // Definitions of heavy functions. In a header-only program they are inline functions. With
 // JOINABLE_SEPARATE_COMPILATION the headers only declare them, and the one source file that
-// includes <joinable/src.hpp> compiles them. They are in X.ipp beside the X.hpp that declares them.
+// includes <joinable/src.hpp> compiles them. impl/X.ipp has those that X.hpp declares.
 // The same holds for members of templates for the types in JOINABLE_INSTANTIATE.
 #if !defined(JOINABLE_SEPARATE_COMPILATION)
 #define JOINABLE_HAS_DEFINITIONS 1

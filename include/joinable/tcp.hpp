@@ -6,5 +6,4 @@
 /// gradients are moved by another library. Needs the sockets of Linux and no other library.
 
 #include <joinable/communicator/tcp/communicator.hpp>
-#include <joinable/communicator/tcp/listener.hpp>
 #include <joinable/communicator/tcp/options.hpp>

@@ -19,6 +19,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -1209,12 +1210,35 @@ inline MessageSteps MessageSchedule::steps(int rank) const noexcept {
 
 }} // namespace joinable::v0
 
-// ---- joinable/communicator/detail/waiting.hpp
+// ---- joinable/communicator/detail/polling.hpp
 
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_WAITING_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_WAITING_HPP_PART_1
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// A pause between two polls of a wait. There is none at first, as long as `spins` says. Then the
+/// wait yields, because others may need this core. After 10 ms it sleeps.
+class PollPause {
+public:
+    explicit PollPause(std::chrono::nanoseconds spins) noexcept : spins_{spins} {}
+
+    void operator()() {
+        auto const now = std::chrono::steady_clock::now();
+        if (began_at_ == std::chrono::steady_clock::time_point{}) {
+            began_at_ = now;
+        }
+        if (now - began_at_ >= std::chrono::milliseconds{10}) {
+            std::this_thread::sleep_for(std::chrono::microseconds{50});
+        } else if (now - began_at_ >= spins_) {
+            std::this_thread::yield();
+        }
+    }
+
+private:
+    std::chrono::nanoseconds spins_;
+    std::chrono::steady_clock::time_point began_at_{};
+};
 
 /// How a caller proceeds with operations in flight.
 enum class Waiting : std::uint8_t {

@@ -792,10 +792,10 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/detail/poll_pause.hpp
+// ---- joinable/communicator/detail/polling.hpp
 
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_POLL_PAUSE_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_POLL_PAUSE_HPP_PART_1
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -822,55 +822,27 @@ private:
     std::chrono::steady_clock::time_point began_at_{};
 };
 
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/reduction/reduce.hpp
-
-#ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
-#define JOINABLE_REDUCTION_REDUCE_HPP_PART_1
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A function from an index to a value, or none. Refers to the given function.
-template <class T>
-class Numbered {
-public:
-    Numbered() = default;
-    template <class Function>
-    Numbered(std::size_t number, Function const& function) noexcept
-        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
-              return (*static_cast<Function const*>(called))(i);
-          }} {}
-
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
-
-private:
-    std::size_t size_ = 0;
-    void const* function_ = nullptr;
-    T (*call_)(void const*, std::size_t) = nullptr;
+/// How a caller proceeds with operations in flight.
+enum class Waiting : std::uint8_t {
+    blocks,
+    tests, ///< ends by the deadline
+    polls, ///< like tests, without a deadline
 };
-/// The addresses of all ranks' inputs, or of the outputs.
-using Places = Numbered<std::byte*>;
-/// The factors by which inputs are multiplied before they are added. May be empty.
-using Factors = Numbered<double>;
 
-/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
-/// do not depend on which rank computes them or on how the work was divided. There is at least one
-/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
-/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
-/// are multiplied as floats.
-void reduce_to(
-    DType dtype,
-    ReduceOp op,
-    Places const& inputs,
-    Places const& outputs,
-    std::size_t count,
-    Factors const& factors = {},
-    InstructionSet set = instruction_set()
-);
+/// Whether `work` is complete, or there is none. Complete work is destroyed.
+template <Work W>
+[[nodiscard]] bool is_complete(std::optional<W>& work, Waiting waiting) {
+    if (!work) {
+        return true;
+    }
+    if (waiting == Waiting::blocks) {
+        work->wait();
+    } else if (waiting == Waiting::tests ? !work->test() : !make_progress(*work)) {
+        return false;
+    }
+    work.reset();
+    return true;
+}
 
 }}} // namespace joinable::v0::detail
 
@@ -1993,7 +1965,8 @@ private:
         return !reason || has_any_left() ? own_reason_ : reason;
     }
     /// An abort of the parent reaches every wait.
-    static TcpCommunicator attached(GlooMeeting& rendezvous, std::shared_ptr<GlooRank> const& parent) {
+    static TcpCommunicator
+    attached(GlooMeeting& rendezvous, std::shared_ptr<GlooRank> const& parent) {
         if (parent != nullptr) {
             rendezvous.hear = [parent] { return parent->reason_for_groups(); };
         }

@@ -903,10 +903,10 @@ using AnyCommunicator = BasicAnyCommunicator<HostDevice>;
 
 #endif
 
-// ---- joinable/communicator/detail/poll_pause.hpp
+// ---- joinable/communicator/detail/polling.hpp
 
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_POLL_PAUSE_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_POLL_PAUSE_HPP_PART_1
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -932,17 +932,6 @@ private:
     std::chrono::nanoseconds spins_;
     std::chrono::steady_clock::time_point began_at_{};
 };
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/communicator/detail/waiting.hpp
-
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_WAITING_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_WAITING_HPP_PART_1
-
-namespace joinable { inline namespace v0 { namespace detail {
 
 /// How a caller proceeds with operations in flight.
 enum class Waiting : std::uint8_t {
@@ -1310,7 +1299,7 @@ machines_of_group(std::span<GroupChoice const> choices, Machines const& machines
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/hierarchical/detail/level_step.hpp
+// ---- joinable/communicator/hierarchical/detail/level_plan.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -1343,12 +1332,6 @@ struct LevelStep {
         {exchanges ? Counts{step.pairs}.subspan(step.counts.size()) : step.counts, step.memory}
     );
 }
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/communicator/hierarchical/detail/level_plan.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
 
 /// Divides a collective of all ranks into the steps of one rank on its levels. On each machine a
 /// step moves data from its ranks to the leader or back; the leaders' steps are between these.

@@ -1599,10 +1599,10 @@ difference_of_meetings(std::span<std::uint64_t const> words) {
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/detail/poll_pause.hpp
+// ---- joinable/communicator/detail/polling.hpp
 
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_POLL_PAUSE_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_POLL_PAUSE_HPP_PART_1
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -1628,6 +1628,28 @@ private:
     std::chrono::nanoseconds spins_;
     std::chrono::steady_clock::time_point began_at_{};
 };
+
+/// How a caller proceeds with operations in flight.
+enum class Waiting : std::uint8_t {
+    blocks,
+    tests, ///< ends by the deadline
+    polls, ///< like tests, without a deadline
+};
+
+/// Whether `work` is complete, or there is none. Complete work is destroyed.
+template <Work W>
+[[nodiscard]] bool is_complete(std::optional<W>& work, Waiting waiting) {
+    if (!work) {
+        return true;
+    }
+    if (waiting == Waiting::blocks) {
+        work->wait();
+    } else if (waiting == Waiting::tests ? !work->test() : !make_progress(*work)) {
+        return false;
+    }
+    work.reset();
+    return true;
+}
 
 }}} // namespace joinable::v0::detail
 
@@ -2152,34 +2174,6 @@ template <class Fail>
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/mpi/detail/stand_in.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A rank's part, with `zeros` that must stay, in a collective that only the others have posted.
-/// Like the others, it passes the parts of a request to MPI, and one buffer if that is both input
-/// and output, because MPI's algorithms may depend on this.
-[[nodiscard]] inline MpiTransfer stand_in_of(
-    Descriptor const& signature, int rank, int size, std::deque<std::vector<std::byte>>& zeros
-) {
-    bool const is_one =
-        is_one_buffer(signature.collective) || signature.collective == Collective::barrier;
-    auto const parts = is_one ? std::size_t{1} : static_cast<std::size_t>(size);
-    std::size_t const bytes = signature.count * size_of(signature.dtype) * parts;
-    std::byte* const in = zeros.emplace_back(bytes).data();
-    std::byte* const out = is_one ? in : zeros.emplace_back(bytes).data();
-    auto const all = PartSizes::equal(signature.count);
-    auto const those_of_root = rank == signature.root ? all : PartSizes{};
-    auto const only_root = PartSizes::only(signature.root, signature.count);
-    switch (signature.collective) {
-    case Collective::gather: return {signature, in, out, only_root, those_of_root};
-    case Collective::scatter: return {signature, in, out, those_of_root, only_root};
-    default: return {signature, in, out, all, all};
-    }
-}
-
-}}} // namespace joinable::v0::detail
-
 // ---- joinable/communicator/mpi/options.hpp
 
 namespace joinable { inline namespace v0 {
@@ -2207,6 +2201,28 @@ struct MpiOptions {
 // ---- joinable/communicator/mpi/detail/in_flight.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// A rank's part, with `zeros` that must stay, in a collective that only the others have posted.
+/// Like the others, it passes the parts of a request to MPI, and one buffer if that is both input
+/// and output, because MPI's algorithms may depend on this.
+[[nodiscard]] inline MpiTransfer stand_in_of(
+    Descriptor const& signature, int rank, int size, std::deque<std::vector<std::byte>>& zeros
+) {
+    bool const is_one =
+        is_one_buffer(signature.collective) || signature.collective == Collective::barrier;
+    auto const parts = is_one ? std::size_t{1} : static_cast<std::size_t>(size);
+    std::size_t const bytes = signature.count * size_of(signature.dtype) * parts;
+    std::byte* const in = zeros.emplace_back(bytes).data();
+    std::byte* const out = is_one ? in : zeros.emplace_back(bytes).data();
+    auto const all = PartSizes::equal(signature.count);
+    auto const those_of_root = rank == signature.root ? all : PartSizes{};
+    auto const only_root = PartSizes::only(signature.root, signature.count);
+    switch (signature.collective) {
+    case Collective::gather: return {signature, in, out, only_root, those_of_root};
+    case Collective::scatter: return {signature, in, out, those_of_root, only_root};
+    default: return {signature, in, out, all, all};
+    }
+}
 
 /// Why an MPI error on this rank ends all ranks.
 [[nodiscard]] inline AbortReason reason_of_mpi_error(int rank, CommunicationError const& error) {

@@ -1742,7 +1742,7 @@ difference_of_tables(Descriptor const& signature, int size, std::span<std::uint6
 
 #endif
 
-// ---- joinable/communicator/nccl/detail/check.hpp
+// ---- joinable/communicator/nccl/detail/post.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -1764,12 +1764,6 @@ inline void agree_on_collective(NcclRank& rank, Request const& mine) {
         rank.fail(*reason);
     }
 }
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/communicator/nccl/detail/post.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
 
 /// Submits calls of NCCL after the work on the stream `after`. `collectives` is the number of
 /// collectives among them.

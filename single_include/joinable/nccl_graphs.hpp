@@ -410,9 +410,11 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/captured/detail/captures.hpp
+// ---- joinable/participant/captured/captured_step.hpp
 
-namespace joinable { inline namespace v0 { namespace detail {
+namespace joinable { inline namespace v0 {
+
+namespace detail {
 
 /// Explains in one sentence over which communicators a CapturedStep runs. A separate header,
 /// because it needs no header of NCCL.
@@ -427,11 +429,7 @@ consteval bool models_captured_step() {
     return is_nccl;
 }
 
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/participant/captured/captured_step.hpp
-
-namespace joinable { inline namespace v0 {
+} // namespace detail
 
 /// Captures the passes of an engine and the reduction of their gradients as one CUDA graph, over
 /// NCCL.

@@ -4,17 +4,32 @@
 // joinable in single headers, for projects that copy files. Generated from include/joinable by
 // single_include/amalgamate.py: change the headers there, not this file.
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <deque>
 #include <functional>
+#include <linux/sockios.h>
+#include <memory>
+#include <netdb.h>
 #include <optional>
+#include <poll.h>
+#include <span>
 #include <string>
 #include <string_view>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <system_error>
 #include <thread>
+#include <type_traits>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -89,21 +104,6 @@ private:
 #endif
 
 // ---- joinable/communicator/tcp/detail/socket.hpp
-
-#if defined(__linux__)
-
-#include <chrono>
-#include <cstddef>
-#include <optional>
-#include <span>
-#include <utility>
-
-#include <cerrno>
-#include <linux/sockios.h>
-#include <poll.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -225,11 +225,8 @@ inline void wait_for(Socket const& socket, short events, TimePoint until) noexce
 
 }}} // namespace joinable::v0::detail
 
-#endif
+// ---- joinable/communicator/tcp/detail/impl/socket.ipp
 
-// ---- joinable/communicator/tcp/detail/socket.ipp
-
-#if defined(__linux__)
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
@@ -376,19 +373,8 @@ JOINABLE_DEFINITION int wait_for_any(std::span<pollfd> polled, TimePoint until) 
 }}} // namespace joinable::v0::detail
 
 #endif
-#endif
 
 // ---- joinable/communicator/tcp/detail/address.hpp
-
-#if defined(__linux__)
-
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-
-#include <cstring>
-#include <netdb.h>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -434,11 +420,8 @@ using IsElsewhere = std::function<bool()>;
 
 }}} // namespace joinable::v0::detail
 
-#endif
+// ---- joinable/communicator/tcp/detail/impl/address.ipp
 
-// ---- joinable/communicator/tcp/detail/address.ipp
-
-#if defined(__linux__)
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
@@ -578,165 +561,8 @@ JOINABLE_DEFINITION Socket connect_to(
 }}} // namespace joinable::v0::detail
 
 #endif
-#endif
-
-// ---- joinable/communicator/tcp/listener.hpp
-
-#if defined(__linux__) // elsewhere there are no such sockets
-
-namespace joinable { inline namespace v0 {
-
-/// Listens for rank 0 before it attaches. It is for programs that let the system choose a port and
-/// tell the other ranks themselves. Ranks that connect before rank 0 attaches wait.
-class TcpListener {
-public:
-    /// Listens on a numeric address of this machine, or on "localhost". Any other name may mean a
-    /// different address on another machine, so the listener then takes every address of this
-    /// machine. Port 0: the system chooses one.
-    /// @throws CommunicationError  the port is in use, or the address is not of this machine.
-    explicit TcpListener(std::string const& address, std::uint16_t port = 0)
-        : socket_{detail::listen_at(address, port)} {}
-
-    [[nodiscard]] std::uint16_t port() const noexcept {
-        sockaddr_storage at{};
-        socklen_t size = sizeof at;
-        ::getsockname(socket_.handle(), reinterpret_cast<sockaddr*>(&at), &size);
-        return ntohs(
-            at.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6 const&>(at).sin6_port
-                                     : reinterpret_cast<sockaddr_in const&>(at).sin_port
-        );
-    }
-
-private:
-    friend class TcpCommunicator;
-    detail::Socket socket_;
-};
-
-}} // namespace joinable::v0
-
-#endif
-
-// ---- joinable/communicator/tcp/options.hpp
-
-namespace joinable { inline namespace v0 {
-
-/// One rank of a group on several machines, for TcpCommunicator::attach. Everything but the rank is
-/// the same on all ranks.
-///
-/// The secret keeps out programs that reach the port of rank 0 without knowing it: ranks of other
-/// jobs, port scanners, and users of the same machines. It is sent in plain text; nothing is
-/// encrypted or signed.
-/// - A program that reads the network learns the secret and sees the data.
-/// - A program that changes network traffic can forge both.
-/// - A program that takes the port before rank 0 listens there receives the secret.
-///
-/// The values computed by a rank that has the secret are trusted. Messages from ranks and from rank
-/// 0 are checked: at worst they end the job or give it wrong numbers. Use it in a network that you
-/// trust, or within a tunnel.
-struct TcpOptions {
-    int rank = 0;
-    int size = 1;
-    std::string job;        ///< no other group at this port may use it meanwhile; up to 1024 bytes
-    std::string address;    ///< of rank 0's machine: a name, or an IPv4 or IPv6 address
-    std::uint16_t port = 0; ///< on which rank 0 listens
-    std::string secret;     ///< rank 0 rejects ranks without it; up to 1024 bytes
-    std::chrono::nanoseconds connect_timeout = default_deadline; ///< for attach()
-    std::chrono::nanoseconds deadline = default_deadline;        ///< for all waits after that
-    /// How long this rank waits beyond that for rank 0, which normally answers at once: when it asks
-    /// at a deadline who is missing, aborts, or leaves. Shorter ends a job sooner whose rank 0 is
-    /// stopped; longer keeps one whose rank 0 is on a busy machine.
-    std::chrono::nanoseconds patience = std::chrono::seconds{5};
-};
-
-namespace detail {
-/// @throws ContractViolation  a process says that it is a rank that no group has.
-inline void check_own_rank(int rank, int size) {
-    if (rank < 0 || rank >= size || size > max_ranks) {
-        throw ContractViolation{concat(
-            "expected a rank from 0 to below the world size, which is at most ",
-            max_ranks,
-            ", but was given rank ",
-            rank,
-            " of ",
-            size
-        )};
-    }
-}
-} // namespace detail
-
-/// Reads what the launcher of this process says (see launch_environment()). JOINABLE_ADDR and
-/// JOINABLE_PORT say where rank 0 is; without them MASTER_ADDR and MASTER_PORT do. JOINABLE_SECRET
-/// is the secret. `lookup(name)` returns the value of a variable, or null if it is not set.
-/// @throws ContractViolation  variables are missing, are not numbers, or contradict each other.
-template <class Lookup>
-[[nodiscard]] TcpOptions tcp_environment(Lookup const& lookup) {
-    auto const text = [&](char const* name) {
-        char const* const value = lookup(name);
-        return value == nullptr ? std::string_view{} : std::string_view{value};
-    };
-    auto const require = [&](char const* own, char const* name, std::string_view what) {
-        char const* const set = text(own).empty() ? name : own;
-        if (text(set).empty()) {
-            throw ContractViolation{detail::concat(
-                "expected ",
-                what,
-                " in ",
-                name,
-                ", but it is not set; set it on all ranks of the job"
-            )};
-        }
-        return set;
-    };
-    LaunchEnvironment const launch = launch_environment(lookup);
-    TcpOptions options;
-    options.rank = launch.rank;
-    options.size = launch.size;
-    options.job = launch.job;
-    options.address = text(require("JOINABLE_ADDR", "MASTER_ADDR", "the machine of rank 0"));
-    char const* const name = require("JOINABLE_PORT", "MASTER_PORT", "a free port of that machine");
-    std::string_view const port = text(name);
-    auto const [end, error] = std::from_chars(port.data(), port.data() + port.size(), options.port);
-    if (error != std::errc{} || end != port.data() + port.size() || options.port == 0) {
-        throw ContractViolation{detail::concat(
-            "expected a port from 1 to 65535 in ", name, ", but it is \"", port, "\""
-        )};
-    }
-    options.secret = text(require(
-        "JOINABLE_SECRET",
-        "JOINABLE_SECRET",
-        "a text that nobody else knows, as openssl rand -hex 16 makes one,"
-    ));
-    return options;
-}
-[[nodiscard]] inline TcpOptions tcp_environment() {
-    return tcp_environment(detail::ProcessEnvironment{});
-}
-
-namespace detail {
-/// Whether a launcher started this process and says where rank 0 is. Local.
-[[nodiscard]] inline bool is_launched_with_address() {
-    auto const found = own_environment();
-    return found.launcher() != nullptr && found.finds_any({"JOINABLE_ADDR", "MASTER_ADDR"});
-}
-} // namespace detail
-
-}} // namespace joinable::v0
 
 // ---- joinable/communicator/tcp/detail/frame.hpp
-
-#if defined(__linux__)
-
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -944,11 +770,8 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-#endif
+// ---- joinable/communicator/tcp/detail/impl/frame.ipp
 
-// ---- joinable/communicator/tcp/detail/frame.ipp
-
-#if defined(__linux__)
 #if JOINABLE_HAS_DEFINITIONS
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -1063,15 +886,11 @@ JOINABLE_DEFINITION void Outbox::flush(Socket const& socket, std::uint64_t limit
 }}} // namespace joinable::v0::detail
 
 #endif
-#endif
 
 // ---- joinable/reduction/reduce.hpp
 
-#if defined(__linux__)
 #ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
 #define JOINABLE_REDUCTION_REDUCE_HPP_PART_1
-
-#include <cstddef>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -1117,19 +936,8 @@ void reduce_to(
 }}} // namespace joinable::v0::detail
 
 #endif
-#endif
 
 // ---- joinable/communicator/tcp/detail/collectives.hpp
-
-#if defined(__linux__)
-
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <optional>
-#include <span>
-#include <utility>
-#include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -1216,11 +1024,8 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-#endif
+// ---- joinable/communicator/tcp/detail/impl/collectives.ipp
 
-// ---- joinable/communicator/tcp/detail/collectives.ipp
-
-#if defined(__linux__)
 #if JOINABLE_HAS_DEFINITIONS
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -1283,19 +1088,8 @@ JOINABLE_DEFINITION std::size_t OpenCollectives::place_of_next(int rank) const n
 }}} // namespace joinable::v0::detail
 
 #endif
-#endif
 
 // ---- joinable/communicator/tcp/detail/handshake.hpp
-
-#if defined(__linux__)
-
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -1355,15 +1149,12 @@ struct Refusal {
 };
 /// Why rank 0 of `job` rejects the sender of this hello, or nothing. @pre the hello is complete.
 [[nodiscard]] std::optional<Refusal>
-refusal_of(std::span<std::byte const> hello, TcpJob const& job);
+refusal_of(std::span<std::byte const> received, TcpJob const& job);
 
 }}} // namespace joinable::v0::detail
 
-#endif
+// ---- joinable/communicator/tcp/detail/impl/handshake.ipp
 
-// ---- joinable/communicator/tcp/detail/handshake.ipp
-
-#if defined(__linux__)
 #if JOINABLE_HAS_DEFINITIONS
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -1427,8 +1218,8 @@ JOINABLE_DEFINITION std::size_t size_of_hello(std::span<std::byte const> begun) 
 }
 
 JOINABLE_DEFINITION std::optional<Refusal>
-refusal_of(std::span<std::byte const> hello, TcpJob const& job) {
-    if (hello.size() < sizeof(Hello) || object_at<Hello>(hello).library != library_version) {
+refusal_of(std::span<std::byte const> received, TcpJob const& job) {
+    if (received.size() < sizeof(Hello) || object_at<Hello>(received).library != library_version) {
         return Refusal{
             Greeting::Verdict::other_program,
             concat(
@@ -1440,9 +1231,9 @@ refusal_of(std::span<std::byte const> hello, TcpJob const& job) {
             )
         };
     }
-    auto const hello = object_at<Hello>(hello);
-    std::string const their_job = unpacked_text(hello.subspan(sizeof hello, hello.job_bytes));
-    std::string const secret = unpacked_text(hello.subspan(sizeof hello + hello.job_bytes));
+    auto const hello = object_at<Hello>(received);
+    std::string const their_job = unpacked_text(received.subspan(sizeof hello, hello.job_bytes));
+    std::string const secret = unpacked_text(received.subspan(sizeof hello + hello.job_bytes));
     if (!is_same_secret(secret, job.secret)) {
         return Refusal{
             Greeting::Verdict::other_job,
@@ -1492,26 +1283,8 @@ refusal_of(std::span<std::byte const> hello, TcpJob const& job) {
 }}} // namespace joinable::v0::detail
 
 #endif
-#endif
 
 // ---- joinable/communicator/tcp/detail/handshake_server.hpp
-
-#if defined(__linux__)
-
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <cstddef>
-#include <deque>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include <cerrno>
-#include <cstring>
-#include <sys/socket.h>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -1677,19 +1450,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-#endif
-
 // ---- joinable/communicator/tcp/detail/hub.hpp
-
-#if defined(__linux__)
-
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -1821,11 +1582,8 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-#endif
+// ---- joinable/communicator/tcp/detail/impl/hub.ipp
 
-// ---- joinable/communicator/tcp/detail/hub.ipp
-
-#if defined(__linux__)
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
@@ -2180,22 +1938,8 @@ JOINABLE_DEFINITION bool Hub::is_over() {
 }}} // namespace joinable::v0::detail
 
 #endif
-#endif
 
 // ---- joinable/communicator/tcp/detail/rank.hpp
-
-#if defined(__linux__)
-
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <functional>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2402,11 +2146,8 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-#endif
+// ---- joinable/communicator/tcp/detail/impl/rank.ipp
 
-// ---- joinable/communicator/tcp/detail/rank.ipp
-
-#if defined(__linux__)
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
@@ -2779,13 +2520,144 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
 }}} // namespace joinable::v0::detail
 
 #endif
-#endif
+
+// ---- joinable/communicator/tcp/options.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// One rank of a group on several machines, for TcpCommunicator::attach. Everything but the rank is
+/// the same on all ranks.
+///
+/// The secret keeps out programs that reach the port of rank 0 without knowing it: ranks of other
+/// jobs, port scanners, and users of the same machines. It is sent in plain text; nothing is
+/// encrypted or signed.
+/// - A program that reads the network learns the secret and sees the data.
+/// - A program that changes network traffic can forge both.
+/// - A program that takes the port before rank 0 listens there receives the secret.
+///
+/// The values computed by a rank that has the secret are trusted. Messages from ranks and from rank
+/// 0 are checked: at worst they end the job or give it wrong numbers. Use it in a network that you
+/// trust, or within a tunnel.
+struct TcpOptions {
+    int rank = 0;
+    int size = 1;
+    std::string job;        ///< no other group at this port may use it meanwhile; up to 1024 bytes
+    std::string address;    ///< of rank 0's machine: a name, or an IPv4 or IPv6 address
+    std::uint16_t port = 0; ///< on which rank 0 listens
+    std::string secret;     ///< rank 0 rejects ranks without it; up to 1024 bytes
+    std::chrono::nanoseconds connect_timeout = default_deadline; ///< for attach()
+    std::chrono::nanoseconds deadline = default_deadline;        ///< for all waits after that
+    /// How long this rank waits beyond that for rank 0, which normally answers at once: when it asks
+    /// at a deadline who is missing, aborts, or leaves. Shorter ends a job sooner whose rank 0 is
+    /// stopped; longer keeps one whose rank 0 is on a busy machine.
+    std::chrono::nanoseconds patience = std::chrono::seconds{5};
+};
+
+namespace detail {
+/// @throws ContractViolation  a process says that it is a rank that no group has.
+inline void check_own_rank(int rank, int size) {
+    if (rank < 0 || rank >= size || size > max_ranks) {
+        throw ContractViolation{concat(
+            "expected a rank from 0 to below the world size, which is at most ",
+            max_ranks,
+            ", but was given rank ",
+            rank,
+            " of ",
+            size
+        )};
+    }
+}
+} // namespace detail
+
+/// Reads what the launcher of this process says (see launch_environment()). JOINABLE_ADDR and
+/// JOINABLE_PORT say where rank 0 is; without them MASTER_ADDR and MASTER_PORT do. JOINABLE_SECRET
+/// is the secret. `lookup(name)` returns the value of a variable, or null if it is not set.
+/// @throws ContractViolation  variables are missing, are not numbers, or contradict each other.
+template <class Lookup>
+[[nodiscard]] TcpOptions tcp_environment(Lookup const& lookup) {
+    auto const text = [&](char const* name) {
+        char const* const value = lookup(name);
+        return value == nullptr ? std::string_view{} : std::string_view{value};
+    };
+    auto const require = [&](char const* own, char const* name, std::string_view what) {
+        char const* const set = text(own).empty() ? name : own;
+        if (text(set).empty()) {
+            throw ContractViolation{detail::concat(
+                "expected ",
+                what,
+                " in ",
+                name,
+                ", but it is not set; set it on all ranks of the job"
+            )};
+        }
+        return set;
+    };
+    LaunchEnvironment const launch = launch_environment(lookup);
+    TcpOptions options;
+    options.rank = launch.rank;
+    options.size = launch.size;
+    options.job = launch.job;
+    options.address = text(require("JOINABLE_ADDR", "MASTER_ADDR", "the machine of rank 0"));
+    char const* const name = require("JOINABLE_PORT", "MASTER_PORT", "a free port of that machine");
+    std::string_view const port = text(name);
+    auto const [end, error] = std::from_chars(port.data(), port.data() + port.size(), options.port);
+    if (error != std::errc{} || end != port.data() + port.size() || options.port == 0) {
+        throw ContractViolation{detail::concat(
+            "expected a port from 1 to 65535 in ", name, ", but it is \"", port, "\""
+        )};
+    }
+    options.secret = text(require(
+        "JOINABLE_SECRET",
+        "JOINABLE_SECRET",
+        "a text that nobody else knows, as openssl rand -hex 16 makes one,"
+    ));
+    return options;
+}
+[[nodiscard]] inline TcpOptions tcp_environment() {
+    return tcp_environment(detail::ProcessEnvironment{});
+}
+
+namespace detail {
+/// Whether a launcher started this process and says where rank 0 is. Local.
+[[nodiscard]] inline bool is_launched_with_address() {
+    auto const found = own_environment();
+    return found.launcher() != nullptr && found.finds_any({"JOINABLE_ADDR", "MASTER_ADDR"});
+}
+} // namespace detail
+
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/tcp/communicator.hpp
 
 #if defined(__linux__) // elsewhere there are no such sockets
 
 namespace joinable { inline namespace v0 {
+
+/// Listens for rank 0 before it attaches. It is for programs that let the system choose a port and
+/// tell the other ranks themselves. Ranks that connect before rank 0 attaches wait.
+class TcpListener {
+public:
+    /// Listens on a numeric address of this machine, or on "localhost". Any other name may mean a
+    /// different address on another machine, so the listener then takes every address of this
+    /// machine. Port 0: the system chooses one.
+    /// @throws CommunicationError  the port is in use, or the address is not of this machine.
+    explicit TcpListener(std::string const& address, std::uint16_t port = 0)
+        : socket_{detail::listen_at(address, port)} {}
+
+    [[nodiscard]] std::uint16_t port() const noexcept {
+        sockaddr_storage at{};
+        socklen_t size = sizeof at;
+        ::getsockname(socket_.handle(), reinterpret_cast<sockaddr*>(&at), &size);
+        return ntohs(
+            at.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6 const&>(at).sin6_port
+                                     : reinterpret_cast<sockaddr_in const&>(at).sin_port
+        );
+    }
+
+private:
+    friend class TcpCommunicator;
+    detail::Socket socket_;
+};
 
 class TcpCommunicator;
 
@@ -3048,7 +2920,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 #endif
 #endif
 
-// ---- joinable/communicator/tcp/communicator.ipp
+// ---- joinable/communicator/tcp/impl/communicator.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 

@@ -241,7 +241,7 @@ template <class Ddp>
 
 }} // namespace joinable::v0
 
-// ---- joinable/trace/data_parallel_report.ipp
+// ---- joinable/trace/impl/data_parallel_report.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -413,7 +413,7 @@ void write_json(Trace const& trace, std::function<void(std::string_view)> const&
 
 }} // namespace joinable::v0
 
-// ---- joinable/trace/trace.ipp
+// ---- joinable/trace/impl/trace.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -579,7 +579,7 @@ namespace joinable { inline namespace v0 {
 
 }} // namespace joinable::v0
 
-// ---- joinable/trace/picture.ipp
+// ---- joinable/trace/impl/picture.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -1108,7 +1108,7 @@ void on_all_ranks(ControlCommunicator& control, F const& work) {
 #endif
 #endif
 
-// ---- joinable/trace/gather.ipp
+// ---- joinable/trace/impl/gather.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -1250,7 +1250,7 @@ namespace joinable { inline namespace v0 {
 
 }} // namespace joinable::v0
 
-// ---- joinable/trace/join_result.ipp
+// ---- joinable/trace/impl/join_result.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -1426,7 +1426,7 @@ ProgressLine(detail::AnyArgument, ...) -> ProgressLine<detail::NoCommunicator>;
 
 }} // namespace joinable::v0
 
-// ---- joinable/trace/progress_line.ipp
+// ---- joinable/trace/impl/progress_line.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 

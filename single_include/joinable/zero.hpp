@@ -124,7 +124,7 @@ private:
 
 }} // namespace joinable::v0
 
-// ---- joinable/optimizer/before_step.ipp
+// ---- joinable/optimizer/impl/before_step.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -604,7 +604,7 @@ ShardBucket flat_bucket(
 
 }} // namespace joinable::v0
 
-// ---- joinable/optimizer/partition.ipp
+// ---- joinable/optimizer/impl/partition.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -716,7 +716,13 @@ JOINABLE_DEFINITION ShardBucket flat_bucket(
 
 #endif
 
-// ---- joinable/optimizer/detail/square_root.hpp
+// ---- joinable/optimizer/detail/update_loop.hpp
+
+/// @file
+/// Update rules over registers of elements. Every product is rounded before it is added, and
+/// registers of any width do the same, including single elements. So the result has the same bits
+/// wherever an element lies in a range and whichever processor steps it. Kernels call an update
+/// with single elements.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -754,18 +760,6 @@ template <class T, class Register>
     }
 #endif
 }
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/optimizer/detail/update_loop.hpp
-
-/// @file
-/// Update rules over registers of elements. Every product is rounded before it is added, and
-/// registers of any width do the same, including single elements. So the result has the same bits
-/// wherever an element lies in a range and whichever processor steps it. Kernels call an update
-/// with single elements.
-
-namespace joinable { inline namespace v0 { namespace detail {
 
 /// As many elements as fit into `width` bytes: a register or a single number.
 template <class T, std::size_t width>
@@ -2126,7 +2120,7 @@ private:
 
 }} // namespace joinable::v0
 
-// ---- joinable/optimizer/shard.ipp
+// ---- joinable/optimizer/impl/shard.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -2884,7 +2878,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/sharded/detail/values.ipp
+// ---- joinable/participant/sharded/detail/impl/values.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -2977,7 +2971,7 @@ JOINABLE_DEFINITION ParameterList ShardedValues::list(std::shared_ptr<ShardedVal
 
 #endif
 
-// ---- joinable/participant/sharded/detail/bucket_values.ipp
+// ---- joinable/participant/sharded/detail/impl/bucket_values.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -3365,11 +3359,24 @@ void check_state(
     }
 }
 
+// What the shards of a rank, or of all ranks, take. Local.
+
+/// A line for each rank. @see ShardedOptimizer::table
+[[nodiscard]] std::string table_of_shards(std::span<ShardGroup const> groups, std::size_t ranks);
+/// Bytes of averaged gradients that this rank keeps.
+[[nodiscard]] std::size_t gradient_bytes_of(std::span<ShardGroup const> groups) noexcept;
+/// Bytes of values that this rank keeps, or that lie in buckets.
+[[nodiscard]] std::size_t value_bytes_of(std::span<ShardGroup const> groups) noexcept;
+/// Bytes of optimizer state on this rank.
+[[nodiscard]] std::size_t state_bytes_of(std::span<ShardGroup const> groups) noexcept;
+
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/sharded/detail/group.ipp
+// ---- joinable/participant/sharded/detail/impl/group.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -3416,6 +3423,56 @@ JOINABLE_DEFINITION AnyView array_view(
 JOINABLE_DEFINITION AnyView view_of_tensor(StateTensor const& tensor) {
     auto* const elements = const_cast<std::byte*>(tensor.elements.data());
     return {elements, tensor.dtype, tensor.extents, row_major_strides(tensor.extents)};
+}
+
+/// Adds size(shard) over all shards.
+template <class Size>
+[[nodiscard]] std::size_t sum_over(std::span<ShardGroup const> groups, Size const& size) {
+    std::size_t sum = 0;
+    for (ShardGroup const& group : groups) {
+        for (OptimizerShard const& shard : group.shards) {
+            sum += size(shard);
+        }
+    }
+    return sum;
+}
+
+[[nodiscard]] inline std::string in_column(std::size_t number, std::size_t width) {
+    std::string const digits = std::to_string(number);
+    return std::string(width - (std::min)(width, digits.size()), ' ') + digits;
+}
+
+JOINABLE_DEFINITION std::string
+table_of_shards(std::span<ShardGroup const> groups, std::size_t ranks) {
+    std::string text = "rank    elements  bytes of state\n";
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+        std::size_t const elements =
+            sum_over(groups, [&](OptimizerShard const& shard) { return shard.kept_count(rank); });
+        std::size_t const bytes = sum_over(groups, [&](OptimizerShard const& shard) {
+            return shard.kept_count(rank) * shard.state().element_bytes();
+        });
+        text += in_column(rank, 4) + in_column(elements, 12) + in_column(bytes, 16) + "\n";
+    }
+    return text;
+}
+
+JOINABLE_DEFINITION std::size_t gradient_bytes_of(std::span<ShardGroup const> groups) noexcept {
+    return sum_over(groups, [](OptimizerShard const& shard) {
+        return shard.reduces() ? shard.part() * shard.element() : 0;
+    });
+}
+
+JOINABLE_DEFINITION std::size_t value_bytes_of(std::span<ShardGroup const> groups) noexcept {
+    std::size_t bytes = 0;
+    for (ShardGroup const& group : groups) {
+        bytes += group.values ? group.values->bytes() : 0;
+        bytes += group.buckets ? group.buckets->bytes() : 0;
+    }
+    return bytes;
+}
+
+JOINABLE_DEFINITION std::size_t state_bytes_of(std::span<ShardGroup const> groups) noexcept {
+    return sum_over(groups, [](OptimizerShard const& shard) { return shard.state().bytes(); });
 }
 
 }}} // namespace joinable::v0::detail
@@ -4743,7 +4800,7 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/sharded/detail/plan.ipp
+// ---- joinable/participant/sharded/detail/impl/plan.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -5001,85 +5058,6 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
-
-// ---- joinable/participant/sharded/detail/sizes.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-// What the shards of a rank, or of all ranks, take. Local.
-
-/// A line for each rank. @see ShardedOptimizer::table
-[[nodiscard]] std::string table_of_shards(std::span<ShardGroup const> groups, std::size_t ranks);
-/// Bytes of averaged gradients that this rank keeps.
-[[nodiscard]] std::size_t gradient_bytes_of(std::span<ShardGroup const> groups) noexcept;
-/// Bytes of values that this rank keeps, or that lie in buckets.
-[[nodiscard]] std::size_t value_bytes_of(std::span<ShardGroup const> groups) noexcept;
-/// Bytes of optimizer state on this rank.
-[[nodiscard]] std::size_t state_bytes_of(std::span<ShardGroup const> groups) noexcept;
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/participant/sharded/detail/sizes.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <algorithm>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Adds size(shard) over all shards.
-template <class Size>
-[[nodiscard]] std::size_t sum_over(std::span<ShardGroup const> groups, Size const& size) {
-    std::size_t sum = 0;
-    for (ShardGroup const& group : groups) {
-        for (OptimizerShard const& shard : group.shards) {
-            sum += size(shard);
-        }
-    }
-    return sum;
-}
-
-[[nodiscard]] inline std::string in_column(std::size_t number, std::size_t width) {
-    std::string const digits = std::to_string(number);
-    return std::string(width - (std::min)(width, digits.size()), ' ') + digits;
-}
-
-JOINABLE_DEFINITION std::string
-table_of_shards(std::span<ShardGroup const> groups, std::size_t ranks) {
-    std::string text = "rank    elements  bytes of state\n";
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-        std::size_t const elements =
-            sum_over(groups, [&](OptimizerShard const& shard) { return shard.kept_count(rank); });
-        std::size_t const bytes = sum_over(groups, [&](OptimizerShard const& shard) {
-            return shard.kept_count(rank) * shard.state().element_bytes();
-        });
-        text += in_column(rank, 4) + in_column(elements, 12) + in_column(bytes, 16) + "\n";
-    }
-    return text;
-}
-
-JOINABLE_DEFINITION std::size_t gradient_bytes_of(std::span<ShardGroup const> groups) noexcept {
-    return sum_over(groups, [](OptimizerShard const& shard) {
-        return shard.reduces() ? shard.part() * shard.element() : 0;
-    });
-}
-
-JOINABLE_DEFINITION std::size_t value_bytes_of(std::span<ShardGroup const> groups) noexcept {
-    std::size_t bytes = 0;
-    for (ShardGroup const& group : groups) {
-        bytes += group.values ? group.values->bytes() : 0;
-        bytes += group.buckets ? group.buckets->bytes() : 0;
-    }
-    return bytes;
-}
-
-JOINABLE_DEFINITION std::size_t state_bytes_of(std::span<ShardGroup const> groups) noexcept {
-    return sum_over(groups, [](OptimizerShard const& shard) { return shard.state().bytes(); });
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
 
 // ---- joinable/participant/sharded/detail/state_exchange.hpp
 

@@ -7,7 +7,7 @@
 #include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/communicator/shared_memory/engine/endpoint.hpp>
 // Endpoints of a group that the library does not compile once.
-#include <joinable/communicator/shared_memory/engine/endpoint.ipp>
+#include <joinable/communicator/shared_memory/engine/impl/endpoint.ipp>
 
 namespace joinable_tests {
 

@@ -173,5 +173,5 @@ void abort_if_throws(Comm& comm, F const& f) {
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/agreement/agree.ipp>
+#include <joinable/agreement/impl/agree.ipp>
 #endif

@@ -97,5 +97,5 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/bucket/broadcast_coalesced.ipp>
+#include <joinable/bucket/impl/broadcast_coalesced.ipp>
 #endif

@@ -116,5 +116,5 @@ make_bucket_layout(ParameterList const& parameters, BucketOptions const& options
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/bucket/bucket.ipp>
+#include <joinable/bucket/impl/bucket.ipp>
 #endif

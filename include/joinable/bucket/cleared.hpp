@@ -14,5 +14,5 @@ namespace joinable { inline namespace v0 { namespace detail {
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/bucket/cleared.ipp>
+#include <joinable/bucket/impl/cleared.ipp>
 #endif

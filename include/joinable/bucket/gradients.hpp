@@ -123,5 +123,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/bucket/gradients.ipp>
+#include <joinable/bucket/impl/gradients.ipp>
 #endif

@@ -15,7 +15,7 @@
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/device_of.hpp>
-#include <joinable/detail/unwinding.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/host.hpp>

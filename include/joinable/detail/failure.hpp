@@ -29,5 +29,5 @@ AbortReason blamed_on(int rank, AbortReason reason);
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/detail/failure.ipp>
+#include <joinable/detail/impl/failure.ipp>
 #endif

@@ -71,5 +71,5 @@ private:
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/device/arena.ipp>
+#include <joinable/device/impl/arena.ipp>
 #endif

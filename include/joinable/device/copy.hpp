@@ -94,5 +94,5 @@ void fill_zero(StridedView<T> const& to) {
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/device/copy.ipp>
+#include <joinable/device/impl/copy.ipp>
 #endif

@@ -35,5 +35,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/device/elements_on_host.ipp>
+#include <joinable/device/impl/elements_on_host.ipp>
 #endif

@@ -81,5 +81,5 @@ struct IndexOrder {
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/device/squares.ipp>
+#include <joinable/device/impl/squares.ipp>
 #endif

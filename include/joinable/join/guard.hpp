@@ -15,8 +15,8 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/detail/type_name.hpp>
-#include <joinable/detail/unwinding.hpp>
 #include <joinable/join/detail/attachments.hpp>
 #include <joinable/join/detail/entry.hpp>
 #include <joinable/join/detail/hooks.hpp>

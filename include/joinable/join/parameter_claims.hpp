@@ -53,5 +53,5 @@ private:
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/join/parameter_claims.ipp>
+#include <joinable/join/impl/parameter_claims.ipp>
 #endif

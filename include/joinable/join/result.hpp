@@ -49,5 +49,5 @@ Stream& operator<<(Stream& stream, JoinResult const& result) {
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/join/result.ipp>
+#include <joinable/join/impl/result.ipp>
 #endif

@@ -103,5 +103,5 @@ private:
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/optimizer/before_step.ipp>
+#include <joinable/optimizer/impl/before_step.ipp>
 #endif

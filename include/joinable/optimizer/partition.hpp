@@ -112,5 +112,5 @@ ShardBucket flat_bucket(
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/optimizer/partition.ipp>
+#include <joinable/optimizer/impl/partition.ipp>
 #endif

@@ -263,5 +263,5 @@ private:
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/optimizer/shard.ipp>
+#include <joinable/optimizer/impl/shard.ipp>
 #endif

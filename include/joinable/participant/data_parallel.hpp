@@ -21,14 +21,12 @@
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/model_table.hpp>
-#include <joinable/detail/scoped_flag.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/participant/averaging.hpp>
-#include <joinable/participant/detail/check_parameters.hpp>
-#include <joinable/participant/detail/compared_model.hpp>
-#include <joinable/participant/detail/listed_model.hpp>
+#include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/gradient_participant.hpp>
 #include <joinable/participant/options.hpp>
 

@@ -20,20 +20,18 @@
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
-#include <joinable/detail/scoped_flag.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
-#include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/averaging.hpp>
 #include <joinable/participant/detail/hidden_rounds.hpp>
-#include <joinable/participant/detail/listed_model.hpp>
+#include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/detail/module_state.hpp>
 #include <joinable/participant/detail/pass_hooks.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
-#include <joinable/participant/detail/replica_check.hpp>
 #include <joinable/tensor/any_view.hpp>
 
 namespace joinable { inline namespace v0 {

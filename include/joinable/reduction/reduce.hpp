@@ -51,5 +51,5 @@ void reduce_to(
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/reduction/reduce.ipp>
+#include <joinable/reduction/impl/reduce.ipp>
 #endif

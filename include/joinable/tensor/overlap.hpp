@@ -160,5 +160,5 @@ std::optional<std::pair<std::size_t, std::size_t>> find_shared(
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/tensor/overlap.ipp>
+#include <joinable/tensor/impl/overlap.ipp>
 #endif

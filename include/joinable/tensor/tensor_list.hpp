@@ -121,5 +121,5 @@ template <class... Ranges>
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/tensor/tensor_list.ipp>
+#include <joinable/tensor/impl/tensor_list.ipp>
 #endif

@@ -88,5 +88,5 @@ template <class Ddp>
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/trace/data_parallel_report.ipp>
+#include <joinable/trace/impl/data_parallel_report.ipp>
 #endif

@@ -108,5 +108,5 @@ void write_picture(Comm&, Other const&, More const&...) {
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/trace/gather.ipp>
+#include <joinable/trace/impl/gather.ipp>
 #endif

@@ -15,5 +15,5 @@ namespace joinable { inline namespace v0 {
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/trace/join_result.ipp>
+#include <joinable/trace/impl/join_result.ipp>
 #endif

@@ -21,5 +21,5 @@ namespace joinable { inline namespace v0 {
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/trace/picture.ipp>
+#include <joinable/trace/impl/picture.ipp>
 #endif

@@ -163,5 +163,5 @@ ProgressLine(detail::AnyArgument, ...) -> ProgressLine<detail::NoCommunicator>;
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/trace/progress_line.ipp>
+#include <joinable/trace/impl/progress_line.ipp>
 #endif

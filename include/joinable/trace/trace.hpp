@@ -43,5 +43,5 @@ void write_json(Trace const& trace, std::function<void(std::string_view)> const&
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/trace/trace.ipp>
+#include <joinable/trace/impl/trace.ipp>
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <joinable/bucket/fixed_assignment.hpp>
+#include <joinable/bucket/assignment.hpp>
 
 #include <array>
 #include <cstddef>

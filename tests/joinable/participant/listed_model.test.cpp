@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // Parameters that changed after a model was made: what each training forward compares.
-#include <joinable/participant/detail/listed_model.hpp>
+#include <joinable/participant/detail/model_checks.hpp>
 
 #include <cstddef>
 #include <exception>

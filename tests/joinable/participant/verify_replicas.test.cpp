@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // verify_replicas: ranks whose values differ hear of it in the next round that compares, and where a guard ends.
-#include <joinable/participant/detail/replica_check.hpp>
+#include <joinable/participant/detail/model_checks.hpp>
 
 #include <algorithm>
 #include <cstddef>

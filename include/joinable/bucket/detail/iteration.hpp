@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <joinable/bucket/detail/static_graph.hpp>
-#include <joinable/bucket/detail/used_map.hpp>
 #include <joinable/bucket/gradients.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/options.hpp>
@@ -17,6 +17,86 @@
 #include <joinable/config.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// Tells which parameters some rank uses, and what ranks have of those that none uses. It has a word
+/// per parameter; the owner of the map sums them over ranks. A word counts ranks with a backward
+/// pass in three fields: those that use the parameter, those that do not and have a gradient of it,
+/// and those that have none. Local.
+class UsedMap {
+public:
+    explicit UsedMap(std::size_t parameters) : counts_(parameters) {}
+
+    /// Clears all counts, including those of other ranks.
+    void clear() noexcept {
+        std::fill(counts_.begin(), counts_.end(), 0);
+        is_known_ = false;
+    }
+    /// Records that this rank uses parameter `i`.
+    void use(std::size_t i) noexcept { counts_[i] = user; }
+    /// Records that this rank's pass does not use parameter `i`.
+    void leave_out(std::size_t i, bool has_gradient) noexcept {
+        counts_[i] = has_gradient ? holder : 1;
+    }
+
+    /// The counts to sum over all ranks.
+    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return counts_; }
+    /// Called after the words have been summed.
+    void set_known() noexcept { is_known_ = true; }
+    [[nodiscard]] bool is_known() const noexcept { return is_known_; }
+
+    /// Whether some rank uses parameter `i`; before the map is known, whether this rank does.
+    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return counts_[i] >= user; }
+    /// Whether some rank ran a pass, and parameter `i` has no gradient on any rank that did.
+    [[nodiscard]] bool is_absent(std::size_t i) const noexcept {
+        return counts_[i] != 0 && counts_[i] < holder;
+    }
+    /// Whether no rank uses any parameter.
+    [[nodiscard]] bool is_empty() const noexcept {
+        return std::all_of(counts_.begin(), counts_.end(), [](auto word) { return word < user; });
+    }
+
+private:
+    static constexpr std::uint64_t holder = std::uint64_t{1} << 21U; // a field counts 2^21 ranks
+    static constexpr std::uint64_t user = std::uint64_t{1} << 42U;
+
+    std::vector<std::uint64_t> counts_;
+    bool is_known_ = false;
+};
+
+/// Counts how often each gradient becomes ready. The first iteration is recorded. In later ones a
+/// gradient is final when it became ready as often as then. Local.
+class StaticGraph {
+public:
+    explicit StaticGraph(std::size_t parameters) : calls_(parameters), left_(parameters) {}
+
+    [[nodiscard]] bool is_recorded() const noexcept { return is_recorded_; }
+    /// Whether the recorded iteration used parameter `i`.
+    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return calls_[i] != 0; }
+
+    /// Starts an iteration.
+    void begin() {
+        if (is_recorded_) {
+            left_ = calls_;
+        } else {
+            calls_.assign(calls_.size(), 0);
+        }
+    }
+
+    /// Counts a mark of gradient `i`. Returns whether it is the last one of the recorded number.
+    [[nodiscard]] bool mark(std::size_t i) noexcept {
+        if (!is_recorded_) {
+            ++calls_[i];
+            return false;
+        }
+        return --left_[i] == 0;
+    }
+    void record() noexcept { is_recorded_ = true; }
+
+private:
+    std::vector<std::uint32_t> calls_;
+    std::vector<std::uint32_t> left_;
+    bool is_recorded_ = false;
+};
 
 /// One rank's side of an iteration: which gradients are ready, which are unused, which buckets are
 /// full. Packs gradients when they are ready and reports wrong calls. Local.
@@ -157,5 +237,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/bucket/detail/iteration.ipp>
+#include <joinable/bucket/detail/impl/iteration.ipp>
 #endif

@@ -17,8 +17,8 @@
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
-#include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 

@@ -72,5 +72,5 @@ void check_same_size(std::span<std::uint64_t const> sizes, std::string_view doin
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/detail/checks.ipp>
+#include <joinable/communicator/detail/impl/checks.ipp>
 #endif

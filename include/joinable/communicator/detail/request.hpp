@@ -137,5 +137,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/detail/request.ipp>
+#include <joinable/communicator/detail/impl/request.ipp>
 #endif

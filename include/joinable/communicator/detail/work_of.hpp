@@ -6,8 +6,8 @@
 #include <variant>
 
 #include <joinable/detail/failure.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
-#include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {

@@ -21,7 +21,7 @@
 #include <joinable/communicator/gloo/detail/rendezvous.hpp>
 #include <joinable/communicator/gloo/options.hpp>
 #include <joinable/communicator/tcp/options.hpp>
-#include <joinable/detail/unwinding.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 {

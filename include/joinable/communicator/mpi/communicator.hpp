@@ -31,8 +31,8 @@
 #include <joinable/communicator/mpi/detail/rank.hpp>
 #include <joinable/communicator/mpi/detail/session.hpp>
 #include <joinable/communicator/mpi/options.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
-#include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
 

@@ -14,7 +14,7 @@
 #include <joinable/communicator/nccl/detail/calls.hpp>
 #include <joinable/communicator/nccl/graph.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
-#include <joinable/detail/unwinding.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/cuda/copy.hpp>
 #include <joinable/device/cuda/device.hpp>

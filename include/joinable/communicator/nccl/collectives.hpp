@@ -26,7 +26,7 @@
 #include <joinable/communicator/nccl/group.hpp>
 #include <joinable/communicator/nccl/options.hpp>
 #include <joinable/communicator/nccl/work.hpp>
-#include <joinable/detail/unwinding.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/cuda/device.hpp>
 #include <joinable/error.hpp>

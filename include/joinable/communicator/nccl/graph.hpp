@@ -17,7 +17,7 @@
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/nccl/collectives.hpp>
 #include <joinable/communicator/nccl/detail/calls.hpp>
-#include <joinable/communicator/nccl/detail/check.hpp>
+#include <joinable/communicator/nccl/detail/post.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/cuda/runtime.hpp>

@@ -8,7 +8,7 @@
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/nccl/detail/launch.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
-#include <joinable/detail/unwinding.hpp>
+#include <joinable/detail/scope.hpp>
 
 namespace joinable { inline namespace v0 {
 

@@ -18,7 +18,7 @@
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
-#include <joinable/communicator/shared_memory/process/process_rank.hpp>
+#include <joinable/communicator/shared_memory/process/process_segment.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -133,7 +133,7 @@ private:
 #endif
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/process.ipp>
+#include <joinable/communicator/shared_memory/impl/process.ipp>
 #endif
 
 #if defined(__linux__)

@@ -134,5 +134,5 @@ void run_processes(F const&, int) {
 #endif
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/run_processes.ipp>
+#include <joinable/communicator/shared_memory/impl/run_processes.ipp>
 #endif

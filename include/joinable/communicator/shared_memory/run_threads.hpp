@@ -63,5 +63,5 @@ void run_threads(F const&, int) {
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/run_threads.ipp>
+#include <joinable/communicator/shared_memory/impl/run_threads.ipp>
 #endif

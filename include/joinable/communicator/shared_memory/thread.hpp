@@ -13,7 +13,6 @@
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/communicator/shared_memory/group/group_rank.hpp>
 #include <joinable/communicator/shared_memory/group/group_storage.hpp>
-#include <joinable/communicator/shared_memory/group/thread_models.hpp>
 #include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
 
@@ -66,7 +65,7 @@ private:
 }} // namespace joinable::v0
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/thread.ipp>
+#include <joinable/communicator/shared_memory/impl/thread.ipp>
 #endif
 
 namespace joinable { inline namespace v0 { namespace detail {

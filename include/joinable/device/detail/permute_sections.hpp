@@ -40,5 +40,5 @@ void permute_sections(std::byte* memory, std::vector<Section>& sections) noexcep
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/device/detail/permute_sections.ipp>
+#include <joinable/device/detail/impl/permute_sections.ipp>
 #endif

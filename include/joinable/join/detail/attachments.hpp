@@ -115,5 +115,5 @@ void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/join/detail/attachments.ipp>
+#include <joinable/join/detail/impl/attachments.ipp>
 #endif

@@ -81,5 +81,5 @@ inline void require_unguarded(void const* communicator, std::string_view name) {
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/join/detail/occupation.ipp>
+#include <joinable/join/detail/impl/occupation.ipp>
 #endif

@@ -146,5 +146,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/join/detail/rounds.ipp>
+#include <joinable/join/detail/impl/rounds.ipp>
 #endif

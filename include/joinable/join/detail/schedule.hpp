@@ -73,5 +73,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/join/detail/schedule.ipp>
+#include <joinable/join/detail/impl/schedule.ipp>
 #endif

@@ -241,5 +241,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/join/detail/session.ipp>
+#include <joinable/join/detail/impl/session.ipp>
 #endif

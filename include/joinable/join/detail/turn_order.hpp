@@ -110,5 +110,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/join/detail/turn_order.ipp>
+#include <joinable/join/detail/impl/turn_order.ipp>
 #endif

@@ -106,5 +106,5 @@ enum class Verdict : std::uint8_t {
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/join/detail/verdict.ipp>
+#include <joinable/join/detail/impl/verdict.ipp>
 #endif

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -12,17 +13,34 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/communicator/nccl/captured_averages.hpp>
-#include <joinable/detail/scoped_flag.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
+#include <joinable/fwd.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/participant/averaging.hpp>
-#include <joinable/participant/captured/detail/captures.hpp>
 #include <joinable/participant/options.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+/// Explains in one sentence over which communicators a CapturedStep runs. A separate header,
+/// because it needs no header of NCCL.
+template <class Comm>
+consteval bool models_captured_step() {
+    constexpr bool is_nccl = std::is_base_of_v<NcclCollectives, Comm>;
+    static_assert(
+        is_nccl,
+        "CapturedStep: the communicator has to be an NcclCommunicator or an NcclCommunicatorRef, "
+        "whose collectives a CUDA graph can hold; over another one use DistributedDataParallel"
+    );
+    return is_nccl;
+}
+
+} // namespace detail
 
 /// Captures the passes of an engine and the reduction of their gradients as one CUDA graph, over
 /// NCCL.

@@ -14,7 +14,7 @@
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/join/round.hpp>
-#include <joinable/participant/detail/compared_model.hpp>
+#include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/options.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {

@@ -87,5 +87,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/participant/detail/ready_check.ipp>
+#include <joinable/participant/detail/impl/ready_check.ipp>
 #endif

@@ -17,14 +17,13 @@
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/device_of.hpp>
-#include <joinable/detail/scoped_flag.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>
-#include <joinable/participant/detail/compared_model.hpp>
-#include <joinable/participant/detail/listed_model.hpp>
+#include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/participant/gradient_participant.hpp>
 #include <joinable/participant/needs_header.hpp>

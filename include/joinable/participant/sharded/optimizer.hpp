@@ -37,7 +37,7 @@
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/update_rule.hpp>
-#include <joinable/participant/detail/compared_model.hpp>
+#include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/sharded/detail/arenas.hpp>
 #include <joinable/participant/sharded/detail/before_step.hpp>
 #include <joinable/participant/sharded/detail/bucket_values.hpp>
@@ -45,7 +45,6 @@
 #include <joinable/participant/sharded/detail/group.hpp>
 #include <joinable/participant/sharded/detail/plan.hpp>
 #include <joinable/participant/sharded/detail/settings.hpp>
-#include <joinable/participant/sharded/detail/sizes.hpp>
 #include <joinable/participant/sharded/detail/state_exchange.hpp>
 #include <joinable/participant/sharded/detail/values.hpp>
 #include <joinable/participant/sharded/zero_options.hpp>

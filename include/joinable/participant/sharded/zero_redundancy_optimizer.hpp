@@ -12,7 +12,7 @@
 #include <joinable/bucket/without_pass.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
-#include <joinable/detail/scoped_flag.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>

@@ -19,8 +19,8 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/polling.hpp>
 #include <joinable/communicator/detail/request.hpp>
-#include <joinable/communicator/detail/waiting.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/hash.hpp>

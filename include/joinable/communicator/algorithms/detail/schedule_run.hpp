@@ -9,7 +9,7 @@
 
 #include <joinable/communicator/algorithms/message_schedule.hpp>
 #include <joinable/communicator/algorithms/message_step.hpp>
-#include <joinable/communicator/detail/waiting.hpp>
+#include <joinable/communicator/detail/polling.hpp>
 #include <joinable/reduction/reduce.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>

@@ -20,7 +20,7 @@
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/home_process.hpp>
-#include <joinable/communicator/detail/poll_pause.hpp>
+#include <joinable/communicator/detail/polling.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
@@ -429,7 +429,8 @@ private:
         return !reason || has_any_left() ? own_reason_ : reason;
     }
     /// An abort of the parent reaches every wait.
-    static TcpCommunicator attached(GlooMeeting& rendezvous, std::shared_ptr<GlooRank> const& parent) {
+    static TcpCommunicator
+    attached(GlooMeeting& rendezvous, std::shared_ptr<GlooRank> const& parent) {
         if (parent != nullptr) {
             rendezvous.hear = [parent] { return parent->reason_for_groups(); };
         }

@@ -28,7 +28,6 @@
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/gloo/options.hpp>
 #include <joinable/communicator/tcp/communicator.hpp>
-#include <joinable/communicator/tcp/listener.hpp>
 #include <joinable/communicator/tcp/options.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>

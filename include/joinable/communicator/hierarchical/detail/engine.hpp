@@ -24,15 +24,13 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/pair_counts.hpp>
-#include <joinable/communicator/detail/poll_pause.hpp>
+#include <joinable/communicator/detail/polling.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
-#include <joinable/communicator/detail/waiting.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/hierarchical/detail/comparison.hpp>
 #include <joinable/communicator/hierarchical/detail/groups.hpp>
 #include <joinable/communicator/hierarchical/detail/level_plan.hpp>
-#include <joinable/communicator/hierarchical/detail/level_step.hpp>
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
 #include <joinable/communicator/hierarchical/options.hpp>
 #include <joinable/detail/failure.hpp>

@@ -11,7 +11,7 @@
 
 #include <mpi.h>
 
-#include <joinable/communicator/detail/poll_pause.hpp>
+#include <joinable/communicator/detail/polling.hpp>
 #include <joinable/communicator/mpi/detail/api.hpp>
 #include <joinable/communicator/mpi/detail/lock.hpp>
 #include <joinable/communicator/mpi/detail/rank.hpp>

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include <joinable/communicator/detail/deadline.hpp>
-#include <joinable/communicator/detail/poll_pause.hpp>
+#include <joinable/communicator/detail/polling.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -18,8 +18,8 @@
 #include <joinable/communicator/nccl/detail/control.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/communicator/nccl/detail/registration.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
-#include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/cuda/runtime.hpp>
 #include <joinable/error.hpp>

@@ -84,5 +84,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/board/arena_space.ipp>
+#include <joinable/communicator/shared_memory/board/impl/arena_space.ipp>
 #endif

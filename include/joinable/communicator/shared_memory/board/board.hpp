@@ -245,5 +245,5 @@ static_assert(std::is_trivially_destructible_v<Board>);
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/board/board.ipp>
+#include <joinable/communicator/shared_memory/board/impl/board.ipp>
 #endif

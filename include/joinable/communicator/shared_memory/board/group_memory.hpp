@@ -138,5 +138,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/board/group_memory.ipp>
+#include <joinable/communicator/shared_memory/board/impl/group_memory.ipp>
 #endif

@@ -64,5 +64,5 @@ bool run_chunks(
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/engine/chunks.ipp>
+#include <joinable/communicator/shared_memory/engine/impl/chunks.ipp>
 #endif

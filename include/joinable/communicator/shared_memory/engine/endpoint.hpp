@@ -192,5 +192,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/engine/endpoint.ipp>
+#include <joinable/communicator/shared_memory/engine/impl/endpoint.ipp>
 #endif

@@ -103,5 +103,5 @@ void combine_contributions(
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/engine/exchange.ipp>
+#include <joinable/communicator/shared_memory/engine/impl/exchange.ipp>
 #endif

@@ -39,5 +39,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/engine/helper.ipp>
+#include <joinable/communicator/shared_memory/engine/impl/helper.ipp>
 #endif

@@ -128,5 +128,5 @@ using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemo
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/engine/lent_memory.ipp>
+#include <joinable/communicator/shared_memory/engine/impl/lent_memory.ipp>
 #endif

@@ -159,5 +159,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/engine/slices.ipp>
+#include <joinable/communicator/shared_memory/engine/impl/slices.ipp>
 #endif

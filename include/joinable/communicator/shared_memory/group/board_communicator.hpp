@@ -12,7 +12,7 @@
 #include <joinable/communicator/shared_memory/engine/helper.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/config.hpp>
-#include <joinable/detail/unwinding.hpp>
+#include <joinable/detail/scope.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -91,5 +91,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/group/board_communicator.ipp>
+#include <joinable/communicator/shared_memory/group/impl/board_communicator.ipp>
 #endif

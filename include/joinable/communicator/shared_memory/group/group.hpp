@@ -220,5 +220,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/group/group.ipp>
+#include <joinable/communicator/shared_memory/group/impl/group.ipp>
 #endif

@@ -148,5 +148,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/group/group_rank.ipp>
+#include <joinable/communicator/shared_memory/group/impl/group_rank.ipp>
 #endif

@@ -60,5 +60,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/group/mailbox.ipp>
+#include <joinable/communicator/shared_memory/group/impl/mailbox.ipp>
 #endif

@@ -85,5 +85,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/process/child_processes.ipp>
+#include <joinable/communicator/shared_memory/process/impl/child_processes.ipp>
 #endif

@@ -14,7 +14,7 @@
 #include <joinable/communicator/detail/background_thread.hpp>
 #include <joinable/communicator/shared_memory/board/arrival_line.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
-#include <joinable/communicator/shared_memory/board/stored_reason.hpp>
+#include <joinable/communicator/shared_memory/board/first_reason.hpp>
 #include <joinable/communicator/shared_memory/board/tuning.hpp>
 #include <joinable/communicator/shared_memory/process/shared_object.hpp>
 #include <joinable/config.hpp>

@@ -57,5 +57,5 @@ using IsElsewhere = std::function<bool()>;
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/tcp/detail/address.ipp>
+#include <joinable/communicator/tcp/detail/impl/address.ipp>
 #endif

@@ -100,5 +100,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/tcp/detail/collectives.ipp>
+#include <joinable/communicator/tcp/detail/impl/collectives.ipp>
 #endif

@@ -226,5 +226,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/tcp/detail/frame.ipp>
+#include <joinable/communicator/tcp/detail/impl/frame.ipp>
 #endif

@@ -69,10 +69,10 @@ struct Refusal {
 };
 /// Why rank 0 of `job` rejects the sender of this hello, or nothing. @pre the hello is complete.
 [[nodiscard]] std::optional<Refusal>
-refusal_of(std::span<std::byte const> hello, TcpJob const& job);
+refusal_of(std::span<std::byte const> received, TcpJob const& job);
 
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/tcp/detail/handshake.ipp>
+#include <joinable/communicator/tcp/detail/impl/handshake.ipp>
 #endif

@@ -148,5 +148,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/tcp/detail/hub.ipp>
+#include <joinable/communicator/tcp/detail/impl/hub.ipp>
 #endif

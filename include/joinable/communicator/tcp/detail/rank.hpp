@@ -229,5 +229,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/tcp/detail/rank.ipp>
+#include <joinable/communicator/tcp/detail/impl/rank.ipp>
 #endif

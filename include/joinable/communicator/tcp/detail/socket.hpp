@@ -137,5 +137,5 @@ inline void wait_for(Socket const& socket, short events, TimePoint until) noexce
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/tcp/detail/socket.ipp>
+#include <joinable/communicator/tcp/detail/impl/socket.ipp>
 #endif

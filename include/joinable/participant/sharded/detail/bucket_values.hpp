@@ -61,5 +61,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/participant/sharded/detail/bucket_values.ipp>
+#include <joinable/participant/sharded/detail/impl/bucket_values.ipp>
 #endif

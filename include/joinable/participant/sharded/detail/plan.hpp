@@ -17,7 +17,7 @@
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/optimizer/state_arrays.hpp>
 #include <joinable/optimizer/update_rule.hpp>
-#include <joinable/participant/detail/check_parameters.hpp>
+#include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>
 #include <joinable/participant/sharded/zero_options.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -275,5 +275,5 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/participant/sharded/detail/plan.ipp>
+#include <joinable/participant/sharded/detail/impl/plan.ipp>
 #endif

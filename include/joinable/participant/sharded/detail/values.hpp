@@ -101,5 +101,5 @@ private:
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
-#include <joinable/participant/sharded/detail/values.ipp>
+#include <joinable/participant/sharded/detail/impl/values.ipp>
 #endif

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/participant/detail/model_checks.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/overlap.hpp>
+#include <joinable/tensor/shape.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const& options) {
+    list.add("bucket_cap_bytes", options.bucket_cap_bytes);
+    list.add("first_bucket_bytes", options.first_bucket_bytes);
+    list.add("gradient_as_bucket_view", options.gradient_as_bucket_view);
+    list.add("find_unused", options.find_unused);
+    list.add("static_graph", options.static_graph);
+    list.add("broadcast_buffers", options.broadcast_buffers);
+    list.add("gradient_kind", options.gradient_kind == GradientKind::mean ? "mean" : "sum");
+    list.add("bucket_caps_bytes", options.bucket_caps_bytes);
+    list.add("rebuild_buckets", options.rebuild_buckets);
+    bool const is_before = options.buffer_sync == BufferSync::before_forward;
+    list.add("buffer_sync", is_before ? "before_forward" : "after_forward");
+    list.add("sync_at_start", options.sync_at_start);
+    list.add("sync_at_end", options.sync_at_end);
+    constexpr std::string_view joined[] = {"zeroed_at_end", "kept", "untouched"};
+    list.add("joined_gradients", joined[static_cast<std::size_t>(options.joined_gradients)]);
+    bool const is_zero = options.unused_gradients == UnusedGradients::zero;
+    list.add("unused_gradients", is_zero ? "zero" : "held");
+    list.add("verify_ready", options.verify_ready);
+    list.add("shares_values", options.shares_values);
+    list.add("verify_replicas", options.verify_replicas);
+}
+
+JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {
+    list.add("number of parameters", parameters.size());
+    std::size_t elements = 0;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        AnyView const value = parameters[i].value();
+        elements += value.numel();
+        std::string text = to_text(value);
+        if (value.strides() != row_major_strides(value.extents())) {
+            text += ", strides " + to_text(value.strides());
+        }
+        text += parameters[i].requires_grad() ? "" : ", no requires_grad";
+        list.add(describe_parameter(parameters, i), text);
+    }
+    return concat(parameters.size(), " parameters of ", elements, " elements");
+}
+
+JOINABLE_DEFINITION void
+agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) {
+    list.add(concat("number of ", kind, "s"), tensors.size());
+    std::size_t i = 0;
+    for (AnyTensor const& tensor : tensors) {
+        list.add(concat(kind, " ", i++), to_text(tensor.view()));
+    }
+}
+
+JOINABLE_DEFINITION void check_distinct(
+    ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
+) {
+    std::vector<AddressRange> ranges;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        ranges.push_back(AddressRange::of(view_of(list[i]), i));
+    }
+    auto const shared = find_shared(
+        std::move(ranges),
+        [&](std::size_t i) { return view_of(list[i]); },
+        [](std::size_t, std::size_t) { return true; }
+    );
+    if (shared) {
+        throw ContractViolation{
+            to_text(what) + to_text(describe_parameter(list, shared->first)) + " and " +
+            to_text(describe_parameter(list, shared->second)) +
+            " share memory; list a shared parameter once, and give views of one storage as "
+            "one parameter"
+        };
+    }
+}
+
+JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId device) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        check_value(list, i, device);
+        if (list[i].requires_grad()) {
+            check_gradient(list, i, list[i].grad());
+        }
+    }
+    check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });
+    check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {
+        return parameter.grad();
+    });
+}
+
+JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool holds_values)
+    : parameters_{std::move(parameters)} {
+    listed_.reserve(parameters_.size());
+    for (AnyParameter const& parameter : parameters_) {
+        AnyView const value = parameter.value();
+        listed_.push_back(
+            {value.extents(),
+             value.device(),
+             value.dtype(),
+             holds_values && static_cast<bool>(value),
+             parameter.requires_grad()}
+        );
+    }
+}
+
+JOINABLE_DEFINITION void
+ListedModel::require_same(std::size_t i, std::string_view participant) const {
+    ParameterState const& listed = listed_[i];
+    std::string const what = describe_parameter(parameters_, i);
+    std::string const made{participant};
+    if (!listed.requires_grad && parameters_[i].requires_grad()) {
+        throw ContractViolation{
+            what + " requires a gradient now, but did not when the " + made +
+            " was made, so it would not be averaged; make the " + made + " after unfreezing"
+        };
+    }
+    AnyView const value = parameters_[i].value();
+    if (!listed.has_value || !value) {
+        return; // it may be frozen now: then it has no gradient, which the backward pass notices
+    }
+    bool const is_moved = value.device() != listed.device;
+    if (!is_moved && value.dtype() == listed.dtype && value.extents() == listed.extents) {
+        return;
+    }
+    auto const text = [&](DType dtype, Shape const& extents, DeviceId device) {
+        return concat(name_of(dtype), " ", to_text(extents)) +
+               (is_moved ? " on " + to_text(device) : std::string{});
+    };
+    throw ContractViolation{
+        what + " is " + text(value.dtype(), value.extents(), value.device()) + " now, but was " +
+        text(listed.dtype, listed.extents, listed.device) + " when the " + made +
+        " was made; make the " + made +
+        (value.extents() == listed.extents ? " after to()" : " after resizing")
+    };
+}
+
+JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ranks const& ranks) {
+    AgreementList values;
+    values.begin_section("replicas differ: ");
+    for (std::size_t i = 0; ranks.has_say && i < parameters_.size(); ++i) {
+        AnyParameter const& parameter = parameters_[i];
+        AnyView const value = parameter.requires_grad() ? parameter.value() : AnyView{};
+        std::string text = "no trained value";
+        if (value && has_memory(value)) {
+            text = concat("values of hash ", elements_.hash(value));
+        }
+        values.add(describe_parameter(parameters_, i), text);
+    }
+    std::array<std::uint64_t, HashAgreement::words> words{};
+    if (ranks.has_say) {
+        HashAgreement::write(words.data(), values.hash_from(0));
+    }
+    control.sum(words);
+    auto const count = static_cast<std::uint64_t>(ranks.count);
+    if (HashAgreement::is_common(words.data(), count)) {
+        return;
+    }
+    DifferenceReport report{control, ranks.lowest, count, ranks.has_say};
+    AbortReason reason = report.difference(values);
+    reason.message +=
+        "; start all ranks from the same values (sync_at_start), and change them on all ranks alike";
+    throw_failure(reason);
+}
+
+}}} // namespace joinable::v0::detail

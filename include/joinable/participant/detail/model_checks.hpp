@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/agreement/control.hpp>
+#include <joinable/config.hpp>
+#include <joinable/device/elements_on_host.hpp>
+#include <joinable/participant/options.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/parameters.hpp>
+#include <joinable/tensor/tensor_list.hpp>
+
+/// @file
+/// The properties of a model that ranks compare: see agreement/agree.hpp.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+void agree_on(AgreementList& list, DataParallelOptions const& options);
+
+/// Lists each parameter with its name, dtype, extents, strides and requires_grad. Returns the
+/// counts as a text.
+std::string agree_on(AgreementList& list, ParameterList const& parameters);
+
+/// Lists each tensor with its dtype and extents.
+void agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind);
+
+void check_distinct(
+    ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
+);
+
+/// Refuses parameters without a value on `device`, parameters with elements at a null pointer, and
+/// parameters whose values or gradients share memory: they would be averaged and stepped more than
+/// once. Local.
+/// Complexity: sorts the parameters; compares those whose address ranges overlap.
+void check_parameters(ParameterList const& list, DeviceId device);
+
+/// What parameters were when a participant listed them. Each training forward compares them with
+/// what they are now. Local.
+class ListedModel {
+public:
+    /// With `holds_values` false the engine does not hold the values between passes, so they are not
+    /// compared.
+    ListedModel(ParameterList parameters, bool holds_values);
+
+    /// Complexity: a few nanoseconds for each parameter.
+    /// @throws ContractViolation  a frozen parameter is trained now, or a value has another dtype,
+    ///         other extents or another device. `participant` is its class, for texts.
+    void require_same(std::string_view participant) const {
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            if (!parameters_[i].is_as(listed_[i])) {
+                require_same(i, participant);
+            }
+        }
+    }
+
+private:
+    void require_same(std::size_t i, std::string_view participant) const;
+
+    ParameterList parameters_;
+    std::vector<ParameterState> listed_;
+};
+
+/// Compares the values that ranks train, see DataParallelOptions::verify_replicas.
+class ReplicaCheck {
+public:
+    /// Whose values are compared: those of ranks that `have_say`, of which `lowest` is the lowest.
+    struct Ranks {
+        int lowest;
+        int count;
+        bool has_say; ///< this rank
+    };
+
+    ReplicaCheck(ParameterList parameters, Device& device, std::size_t interval) noexcept
+        : parameters_{std::move(parameters)}, elements_{device}, interval_{interval} {}
+
+    /// Collective, in each training round that syncs. Compares in each `interval`-th one.
+    void count_round(ControlCommunicator& control, Ranks const& ranks) {
+        if ((rounds_ + 1) % interval_ == 0) {
+            compare(control, ranks);
+        }
+        ++rounds_; // not if this rank failed: it may do its part by skip()
+    }
+    /// Collective; one sum of six words.
+    /// @throws Mismatch  on all ranks: it names the ranks that differ from the lowest, and the first parameter.
+    void compare(ControlCommunicator& control, Ranks const& ranks);
+
+private:
+    ParameterList parameters_;
+    ElementsOnHost elements_;
+    std::size_t interval_;
+    std::size_t rounds_ = 0;
+};
+
+}}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/participant/detail/impl/model_checks.ipp>
+#endif

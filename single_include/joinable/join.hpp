@@ -26,6 +26,7 @@
 #include <new>
 #include <numeric>
 #include <optional>
+#include <pthread.h>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -10163,10 +10164,16 @@ BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The process in which an object was made. A process that is forked later has a copy of the
-/// object, which must not speak for the rank.
+/// object, which must not speak for the rank. Every collective asks, so the answer costs no system call.
 class HomeProcess {
 public:
-    [[nodiscard]] bool is_here() const noexcept { return id_ == ::getpid(); }
+    HomeProcess() {
+        static int const counts = ::pthread_atfork(nullptr, nullptr, [] { ++forks(); });
+        static_cast<void>(counts);
+    }
+    [[nodiscard]] bool is_here() const noexcept {
+        return forks_before_ == forks().load(std::memory_order_relaxed);
+    }
     /// @throws ContractViolation  this is another process.
     void require_here(int rank) const {
         if (!is_here()) {
@@ -10183,7 +10190,14 @@ public:
     }
 
 private:
+    /// The forks that lead from the first process to this one.
+    static std::atomic<int>& forks() noexcept {
+        static std::atomic<int> forks{0};
+        return forks;
+    }
+
     pid_t id_ = ::getpid();
+    int forks_before_ = forks().load(std::memory_order_relaxed);
 };
 
 }}} // namespace joinable::v0::detail
@@ -19907,7 +19921,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The name of a type as the compiler prints it. It differs between compilers, so use it only in
 /// error texts.
 template <class T>
-[[nodiscard]] constexpr std::string_view type_name() noexcept {
+[[nodiscard]] consteval std::string_view type_name() noexcept {
     std::string_view const text = __PRETTY_FUNCTION__;
     std::string_view const marker = "T = ";
     auto const begin = text.find(marker);
@@ -19919,9 +19933,9 @@ template <class T>
 }
 
 /// The declared name of a class, without namespaces and template arguments, which compilers print
-/// differently.
+/// differently. Computed by the compiler: each round of a guard asks for a participant's name.
 template <class T>
-[[nodiscard]] constexpr std::string_view class_name() noexcept {
+[[nodiscard]] consteval std::string_view class_name() noexcept {
     std::string_view name = type_name<T>();
     if (name.ends_with('>')) {
         std::size_t depth = 0;

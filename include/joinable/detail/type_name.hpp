@@ -9,7 +9,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The name of a type as the compiler prints it. It differs between compilers, so use it only in
 /// error texts.
 template <class T>
-[[nodiscard]] constexpr std::string_view type_name() noexcept {
+[[nodiscard]] consteval std::string_view type_name() noexcept {
     std::string_view const text = __PRETTY_FUNCTION__;
     std::string_view const marker = "T = ";
     auto const begin = text.find(marker);
@@ -21,9 +21,9 @@ template <class T>
 }
 
 /// The declared name of a class, without namespaces and template arguments, which compilers print
-/// differently.
+/// differently. Computed by the compiler: each round of a guard asks for a participant's name.
 template <class T>
-[[nodiscard]] constexpr std::string_view class_name() noexcept {
+[[nodiscard]] consteval std::string_view class_name() noexcept {
     std::string_view name = type_name<T>();
     if (name.ends_with('>')) {
         std::size_t depth = 0;

@@ -182,9 +182,9 @@ TEST_CASE("a round in which nothing happens costs one sum") {
     roll_call.post(active_rank(training, 5, 6));
     CHECK(roll_call.answer() == Verdict::go_on);
     CHECK(control.sums == 1);
-    CHECK(roll_call.said().active == 3);
-    CHECK(roll_call.said().contributors == 3);
-    CHECK(roll_call.said().weight == 20);
+    CHECK(roll_call.totals().active == 3);
+    CHECK(roll_call.totals().contributors == 3);
+    CHECK(roll_call.totals().weight == 20);
     CHECK(roll_call.rounds() == 1);
 }
 
@@ -274,8 +274,8 @@ TEST_CASE("a rank that skips and gives no weight goes along with weighted rounds
         RollCall roll_call{control, EndPolicy::drain};
         roll_call.post(speaking);
         CHECK(roll_call.answer() == Verdict::go_on);
-        CHECK(roll_call.said().weighted == (is_weighted ? 2 : 0));
-        CHECK(roll_call.said().silent == 1);
+        CHECK(roll_call.totals().weighted == (is_weighted ? 2 : 0));
+        CHECK(roll_call.totals().silent == 1);
     }
 }
 

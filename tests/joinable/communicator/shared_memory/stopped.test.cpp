@@ -202,7 +202,7 @@ TEST_CASE("writers that are stopped one after another do not keep the others fro
     wait_until(closed, 1);
     CHECK_FALSE(end.is_given());
     auto const start = Clock::now();
-    end.settle(room, {FailureKind::timed_out, {}, "second"}, 4, [&] { ++closed; }, now);
+    end.await_given(room, {FailureKind::timed_out, {}, "second"}, 4, [&] { ++closed; }, now);
     CHECK(Clock::now() - start >= FirstReason::patience);
     CHECK(end.is_given());
     CHECK(closed == 2);

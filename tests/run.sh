@@ -121,7 +121,7 @@ fi
 # With -O0 the compiler takes half of the time for tests. They link the library compiled once, which keeps them fast.
 options=(-DJOINABLE_TEST_OPTIONS=-O0 -DJOINABLE_BUILD_BENCHMARKS=$all)
 if $all; then # examples and benchmarks as users have them
-    options+=("-DJOINABLE_TEST_RANKS=threads;processes;mpi;gloo;machines")
+    options+=("-DJOINABLE_TEST_RANKS=threads;processes;mpi;gloo;machines;sockets")
 else
     options+=("-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" -DJOINABLE_TEST_RANKS=threads)
 fi

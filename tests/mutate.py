@@ -191,7 +191,7 @@ MUTATIONS = [
     ),
     Mutation(
         "refused-views-take-values", "participant/sharded/optimizer.hpp",
-        "group.buckets->leave();", "",
+        "group.values->leave();", "",
         "participant/bucket_values.test.cpp", "values that cannot lie in buckets*",
     ),
     Mutation(
@@ -885,8 +885,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sharded-values-are-saved-in-another-order", "checkpoint/detail/model_layout.hpp",
-        "group.values ? dense_strides(extents, value.strides()) : row_major_strides(extents)",
-        "row_major_strides(extents)",
+        "group.shards_values() ? dense_strides(extents, value.strides())\n", "false ? extents\n",
         "checkpoint/checkpoint.test.cpp", "values that are sharded*",
     ),
     Mutation(
@@ -926,12 +925,12 @@ MUTATIONS = [
     ),
     Mutation(
         "values-that-left-their-bucket-are-sent", "participant/sharded/detail/plan.hpp",
-        "group.buckets->check();", "",
+        "group.values->check();", "",
         "participant/bucket_values.test.cpp", "weights are loaded*",
     ),
     Mutation(
-        "values-outlive-their-bucket", "participant/sharded/detail/impl/bucket_values.ipp",
-        "parameters_[i].release_value();", "",
+        "values-outlive-their-bucket", "participant/sharded/detail/impl/value_store.ipp",
+        "parts_[i].whole.release_value();", "",
         "participant/bucket_values.test.cpp", "values in buckets are those*",
     ),
     Mutation(
@@ -1016,7 +1015,7 @@ MUTATIONS = [
     ),
     Mutation(
         "each-bucket-has-memory-of-its-own", "participant/sharded/detail/gradients_for_owners.hpp",
-        "arenas_in_use_ >= overlapping;", "arenas_in_use_ >= buckets_.size();",
+        "are_taken(overlapping);", "are_taken(buckets_.size());",
         "participant/sharded_data_parallel.test.cpp", "gradients become ready*",
     ),
     Mutation(

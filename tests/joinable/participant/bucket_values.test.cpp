@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // Values that lie in the buckets in which they travel: parameters_as_bucket_view. The oracle: the whole optimizer
 // on every rank.
-#include <joinable/participant/sharded/detail/bucket_values.hpp>
+#include <joinable/participant/sharded/detail/value_store.hpp>
 
 #include <cstddef>
 #include <cstdint>

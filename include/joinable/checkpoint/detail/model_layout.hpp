@@ -118,7 +118,7 @@ public:
     }
     /// All values, whole. If ranks keep parts of values, the parts of this rank.
     [[nodiscard]] std::vector<TensorPart> values() const {
-        if (!groups_.empty() && groups_.front().values) {
+        if (!groups_.empty() && groups_.front().shards_values()) {
             return own_values(true);
         }
         std::vector<TensorPart> parts;
@@ -226,7 +226,8 @@ private:
             static_cast<std::byte*>(value.data()),
             0,
             value.strides(),
-            group.values ? dense_strides(extents, value.strides()) : row_major_strides(extents),
+            group.shards_values() ? dense_strides(extents, value.strides())
+                                  : row_major_strides(extents),
             0,
             value.numel()
         };

@@ -38,15 +38,13 @@
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
-#include <joinable/participant/sharded/detail/arenas.hpp>
 #include <joinable/participant/sharded/detail/before_step.hpp>
-#include <joinable/participant/sharded/detail/bucket_values.hpp>
 #include <joinable/participant/sharded/detail/exchange.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>
 #include <joinable/participant/sharded/detail/plan.hpp>
 #include <joinable/participant/sharded/detail/settings.hpp>
 #include <joinable/participant/sharded/detail/state_exchange.hpp>
-#include <joinable/participant/sharded/detail/values.hpp>
+#include <joinable/participant/sharded/detail/value_store.hpp>
 #include <joinable/participant/sharded/zero_options.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/tensor_list.hpp>
@@ -84,7 +82,7 @@ public:
     /// @throws ContractViolation  values are sharded and not gathered.
     void reload() {
         for (Group const& group : groups_) {
-            if (group.values) {
+            if (group.shards_values()) {
                 group.values->take(group.shards, scratch_[0]);
             }
             for (OptimizerShard const& shard : group.shards) {
@@ -300,16 +298,14 @@ protected:
             group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
             compare(compared);
             plan(group, rule, choices, loads, compared);
-            if (shards_values()) {
-                BufferMemory const memory{comm_};
-                group.values =
-                    std::make_shared<detail::ShardedValues>(group.parameters, group.shards, memory);
-                kept = detail::ShardedValues::list(group.values);
-            }
-            if (options_.parameters_as_bucket_view) {
-                group.buckets = std::make_shared<detail::BucketValues>(
-                    group.parameters, group.shards, BufferMemory{comm_}
+            if (shards_values() || options_.parameters_as_bucket_view) {
+                group.values = std::make_shared<detail::ValueStore>(
+                    group.parameters,
+                    group.shards,
+                    shards_values() ? detail::Residence::own_part : detail::Residence::bucket,
+                    BufferMemory{comm_}
                 );
+                kept = detail::ValueStore::list(group.values);
             }
             also(group);
             std::vector<AnyView> values;
@@ -328,14 +324,11 @@ protected:
         entry.leave();
         start->run(comm_, 0);
         auto const finish = [&] {
-            if (group.buckets) {
-                group.buckets->take();
+            if (group.values) {
+                group.values->take(group.shards, scratch_[0]);
             }
             for (OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
-            }
-            if (shards_values()) {
-                group.values->take(group.shards, scratch_[0]);
             }
             device().finish(); // before the engine's memory ends
             rules_.push_back(std::move(rule));
@@ -346,12 +339,12 @@ protected:
             if (rules_.size() > groups_.size()) {
                 rules_.pop_back();
             }
-            if (group.buckets) {
-                group.buckets->leave();
+            if (group.values) {
+                group.values->leave();
             }
             throw;
         }
-        if (shards_values()) {
+        if (group.values) {
             group.values->release();
             group.parameters = std::move(kept);
         }
@@ -498,9 +491,9 @@ private:
                     step(k, shard);
                     if (sends_values()) {
                         std::byte* const bucket =
-                            group.buckets ? group.buckets->bucket(s)
-                                          : arenas_.data(turn % 2, packed_bytes(group, shard));
-                        bool const has_values = group.buckets != nullptr;
+                            group.values ? group.values->at(s)
+                                         : arenas_.data(turn % 2, packed_bytes(group, shard));
+                        bool const has_values = group.values != nullptr;
                         static_cast<void>(exchanges[turn % 2].emplace(
                             comm_, group.parameters, shard, bucket, has_values, scratch_[0]
                         ));

@@ -12,8 +12,8 @@
 #include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/participant/sharded/detail/arenas.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>
+#include <joinable/participant/sharded/detail/value_store.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -46,7 +46,9 @@ public:
             for (std::size_t s = 0; s < group.shards.size(); ++s) {
                 ShardBucket const& layout = group.shards[s].bucket();
                 largest = (std::max)(largest, group.shards[s].bucket_bytes());
-                Planned one{{g, s, nowhere}, {{nullptr, layout.count(), layout.dtype}, {}, {}}};
+                Planned one{
+                    {g, s, BucketArenas::none}, {{nullptr, layout.count(), layout.dtype}, {}, {}}
+                };
                 for (std::size_t p = 0; p < layout.pieces.size(); ++p) {
                     if (layout.pieces[p].begin == 0) {
                         std::size_t const i = group.first + layout.pieces[p].parameter;
@@ -74,7 +76,6 @@ public:
                 trained_.push_back(i);
             }
         }
-        free_.reserve(buckets_.size());
         arenas_.reserve((std::min)(buckets_.size(), overlapping), largest);
     }
 
@@ -96,10 +97,9 @@ public:
     void begin(bool has_joined) override {
         has_joined_ = has_joined;
         is_packed_.assign(is_packed_.size(), false);
-        free_.clear();
-        arenas_in_use_ = 0;
+        arenas_.give_back_all();
         for (Slot& slot : slots_) {
-            slot.arena = nowhere;
+            slot.arena = BucketArenas::none;
         }
     }
 
@@ -149,11 +149,9 @@ public:
     void end_guard() override { is_clear_ = false; }
 
     [[nodiscard]] bool waits_for_memory(std::size_t bucket) const override {
-        return slots_[bucket].arena == nowhere && free_.empty() && arenas_in_use_ >= overlapping;
+        return slots_[bucket].arena == BucketArenas::none && arenas_.are_taken(overlapping);
     }
-    void give_back(std::size_t bucket) override {
-        free_.push_back(std::exchange(slots_[bucket].arena, nowhere));
-    }
+    void give_back(std::size_t bucket) override { arenas_.give_back(slots_[bucket].arena); }
 
 private:
     /// The number of buckets with memory, unless more fill at the same time: one travels while the next one fills.
@@ -163,24 +161,18 @@ private:
         std::size_t group;
         std::size_t shard;
         std::size_t first; ///< the lowest parameter
-        std::size_t arena = nowhere;
+        std::size_t arena = BucketArenas::none;
     };
 
     /// Writes a gradient into its bucket, which gets memory.
     void pack_into_bucket(std::size_t i, double factor) {
         std::size_t const bucket = bucket_of_[i];
         Slot& slot = slots_[bucket];
-        if (slot.arena == nowhere) {
-            if (free_.empty()) {
-                free_.push_back(arenas_in_use_++);
-            }
-            std::size_t const arena = free_.back();
+        if (slot.arena == BucketArenas::none) {
             Buffer& buffer = buckets_[bucket].buffer;
-            buffer.data = arenas_.data(
-                arena, buffer.bytes()
-            ); // if this throws, the next gradient tries again
-            free_.pop_back();
-            slot.arena = arena;
+            slot.arena =
+                arenas_.take(buffer.bytes()); // if this throws, the next gradient tries again
+            buffer.data = arenas_.data(slot.arena, buffer.bytes());
         }
         auto* const memory = static_cast<std::byte*>(buckets_[bucket].buffer.data);
         ParameterList const& parameters = groups_[slot.group].parameters;
@@ -193,8 +185,6 @@ private:
     std::vector<Bucket> buckets_;       ///< without views
     std::vector<std::size_t> piece_of_; ///< of each parameter: the piece at which it begins
     std::vector<bool> is_packed_;       ///< of each parameter: its gradient is to be released
-    std::size_t arenas_in_use_ = 0;     ///< including free ones
-    std::vector<std::size_t> free_;     ///< arenas
     bool has_joined_ = false;           ///< in this iteration
     bool is_clear_ = false;             ///< since this rank joined
 };

@@ -23,8 +23,7 @@
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/stepped_gradients.hpp>
-#include <joinable/participant/sharded/detail/bucket_values.hpp>
-#include <joinable/participant/sharded/detail/values.hpp>
+#include <joinable/participant/sharded/detail/value_store.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/reduce_op.hpp>
@@ -47,9 +46,11 @@ struct ShardGroup {
     std::vector<std::size_t> frozen = {};  ///< parameters that need no gradient
     std::vector<std::size_t> units = {
     }; ///< where each begins among the shards, if values are sharded
-    /// The values, if they are sharded; then `parameters` are stand-ins.
-    std::shared_ptr<ShardedValues> values = {};
-    std::shared_ptr<BucketValues> buckets = {}; ///< the values, if they lie in buckets
+    /// The values, if they lie in buckets or are sharded; in the latter case `parameters` are
+    /// stand-ins.
+    std::shared_ptr<ValueStore> values = {};
+
+    [[nodiscard]] bool shards_values() const noexcept { return values && values->is_sharded(); }
 
     /// The engine's parameters.
     [[nodiscard]] ParameterList const& given() const noexcept {

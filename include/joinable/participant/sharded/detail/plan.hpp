@@ -101,7 +101,7 @@ void check_group(
     check_parameters(list, device.id());
     ParameterList all;
     for (ShardGroup const& group : groups) {
-        if (!group.values) { // else the engine has no memory for them
+        if (!group.shards_values()) { // else the engine has no memory for them
             append(all, group.parameters);
         }
     }
@@ -253,8 +253,8 @@ void check_state_counts(std::span<ShardGroup const> groups, Rules const& rules) 
 template <class Rule>
 void check_before_step(ShardGroup const& group, Rule const& rule) {
     check_rule(rule);
-    if (group.buckets) {
-        group.buckets->check();
+    if (group.values) {
+        group.values->check();
     }
     check_state_count(group, rule);
     for (std::size_t i = 0, frozen = 0; i < group.parameters.size(); ++i) {

@@ -17,9 +17,9 @@
 #include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/participant/sharded/detail/arenas.hpp>
 #include <joinable/participant/sharded/detail/exchange.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>
+#include <joinable/participant/sharded/detail/value_store.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
 
@@ -73,7 +73,6 @@ public:
         for (std::size_t k = 0; k <= groups.size(); ++k) {
             list(k, k == groups.size() ? next : groups[k]);
         }
-        free_.reserve(2 * units_.size()); // the most that there can be: freeing one must not throw
         arenas_.reserve((std::min)(units_.size(), overlapping), largest_);
     }
     ShardedUnits(ShardedUnits const&) = delete;
@@ -144,7 +143,7 @@ public:
             for (std::optional<Work>& work : unit.works) {
                 work.reset();
             }
-            free_arena(unit.landing);
+            arenas_.give_back(unit.landing);
             drop(unit);
         }
         pass_ = Pass::none;
@@ -272,7 +271,7 @@ private:
 
     /// One unit is in use while the next one is in flight.
     static constexpr std::size_t overlapping = 2;
-    static constexpr std::size_t nowhere = std::size_t(-1);
+    static constexpr std::size_t nowhere = BucketArenas::none;
 
     struct Part {
         std::size_t shard;
@@ -345,22 +344,14 @@ private:
             return false;
         }
         Unit& unit = units_[position_of(launched_)];
-        if (free_.empty()) {
-            free_.push_back(arenas_in_use_++);
-        }
-        auto const first = std::min_element(free_.begin(), free_.end()); // few have memory
-        unit.landing = *first;
-        free_.erase(first);
+        unit.landing = arenas_.take(unit.bytes);
         std::byte* const memory = arenas_.data(unit.landing, unit.bytes);
         ShardGroup const& group = groups_[unit.group];
         device_.submit(); // the engine's work reads what is in this memory first
         for (std::size_t k = 0; k < unit.parts.size(); ++k) {
             Part const& part = unit.parts[k];
             static_cast<void>(unit.works[k].emplace(gather_parts(
-                comm_,
-                group.shards[part.shard],
-                group.values->part(part.shard),
-                memory + part.offset
+                comm_, group.shards[part.shard], group.values->at(part.shard), memory + part.offset
             )));
         }
         ++launched_;
@@ -381,7 +372,7 @@ private:
         device_.finish(); // the engine's work comes after it
         ++arrived_;
         if (unit.is_present) { // held from the previous pass
-            free_arena(unit.landing);
+            arenas_.give_back(unit.landing);
         } else if (unit.arena = std::exchange(unit.landing, nowhere); current_ == used) {
             show(unit);
         }
@@ -410,12 +401,7 @@ private:
                 group.parameters[i - group.first].release_value();
             }
         }
-        free_arena(unit.arena);
-    }
-    void free_arena(std::size_t& arena) noexcept {
-        if (arena != nowhere) {
-            free_.push_back(std::exchange(arena, nowhere));
-        }
+        arenas_.give_back(unit.arena);
     }
     void leave_current() noexcept {
         if (std::size_t const left = std::exchange(current_, nowhere);
@@ -427,7 +413,7 @@ private:
         if (--units_[unit].holders == 0 && unit != current_) {
             drop(units_[unit]);
         }
-        if (holds_all_ && free_.size() == arenas_in_use_) {
+        if (holds_all_ && arenas_.are_all_free()) {
             holds_all_ = false;
             arenas_.keep(overlapping);
         }
@@ -440,8 +426,6 @@ private:
     BucketArenas arenas_;
     std::vector<std::size_t> unit_of_; ///< of each parameter of all groups
     std::size_t largest_ = 0;          ///< unit, in bytes
-    std::size_t arenas_in_use_ = 0;    ///< including free ones
-    std::vector<std::size_t> free_;    ///< arenas
     Pass pass_ = Pass::none;
     bool reduces_ = false;
     bool holds_all_ = false;

@@ -6,8 +6,7 @@
 #include <algorithm>
 
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/participant/sharded/detail/bucket_values.hpp>
-#include <joinable/participant/sharded/detail/values.hpp>
+#include <joinable/participant/sharded/detail/value_store.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -97,7 +96,6 @@ JOINABLE_DEFINITION std::size_t value_bytes_of(std::span<ShardGroup const> group
     std::size_t bytes = 0;
     for (ShardGroup const& group : groups) {
         bytes += group.values ? group.values->bytes() : 0;
-        bytes += group.buckets ? group.buckets->bytes() : 0;
     }
     return bytes;
 }

@@ -665,13 +665,13 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "a rank 0 that breaks*",
     ),
     Mutation(
-        "frames-lose-who-has-left", "communicator/tcp/detail/impl/frame.ipp",
-        "reason.has_left = has_left == 1;", "",
+        "frames-lose-who-has-left", "communicator/detail/reasons.hpp",
+        "{}, {}, -1, bytes[1] == std::byte{1}}", "{}, {}, -1, false}",
         "communicator/tcp/faults.test.cpp", "a packed reason*",
     ),
     Mutation(
-        "stored-reasons-lose-their-origin", "communicator/shared_memory/board/impl/first_reason.ipp",
-        "origin_ = reason.origin;", "",
+        "stored-reasons-lose-their-origin", "communicator/detail/reasons.hpp",
+        "    reason.origin = origin;\n", "",
         "communicator/shared_memory/board/board.test.cpp", "a stored reason*",
     ),
     Mutation(
@@ -1083,7 +1083,7 @@ MUTATIONS = [
     ),
     Mutation(
         "substitutes-do-not-compare-counts", "communicator/any/communicator.hpp",
-        "if (auto difference = counts.difference(request.signature)) {", "if (auto difference = std::optional<AbortReason>{}) {", "communicator/any/communicator.test.cpp", "tables of counts*",
+        "if (auto difference = counts.difference()) {", "if (auto difference = std::optional<AbortReason>{}) {", "communicator/any/communicator.test.cpp", "tables of counts*",
     ),
     Mutation(
         "guards-do-not-see-through-any-transport", "communicator/communicator.hpp",

@@ -665,13 +665,13 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "a rank 0 that breaks*",
     ),
     Mutation(
-        "frames-lose-who-has-left", "communicator/tcp/detail/impl/frame.ipp",
-        "reason.has_left = has_left == 1;", "",
+        "frames-lose-who-has-left", "communicator/detail/reasons.hpp",
+        "{}, {}, -1, bytes[1] == std::byte{1}}", "{}, {}, -1, false}",
         "communicator/tcp/faults.test.cpp", "a packed reason*",
     ),
     Mutation(
-        "stored-reasons-lose-their-origin", "communicator/shared_memory/board/impl/first_reason.ipp",
-        "origin_ = reason.origin;", "",
+        "stored-reasons-lose-their-origin", "communicator/detail/reasons.hpp",
+        "    reason.origin = origin;\n", "",
         "communicator/shared_memory/board/board.test.cpp", "a stored reason*",
     ),
     Mutation(
@@ -1082,7 +1082,7 @@ MUTATIONS = [
     ),
     Mutation(
         "substitutes-do-not-compare-counts", "communicator/any/communicator.hpp",
-        "if (auto difference = counts.difference(request.signature)) {", "if (auto difference = std::optional<AbortReason>{}) {", "communicator/any/communicator.test.cpp", "tables of counts*",
+        "if (auto difference = counts.difference()) {", "if (auto difference = std::optional<AbortReason>{}) {", "communicator/any/communicator.test.cpp", "tables of counts*",
     ),
     Mutation(
         "guards-do-not-see-through-any-transport", "communicator/communicator.hpp",
@@ -1175,13 +1175,13 @@ MUTATIONS = [
         "communicator/hierarchical/collectives.test.cpp", "collectives of all kinds*",
     ),
     Mutation(
-        "machines-do-not-compare-tables", "communicator/hierarchical/detail/comparison.hpp",
-        "own[3] = hash.value();", "",
+        "machines-do-not-compare-tables", "communicator/hierarchical/detail/engine.hpp",
+        "            if (signature.has_counts) {", "            if (tells_parts(signature)) {",
         "communicator/hierarchical/collectives.test.cpp", "*whatever one rank of any machine*",
     ),
     Mutation(
-        "machines-do-not-compare-counts", "communicator/hierarchical/detail/comparison.hpp",
-        "if (reason || !signature_.has_counts || has_pairs(signature_)) {", "if (true) {",
+        "machines-do-not-compare-counts", "communicator/hierarchical/detail/engine.hpp",
+        "end_by(operation.counts.difference());", "",
         "communicator/hierarchical/collectives.test.cpp", "ranks of other machines whose*",
     ),
     Mutation(

@@ -4,7 +4,6 @@
 // joinable in single headers, for projects that copy files. Generated from include/joinable by
 // single_include/amalgamate.py: change the headers there, not this file.
 
-#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -229,26 +228,11 @@ difference_of_tables(Descriptor const& signature, int size, std::span<std::uint6
     );
 }
 
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/communicator/detail/pair_counts.hpp
-
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_PAIR_COUNTS_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_PAIR_COUNTS_HPP_PART_1
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Whether each rank has only its own part of the table of counts.
-[[nodiscard]] constexpr bool has_pairs(Descriptor const& signature) noexcept {
-    return signature.has_counts && signature.collective == Collective::all_to_all;
-}
 /// Whether ranks must be told the counts of others before they can pass data on.
 [[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
-    return has_pairs(signature) ||
-           (signature.has_counts && (signature.collective == Collective::gather ||
-                                     signature.collective == Collective::scatter));
+    return signature.has_counts && (signature.collective == Collective::gather ||
+                                    signature.collective == Collective::scatter ||
+                                    signature.collective == Collective::all_to_all);
 }
 
 /// The tables of all ranks, in words that ranks sum when they have found that they all run the same. All then find
@@ -256,35 +240,51 @@ namespace joinable { inline namespace v0 { namespace detail {
 class PairCounts {
 public:
     PairCounts() = default;
-    PairCounts(PartSizes const& sends, PartSizes const& expects, int rank, int size)
-        : size_{size}, words_(2 * static_cast<std::size_t>(size) * static_cast<std::size_t>(size)) {
-        auto const own = words_of_tables(sends, expects, size);
-        std::copy(
-            own.begin(), own.end(), words_.data() + own.size() * static_cast<std::size_t>(rank)
-        );
+    PairCounts(Request const& request, int rank, int size)
+        : signature_{request.signature}, size_{size} {
+        for (int from = 0; from < size; ++from) {
+            for (int to = 0; to < size; ++to) {
+                if (has_part(from, to)) {
+                    words_.push_back(from == rank ? request.sends[to] : 0);
+                    words_.push_back(to == rank ? request.expects[from] : 0);
+                }
+            }
+        }
     }
 
     [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
-    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& signature) const {
-        return difference_of_tables(signature, size_, words_);
+    [[nodiscard]] std::optional<AbortReason> difference() const {
+        auto const word = [&](int from, int to, int side) -> std::uint64_t {
+            int const pair = signature_.collective == Collective::gather    ? from
+                             : signature_.collective == Collective::scatter ? to
+                                                                            : size_ * from + to;
+            return has_part(from, to) ? words_[static_cast<std::size_t>(2 * pair + side)] : 0;
+        };
+        return find_difference_of_counts(
+            size_,
+            signature_,
+            [&](int from, int to) { return word(from, to, 0); },
+            [&](int from, int to) { return word(from, to, 1); }
+        );
     }
     /// The counts of all ranks, as a Substitute takes them.
-    [[nodiscard]] std::vector<std::size_t> known(Descriptor const& signature) const {
-        bool const sends = signature.collective == Collective::scatter;
-        bool const collects = signature.collective == Collective::gather;
+    [[nodiscard]] std::vector<std::size_t> known() const {
         std::vector<std::size_t> counts;
-        for (int from = sends ? signature.root : 0; from < (sends ? signature.root + 1 : size_);
-             ++from) {
-            for (int to = collects ? signature.root : 0;
-                 to < (collects ? signature.root + 1 : size_);
-                 ++to) {
-                counts.push_back(words_[static_cast<std::size_t>(2 * size_ * from + to)]);
-            }
+        for (std::size_t pair = 0; pair < words_.size(); pair += 2) {
+            counts.push_back(words_[pair]);
         }
         return counts;
     }
 
 private:
+    /// Only the root has parts for others in a scatter, or gets some in a gather.
+    [[nodiscard]] bool has_part(int from, int to) const noexcept {
+        return signature_.collective == Collective::gather    ? to == signature_.root
+               : signature_.collective == Collective::scatter ? from == signature_.root
+                                                              : true;
+    }
+
+    Descriptor signature_;
     int size_ = 0;
     std::vector<std::uint64_t> words_;
 };
@@ -751,15 +751,15 @@ private:
     /// Collective; blocks.
     /// @throws Mismatch  on all ranks: their tables of counts differ. The communicator is aborted.
     [[nodiscard]] std::vector<std::size_t> exchanged(Request const& request) {
-        PairCounts counts{request.sends, request.expects, comm_.rank(), comm_.size()};
+        PairCounts counts{request, comm_.rank(), comm_.size()};
         std::span<std::uint64_t> const words = counts.words();
         comm_.all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
-        if (auto difference = counts.difference(request.signature)) {
+        if (auto difference = counts.difference()) {
             difference->is_renumbered = is_renumbered();
             comm_.abort(*difference);
             throw_failure(comm_.abort_reason().value_or(*difference));
         }
-        return counts.known(request.signature);
+        return counts.known();
     }
 
     Held held_;
@@ -795,8 +795,8 @@ consteval bool fits_any() {
 /// A collective costs one virtual call more and allocates nothing more. In host memory, all_gather, gather, scatter,
 /// all_to_all, reduce, reduce_scatter and scaled sums that the transport lacks are made of its all_reduce and
 /// broadcast of whole buffers. A scaled sum then rounds each product to the dtype, in the buffer, before ranks compare
-/// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and takes
-/// two words for each pair of ranks. Messages, split() and deadlines that the transport lacks are a
+/// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and
+/// takes two words for each pair of ranks that exchange parts. Messages, split() and deadlines that the transport lacks are a
 /// ContractViolation; a keep_alive() that it lacks does nothing. Everything else is as the transport documents it.
 template <class DeviceType>
 class BasicAnyCommunicator : public detail::Collectives<BasicAnyCommunicator<DeviceType>, AnyWork> {

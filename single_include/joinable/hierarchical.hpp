@@ -237,26 +237,11 @@ difference_of_tables(Descriptor const& signature, int size, std::span<std::uint6
     );
 }
 
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/communicator/detail/pair_counts.hpp
-
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_PAIR_COUNTS_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_PAIR_COUNTS_HPP_PART_1
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Whether each rank has only its own part of the table of counts.
-[[nodiscard]] constexpr bool has_pairs(Descriptor const& signature) noexcept {
-    return signature.has_counts && signature.collective == Collective::all_to_all;
-}
 /// Whether ranks must be told the counts of others before they can pass data on.
 [[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
-    return has_pairs(signature) ||
-           (signature.has_counts && (signature.collective == Collective::gather ||
-                                     signature.collective == Collective::scatter));
+    return signature.has_counts && (signature.collective == Collective::gather ||
+                                    signature.collective == Collective::scatter ||
+                                    signature.collective == Collective::all_to_all);
 }
 
 /// The tables of all ranks, in words that ranks sum when they have found that they all run the same. All then find
@@ -264,35 +249,51 @@ namespace joinable { inline namespace v0 { namespace detail {
 class PairCounts {
 public:
     PairCounts() = default;
-    PairCounts(PartSizes const& sends, PartSizes const& expects, int rank, int size)
-        : size_{size}, words_(2 * static_cast<std::size_t>(size) * static_cast<std::size_t>(size)) {
-        auto const own = words_of_tables(sends, expects, size);
-        std::copy(
-            own.begin(), own.end(), words_.data() + own.size() * static_cast<std::size_t>(rank)
-        );
+    PairCounts(Request const& request, int rank, int size)
+        : signature_{request.signature}, size_{size} {
+        for (int from = 0; from < size; ++from) {
+            for (int to = 0; to < size; ++to) {
+                if (has_part(from, to)) {
+                    words_.push_back(from == rank ? request.sends[to] : 0);
+                    words_.push_back(to == rank ? request.expects[from] : 0);
+                }
+            }
+        }
     }
 
     [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
-    [[nodiscard]] std::optional<AbortReason> difference(Descriptor const& signature) const {
-        return difference_of_tables(signature, size_, words_);
+    [[nodiscard]] std::optional<AbortReason> difference() const {
+        auto const word = [&](int from, int to, int side) -> std::uint64_t {
+            int const pair = signature_.collective == Collective::gather    ? from
+                             : signature_.collective == Collective::scatter ? to
+                                                                            : size_ * from + to;
+            return has_part(from, to) ? words_[static_cast<std::size_t>(2 * pair + side)] : 0;
+        };
+        return find_difference_of_counts(
+            size_,
+            signature_,
+            [&](int from, int to) { return word(from, to, 0); },
+            [&](int from, int to) { return word(from, to, 1); }
+        );
     }
     /// The counts of all ranks, as a Substitute takes them.
-    [[nodiscard]] std::vector<std::size_t> known(Descriptor const& signature) const {
-        bool const sends = signature.collective == Collective::scatter;
-        bool const collects = signature.collective == Collective::gather;
+    [[nodiscard]] std::vector<std::size_t> known() const {
         std::vector<std::size_t> counts;
-        for (int from = sends ? signature.root : 0; from < (sends ? signature.root + 1 : size_);
-             ++from) {
-            for (int to = collects ? signature.root : 0;
-                 to < (collects ? signature.root + 1 : size_);
-                 ++to) {
-                counts.push_back(words_[static_cast<std::size_t>(2 * size_ * from + to)]);
-            }
+        for (std::size_t pair = 0; pair < words_.size(); pair += 2) {
+            counts.push_back(words_[pair]);
         }
         return counts;
     }
 
 private:
+    /// Only the root has parts for others in a scatter, or gets some in a gather.
+    [[nodiscard]] bool has_part(int from, int to) const noexcept {
+        return signature_.collective == Collective::gather    ? to == signature_.root
+               : signature_.collective == Collective::scatter ? from == signature_.root
+                                                              : true;
+    }
+
+    Descriptor signature_;
     int size_ = 0;
     std::vector<std::uint64_t> words_;
 };
@@ -759,15 +760,15 @@ private:
     /// Collective; blocks.
     /// @throws Mismatch  on all ranks: their tables of counts differ. The communicator is aborted.
     [[nodiscard]] std::vector<std::size_t> exchanged(Request const& request) {
-        PairCounts counts{request.sends, request.expects, comm_.rank(), comm_.size()};
+        PairCounts counts{request, comm_.rank(), comm_.size()};
         std::span<std::uint64_t> const words = counts.words();
         comm_.all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
-        if (auto difference = counts.difference(request.signature)) {
+        if (auto difference = counts.difference()) {
             difference->is_renumbered = is_renumbered();
             comm_.abort(*difference);
             throw_failure(comm_.abort_reason().value_or(*difference));
         }
-        return counts.known(request.signature);
+        return counts.known();
     }
 
     Held held_;
@@ -803,8 +804,8 @@ consteval bool fits_any() {
 /// A collective costs one virtual call more and allocates nothing more. In host memory, all_gather, gather, scatter,
 /// all_to_all, reduce, reduce_scatter and scaled sums that the transport lacks are made of its all_reduce and
 /// broadcast of whole buffers. A scaled sum then rounds each product to the dtype, in the buffer, before ranks compare
-/// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and takes
-/// two words for each pair of ranks. Messages, split() and deadlines that the transport lacks are a
+/// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and
+/// takes two words for each pair of ranks that exchange parts. Messages, split() and deadlines that the transport lacks are a
 /// ContractViolation; a keep_alive() that it lacks does nothing. Everything else is as the transport documents it.
 template <class DeviceType>
 class BasicAnyCommunicator : public detail::Collectives<BasicAnyCommunicator<DeviceType>, AnyWork> {
@@ -959,108 +960,6 @@ template <Work W>
 
 #endif
 
-// ---- joinable/communicator/hierarchical/detail/comparison.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Whether ranks send parts of one size, or tables say which.
-[[nodiscard]] constexpr bool has_parts(Collective collective) noexcept {
-    return collective == Collective::all_gather || collective == Collective::reduce_scatter ||
-           collective == Collective::scaled_reduce_scatter || collective == Collective::gather ||
-           collective == Collective::scatter;
-}
-/// Whether the parts of ranks become one buffer, and not the other way round.
-[[nodiscard]] constexpr bool collects_parts(Collective collective) noexcept {
-    return collective == Collective::all_gather || collective == Collective::gather;
-}
-
-/// What each rank is about to do, in words that ranks sum before they do it. All then find the same
-/// difference, or none.
-class Comparison {
-public:
-    Comparison() = default;
-    /// `parts` is the rank's table, if it has one.
-    Comparison(Request const& request, std::span<std::size_t const> parts, int rank, int size)
-        : signature_{request.signature}, size_{size},
-          words_((words_of_rank + 1) * static_cast<std::size_t>(size)) {
-        std::uint64_t* const own = words_.data() + words_of_rank * static_cast<std::size_t>(rank);
-        auto const signature = signature_.words();
-        std::copy(signature.begin(), signature.end(), own);
-        own[2] = collects_parts(signature_.collective) ? request.in.count : request.out.count;
-        if (!signature_.has_counts || has_pairs(signature_)) {
-            return;
-        }
-        if (is_for_all()) {
-            Hash hash;
-            for (std::size_t const part : parts) {
-                hash.add(std::uint64_t{part});
-            }
-            own[3] = hash.value();
-        }
-        if (rank == holder()) {
-            std::copy(parts.begin(), parts.end(), words_.data() + words_of_rank * parts.size());
-        }
-    }
-
-    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
-    /// Once they are summed: why ranks cannot run this together.
-    [[nodiscard]] std::optional<AbortReason> difference() const {
-        auto reason = find_difference(size_, [&](int rank) {
-            auto const* const words = of(rank);
-            return Shown{Descriptor::of_words({words, 2}), words[3]};
-        });
-        if (reason || !signature_.has_counts || has_pairs(signature_)) {
-            return reason;
-        }
-        bool const collects = collects_parts(signature_.collective);
-        auto const told = [&](int from, int to) {
-            return (collects ? to : from) == holder() ? of(collects ? from : to)[2] : 0;
-        };
-        auto const in_table = [&](int from, int to) {
-            return (collects ? to : from) == holder() ? of(size_)[collects ? from : to]
-                                                      : std::uint64_t{0};
-        };
-        return collects ? find_difference_of_counts(size_, signature_, told, in_table)
-                        : find_difference_of_counts(size_, signature_, in_table, told);
-    }
-    /// Once they are summed: the elements of each rank.
-    [[nodiscard]] std::size_t part(int rank) const { return of(rank)[2]; }
-
-private:
-    static constexpr std::size_t words_of_rank = 4;
-
-    struct Shown {
-        Descriptor signature;
-        std::uint64_t table; ///< its hash, if it must be the same on all ranks
-
-        friend bool operator==(Shown const& a, Shown const& b) noexcept {
-            return a.signature == b.signature && a.table == b.table;
-        }
-        [[nodiscard]] bool is_agreement() const noexcept { return signature.is_agreement(); }
-        [[nodiscard]] std::string text() const {
-            return table == 0 ? signature.text()
-                              : concat(signature.text(), ", whose counts have the hash ", table);
-        }
-    };
-
-    /// The rank whose table counts: for other roots it is the root's.
-    [[nodiscard]] int holder() const noexcept { return signature_.root; }
-    [[nodiscard]] bool is_for_all() const noexcept {
-        return signature_.collective != Collective::gather &&
-               signature_.collective != Collective::scatter;
-    }
-    /// The words of a rank; of `size_`, the table.
-    [[nodiscard]] std::uint64_t const* of(int rank) const noexcept {
-        return words_.data() + words_of_rank * static_cast<std::size_t>(rank);
-    }
-
-    Descriptor signature_;
-    int size_ = 0;
-    std::vector<std::uint64_t> words_;
-};
-
-}}} // namespace joinable::v0::detail
-
 // ---- joinable/communicator/hierarchical/detail/machines.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -1115,10 +1014,7 @@ enum class Level : std::uint8_t { local, across };
     if (reason.ranks.size() > most_ranks) {
         reason.ranks.resize(most_ranks);
     }
-    if (reason.message.size() > most_text) {
-        reason.message.resize(length_before_cut(reason.message, most_text));
-        reason.message += cut_mark;
-    }
+    reason.message = cut_text(std::move(reason.message), most_text);
     return reason;
 }
 
@@ -1186,9 +1082,10 @@ namespace joinable { inline namespace v0 {
 struct HierarchicalOptions {
     /// Ranks of all machines compare what they are about to do before data moves: collective,
     /// dtype, operation, root, count and tables of counts. If it differs, all throw Mismatch, which
-    /// names the ranks. This puts a sum of six words per rank before each collective, and a rank
-    /// posts what follows inside its own waits and tests. Without it each level compares what it is
-    /// asked for: see HierarchicalCommunicator.
+    /// names the ranks. This puts a sum of two words per rank before each collective, and one of two
+    /// words for each pair of ranks before those with tables. A rank posts what follows inside its
+    /// own waits and tests. Without it each level compares what it is asked for: see
+    /// HierarchicalCommunicator.
     bool check = false;
 };
 
@@ -1871,31 +1768,20 @@ private:
 
     struct Operation {
         Operation(Request const& asked, int ranks) : request{asked} {
-            Descriptor const& signature = request.signature;
-            if (has_parts(signature.collective)) {
-                parts.resize(static_cast<std::size_t>(ranks));
-                PartSizes const sizes = !signature.has_counts ? PartSizes::equal(signature.count)
-                                        : collects_parts(signature.collective) ? request.expects
-                                                                               : request.sends;
-                sizes.copy_to(std::span{parts});
+            if (request.signature.has_counts) { // the caller's tables may end
+                kept.keep(request.sends, request.expects, ranks);
             }
-            if (has_pairs(signature)) {
-                parts.resize(2 * static_cast<std::size_t>(ranks));
-                request.sends.copy_to(std::span{parts}.first(parts.size() / 2));
-                request.expects.copy_to(std::span{parts}.last(parts.size() / 2));
-            }
-            request.sends = request.expects = {}; // the caller's tables
         }
         explicit Operation(std::vector<LevelStep> all)
             : stage{Stage::moving}, steps{std::move(all)} {}
 
         Request request;
-        std::vector<std::size_t>
-            parts; ///< elements of each rank; of pairs: see PairCounts and LevelPlan
+        KeptTables kept;
         Stage stage = Stage::posted;
-        Comparison comparison;
-        PairCounts pairs;
-        std::vector<LevelStep> steps; ///< of this stage
+        std::vector<std::uint64_t> signatures; ///< of all ranks, to be compared
+        PairCounts counts;
+        std::vector<std::size_t> parts; ///< of ranks, if they have some: see LevelPlan
+        std::vector<LevelStep> steps;   ///< of this stage
         std::size_t started = 0;
         std::vector<std::pair<Level, std::optional<AnyWork>>> running;
     };
@@ -2008,7 +1894,12 @@ private:
 
     // -- collectives ------------------------------------------------------------------------------
 
-    /// Whether ranks compare first. The elements of ranks are told with that.
+    [[nodiscard]] static bool has_parts(Collective collective) noexcept {
+        return collective == Collective::all_gather || collective == Collective::reduce_scatter ||
+               collective == Collective::scaled_reduce_scatter ||
+               collective == Collective::gather || collective == Collective::scatter;
+    }
+    /// Whether ranks compare first. The elements of ranks are told after that.
     [[nodiscard]] bool compares(Descriptor const& signature) const noexcept {
         return options().check || tells_parts(signature);
     }
@@ -2052,34 +1943,40 @@ private:
     }
     void begin_stage(Operation& operation) {
         Request const& request = operation.request;
-        if (operation.stage == Stage::posted && compares(request.signature)) {
+        Descriptor const& signature = request.signature;
+        if (operation.stage == Stage::posted && compares(signature)) {
             operation.stage = Stage::comparing;
-            operation.comparison = {request, operation.parts, rank(), machines_.ranks()};
-            plan_sum(operation, operation.comparison.words());
+            auto const own = signature.words();
+            operation.signatures.resize(own.size() * static_cast<std::size_t>(machines_.ranks()));
+            std::copy(
+                own.begin(),
+                own.end(),
+                operation.signatures.begin() + static_cast<std::ptrdiff_t>(own.size()) * rank()
+            );
+            plan_sum(operation, operation.signatures);
             return;
         }
         if (operation.stage == Stage::comparing) {
-            end_by(operation.comparison.difference());
-            if (has_pairs(request.signature)) {
+            end_by(difference_of_signatures(machines_.ranks(), operation.signatures));
+            if (signature.has_counts) {
                 operation.stage = Stage::telling;
-                auto const size = static_cast<std::size_t>(machines_.ranks());
-                std::span<std::size_t const> const parts{operation.parts};
-                operation.pairs = {
-                    PartSizes::of(parts.first(size)),
-                    PartSizes::of(parts.last(size)),
-                    rank(),
-                    machines_.ranks()
-                };
-                plan_sum(operation, operation.pairs.words());
+                operation.counts = {request, rank(), machines_.ranks()};
+                plan_sum(operation, operation.counts.words());
                 return;
-            }
-            for (std::size_t i = 0; i < operation.parts.size(); ++i) {
-                operation.parts[i] = operation.comparison.part(static_cast<int>(i));
             }
         }
         if (operation.stage == Stage::telling) {
-            end_by(operation.pairs.difference(request.signature));
-            operation.parts = operation.pairs.known(request.signature);
+            end_by(operation.counts.difference());
+        }
+        if (tells_parts(signature)) {
+            operation.parts = operation.counts.known();
+        } else if (has_parts(signature.collective)) {
+            PartSizes const sizes = !signature.has_counts ? PartSizes::equal(signature.count)
+                                    : signature.collective == Collective::all_gather
+                                        ? request.expects
+                                        : request.sends;
+            operation.parts.resize(static_cast<std::size_t>(machines_.ranks()));
+            sizes.copy_to(std::span{operation.parts});
         }
         operation.stage = Stage::moving;
         Request all = request;
@@ -2295,8 +2192,8 @@ consteval bool fits_level() {
 /// progress inside wait(), test() and posts; the other ranks post at once what they do on their
 /// machine. Each takes up to two places of those that `local` has in flight. A gather or scatter by
 /// counts first tells all ranks the counts, because only the root has them all; ranks then post it,
-/// and what follows, inside their waits and tests. So does an all_to_all by counts, with two words
-/// for each pair of ranks.
+/// and what follows, inside their waits and tests. So does an all_to_all by counts. That takes two
+/// words for each rank, and two for each pair of ranks that exchange parts.
 ///
 /// An error on one rank becomes the same error on all, which names ranks by their number here. If
 /// the text comes from `local` or `across`, it says how that one numbers them. It travels by aborts

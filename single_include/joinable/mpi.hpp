@@ -1919,58 +1919,11 @@ private:
     std::list<Sent> sent_; ///< a list, because bodies must not move
 };
 
-/// The bytes of an abort before the bits of its ranks.
-inline constexpr std::size_t mpi_abort_head = 8;
-
-/// A reason in the form that all ranks send: its text is cut to fit into a message.
+/// A reason in the form that all ranks send: its text is cut to fit into a message. A group may receive the
+/// reason of its parent, with ranks that the group does not have.
 [[nodiscard]] inline AbortReason sendable(AbortReason reason, int size) {
-    int const ranks = reason.origin < 0 ? size : max_ranks;
-    std::size_t const room =
-        MpiAlarm::most_bytes - mpi_abort_head - (static_cast<std::size_t>(ranks) + 7) / 8;
-    if (reason.message.size() > room) {
-        reason.message.resize(length_before_cut(reason.message, room));
-        reason.message += cut_mark;
-    }
-    std::erase_if(reason.ranks, [&](int rank) { return rank < 0 || rank >= ranks; });
-    return reason;
-}
-/// The kind, has_left, the number of bytes that have the bits of ranks, the origin, these bytes, and
-/// the text. A group may receive the reason of its parent, with ranks that the group does not have.
-[[nodiscard]] inline std::vector<std::byte> body_of_abort(AbortReason const& reason) {
-    std::vector<std::byte> bytes(mpi_abort_head);
-    for (int const rank : reason.ranks) {
-        auto const bit = static_cast<std::size_t>(rank);
-        bytes.resize((std::max)(bytes.size(), mpi_abort_head + bit / 8 + 1));
-        bytes[mpi_abort_head + bit / 8] |= std::byte{1} << (bit % 8);
-    }
-    auto const mask = static_cast<std::uint16_t>(bytes.size() - mpi_abort_head);
-    auto const origin = static_cast<std::int32_t>(reason.origin);
-    bytes[0] = static_cast<std::byte>(reason.kind);
-    bytes[1] = static_cast<std::byte>(reason.has_left ? 1 : 0);
-    std::memcpy(&bytes[2], &mask, sizeof mask);
-    std::memcpy(&bytes[4], &origin, sizeof origin);
-    auto const text = std::as_bytes(std::span{reason.message});
-    bytes.insert(bytes.end(), text.begin(), text.end());
-    return bytes;
-}
-[[nodiscard]] inline AbortReason reason_of_abort(std::span<std::byte const> bytes) {
-    AbortReason reason;
-    reason.kind = static_cast<FailureKind>(bytes[0]);
-    reason.has_left = bytes[1] != std::byte{0};
-    std::uint16_t mask = 0;
-    std::memcpy(&mask, &bytes[2], sizeof mask);
-    std::int32_t origin = -1;
-    std::memcpy(&origin, &bytes[4], sizeof origin);
-    reason.origin = origin;
-    bytes = bytes.subspan(mpi_abort_head);
-    for (std::size_t bit = 0; bit < 8 * std::size_t{mask}; ++bit) {
-        if ((bytes[bit / 8] >> (bit % 8) & std::byte{1}) != std::byte{0}) {
-            reason.ranks.push_back(static_cast<int>(bit));
-        }
-    }
-    bytes = bytes.subspan(mask);
-    reason.message.assign(reinterpret_cast<char const*>(bytes.data()), bytes.size());
-    return reason;
+    std::erase_if(reason.ranks, [&](int rank) { return reason.origin < 0 && rank >= size; });
+    return *unpacked_reason(packed(reason, MpiAlarm::most_bytes));
 }
 
 /// The last message of a rank that closes, to one other rank.
@@ -2063,6 +2016,67 @@ difference_of_tables(Descriptor const& signature, int size, std::span<std::uint6
         [&](int from, int to) { return word(to, size + from); }
     );
 }
+
+/// Whether ranks must be told the counts of others before they can pass data on.
+[[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
+    return signature.has_counts && (signature.collective == Collective::gather ||
+                                    signature.collective == Collective::scatter ||
+                                    signature.collective == Collective::all_to_all);
+}
+
+/// The tables of all ranks, in words that ranks sum when they have found that they all run the same. All then find
+/// the same difference, or none.
+class PairCounts {
+public:
+    PairCounts() = default;
+    PairCounts(Request const& request, int rank, int size)
+        : signature_{request.signature}, size_{size} {
+        for (int from = 0; from < size; ++from) {
+            for (int to = 0; to < size; ++to) {
+                if (has_part(from, to)) {
+                    words_.push_back(from == rank ? request.sends[to] : 0);
+                    words_.push_back(to == rank ? request.expects[from] : 0);
+                }
+            }
+        }
+    }
+
+    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
+    [[nodiscard]] std::optional<AbortReason> difference() const {
+        auto const word = [&](int from, int to, int side) -> std::uint64_t {
+            int const pair = signature_.collective == Collective::gather    ? from
+                             : signature_.collective == Collective::scatter ? to
+                                                                            : size_ * from + to;
+            return has_part(from, to) ? words_[static_cast<std::size_t>(2 * pair + side)] : 0;
+        };
+        return find_difference_of_counts(
+            size_,
+            signature_,
+            [&](int from, int to) { return word(from, to, 0); },
+            [&](int from, int to) { return word(from, to, 1); }
+        );
+    }
+    /// The counts of all ranks, as a Substitute takes them.
+    [[nodiscard]] std::vector<std::size_t> known() const {
+        std::vector<std::size_t> counts;
+        for (std::size_t pair = 0; pair < words_.size(); pair += 2) {
+            counts.push_back(words_[pair]);
+        }
+        return counts;
+    }
+
+private:
+    /// Only the root has parts for others in a scatter, or gets some in a gather.
+    [[nodiscard]] bool has_part(int from, int to) const noexcept {
+        return signature_.collective == Collective::gather    ? to == signature_.root
+               : signature_.collective == Collective::scatter ? from == signature_.root
+                                                              : true;
+    }
+
+    Descriptor signature_;
+    int size_ = 0;
+    std::vector<std::uint64_t> words_;
+};
 
 }}} // namespace joinable::v0::detail
 
@@ -2546,7 +2560,7 @@ public:
         alarm_.poll([&](MpiWord word, int from, std::span<std::byte const> body) {
             Other& other = others_[index(from)];
             switch (word) {
-            case MpiWord::abort: end(reason_of_abort(body)); break;
+            case MpiWord::abort: end(unpacked_reason(body).value()); break;
             case MpiWord::leave: take_leave(other, MpiLeave::unpacked(body)); break;
             case MpiWord::gone: take_leave(other, MpiLeave{.is_gone = true}); break;
             case MpiWord::unwound: {
@@ -3079,7 +3093,7 @@ private:
     void tell_reason() noexcept {
         has_told_ = true;
         try {
-            peers_.tell_all(MpiWord::abort, body_of_abort(*failure_));
+            peers_.tell_all(MpiWord::abort, packed(*failure_, MpiAlarm::most_bytes));
             static_cast<void>(peers_.has_sent());
         } catch (...) { // NOLINT(bugprone-empty-catch): this rank has failed already
         }

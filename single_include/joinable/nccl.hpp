@@ -1738,6 +1738,67 @@ difference_of_tables(Descriptor const& signature, int size, std::span<std::uint6
     );
 }
 
+/// Whether ranks must be told the counts of others before they can pass data on.
+[[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
+    return signature.has_counts && (signature.collective == Collective::gather ||
+                                    signature.collective == Collective::scatter ||
+                                    signature.collective == Collective::all_to_all);
+}
+
+/// The tables of all ranks, in words that ranks sum when they have found that they all run the same. All then find
+/// the same difference, or none.
+class PairCounts {
+public:
+    PairCounts() = default;
+    PairCounts(Request const& request, int rank, int size)
+        : signature_{request.signature}, size_{size} {
+        for (int from = 0; from < size; ++from) {
+            for (int to = 0; to < size; ++to) {
+                if (has_part(from, to)) {
+                    words_.push_back(from == rank ? request.sends[to] : 0);
+                    words_.push_back(to == rank ? request.expects[from] : 0);
+                }
+            }
+        }
+    }
+
+    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
+    [[nodiscard]] std::optional<AbortReason> difference() const {
+        auto const word = [&](int from, int to, int side) -> std::uint64_t {
+            int const pair = signature_.collective == Collective::gather    ? from
+                             : signature_.collective == Collective::scatter ? to
+                                                                            : size_ * from + to;
+            return has_part(from, to) ? words_[static_cast<std::size_t>(2 * pair + side)] : 0;
+        };
+        return find_difference_of_counts(
+            size_,
+            signature_,
+            [&](int from, int to) { return word(from, to, 0); },
+            [&](int from, int to) { return word(from, to, 1); }
+        );
+    }
+    /// The counts of all ranks, as a Substitute takes them.
+    [[nodiscard]] std::vector<std::size_t> known() const {
+        std::vector<std::size_t> counts;
+        for (std::size_t pair = 0; pair < words_.size(); pair += 2) {
+            counts.push_back(words_[pair]);
+        }
+        return counts;
+    }
+
+private:
+    /// Only the root has parts for others in a scatter, or gets some in a gather.
+    [[nodiscard]] bool has_part(int from, int to) const noexcept {
+        return signature_.collective == Collective::gather    ? to == signature_.root
+               : signature_.collective == Collective::scatter ? from == signature_.root
+                                                              : true;
+    }
+
+    Descriptor signature_;
+    int size_ = 0;
+    std::vector<std::uint64_t> words_;
+};
+
 }}} // namespace joinable::v0::detail
 
 #endif

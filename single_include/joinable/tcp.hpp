@@ -609,12 +609,6 @@ inline constexpr std::uint64_t meeting = ~std::uint64_t{0};
 }
 /// The maximum size of one collective's data, per rank.
 inline constexpr std::size_t most_frame_bytes = std::size_t{1} << 30U;
-/// The bytes of a packed reason before its ranks: kind, has_left, origin and number of ranks.
-inline constexpr std::size_t bytes_before_ranks =
-    sizeof(FailureKind) + sizeof(std::uint8_t) + sizeof(std::int32_t) + sizeof(std::uint32_t);
-/// The maximum body of any other frame: a reason that names every rank, with the longest text.
-inline constexpr std::size_t most_told_bytes =
-    bytes_before_ranks + max_ranks * sizeof(std::int32_t) + most_reason_text;
 
 template <class T>
 [[nodiscard]] std::span<std::byte const> bytes_of(T const& object) noexcept {
@@ -629,18 +623,11 @@ template <class T>
     return object;
 }
 
-/// A text for sending, with a mark if it was cut.
-[[nodiscard]] std::string sendable(std::string_view text);
 [[nodiscard]] bool are_ranks(std::vector<int> const& numbers, int size) noexcept;
-
-/// As bytes: kind, has_left, origin, number of ranks, ranks, text. Invalid ranks are omitted.
-[[nodiscard]] std::vector<std::byte> packed(AbortReason reason);
 [[nodiscard]] std::vector<int> unpacked_ranks(std::span<std::byte const> bytes);
 [[nodiscard]] inline std::string unpacked_text(std::span<std::byte const> bytes) {
     return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
 }
-/// Nothing, unless packed() could have made it.
-[[nodiscard]] std::optional<AbortReason> unpacked_reason(std::span<std::byte const> bytes);
 
 /// Where to put the next bytes of a body of `bytes` bytes, of which `done` have come. The memory
 /// grows with `done`, so a header alone costs next to nothing.
@@ -776,41 +763,10 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION std::string sendable(std::string_view text) {
-    std::string sent{text};
-    if (sent.size() > most_reason_text) {
-        sent.resize(length_before_cut(text));
-        sent += cut_mark;
-    }
-    return sent;
-}
-
 JOINABLE_DEFINITION bool are_ranks(std::vector<int> const& numbers, int size) noexcept {
     return std::all_of(numbers.begin(), numbers.end(), [&](int number) {
         return number >= 0 && number < size;
     });
-}
-
-JOINABLE_DEFINITION std::vector<std::byte> packed(AbortReason reason) {
-    std::erase_if(reason.ranks, [](int rank) { return !are_ranks({rank}, max_ranks); });
-    reason.ranks.resize((std::min)(reason.ranks.size(), std::size_t{max_ranks}));
-    reason.message = sendable(reason.message);
-    std::vector<std::byte> bytes(
-        bytes_before_ranks + reason.ranks.size() * sizeof(std::int32_t) + reason.message.size()
-    );
-    auto end = bytes.begin();
-    auto const append = [&](std::span<std::byte const> part) {
-        end = std::copy(part.begin(), part.end(), end);
-    };
-    append(bytes_of(reason.kind));
-    append(bytes_of(static_cast<std::uint8_t>(reason.has_left ? 1 : 0)));
-    append(bytes_of(static_cast<std::int32_t>((std::max)(reason.origin, -1))));
-    append(bytes_of(static_cast<std::uint32_t>(reason.ranks.size())));
-    for (int const rank : reason.ranks) {
-        append(bytes_of(static_cast<std::int32_t>(rank)));
-    }
-    append(std::as_bytes(std::span{reason.message}));
-    return bytes;
 }
 
 JOINABLE_DEFINITION std::vector<int> unpacked_ranks(std::span<std::byte const> bytes) {
@@ -819,26 +775,6 @@ JOINABLE_DEFINITION std::vector<int> unpacked_ranks(std::span<std::byte const> b
         ranks.push_back(object_at<std::int32_t>(bytes));
     }
     return ranks;
-}
-
-JOINABLE_DEFINITION std::optional<AbortReason> unpacked_reason(std::span<std::byte const> bytes) {
-    AbortReason reason;
-    if (bytes.size() < bytes_before_ranks) {
-        return std::nullopt;
-    }
-    reason.kind = object_at<FailureKind>(bytes);
-    auto const has_left = object_at<std::uint8_t>(bytes.subspan(1));
-    reason.has_left = has_left == 1;
-    reason.origin = object_at<std::int32_t>(bytes.subspan(2));
-    std::size_t const ranks = object_at<std::uint32_t>(bytes.subspan(6));
-    bytes = bytes.subspan(bytes_before_ranks);
-    if (reason.kind > FailureKind::contract || has_left > 1 || reason.origin < -1 ||
-        ranks > bytes.size() / sizeof(std::int32_t)) {
-        return std::nullopt;
-    }
-    reason.ranks = unpacked_ranks(bytes.first(ranks * sizeof(std::int32_t)));
-    reason.message = unpacked_text(bytes.subspan(ranks * sizeof(std::int32_t)));
-    return are_ranks(reason.ranks, max_ranks) ? std::optional{std::move(reason)} : std::nullopt;
 }
 
 JOINABLE_DEFINITION std::span<std::byte>
@@ -2307,7 +2243,7 @@ TcpRank::check_clock(std::uint64_t sequence, std::chrono::nanoseconds longest_ga
 
 JOINABLE_DEFINITION void
 TcpRank::ask_for_more(std::uint64_t sequence, std::string const& meanwhile) {
-    std::string const text = sendable(meanwhile);
+    std::string const text = cut_text(meanwhile);
     Overdue& overdue = *overdue_of(sequence);
     overdue.deadline = (std::max)(deadline_, std::chrono::nanoseconds{0});
     FrameHeader header;

@@ -19,7 +19,7 @@
 #include <joinable/communicator/detail/by_members.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
-#include <joinable/communicator/detail/pair_counts.hpp>
+#include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/make_arena.hpp>
@@ -209,15 +209,15 @@ private:
     /// Collective; blocks.
     /// @throws Mismatch  on all ranks: their tables of counts differ. The communicator is aborted.
     [[nodiscard]] std::vector<std::size_t> exchanged(Request const& request) {
-        PairCounts counts{request.sends, request.expects, comm_.rank(), comm_.size()};
+        PairCounts counts{request, comm_.rank(), comm_.size()};
         std::span<std::uint64_t> const words = counts.words();
         comm_.all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
-        if (auto difference = counts.difference(request.signature)) {
+        if (auto difference = counts.difference()) {
             difference->is_renumbered = is_renumbered();
             comm_.abort(*difference);
             throw_failure(comm_.abort_reason().value_or(*difference));
         }
-        return counts.known(request.signature);
+        return counts.known();
     }
 
     Held held_;
@@ -253,8 +253,8 @@ consteval bool fits_any() {
 /// A collective costs one virtual call more and allocates nothing more. In host memory, all_gather, gather, scatter,
 /// all_to_all, reduce, reduce_scatter and scaled sums that the transport lacks are made of its all_reduce and
 /// broadcast of whole buffers. A scaled sum then rounds each product to the dtype, in the buffer, before ranks compare
-/// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and takes
-/// two words for each pair of ranks. Messages, split() and deadlines that the transport lacks are a
+/// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and
+/// takes two words for each pair of ranks that exchange parts. Messages, split() and deadlines that the transport lacks are a
 /// ContractViolation; a keep_alive() that it lacks does nothing. Everything else is as the transport documents it.
 template <class DeviceType>
 class BasicAnyCommunicator : public detail::Collectives<BasicAnyCommunicator<DeviceType>, AnyWork> {

@@ -88,8 +88,8 @@ consteval bool fits_level() {
 /// progress inside wait(), test() and posts; the other ranks post at once what they do on their
 /// machine. Each takes up to two places of those that `local` has in flight. A gather or scatter by
 /// counts first tells all ranks the counts, because only the root has them all; ranks then post it,
-/// and what follows, inside their waits and tests. So does an all_to_all by counts, with two words
-/// for each pair of ranks.
+/// and what follows, inside their waits and tests. So does an all_to_all by counts. That takes two
+/// words for each rank, and two for each pair of ranks that exchange parts.
 ///
 /// An error on one rank becomes the same error on all, which names ranks by their number here. If
 /// the text comes from `local` or `across`, it says how that one numbers them. It travels by aborts

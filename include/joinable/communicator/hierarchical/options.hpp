@@ -7,9 +7,10 @@ namespace joinable { inline namespace v0 {
 struct HierarchicalOptions {
     /// Ranks of all machines compare what they are about to do before data moves: collective,
     /// dtype, operation, root, count and tables of counts. If it differs, all throw Mismatch, which
-    /// names the ranks. This puts a sum of six words per rank before each collective, and a rank
-    /// posts what follows inside its own waits and tests. Without it each level compares what it is
-    /// asked for: see HierarchicalCommunicator.
+    /// names the ranks. This puts a sum of two words per rank before each collective, and one of two
+    /// words for each pair of ranks before those with tables. A rank posts what follows inside its
+    /// own waits and tests. Without it each level compares what it is asked for: see
+    /// HierarchicalCommunicator.
     bool check = false;
 };
 

@@ -74,7 +74,7 @@ TEST_CASE("ranks throw the reason of an abort also where they hear first that a 
         int const last = wires.size - 1;
         AbortReason const reason{FailureKind::mismatch, {last}, "rank 0 hears it alone"};
         if (wires.rank == last) {
-            wires.tell(0, MpiWord::abort, joinable::detail::body_of_abort(reason));
+            wires.tell(0, MpiWord::abort, joinable::detail::packed(reason));
             return;
         }
         auto const rank = wires.make_rank();
@@ -97,7 +97,7 @@ TEST_CASE("and where a rank leaves a group because the communicator around that 
         MPI_Comm_split(group, wires.rank == last ? MPI_UNDEFINED : 0, wires.rank, &inner);
         if (wires.rank == last) { // no rank of the inner group
             AbortReason const reason{FailureKind::peer_failed, {last}, "rank 0 hears it alone"};
-            wires.tell(0, MpiWord::abort, joinable::detail::body_of_abort(reason));
+            wires.tell(0, MpiWord::abort, joinable::detail::packed(reason));
             return;
         }
         auto const outer = wires.make_rank();
@@ -122,9 +122,10 @@ TEST_CASE("the message of an abort keeps the origin of its reason, and whether i
                 {FailureKind::peer_failed, {1, 9, 8191}, std::string(5000, 'x'), origin, has_left},
                 4
             );
-            auto const body = joinable::detail::body_of_abort(sent);
+            auto const body =
+                joinable::detail::packed(sent, joinable::detail::MpiAlarm::most_bytes);
             CHECK(body.size() <= joinable::detail::MpiAlarm::most_bytes);
-            AbortReason const got = joinable::detail::reason_of_abort(body);
+            AbortReason const got = joinable::detail::unpacked_reason(body).value();
             CHECK(got.kind == FailureKind::peer_failed);
             CHECK(got.ranks == (origin < 0 ? std::vector{1} : std::vector{1, 9, 8191}));
             CHECK(got.message == sent.message);
@@ -167,8 +168,7 @@ TEST_CASE("a rank that hears of an abort of any kind in a meeting goes where the
             auto const rank = wires.make_rank();
             if (wires.rank ==
                 0) { // comes last, when the others have heard, and blocks in MPI after the meeting
-                auto const body =
-                    joinable::detail::body_of_abort({kind, {0}, "rank 0 does not hear it"});
+                auto const body = joinable::detail::packed({kind, {0}, "rank 0 does not hear it"});
                 for (int to = 1; to < wires.size; ++to) {
                     wires.tell(to, MpiWord::abort, body);
                 }

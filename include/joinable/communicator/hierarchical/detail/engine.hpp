@@ -22,13 +22,12 @@
 #include <joinable/communicator/any/communicator.hpp>
 #include <joinable/communicator/any_work.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
-#include <joinable/communicator/detail/pair_counts.hpp>
 #include <joinable/communicator/detail/polling.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
-#include <joinable/communicator/hierarchical/detail/comparison.hpp>
 #include <joinable/communicator/hierarchical/detail/groups.hpp>
 #include <joinable/communicator/hierarchical/detail/level_plan.hpp>
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
@@ -201,31 +200,20 @@ private:
 
     struct Operation {
         Operation(Request const& asked, int ranks) : request{asked} {
-            Descriptor const& signature = request.signature;
-            if (has_parts(signature.collective)) {
-                parts.resize(static_cast<std::size_t>(ranks));
-                PartSizes const sizes = !signature.has_counts ? PartSizes::equal(signature.count)
-                                        : collects_parts(signature.collective) ? request.expects
-                                                                               : request.sends;
-                sizes.copy_to(std::span{parts});
+            if (request.signature.has_counts) { // the caller's tables may end
+                kept.keep(request.sends, request.expects, ranks);
             }
-            if (has_pairs(signature)) {
-                parts.resize(2 * static_cast<std::size_t>(ranks));
-                request.sends.copy_to(std::span{parts}.first(parts.size() / 2));
-                request.expects.copy_to(std::span{parts}.last(parts.size() / 2));
-            }
-            request.sends = request.expects = {}; // the caller's tables
         }
         explicit Operation(std::vector<LevelStep> all)
             : stage{Stage::moving}, steps{std::move(all)} {}
 
         Request request;
-        std::vector<std::size_t>
-            parts; ///< elements of each rank; of pairs: see PairCounts and LevelPlan
+        KeptTables kept;
         Stage stage = Stage::posted;
-        Comparison comparison;
-        PairCounts pairs;
-        std::vector<LevelStep> steps; ///< of this stage
+        std::vector<std::uint64_t> signatures; ///< of all ranks, to be compared
+        PairCounts counts;
+        std::vector<std::size_t> parts; ///< of ranks, if they have some: see LevelPlan
+        std::vector<LevelStep> steps;   ///< of this stage
         std::size_t started = 0;
         std::vector<std::pair<Level, std::optional<AnyWork>>> running;
     };
@@ -338,7 +326,12 @@ private:
 
     // -- collectives ------------------------------------------------------------------------------
 
-    /// Whether ranks compare first. The elements of ranks are told with that.
+    [[nodiscard]] static bool has_parts(Collective collective) noexcept {
+        return collective == Collective::all_gather || collective == Collective::reduce_scatter ||
+               collective == Collective::scaled_reduce_scatter ||
+               collective == Collective::gather || collective == Collective::scatter;
+    }
+    /// Whether ranks compare first. The elements of ranks are told after that.
     [[nodiscard]] bool compares(Descriptor const& signature) const noexcept {
         return options().check || tells_parts(signature);
     }
@@ -382,34 +375,40 @@ private:
     }
     void begin_stage(Operation& operation) {
         Request const& request = operation.request;
-        if (operation.stage == Stage::posted && compares(request.signature)) {
+        Descriptor const& signature = request.signature;
+        if (operation.stage == Stage::posted && compares(signature)) {
             operation.stage = Stage::comparing;
-            operation.comparison = {request, operation.parts, rank(), machines_.ranks()};
-            plan_sum(operation, operation.comparison.words());
+            auto const own = signature.words();
+            operation.signatures.resize(own.size() * static_cast<std::size_t>(machines_.ranks()));
+            std::copy(
+                own.begin(),
+                own.end(),
+                operation.signatures.begin() + static_cast<std::ptrdiff_t>(own.size()) * rank()
+            );
+            plan_sum(operation, operation.signatures);
             return;
         }
         if (operation.stage == Stage::comparing) {
-            end_by(operation.comparison.difference());
-            if (has_pairs(request.signature)) {
+            end_by(difference_of_signatures(machines_.ranks(), operation.signatures));
+            if (signature.has_counts) {
                 operation.stage = Stage::telling;
-                auto const size = static_cast<std::size_t>(machines_.ranks());
-                std::span<std::size_t const> const parts{operation.parts};
-                operation.pairs = {
-                    PartSizes::of(parts.first(size)),
-                    PartSizes::of(parts.last(size)),
-                    rank(),
-                    machines_.ranks()
-                };
-                plan_sum(operation, operation.pairs.words());
+                operation.counts = {request, rank(), machines_.ranks()};
+                plan_sum(operation, operation.counts.words());
                 return;
-            }
-            for (std::size_t i = 0; i < operation.parts.size(); ++i) {
-                operation.parts[i] = operation.comparison.part(static_cast<int>(i));
             }
         }
         if (operation.stage == Stage::telling) {
-            end_by(operation.pairs.difference(request.signature));
-            operation.parts = operation.pairs.known(request.signature);
+            end_by(operation.counts.difference());
+        }
+        if (tells_parts(signature)) {
+            operation.parts = operation.counts.known();
+        } else if (has_parts(signature.collective)) {
+            PartSizes const sizes = !signature.has_counts ? PartSizes::equal(signature.count)
+                                    : signature.collective == Collective::all_gather
+                                        ? request.expects
+                                        : request.sends;
+            operation.parts.resize(static_cast<std::size_t>(machines_.ranks()));
+            sizes.copy_to(std::span{operation.parts});
         }
         operation.stage = Stage::moving;
         Request all = request;

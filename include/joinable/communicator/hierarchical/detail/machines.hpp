@@ -65,10 +65,7 @@ enum class Level : std::uint8_t { local, across };
     if (reason.ranks.size() > most_ranks) {
         reason.ranks.resize(most_ranks);
     }
-    if (reason.message.size() > most_text) {
-        reason.message.resize(length_before_cut(reason.message, most_text));
-        reason.message += cut_mark;
-    }
+    reason.message = cut_text(std::move(reason.message), most_text);
     return reason;
 }
 

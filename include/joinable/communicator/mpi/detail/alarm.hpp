@@ -151,58 +151,11 @@ private:
     std::list<Sent> sent_; ///< a list, because bodies must not move
 };
 
-/// The bytes of an abort before the bits of its ranks.
-inline constexpr std::size_t mpi_abort_head = 8;
-
-/// A reason in the form that all ranks send: its text is cut to fit into a message.
+/// A reason in the form that all ranks send: its text is cut to fit into a message. A group may receive the
+/// reason of its parent, with ranks that the group does not have.
 [[nodiscard]] inline AbortReason sendable(AbortReason reason, int size) {
-    int const ranks = reason.origin < 0 ? size : max_ranks;
-    std::size_t const room =
-        MpiAlarm::most_bytes - mpi_abort_head - (static_cast<std::size_t>(ranks) + 7) / 8;
-    if (reason.message.size() > room) {
-        reason.message.resize(length_before_cut(reason.message, room));
-        reason.message += cut_mark;
-    }
-    std::erase_if(reason.ranks, [&](int rank) { return rank < 0 || rank >= ranks; });
-    return reason;
-}
-/// The kind, has_left, the number of bytes that have the bits of ranks, the origin, these bytes, and
-/// the text. A group may receive the reason of its parent, with ranks that the group does not have.
-[[nodiscard]] inline std::vector<std::byte> body_of_abort(AbortReason const& reason) {
-    std::vector<std::byte> bytes(mpi_abort_head);
-    for (int const rank : reason.ranks) {
-        auto const bit = static_cast<std::size_t>(rank);
-        bytes.resize((std::max)(bytes.size(), mpi_abort_head + bit / 8 + 1));
-        bytes[mpi_abort_head + bit / 8] |= std::byte{1} << (bit % 8);
-    }
-    auto const mask = static_cast<std::uint16_t>(bytes.size() - mpi_abort_head);
-    auto const origin = static_cast<std::int32_t>(reason.origin);
-    bytes[0] = static_cast<std::byte>(reason.kind);
-    bytes[1] = static_cast<std::byte>(reason.has_left ? 1 : 0);
-    std::memcpy(&bytes[2], &mask, sizeof mask);
-    std::memcpy(&bytes[4], &origin, sizeof origin);
-    auto const text = std::as_bytes(std::span{reason.message});
-    bytes.insert(bytes.end(), text.begin(), text.end());
-    return bytes;
-}
-[[nodiscard]] inline AbortReason reason_of_abort(std::span<std::byte const> bytes) {
-    AbortReason reason;
-    reason.kind = static_cast<FailureKind>(bytes[0]);
-    reason.has_left = bytes[1] != std::byte{0};
-    std::uint16_t mask = 0;
-    std::memcpy(&mask, &bytes[2], sizeof mask);
-    std::int32_t origin = -1;
-    std::memcpy(&origin, &bytes[4], sizeof origin);
-    reason.origin = origin;
-    bytes = bytes.subspan(mpi_abort_head);
-    for (std::size_t bit = 0; bit < 8 * std::size_t{mask}; ++bit) {
-        if ((bytes[bit / 8] >> (bit % 8) & std::byte{1}) != std::byte{0}) {
-            reason.ranks.push_back(static_cast<int>(bit));
-        }
-    }
-    bytes = bytes.subspan(mask);
-    reason.message.assign(reinterpret_cast<char const*>(bytes.data()), bytes.size());
-    return reason;
+    std::erase_if(reason.ranks, [&](int rank) { return reason.origin < 0 && rank >= size; });
+    return *unpacked_reason(packed(reason, MpiAlarm::most_bytes));
 }
 
 /// The last message of a rank that closes, to one other rank.

@@ -64,7 +64,7 @@ public:
         alarm_.poll([&](MpiWord word, int from, std::span<std::byte const> body) {
             Other& other = others_[index(from)];
             switch (word) {
-            case MpiWord::abort: end(reason_of_abort(body)); break;
+            case MpiWord::abort: end(unpacked_reason(body).value()); break;
             case MpiWord::leave: take_leave(other, MpiLeave::unpacked(body)); break;
             case MpiWord::gone: take_leave(other, MpiLeave{.is_gone = true}); break;
             case MpiWord::unwound: {

@@ -346,7 +346,7 @@ private:
     void tell_reason() noexcept {
         has_told_ = true;
         try {
-            peers_.tell_all(MpiWord::abort, body_of_abort(*failure_));
+            peers_.tell_all(MpiWord::abort, packed(*failure_, MpiAlarm::most_bytes));
             static_cast<void>(peers_.has_sent());
         } catch (...) { // NOLINT(bugprone-empty-catch): this rank has failed already
         }

@@ -6,11 +6,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/shared_memory/board/waiting.hpp>
-#include <joinable/config.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -21,17 +21,14 @@ class StoredReason {
 public:
     static constexpr std::size_t max_text = most_reason_text;
 
-    void store(AbortReason const& reason) noexcept;
-
-    [[nodiscard]] AbortReason load() const;
+    void store(AbortReason const& reason) noexcept { size_ = pack(reason, bytes_); }
+    [[nodiscard]] AbortReason load() const {
+        return unpacked_reason(std::span{bytes_}.first(size_)).value_or(AbortReason{});
+    }
 
 private:
-    FailureKind kind_ = FailureKind::communication;
-    bool has_left_ = false;
-    int origin_ = -1;
-    std::array<std::uint64_t, max_ranks / 64> ranks_{}; ///< a bit for each
-    std::size_t length_ = 0;
-    std::array<char, max_text> text_{};
+    std::size_t size_ = 0;
+    std::array<std::byte, most_told_bytes> bytes_{};
 };
 
 /// The reason why something ended on all ranks. The first writer wins. The work that ends it is
@@ -181,7 +178,3 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
-
-#if JOINABLE_HAS_DEFINITIONS
-#include <joinable/communicator/shared_memory/board/impl/first_reason.ipp>
-#endif

@@ -17,7 +17,6 @@
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/tcp/detail/socket.hpp>
 #include <joinable/config.hpp>
-#include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -64,12 +63,6 @@ inline constexpr std::uint64_t meeting = ~std::uint64_t{0};
 }
 /// The maximum size of one collective's data, per rank.
 inline constexpr std::size_t most_frame_bytes = std::size_t{1} << 30U;
-/// The bytes of a packed reason before its ranks: kind, has_left, origin and number of ranks.
-inline constexpr std::size_t bytes_before_ranks =
-    sizeof(FailureKind) + sizeof(std::uint8_t) + sizeof(std::int32_t) + sizeof(std::uint32_t);
-/// The maximum body of any other frame: a reason that names every rank, with the longest text.
-inline constexpr std::size_t most_told_bytes =
-    bytes_before_ranks + max_ranks * sizeof(std::int32_t) + most_reason_text;
 
 template <class T>
 [[nodiscard]] std::span<std::byte const> bytes_of(T const& object) noexcept {
@@ -84,18 +77,11 @@ template <class T>
     return object;
 }
 
-/// A text for sending, with a mark if it was cut.
-[[nodiscard]] std::string sendable(std::string_view text);
 [[nodiscard]] bool are_ranks(std::vector<int> const& numbers, int size) noexcept;
-
-/// As bytes: kind, has_left, origin, number of ranks, ranks, text. Invalid ranks are omitted.
-[[nodiscard]] std::vector<std::byte> packed(AbortReason reason);
 [[nodiscard]] std::vector<int> unpacked_ranks(std::span<std::byte const> bytes);
 [[nodiscard]] inline std::string unpacked_text(std::span<std::byte const> bytes) {
     return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
 }
-/// Nothing, unless packed() could have made it.
-[[nodiscard]] std::optional<AbortReason> unpacked_reason(std::span<std::byte const> bytes);
 
 /// Where to put the next bytes of a body of `bytes` bytes, of which `done` have come. The memory
 /// grows with `done`, so a header alone costs next to nothing.

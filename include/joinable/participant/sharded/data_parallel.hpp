@@ -311,7 +311,7 @@ private:
                 "to see all of them; leave one of the two out"
             };
         }
-        if (!reduces_to_owners(options.sharding)) {
+        if (!detail::reduces_to_owners(options.sharding)) {
             throw ContractViolation{detail::concat(
                 "step_in_backward steps buckets that are averaged to their owners, but with Sharding::",
                 name_of(options.sharding),
@@ -345,15 +345,15 @@ private:
                 check.emplace(
                     all,
                     detail::device_of(Training::comm_),
-                    reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
-                                                        : detail::CheckedMarks::after_pass
+                    detail::reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
+                                                                : detail::CheckedMarks::after_pass
                 );
             }
         };
         Optimizer::add(
             std::forward<Parameters>(parameters), std::move(rule), choices, compare, also
         );
-        if (this->reducer_ && !reduces_to_owners(this->sharding())) {
+        if (this->reducer_ && !detail::reduces_to_owners(this->sharding())) {
             former_.push_back(std::move(this->reducer_)); // gradients may lie in its buckets
         }
         this->reducer_ = std::move(reducer);
@@ -379,7 +379,7 @@ private:
         Comm& comm = Training::comm_;
         auto const rank = static_cast<int>(comm.rank());
         auto times = this->reducer_ ? this->reducer_->shared_timeline() : std::make_shared<Times>();
-        if (!reduces_to_owners(this->sharding())) {
+        if (!detail::reduces_to_owners(this->sharding())) {
             return std::make_unique<Averages>(
                 comm,
                 detail::ToOwners<Comm>{},
@@ -397,7 +397,9 @@ private:
         detail::StepShard step;
         std::function<void(Round const&)> begin;
         if (steps_in_backward_) {
-            step = [this](std::size_t k, OptimizerShard const& s) { this->step_shard(k, s); };
+            step = [this](std::size_t k, detail::OptimizerShard const& s) {
+                this->step_shard(k, s);
+            };
             begin = [this](Round const& round) { this->begin_step(round); };
         }
         auto gradients = std::make_unique<detail::GradientsForOwners>(

@@ -87,7 +87,7 @@ public:
             if (group.values) {
                 group.values->take(group.shards, scratch_[0]);
             }
-            for (OptimizerShard const& shard : group.shards) {
+            for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
             }
         }
@@ -129,8 +129,8 @@ public:
     [[nodiscard]] int owner_of(std::size_t i) const {
         bool const has_owners = !is_flat() && sharding_ != Sharding::none;
         for (Group const& group : groups_) {
-            for (OptimizerShard const& shard : group.shards) {
-                for (ShardPiece const& piece : shard.bucket().pieces) {
+            for (detail::OptimizerShard const& shard : group.shards) {
+                for (detail::ShardPiece const& piece : shard.bucket().pieces) {
                     if (group.first + piece.parameter == i && has_owners) {
                         return piece.owner;
                     }
@@ -173,7 +173,7 @@ public:
         state_.reset();
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             Group& group = groups_[k];
-            for (OptimizerShard& shard : group.shards) {
+            for (detail::OptimizerShard& shard : group.shards) {
                 std::size_t const names = detail::state_names_of(rules[k]).size();
                 if (names != shard.state().names()) {
                     shard = shard.with_state(names);
@@ -331,7 +331,7 @@ protected:
             if (group.buckets) {
                 group.buckets->take();
             }
-            for (OptimizerShard const& shard : group.shards) {
+            for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
             }
             if (shards_values()) {
@@ -382,15 +382,17 @@ protected:
     }
     void finish_step() {
         if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {
-            step_and_exchange([this](std::size_t k, OptimizerShard const& s) { step_shard(k, s); });
+            step_and_exchange([this](std::size_t k, detail::OptimizerShard const& s) {
+                step_shard(k, s);
+            });
         }
     }
     /// Replaces finish_step() if each shard has been stepped.
     void finish_stepped() {
-        step_and_exchange([](std::size_t, OptimizerShard const&) {});
+        step_and_exchange([](std::size_t, detail::OptimizerShard const&) {});
     }
     /// Steps what this rank owns of a shard of group `k` whose gradients are reduced. Local.
-    void step_shard(std::size_t k, OptimizerShard const& shard) {
+    void step_shard(std::size_t k, detail::OptimizerShard const& shard) {
         Group& group = groups_[k];
         if constexpr (LocalOptimizer<Rule>) {
             shard.step_whole(
@@ -446,7 +448,7 @@ private:
         static_cast<void>(detail::agree_on(compared, group.parameters));
         group.first = parameter_count();
         group.steps.resize(group.parameters.size());
-        group.gradients.reserve(reduces_to_owners(sharding_) ? 0 : group.parameters.size());
+        group.gradients.reserve(detail::reduces_to_owners(sharding_) ? 0 : group.parameters.size());
         loads = loads_;
         detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
         make_arenas(group);
@@ -461,8 +463,10 @@ private:
     void make_arenas(Group const& group) {
         std::size_t reduced = 0;
         std::size_t packed = 0;
-        for (OptimizerShard const& shard : group.shards) {
-            reduced = (std::max)(reduced, reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0);
+        for (detail::OptimizerShard const& shard : group.shards) {
+            reduced = (std::max)(
+                reduced, detail::reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0
+            );
             packed = (std::max)(packed, packs_values() ? packed_bytes(group, shard) : 0);
         }
         arenas_.reserve(1, (std::max)(reduced, packed));
@@ -472,7 +476,8 @@ private:
     }
 
     /// The bytes of a bucket's values; 0 if they are sent in place.
-    [[nodiscard]] static std::size_t packed_bytes(Group const& group, OptimizerShard const& shard) {
+    [[nodiscard]] static std::size_t
+    packed_bytes(Group const& group, detail::OptimizerShard const& shard) {
         return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
     }
 
@@ -494,7 +499,7 @@ private:
             for (std::size_t k = 0; k < groups_.size(); ++k) {
                 Group const& group = groups_[k];
                 for (std::size_t s = 0; s < group.shards.size(); ++s) {
-                    OptimizerShard const& shard = group.shards[s];
+                    detail::OptimizerShard const& shard = group.shards[s];
                     step(k, shard);
                     if (sends_values()) {
                         std::byte* const bucket =

@@ -63,7 +63,7 @@ struct ShardedOptions {
             options.sharding == Sharding::none ? Partition::by_parameters : options.partition,
         .owners = options.owners,
         .bucket_cap_bytes = options.bucket_cap_bytes,
-        .reduces_gradients = reduces_to_owners(options.sharding),
+        .reduces_gradients = detail::reduces_to_owners(options.sharding),
         .before_step = options.before_step,
         .shared = options.shared,
         .parameters_as_bucket_view = options.parameters_as_bucket_view,

@@ -39,6 +39,8 @@ struct ShardGradient {
     AnyView view;
 };
 
+namespace detail {
+
 /// What a sharded optimizer does on all ranks for ShardGradients. Collective.
 class ShardSums {
 public:
@@ -53,6 +55,8 @@ protected:
     ~ShardSums() = default;
 };
 
+} // namespace detail
+
 /// The gradients that a rank is about to step by, and sums over all ranks. Code that gets it runs
 /// on every rank, also on joined ones, and must call sum() and sum_squares() the same number of
 /// times on each. Gradients may be in the memory of a device: then kernels that change them go on
@@ -63,7 +67,7 @@ public:
         std::span<ShardGradient const> pieces,
         std::size_t parameters,
         Device& device,
-        ShardSums& sums
+        detail::ShardSums& sums
     ) noexcept
         : pieces_{pieces}, parameters_{parameters}, device_{device}, sums_{sums} {}
 
@@ -98,7 +102,7 @@ private:
     std::span<ShardGradient const> pieces_;
     std::size_t parameters_;
     Device& device_;
-    ShardSums& sums_;
+    detail::ShardSums& sums_;
 };
 
 /// Scales gradients so that the norm of all of them is at most `max_norm`: PyTorch's
@@ -536,6 +540,9 @@ enum class Sharding : std::uint8_t {
     constexpr std::string_view names[] = {"none", "optimizer", "gradients", "parameters"};
     return names[static_cast<std::size_t>(sharding)];
 }
+
+namespace detail {
+
 /// Whether the average of a gradient goes only to its owner.
 [[nodiscard]] constexpr bool reduces_to_owners(Sharding sharding) noexcept {
     return sharding == Sharding::gradients || sharding == Sharding::parameters;
@@ -565,8 +572,6 @@ struct ShardBucket {
         return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
     }
 };
-
-namespace detail {
 
 /// An owner for each parameter, by the rule of Partition::by_parameters. `loads` holds the elements
 /// of each rank and is updated. Complexity: O(n (log n + ranks)).
@@ -1650,7 +1655,7 @@ auto* conversion_function(InstructionSet set) noexcept {
 
 // ---- joinable/optimizer/state_arrays.hpp
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The state that the owner of a part keeps: an array for each name of the rule, and an array of
 /// masters if the values have 16 bits. Empty if an engine's optimizer keeps its own state. Local.
@@ -1703,8 +1708,6 @@ private:
     bool has_masters_;
     Arena memory_;
 };
-
-namespace detail {
 
 /// memcpy() that allows null pointers if there is nothing to copy.
 inline void copy_bytes(std::byte* to, std::byte const* from, std::size_t bytes) noexcept {
@@ -1807,9 +1810,7 @@ template <class Rule>
     return {&rule_id<Rule>, &rule, sizeof(Rule), &update_on_host<Rule>};
 }
 
-} // namespace detail
-
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/optimizer/stepped_gradients.hpp
 
@@ -1882,7 +1883,7 @@ private:
 
 // ---- joinable/optimizer/shard.hpp
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank's view of a bucket: its pieces, their state, and the copies between parameters,
 /// gradients and the bucket. In the bucket a parameter lies whole and dense, in the order of its
@@ -2118,7 +2119,7 @@ private:
     Arena gradients_;
 };
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/optimizer/impl/shard.ipp
 
@@ -2129,7 +2130,7 @@ private:
 #include <span>
 #include <utility>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION OptimizerShard::OptimizerShard(
     ShardBucket bucket,
@@ -2337,7 +2338,7 @@ JOINABLE_DEFINITION void OptimizerShard::check_masters(
     });
 }
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 #endif
 
@@ -5244,7 +5245,7 @@ public:
             if (group.values) {
                 group.values->take(group.shards, scratch_[0]);
             }
-            for (OptimizerShard const& shard : group.shards) {
+            for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
             }
         }
@@ -5286,8 +5287,8 @@ public:
     [[nodiscard]] int owner_of(std::size_t i) const {
         bool const has_owners = !is_flat() && sharding_ != Sharding::none;
         for (Group const& group : groups_) {
-            for (OptimizerShard const& shard : group.shards) {
-                for (ShardPiece const& piece : shard.bucket().pieces) {
+            for (detail::OptimizerShard const& shard : group.shards) {
+                for (detail::ShardPiece const& piece : shard.bucket().pieces) {
                     if (group.first + piece.parameter == i && has_owners) {
                         return piece.owner;
                     }
@@ -5330,7 +5331,7 @@ public:
         state_.reset();
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             Group& group = groups_[k];
-            for (OptimizerShard& shard : group.shards) {
+            for (detail::OptimizerShard& shard : group.shards) {
                 std::size_t const names = detail::state_names_of(rules[k]).size();
                 if (names != shard.state().names()) {
                     shard = shard.with_state(names);
@@ -5381,7 +5382,7 @@ protected:
 
     ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
         : comm_{comm}, host_{comm}, words_{comm}, options_{std::move(options)}, sharding_{sharding},
-          loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}},
+          loads_(static_cast<std::size_t>(comm.size())), arenas_{detail::BufferMemory{comm}},
           scratch_{detail::Scratch{device()}, detail::Scratch{device()}},
           before_step_{comm, host_, sharding} {}
     ShardedOptimizer(ShardedOptimizer const&) = delete;
@@ -5449,7 +5450,7 @@ protected:
         F const& also) {
         detail::ModelEntry entry{comm_};
         AgreementList compared;
-        std::optional<CoalescedBroadcast> start;
+        std::optional<detail::CoalescedBroadcast> start;
         std::vector<std::size_t> loads;
         Group group;
         ParameterList kept;
@@ -5458,14 +5459,14 @@ protected:
             compare(compared);
             plan(group, rule, choices, loads, compared);
             if (shards_values()) {
-                BufferMemory const memory{comm_};
+                detail::BufferMemory const memory{comm_};
                 group.values =
                     std::make_shared<detail::ShardedValues>(group.parameters, group.shards, memory);
                 kept = detail::ShardedValues::list(group.values);
             }
             if (options_.parameters_as_bucket_view) {
                 group.buckets = std::make_shared<detail::BucketValues>(
-                    group.parameters, group.shards, BufferMemory{comm_}
+                    group.parameters, group.shards, detail::BufferMemory{comm_}
                 );
             }
             also(group);
@@ -5477,7 +5478,7 @@ protected:
                 detail::tensor_list(std::move(values)),
                 options_.bucket_cap_bytes / 2, // there are two of them
                 "parameter",
-                BufferMemory{comm_}
+                detail::BufferMemory{comm_}
             );
             entry.enter(group.parameters, false);
         };
@@ -5488,7 +5489,7 @@ protected:
             if (group.buckets) {
                 group.buckets->take();
             }
-            for (OptimizerShard const& shard : group.shards) {
+            for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
             }
             if (shards_values()) {
@@ -5539,15 +5540,17 @@ protected:
     }
     void finish_step() {
         if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {
-            step_and_exchange([this](std::size_t k, OptimizerShard const& s) { step_shard(k, s); });
+            step_and_exchange([this](std::size_t k, detail::OptimizerShard const& s) {
+                step_shard(k, s);
+            });
         }
     }
     /// Replaces finish_step() if each shard has been stepped.
     void finish_stepped() {
-        step_and_exchange([](std::size_t, OptimizerShard const&) {});
+        step_and_exchange([](std::size_t, detail::OptimizerShard const&) {});
     }
     /// Steps what this rank owns of a shard of group `k` whose gradients are reduced. Local.
-    void step_shard(std::size_t k, OptimizerShard const& shard) {
+    void step_shard(std::size_t k, detail::OptimizerShard const& shard) {
         Group& group = groups_[k];
         if constexpr (LocalOptimizer<Rule>) {
             shard.step_whole(
@@ -5603,7 +5606,7 @@ private:
         static_cast<void>(detail::agree_on(compared, group.parameters));
         group.first = parameter_count();
         group.steps.resize(group.parameters.size());
-        group.gradients.reserve(reduces_to_owners(sharding_) ? 0 : group.parameters.size());
+        group.gradients.reserve(detail::reduces_to_owners(sharding_) ? 0 : group.parameters.size());
         loads = loads_;
         detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
         make_arenas(group);
@@ -5618,8 +5621,10 @@ private:
     void make_arenas(Group const& group) {
         std::size_t reduced = 0;
         std::size_t packed = 0;
-        for (OptimizerShard const& shard : group.shards) {
-            reduced = (std::max)(reduced, reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0);
+        for (detail::OptimizerShard const& shard : group.shards) {
+            reduced = (std::max)(
+                reduced, detail::reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0
+            );
             packed = (std::max)(packed, packs_values() ? packed_bytes(group, shard) : 0);
         }
         arenas_.reserve(1, (std::max)(reduced, packed));
@@ -5629,7 +5634,8 @@ private:
     }
 
     /// The bytes of a bucket's values; 0 if they are sent in place.
-    [[nodiscard]] static std::size_t packed_bytes(Group const& group, OptimizerShard const& shard) {
+    [[nodiscard]] static std::size_t
+    packed_bytes(Group const& group, detail::OptimizerShard const& shard) {
         return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
     }
 
@@ -5651,7 +5657,7 @@ private:
             for (std::size_t k = 0; k < groups_.size(); ++k) {
                 Group const& group = groups_[k];
                 for (std::size_t s = 0; s < group.shards.size(); ++s) {
-                    OptimizerShard const& shard = group.shards[s];
+                    detail::OptimizerShard const& shard = group.shards[s];
                     step(k, shard);
                     if (sends_values()) {
                         std::byte* const bucket =
@@ -5745,6 +5751,8 @@ struct ShardedOptions {
     bool parameters_as_bucket_view = false;
 };
 
+namespace detail {
+
 /// The options that the optimizer needs.
 [[nodiscard]] inline ZeroOptions zero_options(ShardedOptions const& options) {
     return {
@@ -5753,12 +5761,13 @@ struct ShardedOptions {
             options.sharding == Sharding::none ? Partition::by_parameters : options.partition,
         .owners = options.owners,
         .bucket_cap_bytes = options.bucket_cap_bytes,
-        .reduces_gradients = reduces_to_owners(options.sharding),
+        .reduces_gradients = detail::reduces_to_owners(options.sharding),
         .before_step = options.before_step,
         .shared = options.shared,
         .parameters_as_bucket_view = options.parameters_as_bucket_view,
     };
 }
+
 /// The options that the passes need.
 [[nodiscard]] inline DataParallelOptions data_parallel_options(ShardedOptions const& options) {
     return {
@@ -5771,6 +5780,8 @@ struct ShardedOptions {
         .verify_ready = options.verify_ready,
     };
 }
+
+} // namespace detail
 
 }} // namespace joinable::v0
 
@@ -5860,23 +5871,23 @@ public:
         Rule rule,
         ShardedOptions const& options = {}
     )
-        : Optimizer{comm, zero_options(options), options.sharding},
+        : Optimizer{comm, detail::zero_options(options), options.sharding},
           Training{comm, Optimizer::join_state(), options.gradient_kind, true},
           steps_in_backward_{options.step_in_backward},
-          buckets_{bucket_options(data_parallel_options(options))} {
-        std::optional<CoalescedBroadcast> start;
+          buckets_{detail::bucket_options(detail::data_parallel_options(options))} {
+        std::optional<detail::CoalescedBroadcast> start;
         auto const compare = [&](AgreementList& list) {
             check(options);
             list.begin_section("options differ: ");
             compare_sharding(list);
-            detail::agree_on(list, data_parallel_options(options));
+            detail::agree_on(list, detail::data_parallel_options(options));
             list.begin_section("models differ: ");
             detail::agree_on(list, buffers, "buffer");
         };
         detail::ShardChoices const choices{options.owners, options.units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
             this->module_.emplace(
-                comm, ParameterList{}, std::move(buffers), data_parallel_options(options)
+                comm, ParameterList{}, std::move(buffers), detail::data_parallel_options(options)
             );
             start.emplace(this->module_->plan_sync());
         });
@@ -6052,7 +6063,7 @@ private:
                 "to see all of them; leave one of the two out"
             };
         }
-        if (!reduces_to_owners(options.sharding)) {
+        if (!detail::reduces_to_owners(options.sharding)) {
             throw ContractViolation{detail::concat(
                 "step_in_backward steps buckets that are averaged to their owners, but with Sharding::",
                 name_of(options.sharding),
@@ -6086,15 +6097,15 @@ private:
                 check.emplace(
                     all,
                     detail::device_of(Training::comm_),
-                    reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
-                                                        : detail::CheckedMarks::after_pass
+                    detail::reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
+                                                                : detail::CheckedMarks::after_pass
                 );
             }
         };
         Optimizer::add(
             std::forward<Parameters>(parameters), std::move(rule), choices, compare, also
         );
-        if (this->reducer_ && !reduces_to_owners(this->sharding())) {
+        if (this->reducer_ && !detail::reduces_to_owners(this->sharding())) {
             former_.push_back(std::move(this->reducer_)); // gradients may lie in its buckets
         }
         this->reducer_ = std::move(reducer);
@@ -6120,12 +6131,16 @@ private:
         Comm& comm = Training::comm_;
         auto const rank = static_cast<int>(comm.rank());
         auto times = this->reducer_ ? this->reducer_->shared_timeline() : std::make_shared<Times>();
-        if (!reduces_to_owners(this->sharding())) {
+        if (!detail::reduces_to_owners(this->sharding())) {
             return std::make_unique<Averages>(
                 comm,
                 detail::ToOwners<Comm>{},
                 detail::gradients_in_buckets(
-                    std::move(all), buckets_, rank, BufferMemory{comm}, detail::TakeGradients::later
+                    std::move(all),
+                    buckets_,
+                    rank,
+                    detail::BufferMemory{comm},
+                    detail::TakeGradients::later
                 ),
                 buckets_,
                 std::move(times)
@@ -6138,7 +6153,9 @@ private:
         detail::StepShard step;
         std::function<void(Round const&)> begin;
         if (steps_in_backward_) {
-            step = [this](std::size_t k, OptimizerShard const& s) { this->step_shard(k, s); };
+            step = [this](std::size_t k, detail::OptimizerShard const& s) {
+                this->step_shard(k, s);
+            };
             begin = [this](Round const& round) { this->begin_step(round); };
         }
         auto gradients = std::make_unique<detail::GradientsForOwners>(
@@ -6381,7 +6398,7 @@ private:
     void reduce(double factor) {
         auto const factors = detail::ShardFactors::of(join_communicator(), factor);
         for (detail::ShardGroup const& group : this->groups()) {
-            for (OptimizerShard const& shard : group.shards) {
+            for (detail::OptimizerShard const& shard : group.shards) {
                 std::byte* const bucket = this->arenas().data(0, shard.bucket_bytes());
                 shard.pack_gradients(group.parameters, factors.packed, bucket);
                 detail::start_parts(join_communicator(), shard, bucket, factors.summed).wait();

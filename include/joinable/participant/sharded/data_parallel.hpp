@@ -119,23 +119,23 @@ public:
         Rule rule,
         ShardedOptions const& options = {}
     )
-        : Optimizer{comm, zero_options(options), options.sharding},
+        : Optimizer{comm, detail::zero_options(options), options.sharding},
           Training{comm, Optimizer::join_state(), options.gradient_kind, true},
           steps_in_backward_{options.step_in_backward},
-          buckets_{bucket_options(data_parallel_options(options))} {
-        std::optional<CoalescedBroadcast> start;
+          buckets_{detail::bucket_options(detail::data_parallel_options(options))} {
+        std::optional<detail::CoalescedBroadcast> start;
         auto const compare = [&](AgreementList& list) {
             check(options);
             list.begin_section("options differ: ");
             compare_sharding(list);
-            detail::agree_on(list, data_parallel_options(options));
+            detail::agree_on(list, detail::data_parallel_options(options));
             list.begin_section("models differ: ");
             detail::agree_on(list, buffers, "buffer");
         };
         detail::ShardChoices const choices{options.owners, options.units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
             this->module_.emplace(
-                comm, ParameterList{}, std::move(buffers), data_parallel_options(options)
+                comm, ParameterList{}, std::move(buffers), detail::data_parallel_options(options)
             );
             start.emplace(this->module_->plan_sync());
         });
@@ -384,7 +384,11 @@ private:
                 comm,
                 detail::ToOwners<Comm>{},
                 detail::gradients_in_buckets(
-                    std::move(all), buckets_, rank, BufferMemory{comm}, detail::TakeGradients::later
+                    std::move(all),
+                    buckets_,
+                    rank,
+                    detail::BufferMemory{comm},
+                    detail::TakeGradients::later
                 ),
                 buckets_,
                 std::move(times)

@@ -224,7 +224,7 @@ protected:
 
     ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
         : comm_{comm}, host_{comm}, words_{comm}, options_{std::move(options)}, sharding_{sharding},
-          loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}},
+          loads_(static_cast<std::size_t>(comm.size())), arenas_{detail::BufferMemory{comm}},
           scratch_{detail::Scratch{device()}, detail::Scratch{device()}},
           before_step_{comm, host_, sharding} {}
     ShardedOptimizer(ShardedOptimizer const&) = delete;
@@ -292,7 +292,7 @@ protected:
         F const& also) {
         detail::ModelEntry entry{comm_};
         AgreementList compared;
-        std::optional<CoalescedBroadcast> start;
+        std::optional<detail::CoalescedBroadcast> start;
         std::vector<std::size_t> loads;
         Group group;
         ParameterList kept;
@@ -301,14 +301,14 @@ protected:
             compare(compared);
             plan(group, rule, choices, loads, compared);
             if (shards_values()) {
-                BufferMemory const memory{comm_};
+                detail::BufferMemory const memory{comm_};
                 group.values =
                     std::make_shared<detail::ShardedValues>(group.parameters, group.shards, memory);
                 kept = detail::ShardedValues::list(group.values);
             }
             if (options_.parameters_as_bucket_view) {
                 group.buckets = std::make_shared<detail::BucketValues>(
-                    group.parameters, group.shards, BufferMemory{comm_}
+                    group.parameters, group.shards, detail::BufferMemory{comm_}
                 );
             }
             also(group);
@@ -320,7 +320,7 @@ protected:
                 detail::tensor_list(std::move(values)),
                 options_.bucket_cap_bytes / 2, // there are two of them
                 "parameter",
-                BufferMemory{comm_}
+                detail::BufferMemory{comm_}
             );
             entry.enter(group.parameters, false);
         };

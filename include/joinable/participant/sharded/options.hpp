@@ -55,6 +55,8 @@ struct ShardedOptions {
     bool parameters_as_bucket_view = false;
 };
 
+namespace detail {
+
 /// The options that the optimizer needs.
 [[nodiscard]] inline ZeroOptions zero_options(ShardedOptions const& options) {
     return {
@@ -69,6 +71,7 @@ struct ShardedOptions {
         .parameters_as_bucket_view = options.parameters_as_bucket_view,
     };
 }
+
 /// The options that the passes need.
 [[nodiscard]] inline DataParallelOptions data_parallel_options(ShardedOptions const& options) {
     return {
@@ -81,5 +84,7 @@ struct ShardedOptions {
         .verify_ready = options.verify_ready,
     };
 }
+
+} // namespace detail
 
 }} // namespace joinable::v0

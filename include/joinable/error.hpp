@@ -106,6 +106,8 @@ namespace detail {
 }
 } // namespace detail
 
+namespace detail {
+
 /// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
     bool const is_renumbered = reason.is_renumbered;
@@ -119,5 +121,7 @@ namespace detail {
     }
     throw CommunicationError{reason.message};
 }
+
+} // namespace detail
 
 }} // namespace joinable::v0

@@ -27,7 +27,7 @@
 
 // ---- joinable/communicator/algorithms/message_step.hpp
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The elements [begin, end) of a collective's buffer.
 struct ElementRange {
@@ -82,7 +82,7 @@ struct MessageStep {
     Combination combine = {};
 };
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/algorithms/detail/double_tree.hpp
 
@@ -378,8 +378,13 @@ enum class AllReduceAlgorithm : std::uint8_t {
     halving_doubling, ///< Rabenseifner's: partners exchange halves, quarters, ...
     torus,            ///< rings along the dimensions of a grid of ranks
 };
+
+namespace detail {
+
 /// The number of algorithms. Their values start at 0.
 inline constexpr std::size_t all_reduce_algorithm_count = 8;
+
+} // namespace detail
 
 /// The enumerator's name.
 [[nodiscard]] constexpr std::string_view name_of(AllReduceAlgorithm algorithm) noexcept {
@@ -393,7 +398,7 @@ inline constexpr std::size_t all_reduce_algorithm_count = 8;
         "halving_doubling",
         "torus",
     };
-    static_assert(std::size(names) == all_reduce_algorithm_count);
+    static_assert(std::size(names) == detail::all_reduce_algorithm_count);
     return names[static_cast<std::size_t>(algorithm)];
 }
 
@@ -885,7 +890,7 @@ private:
 
 // ---- joinable/communicator/algorithms/message_schedule.hpp
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 class MessageSteps;
 
@@ -1208,7 +1213,7 @@ inline MessageSteps MessageSchedule::steps(int rank) const noexcept {
     return {*this, rank};
 }
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/detail/polling.hpp
 
@@ -1878,7 +1883,7 @@ public:
     [[nodiscard]] explicit MessageCommunicator(Comm& comm, MessageOptions const& options = {})
         : engine_{comm, options} {
         if (options.plan) {
-            (void)MessageSchedule::all_reduce(*options.plan, size(), 0, 1);
+            (void)detail::MessageSchedule::all_reduce(*options.plan, size(), 0, 1);
         }
         if (options.tag < 0 || options.tag > INT_MAX - tags) {
             throw ContractViolation{detail::concat(

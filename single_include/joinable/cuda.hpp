@@ -938,6 +938,8 @@ void for_all_rows(
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
 /// A copy within a device's memory, times a factor, in the form that kernels take.
 struct CudaCopy {
     /// A loop over elements. Steps are in elements.
@@ -969,22 +971,28 @@ struct CudaSquares {
     DType dtype;
 };
 
+} // namespace detail
+
 /// Functions that run kernels, from a source file compiled by nvcc. See cuda_kernels.hpp.
 struct CudaKernels {
     /// Runs all copies, which are independent, in the order of the stream. `copies` may change when
     /// this returns. The current device is the stream's.
-    cudaError_t (*run)(CudaCopy const* copies, std::size_t count, cudaStream_t stream);
+    cudaError_t (*run)(detail::CudaCopy const* copies, std::size_t count, cudaStream_t stream);
     /// Whether update() knows a rule. Null: no rule.
-    bool (*has_rule)(DeviceRule const& rule) = nullptr;
+    bool (*has_rule)(detail::DeviceRule const& rule) = nullptr;
     /// Steps elements by a rule, in the order of the stream. `rule` and `updates` may change when
     /// this returns. The current device is the stream's.
     cudaError_t (*update)(
-        DeviceRule const& rule, DeviceUpdate const* updates, std::size_t count, cudaStream_t stream
+        detail::DeviceRule const& rule,
+        detail::DeviceUpdate const* updates,
+        std::size_t count,
+        cudaStream_t stream
     ) = nullptr;
     /// Computes all sums, in the order of the stream. `sums` may change when this returns. The
     /// current device is the stream's. Null: there are no such kernels.
-    cudaError_t (*sum_squares)(CudaSquares const* sums, std::size_t count, cudaStream_t stream) =
-        nullptr;
+    cudaError_t (*sum_squares)(
+        detail::CudaSquares const* sums, std::size_t count, cudaStream_t stream
+    ) = nullptr;
     /// Loads all kernels on the current device. CUDA else loads a kernel at its first launch, and
     /// may then wait for what runs on the device, such as a collective. Null: nothing to load.
     cudaError_t (*load)() = nullptr;
@@ -1439,12 +1447,13 @@ public:
         order(stream_, engine_stream_);
     }
 
-    [[nodiscard]] bool can_update(DeviceRule const& rule) const noexcept override {
+    [[nodiscard]] bool can_update(detail::DeviceRule const& rule) const noexcept override {
         return kernels_.has_rule != nullptr && kernels_.has_rule(rule);
     }
     /// @throws ContractViolation  there are no kernels for the rule, or as submit().
     /// @throws CommunicationError  the runtime refuses.
-    void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) override {
+    void
+    update(detail::DeviceRule const& rule, std::span<detail::DeviceUpdate const> updates) override {
         if (!can_update(rule)) {
             throw ContractViolation{
                 "update: there are no kernels for this rule; call CudaDevice::use_kernels first"
@@ -1462,19 +1471,19 @@ public:
     }
     /// @throws ContractViolation  there are no kernels for it, or as submit().
     /// @throws CommunicationError  the runtime refuses.
-    void sum_squares(std::span<SquareSum const> sums) override {
+    void sum_squares(std::span<detail::SquareSum const> sums) override {
         if (!can_sum_squares()) {
             throw ContractViolation{
                 "sum_squares: there are no kernels for it; call CudaDevice::use_kernels first"
             };
         }
         std::size_t blocks = 0;
-        for (SquareSum const& one : sums) {
+        for (detail::SquareSum const& one : sums) {
             require_here("sum_squares", one.tensor);
             blocks += detail::square_blocks(one.tensor.numel());
         }
         auto* partials = reinterpret_cast<double*>(partials_.data(blocks * sizeof(double)));
-        std::vector<CudaSquares> squares;
+        std::vector<detail::CudaSquares> squares;
         for (auto const& [tensor, sum] : sums) {
             std::size_t const count = tensor.numel();
             detail::IndexOrder const order{tensor.extents(), tensor.strides()};
@@ -1622,11 +1631,11 @@ private:
         }
     }
 
-    void run(std::vector<CudaCopy> const& queue) const {
+    void run(std::vector<detail::CudaCopy> const& queue) const {
         if (kernels_.run != nullptr && !queue.empty()) {
             detail::require_cuda(kernels_.run(queue.data(), queue.size(), stream_), "a kernel");
         } else {
-            for (CudaCopy const& copy : queue) {
+            for (detail::CudaCopy const& copy : queue) {
                 detail::require_cuda(
                     detail::CudaRuntimeCopies{stream_}.run(copy), "a copy on the device"
                 );
@@ -1640,9 +1649,9 @@ private:
     std::chrono::nanoseconds deadline_ = std::chrono::minutes{5};
     cudaEvent_t event_ = nullptr;
     CudaKernels kernels_{};
-    std::vector<CudaCopy> queue_;     ///< since the last submission
-    std::vector<CudaCopy> running_;   ///< of the last submission
-    detail::Scratch partials_{*this}; ///< of sums of squares
+    std::vector<detail::CudaCopy> queue_;   ///< since the last submission
+    std::vector<detail::CudaCopy> running_; ///< of the last submission
+    detail::Scratch partials_{*this};       ///< of sums of squares
 };
 
 }} // namespace joinable::v0

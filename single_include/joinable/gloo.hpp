@@ -1298,6 +1298,8 @@ struct GlooFile {
     std::string path;
 };
 
+namespace detail {
+
 /// The ranks of a job meet at a port of rank 0's machine. See TcpOptions, which has the same
 /// members and says what the secret keeps out.
 struct GlooHub {
@@ -1307,12 +1309,14 @@ struct GlooHub {
     std::string secret;
 };
 
+} // namespace detail
+
 /// One rank of a group, for GlooCommunicator. Everything but the rank and its address is the same
 /// on all ranks.
 struct GlooOptions {
     int rank = 0;
     int size = 1;
-    std::variant<GlooFile, GlooHub> store = {};
+    std::variant<GlooFile, detail::GlooHub> store = {};
     /// An address or name of this rank's machine by which the others reach it. If empty, it is the
     /// address from which this rank reaches rank 0. Rank 0 that writes a file then takes the name
     /// of its host.
@@ -2168,7 +2172,7 @@ public:
         return GlooCommunicator{GlooOptions{
             found.rank,
             found.size,
-            GlooHub{found.job, found.address, found.port, found.secret},
+            detail::GlooHub{found.job, found.address, found.port, found.secret},
             {},
             deadline,
             deadline

@@ -234,6 +234,8 @@ namespace detail {
 }
 } // namespace detail
 
+namespace detail {
+
 /// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
     bool const is_renumbered = reason.is_renumbered;
@@ -247,6 +249,8 @@ namespace detail {
     }
     throw CommunicationError{reason.message};
 }
+
+} // namespace detail
 
 }} // namespace joinable::v0
 
@@ -2373,6 +2377,8 @@ template <class Tensors>
     );
 }
 
+namespace detail {
+
 /// A bucket assignment of at most `Capacity` tensors that does not allocate, so that it can be a
 /// constexpr variable. A BucketAssignment exists only during the evaluation of a constant
 /// expression.
@@ -2416,6 +2422,8 @@ private:
     std::array<std::size_t, Capacity> limits_{};
     std::size_t size_ = 0;
 };
+
+} // namespace detail
 
 }} // namespace joinable::v0
 
@@ -2483,8 +2491,6 @@ using tag_for_t = std::conditional_t<
     std::is_lvalue_reference_v<Reference>,
     std::forward_iterator_tag,
     std::input_iterator_tag>;
-
-} // namespace detail
 
 /// One bucket of a BucketedView: the elements of the underlying range that share it, in order.
 /// Elements are found while they are read, never beyond the last one requested. Valid as long as
@@ -2562,6 +2568,8 @@ private:
     std::size_t limit_ = 0;
 };
 
+} // namespace detail
+
 /// The buckets of a range of Tensors, Parameters or TensorSizes, as
 /// compute_bucket_assignment_by_size gives them for the same limits. Each one is cut on demand. A
 /// forward range of LazyBucket; iterators are valid as long as the view. `Base` keeps the range: a
@@ -2584,7 +2592,7 @@ public:
 
     class iterator {
     public:
-        using value_type = LazyBucket<base_iterator>;
+        using value_type = detail::LazyBucket<base_iterator>;
         using difference_type = std::ptrdiff_t;
         using reference = value_type;
         using pointer = void;
@@ -2738,9 +2746,10 @@ inline constexpr bool std::ranges::enable_view<joinable::BucketedView<Base>> =
 
 /// Its iterators refer only to the underlying range.
 template <class BaseIterator>
-inline constexpr bool std::ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
+inline constexpr bool
+    std::ranges::enable_borrowed_range<joinable::detail::LazyBucket<BaseIterator>> = true;
 template <class BaseIterator>
-inline constexpr bool std::ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
+inline constexpr bool std::ranges::enable_view<joinable::detail::LazyBucket<BaseIterator>> = true;
 
 // ---- joinable/communicator/environment.hpp
 
@@ -6233,7 +6242,7 @@ private:
 
     void throw_if_aborted() const {
         if (reason_) {
-            throw_failure(*reason_);
+            detail::throw_failure(*reason_);
         }
     }
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
@@ -14372,6 +14381,8 @@ private:
 /// Tensors of any types. An index is a position in the list.
 class TensorList : public detail::HandleList<AnyTensor> {};
 
+namespace detail {
+
 /// Tensors that may move to other memory, but keep their dtypes, extents and devices. A plan of
 /// them is made once and asks each time for their addresses.
 class FixedTensors {
@@ -14397,6 +14408,8 @@ private:
     std::string_view what_;
     std::vector<AnyView> views_;
 };
+
+} // namespace detail
 
 /// The buffers of a model: state that training changes, but not by gradients (running means).
 class BufferList : public TensorList {
@@ -14443,7 +14456,7 @@ template <class... Ranges>
 
 #if JOINABLE_HAS_DEFINITIONS
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION
 FixedTensors::FixedTensors(TensorList tensors, std::string_view what, DeviceId device)
@@ -14488,21 +14501,19 @@ JOINABLE_DEFINITION void FixedTensors::refuse(std::size_t i, std::string const& 
     throw ContractViolation{detail::concat(what_, " ", i, why)};
 }
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 #endif
 
 // ---- joinable/device/squares.hpp
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A sum of the squares of a tensor's elements, for Device::sum_squares().
 struct SquareSum {
     AnyView tensor; ///< of a floating-point dtype
     double* sum;    ///< in the memory of the tensor's device
 };
-
-namespace detail {
 
 // The order of a sum of squares, which is the same on every device, and so are the bits. Elements
 // count in the order of their indices, the last index changes fastest, wherever they lie in memory.
@@ -14562,9 +14573,7 @@ struct IndexOrder {
 /// The sum for a tensor in host memory.
 [[nodiscard]] double sum_of_squares(AnyView const& tensor);
 
-} // namespace detail
-
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/device/impl/squares.ipp
 
@@ -14661,7 +14670,7 @@ JOINABLE_DEFINITION double sum_of_squares(AnyView const& tensor) {
 
 // ---- joinable/device/update.hpp
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Elements that an update rule steps, in the memory of a device. No two updates of one call have
 /// memory in common.
@@ -14684,15 +14693,11 @@ struct DeviceRule {
     void (*on_host)(void const* settings, DeviceUpdate const& update); ///< steps in host memory
 };
 
-namespace detail {
-
 /// Its address is DeviceRule::id.
 template <class Rule>
 inline char rule_id = 0;
 
-} // namespace detail
-
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/device/device.hpp
 
@@ -14741,16 +14746,17 @@ public:
     virtual void finish() = 0;
 
     /// Whether update() can step by this rule.
-    [[nodiscard]] virtual bool can_update(DeviceRule const& rule) const noexcept = 0;
+    [[nodiscard]] virtual bool can_update(detail::DeviceRule const& rule) const noexcept = 0;
     /// Submits, then steps elements by a rule. `rule` and `updates` may change when this returns.
-    virtual void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) = 0;
+    virtual void
+    update(detail::DeviceRule const& rule, std::span<detail::DeviceUpdate const> updates) = 0;
 
     /// Whether sum_squares() works.
     [[nodiscard]] virtual bool can_sum_squares() const noexcept = 0;
     /// Submits, then adds the squares of each tensor's elements to a number, in double, in the order
     /// of device/squares.hpp: all devices compute the same bits. No two numbers are the same one.
     /// `sums` may change when this returns.
-    virtual void sum_squares(std::span<SquareSum const> sums) = 0;
+    virtual void sum_squares(std::span<detail::SquareSum const> sums) = 0;
 
     /// Submits, then moves sections within an arena: see detail::permute_sections.
     virtual void permute(Arena const& arena, std::vector<detail::Section>& sections) = 0;
@@ -14920,15 +14926,18 @@ public:
     [[nodiscard]] bool can_scale() const noexcept override { return true; }
     void submit() override {}
     void finish() override {}
-    [[nodiscard]] bool can_update(DeviceRule const&) const noexcept override { return true; }
-    void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) override {
-        for (DeviceUpdate const& update : updates) {
+    [[nodiscard]] bool can_update(detail::DeviceRule const&) const noexcept override {
+        return true;
+    }
+    void
+    update(detail::DeviceRule const& rule, std::span<detail::DeviceUpdate const> updates) override {
+        for (detail::DeviceUpdate const& update : updates) {
             rule.on_host(rule.settings, update);
         }
     }
     [[nodiscard]] bool can_sum_squares() const noexcept override { return true; }
-    void sum_squares(std::span<SquareSum const> sums) override {
-        for (SquareSum const& one : sums) {
+    void sum_squares(std::span<detail::SquareSum const> sums) override {
+        for (detail::SquareSum const& one : sums) {
             *one.sum += detail::sum_of_squares(one.tensor);
         }
     }
@@ -15554,13 +15563,13 @@ consteval bool models_join_hook() {
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
 /// One `keyword = value`, as given to a guard.
 template <class K>
 struct KeywordArgument {
     typename K::value_type value;
 };
-
-namespace detail {
 
 /// Refuses silent changes of meaning: a flag takes only flags, and a whole number takes no
 /// fraction.
@@ -15612,7 +15621,7 @@ struct keyword {
     using value_type = V;
 
     // NOLINTNEXTLINE(misc-unconventional-assign-operator): spells an argument, assigns nothing
-    constexpr KeywordArgument<K> operator=(detail::keyword_value<V> auto&& value) const {
+    constexpr detail::KeywordArgument<K> operator=(detail::keyword_value<V> auto&& value) const {
         detail::check_keyword_value<V>(value);
         return {static_cast<V>(std::forward<decltype(value)>(value))};
     }
@@ -15646,7 +15655,7 @@ public:
 
     /// Stores a value if this joinable accepts the keyword, otherwise does nothing.
     template <class K>
-    constexpr void set(KeywordArgument<K> const& argument) {
+    constexpr void set(detail::KeywordArgument<K> const& argument) {
         if constexpr ((std::same_as<K, Ks> || ...)) {
             std::get<Slot<K>>(values_).value = argument.value;
         }
@@ -15986,7 +15995,7 @@ namespace detail {
 
 // ---- joinable/bucket/memory.hpp
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Allocates buckets for classes that know no communicator: in the memory that a communicator
 /// moves, from make_arena(), or on the heap. Refers to the communicator.
@@ -16012,7 +16021,7 @@ private:
     Arena (*make_)(void* comm, std::size_t bytes) = nullptr;
 };
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/bucket/bucket.hpp
 
@@ -16050,7 +16059,7 @@ public:
         ParameterList const& parameters,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits,
-        BufferMemory const& memory = {}
+        detail::BufferMemory const& memory = {}
     );
 
     /// In launch order: as they fill when gradients become ready in `order`.
@@ -16103,7 +16112,7 @@ private:
     /// Moves contents from where they were before.
     void move_sections(std::size_t parameters, std::vector<Bucket> const& before);
 
-    BufferMemory memory_;
+    detail::BufferMemory memory_;
     std::array<Arena, dtype_count> arenas_; ///< by dtype; empty if no parameter has it
     std::vector<Bucket> buckets_;
 };
@@ -16144,7 +16153,7 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
     ParameterList const& parameters,
     std::span<std::size_t const> order,
     std::span<std::size_t const> limits,
-    BufferMemory const& memory
+    detail::BufferMemory const& memory
 )
     : memory_{memory} {
     if (order.empty()) {
@@ -16263,6 +16272,8 @@ JOINABLE_DEFINITION void BucketLayout::cut(
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
 /// Copies tensors from one rank to all, many in one broadcast, as often as needed. The packing is
 /// planned once. Addresses and strides of tensors are read on each run.
 class CoalescedBroadcast {
@@ -16327,15 +16338,17 @@ private:
     std::vector<Bucket> pieces_; ///< the ones that are not empty, with row-major views
 };
 
+} // namespace detail
+
 /// Copies tensors from `root` to all ranks: makes a CoalescedBroadcast and runs it once. `tensors`
 /// is a range that joinable::buffers() takes. Collective.
 template <Communicator Comm, class Tensors>
 void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes, int root) {
-    CoalescedBroadcast{
+    detail::CoalescedBroadcast{
         detail::tensor_list(std::forward<Tensors>(tensors)),
         buffer_bytes,
         "tensor",
-        BufferMemory{comm}
+        detail::BufferMemory{comm}
     }.run(comm, root);
 }
 
@@ -16347,7 +16360,7 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
 
 #include <algorithm>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION CoalescedBroadcast::CoalescedBroadcast(
     TensorList tensors, std::size_t piece_bytes, std::string_view what, BufferMemory const& memory
@@ -16387,7 +16400,7 @@ JOINABLE_DEFINITION CoalescedBroadcast::CoalescedBroadcast(
     }
 }
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 #endif
 
@@ -18096,7 +18109,7 @@ public:
                   std::move(parameters),
                   options,
                   static_cast<int>(comm.rank()),
-                  BufferMemory{comm},
+                  detail::BufferMemory{comm},
                   take
               ),
               options
@@ -22024,6 +22037,8 @@ Round notify_join_context(J& joinable, RoundNotice notice = {}) {
     return announce_round(joinable, notice).wait();
 }
 
+namespace detail {
+
 /// Keeps the text of a failure, and the exception being handled if there is one. Peers see it when
 /// the exception leaves the guard. Local. Only the first record of a round counts; outside a guard
 /// the call does nothing. Call it where a participant's verb catches an exception, then rethrow.
@@ -22033,8 +22048,6 @@ void record_failure(J& joinable, std::string_view text) {
         session->record_failure(text);
     }
 }
-
-namespace detail {
 
 /// Discards what record_failure kept: the joinable has handled the failure, and the guard
 /// continues.
@@ -22751,8 +22764,6 @@ private:
     mutable Kept kept_{};
 };
 
-} // namespace detail
-
 /// The result of Join::iterate: an input range that opens a round before each element, and reads
 /// each element of its range once. It calls `announce` once for each. With look-ahead and `announce`
 /// an element that is a reference is read twice, as forward ranges allow: the next one may lie in the
@@ -22853,6 +22864,8 @@ private:
     Announce announce_;
 };
 
+} // namespace detail
+
 }} // namespace joinable::v0
 
 // ---- joinable/join/guard.hpp
@@ -22892,17 +22905,21 @@ public:
     ///         with both values.
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
-    explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
+    explicit Join(Participants<Js...> list, detail::KeywordArgument<Ks>... keywords)
         : Join{own_control(), list, {}, keywords...} {}
 
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
-    Join(Participants<Js...> list, JoinOptions const& options, KeywordArgument<Ks>... keywords)
+    Join(
+        Participants<Js...> list,
+        JoinOptions const& options,
+        detail::KeywordArgument<Ks>... keywords
+    )
         : Join{own_control(), list, options, keywords...} {}
 
     template <class Comm, class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
-    Join(Participants<Js...> list, Control<Comm> control, KeywordArgument<Ks>... keywords)
+    Join(Participants<Js...> list, Control<Comm> control, detail::KeywordArgument<Ks>... keywords)
         : Join{erased(control.communicator), list, {}, keywords...} {}
 
     template <class Comm, class... Ks>
@@ -22911,7 +22928,7 @@ public:
         Participants<Js...> list,
         Control<Comm> control,
         JoinOptions const& options,
-        KeywordArgument<Ks>... keywords
+        detail::KeywordArgument<Ks>... keywords
     )
         : Join{erased(control.communicator), list, options, keywords...} {}
 
@@ -22959,7 +22976,7 @@ public:
     /// RoundNotice of the element's round. A rank that leaves the loop by break joins.
     template <detail::is_range Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
-        return GuardedRange<Join, Range, Announce, false>{
+        return detail::GuardedRange<Join, Range, Announce, false>{
             *this, std::forward<Range>(range), std::move(announce)
         };
     }
@@ -22992,7 +23009,7 @@ public:
     /// instead.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(look_ahead_t, Range&& range, Announce announce = {}) {
-        return GuardedRange<Join, Range, Announce, true>{
+        return detail::GuardedRange<Join, Range, Announce, true>{
             *this, std::forward<Range>(range), std::move(announce)
         };
     }
@@ -23055,7 +23072,7 @@ public:
 
 private:
     template <class, class, class, bool>
-    friend class GuardedRange;
+    friend class detail::GuardedRange;
 
     using Erased = std::unique_ptr<detail::ControlCommunicator>;
 
@@ -23079,7 +23096,7 @@ private:
         Erased control,
         Participants<Js...> list,
         JoinOptions const& options,
-        KeywordArgument<Ks> const&... keywords
+        detail::KeywordArgument<Ks> const&... keywords
     )
         : options_{options}, control_{std::move(control)},
           controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
@@ -23188,7 +23205,8 @@ private:
 
     /// The local checks and the hooks. A failure here fails on all ranks in the entry exchange.
     template <class... Ks>
-    void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
+    void
+    prepare(std::tuple<Js&...> const& joinables, detail::KeywordArgument<Ks> const&... keywords) {
         auto const all = communicators(Sequence{});
         detail::check_options(options_);
         detail::check_same_ranks(all);
@@ -23342,7 +23360,7 @@ Join(detail::SomeParticipants, ...)
     -> Join<detail::Explained<detail::ArgumentsAfterParticipants<void>>>;
 /// The options follow a keyword.
 template <class K>
-Join(detail::SomeParticipants, KeywordArgument<K>, ...)
+Join(detail::SomeParticipants, detail::KeywordArgument<K>, ...)
     -> Join<detail::Explained<detail::KeywordBeforeOptions<K>>>;
 
 }} // namespace joinable::v0
@@ -23494,6 +23512,8 @@ struct DataParallelOptions {
     std::size_t verify_replicas = 0;
 };
 
+namespace detail {
+
 /// The options that the buckets of a model need.
 [[nodiscard]] inline BucketOptions bucket_options(DataParallelOptions const& options) {
     return {
@@ -23508,6 +23528,8 @@ struct DataParallelOptions {
         .unused_gradients = options.unused_gradients,
     };
 }
+
+} // namespace detail
 
 }} // namespace joinable::v0
 
@@ -25044,7 +25066,7 @@ protected:
             return std::forward<F>(verb)();
         } catch (...) {
             end_ranges();
-            record_failure(*this, {});
+            detail::record_failure(*this, {});
             throw;
         }
     }
@@ -25316,7 +25338,7 @@ private:
         : Base{comm, state_, options.gradient_kind, false} {
         detail::ModelEntry entry{comm};
         AgreementList compared;
-        std::optional<CoalescedBroadcast> start;
+        std::optional<detail::CoalescedBroadcast> start;
         std::exception_ptr error;
         try {
             if (parameters.error) {
@@ -25335,7 +25357,7 @@ private:
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
                 comm,
                 list,
-                bucket_options(options),
+                detail::bucket_options(options),
                 std::move(reduction),
                 detail::TakeGradients::later // a rank may refuse the model
             );
@@ -26178,7 +26200,7 @@ template <class Range, class Weight>
 namespace joinable { inline namespace v0 {
 
 JOINABLE_INSTANTIATE(class detail::ControlOver<ThreadCommunicator&>)
-JOINABLE_INSTANTIATE(void CoalescedBroadcast::run(ThreadCommunicator&, int))
+JOINABLE_INSTANTIATE(void detail::CoalescedBroadcast::run(ThreadCommunicator&, int))
 JOINABLE_INSTANTIATE(class detail::ModuleState<ThreadCommunicator>)
 JOINABLE_INSTANTIATE(class Reducer<ThreadCommunicator>)
 JOINABLE_INSTANTIATE(class GradientParticipant<ThreadCommunicator, Reducer<ThreadCommunicator>>)
@@ -26186,7 +26208,7 @@ JOINABLE_INSTANTIATE(class DistributedDataParallel<ThreadCommunicator>)
 
 #if defined(__linux__) // elsewhere there are no process ranks
 JOINABLE_INSTANTIATE(class detail::ControlOver<ProcessCommunicator&>)
-JOINABLE_INSTANTIATE(void CoalescedBroadcast::run(ProcessCommunicator&, int))
+JOINABLE_INSTANTIATE(void detail::CoalescedBroadcast::run(ProcessCommunicator&, int))
 JOINABLE_INSTANTIATE(class detail::ModuleState<ProcessCommunicator>)
 JOINABLE_INSTANTIATE(class Reducer<ProcessCommunicator>)
 JOINABLE_INSTANTIATE(class GradientParticipant<ProcessCommunicator, Reducer<ProcessCommunicator>>)

@@ -404,7 +404,7 @@ private:
             detail::DifferenceReport report{
                 control_, round.buffer_source(), ranks, !round.is_shadow()
             };
-            throw_failure(report.difference(list));
+            detail::throw_failure(report.difference(list));
         }
         return Step::of(sum[0] / ranks, sum[1] / ranks);
     }

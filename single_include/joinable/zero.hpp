@@ -39,6 +39,8 @@ struct ShardGradient {
     AnyView view;
 };
 
+namespace detail {
+
 /// What a sharded optimizer does on all ranks for ShardGradients. Collective.
 class ShardSums {
 public:
@@ -53,6 +55,8 @@ protected:
     ~ShardSums() = default;
 };
 
+} // namespace detail
+
 /// The gradients that a rank is about to step by, and sums over all ranks. Code that gets it runs
 /// on every rank, also on joined ones, and must call sum() and sum_squares() the same number of
 /// times on each. Gradients may be in the memory of a device: then kernels that change them go on
@@ -63,7 +67,7 @@ public:
         std::span<ShardGradient const> pieces,
         std::size_t parameters,
         Device& device,
-        ShardSums& sums
+        detail::ShardSums& sums
     ) noexcept
         : pieces_{pieces}, parameters_{parameters}, device_{device}, sums_{sums} {}
 
@@ -98,7 +102,7 @@ private:
     std::span<ShardGradient const> pieces_;
     std::size_t parameters_;
     Device& device_;
-    ShardSums& sums_;
+    detail::ShardSums& sums_;
 };
 
 /// Scales gradients so that the norm of all of them is at most `max_norm`: PyTorch's
@@ -536,6 +540,9 @@ enum class Sharding : std::uint8_t {
     constexpr std::string_view names[] = {"none", "optimizer", "gradients", "parameters"};
     return names[static_cast<std::size_t>(sharding)];
 }
+
+namespace detail {
+
 /// Whether the average of a gradient goes only to its owner.
 [[nodiscard]] constexpr bool reduces_to_owners(Sharding sharding) noexcept {
     return sharding == Sharding::gradients || sharding == Sharding::parameters;
@@ -565,8 +572,6 @@ struct ShardBucket {
         return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
     }
 };
-
-namespace detail {
 
 /// An owner for each parameter, by the rule of Partition::by_parameters. `loads` holds the elements
 /// of each rank and is updated. Complexity: O(n (log n + ranks)).
@@ -1650,7 +1655,7 @@ auto* conversion_function(InstructionSet set) noexcept {
 
 // ---- joinable/optimizer/state_arrays.hpp
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The state that the owner of a part keeps: an array for each name of the rule, and an array of
 /// masters if the values have 16 bits. Empty if an engine's optimizer keeps its own state. Local.
@@ -1703,8 +1708,6 @@ private:
     bool has_masters_;
     Arena memory_;
 };
-
-namespace detail {
 
 /// memcpy() that allows null pointers if there is nothing to copy.
 inline void copy_bytes(std::byte* to, std::byte const* from, std::size_t bytes) noexcept {
@@ -1807,9 +1810,7 @@ template <class Rule>
     return {&rule_id<Rule>, &rule, sizeof(Rule), &update_on_host<Rule>};
 }
 
-} // namespace detail
-
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/optimizer/stepped_gradients.hpp
 
@@ -1882,7 +1883,7 @@ private:
 
 // ---- joinable/optimizer/shard.hpp
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank's view of a bucket: its pieces, their state, and the copies between parameters,
 /// gradients and the bucket. In the bucket a parameter lies whole and dense, in the order of its
@@ -2118,7 +2119,7 @@ private:
     Arena gradients_;
 };
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/optimizer/impl/shard.ipp
 
@@ -2129,7 +2130,7 @@ private:
 #include <span>
 #include <utility>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION OptimizerShard::OptimizerShard(
     ShardBucket bucket,
@@ -2337,9 +2338,57 @@ JOINABLE_DEFINITION void OptimizerShard::check_masters(
     });
 }
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 #endif
+
+// ---- joinable/participant/sharded/detail/arenas.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Memory for packed buckets. The reduction of gradients and the exchange of values take turns with
+/// it.
+class BucketArenas {
+public:
+    explicit BucketArenas(BufferMemory const& memory) : memory_{memory} {}
+
+    /// Makes the first `count` arenas at least this large.
+    void reserve(std::size_t count, std::size_t bytes) {
+        for (std::size_t k = 0; k < count; ++k) {
+            static_cast<void>(data(k, bytes));
+        }
+    }
+    /// Arena `k`, of at least `bytes`. It loses its contents when it grows.
+    [[nodiscard]] std::byte* data(std::size_t k, std::size_t bytes) {
+        if (k >= arenas_.size()) {
+            arenas_.resize(k + 1);
+        }
+        if (bytes > arenas_[k].bytes()) {
+            arenas_[k] = memory_.allocate(bytes);
+        }
+        return arenas_[k].data();
+    }
+    /// Frees all arenas but the first `count`.
+    void keep(std::size_t count) noexcept {
+        for (std::size_t k = count; k < arenas_.size(); ++k) {
+            arenas_[k] = Arena{};
+        }
+    }
+    /// The bytes of all arenas.
+    [[nodiscard]] std::size_t bytes() const noexcept {
+        std::size_t bytes = 0;
+        for (Arena const& arena : arenas_) {
+            bytes += arena.bytes();
+        }
+        return bytes;
+    }
+
+private:
+    BufferMemory memory_;
+    std::vector<Arena> arenas_;
+};
+
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/any_work.hpp
 
@@ -2694,7 +2743,57 @@ template <Communicator Comm>
 
 #endif
 
-// ---- joinable/participant/sharded/detail/value_store.hpp
+// ---- joinable/participant/sharded/detail/bucket_values.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The values of a group of parameters in the buckets in which they travel, one for each shard, so
+/// that no step copies them. Local.
+class BucketValues {
+public:
+    /// Allocates the buckets.
+    /// @throws ContractViolation  a value cannot be set.
+    BucketValues(
+        ParameterList const& parameters,
+        std::span<OptimizerShard const> shards,
+        BufferMemory const& memory
+    );
+    BucketValues(BucketValues const&) = delete;
+    BucketValues& operator=(BucketValues const&) = delete;
+    /// Releases the values, whose memory ends here.
+    ~BucketValues();
+
+    /// Moves the engine's values into the buckets.
+    /// @throws ContractViolation  set_value copies.
+    void take();
+    /// After take() was refused on any rank: leaves the values that were set where they are, in
+    /// memory that lives as long as this process. The engine may have freed its own.
+    void leave() noexcept;
+    /// @throws ContractViolation  the engine has moved a value.
+    void check() const;
+
+    [[nodiscard]] std::byte* bucket(std::size_t shard) const noexcept {
+        return memory_.data() + begins_[shard];
+    }
+    [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
+
+private:
+    [[nodiscard]] bool is_in_place(std::size_t i) const {
+        AnyView const value = parameters_[i].value();
+        return places_[i].numel() == 0 || (value && value.data() == places_[i].data());
+    }
+
+    ParameterList parameters_;
+    BufferMemory from_;
+    Arena memory_;
+    std::vector<std::size_t> begins_; ///< of each bucket, in bytes
+    std::vector<AnyView> places_;     ///< of each parameter; empty if it is not stepped
+    std::size_t taken_ = 0;           ///< parameters whose values were set
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/sharded/detail/values.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2726,222 +2825,126 @@ struct joinable::parameter_traits<joinable::detail::PartOfParameter> {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Where values lie whose memory the engine does not own.
-enum class Residence : std::uint8_t {
-    bucket,   ///< all of them: in the buckets in which they travel, so that no step copies them
-    own_part, ///< those that this rank owns; stand-ins replace the engine's parameters
-};
+/// @throws ContractViolation  the value of parameter `i` cannot be set. `what` it then cannot do, and
+///         what to do `otherwise`, complete the sentence.
+void require_settable(
+    ParameterList const& parameters,
+    std::size_t i,
+    std::string_view what,
+    std::string_view otherwise
+);
 
-/// Memory for the values of a group of parameters. Local.
-class ValueStore {
+/// The values of a group of parameters; this rank keeps those that it owns. Local.
+class ShardedValues {
 public:
     /// Allocates memory. Takes the current extents and order of the values.
     /// @throws ContractViolation  a value cannot be set.
-    ValueStore(
+    ShardedValues(
         ParameterList const& parameters,
         std::span<OptimizerShard const> shards,
-        Residence residence,
         BufferMemory const& memory
     );
-    ValueStore(ValueStore const&) = delete;
-    ValueStore& operator=(ValueStore const&) = delete;
-    /// Releases values in buckets, whose memory ends here.
-    ~ValueStore();
 
-    /// Moves the engine's values into the buckets, or copies those that this rank owns; on a
-    /// device, complete after its finish().
-    /// @throws ContractViolation  set_value copies; or a value is missing, then nothing was copied.
+    /// Copies what this rank owns from the engine's values; on a device, complete after its
+    /// finish().
+    /// @throws ContractViolation  a value is missing; then nothing was copied.
     void take(std::span<OptimizerShard const> shards, Scratch& scratch);
-    /// After take() was refused on any rank: leaves the values that were set where they are, in
-    /// memory that lives as long as this process. The engine may have freed its own.
-    void leave() noexcept;
-    /// After take() succeeded on all ranks: frees values of which this rank keeps only a part.
-    void release() const;
-    /// @throws ContractViolation  the engine has moved a value out of its bucket.
-    void check() const;
-
-    [[nodiscard]] bool is_sharded() const noexcept { return residence_ == Residence::own_part; }
-    /// The engine's parameters.
-    [[nodiscard]] ParameterList const& given() const noexcept { return whole_; }
-    /// The bucket of a shard, or this rank's part of it.
-    [[nodiscard]] std::byte* at(std::size_t shard) const noexcept {
-        return memory_.data() + begins_[shard];
+    /// Frees the engine's values.
+    void release() const {
+        for (PartOfParameter const& parameter : parameters_) {
+            if (parameter.value) {
+                parameter.whole.release_value();
+            }
+        }
     }
+
+    [[nodiscard]] ParameterList const& given() const noexcept { return whole_; }
+    /// This rank's part of a shard's values.
+    [[nodiscard]] std::byte const* part(std::size_t shard) const noexcept { return at(shard); }
     [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
 
     /// The parameters. Stand-ins, which live as long as `self`, replace the sharded ones.
-    [[nodiscard]] static ParameterList list(std::shared_ptr<ValueStore> const& self);
+    [[nodiscard]] static ParameterList list(std::shared_ptr<ShardedValues> const& self);
 
 private:
-    void move_to_buckets();
-    /// Whether the value of parameter `i` lies in a bucket and the engine has moved it.
-    [[nodiscard]] bool is_moved(std::size_t i) const {
-        AnyView const& place = parts_[i].value;
-        if (is_sharded() || !place || place.numel() == 0) {
-            return false;
-        }
-        AnyView const value = whole_[i].value();
-        return !value || value.data() != place.data();
+    [[nodiscard]] std::byte* at(std::size_t shard) const noexcept {
+        return memory_.data() + begins_[shard];
     }
 
     ParameterList whole_; ///< the engine's
-    Residence residence_;
-    Device& device_;
-    std::vector<PartOfParameter> parts_; ///< the views are empty for parameters that no rank steps
-    Arena memory_;
+    std::vector<PartOfParameter> parameters_;
+    Arena memory_;                    ///< of the parts
     std::vector<std::size_t> begins_; ///< of each shard's, in bytes: at cache lines
-    std::size_t taken_ = 0;           ///< parameters whose values were set
-};
-
-/// Memory for packed buckets and gathered values. The reduction of gradients and the exchange of
-/// values take turns with it. Local.
-class BucketArenas {
-public:
-    static constexpr std::size_t none = std::size_t(-1);
-
-    explicit BucketArenas(BufferMemory const& memory) : memory_{memory} {}
-
-    /// Makes the first `count` arenas at least this large.
-    void reserve(std::size_t count, std::size_t bytes) {
-        for (std::size_t k = 0; k < count; ++k) {
-            static_cast<void>(data(k, bytes));
-        }
-    }
-    /// Arena `k`, of at least `bytes`. It loses its contents when it grows.
-    [[nodiscard]] std::byte* data(std::size_t k, std::size_t bytes) {
-        if (k >= arenas_.size()) {
-            arenas_.resize(k + 1);
-        }
-        if (bytes > arenas_[k].bytes()) {
-            arenas_[k] = memory_.allocate(bytes);
-        }
-        return arenas_[k].data();
-    }
-    /// Takes the first arena that is free, for at least `bytes`.
-    [[nodiscard]] std::size_t take(std::size_t bytes) {
-        if (free_.empty()) {
-            free_.reserve(in_use_ + 1); // give_back() must not throw
-            free_.push_back(in_use_++);
-        }
-        auto const first = std::min_element(free_.begin(), free_.end()); // few have memory
-        static_cast<void>(data(*first, bytes)); // if this throws, it stays free
-        std::size_t const k = *first;
-        free_.erase(first);
-        return k;
-    }
-    /// `arena` becomes `none`.
-    void give_back(std::size_t& arena) noexcept {
-        if (arena != none) {
-            free_.push_back(std::exchange(arena, none));
-        }
-    }
-    void give_back_all() noexcept {
-        free_.clear();
-        in_use_ = 0;
-    }
-    /// Whether take() needs an arena beyond the first `count`.
-    [[nodiscard]] bool are_taken(std::size_t count) const noexcept {
-        return free_.empty() && in_use_ >= count;
-    }
-    [[nodiscard]] bool are_all_free() const noexcept { return free_.size() == in_use_; }
-    /// Frees all arenas but the first `count`.
-    void keep(std::size_t count) noexcept {
-        for (std::size_t k = count; k < arenas_.size(); ++k) {
-            arenas_[k] = Arena{};
-        }
-    }
-    /// The bytes of all arenas.
-    [[nodiscard]] std::size_t bytes() const noexcept {
-        std::size_t bytes = 0;
-        for (Arena const& arena : arenas_) {
-            bytes += arena.bytes();
-        }
-        return bytes;
-    }
-
-private:
-    BufferMemory memory_;
-    std::vector<Arena> arenas_;
-    std::size_t in_use_ = 0; ///< including free ones
-    std::vector<std::size_t> free_;
 };
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/sharded/detail/impl/value_store.ipp
+// ---- joinable/participant/sharded/detail/impl/values.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
-#include <atomic>
-#include <new>
-#include <utility>
-
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION ValueStore::ValueStore(
+JOINABLE_DEFINITION void require_settable(
+    ParameterList const& parameters,
+    std::size_t i,
+    std::string_view what,
+    std::string_view otherwise
+) {
+    if (!parameters[i].can_set_value()) {
+        throw ContractViolation{concat(
+            "the value of ",
+            describe_parameter(parameters, i),
+            " cannot ",
+            what,
+            ": parameter_traits of its type needs 'static void set_value(P&, AnyView)' and 'static void "
+            "release_value(P&)'; or ",
+            otherwise
+        )};
+    }
+}
+
+JOINABLE_DEFINITION ShardedValues::ShardedValues(
     ParameterList const& parameters,
     std::span<OptimizerShard const> shards,
-    Residence residence,
     BufferMemory const& memory
 )
-    : whole_{parameters}, residence_{residence}, device_{memory.device()} {
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (parameters[i].requires_grad() && !parameters[i].can_set_value()) {
-            throw ContractViolation{concat(
-                "the value of ",
-                describe_parameter(parameters, i),
-                is_sharded() ? " cannot be sharded" : " cannot lie in a bucket",
-                ": parameter_traits of its type needs 'static void set_value(P&, AnyView)' and 'static void "
-                "release_value(P&)'; or ",
-                is_sharded() ? "use Sharding::gradients" : "turn parameters_as_bucket_view off"
-            )};
-        }
-        parts_.push_back({parameters[i]});
+    : whole_{parameters} {
+    for (AnyParameter const& parameter : parameters) {
+        parameters_.push_back({parameter});
     }
     std::size_t bytes = 0;
     for (OptimizerShard const& shard : shards) {
         begins_.push_back(bytes);
-        std::size_t const count = is_sharded() ? shard.part() : shard.bucket().count();
-        bytes += (count * shard.element() + 63) / 64 * 64;
+        bytes += (shard.part() * shard.element() + 63) / 64 * 64;
     }
     if (bytes != 0) { // one arena for all, because each costs up to two more pages
         memory_ = memory.allocate(bytes);
     }
     for (std::size_t k = 0; k < shards.size(); ++k) {
-        std::size_t const element = shards[k].element();
-        for (ShardPiece const& piece : shards[k].bucket().pieces) {
+        OptimizerShard const& shard = shards[k];
+        for (ShardPiece const& piece : shard.bucket().pieces) {
+            require_settable(parameters, piece.parameter, "be sharded", "use Sharding::gradients");
+            AnyView& value = parameters_[piece.parameter].value;
             if (piece.begin == 0) {
-                std::byte* const place = is_sharded() ? nullptr : at(k) + piece.offset * element;
-                AnyView const value = parameters[piece.parameter].value();
-                parts_[piece.parameter].value = OptimizerShard::place_of(value, place);
+                value = OptimizerShard::place_of(parameters[piece.parameter].value(), nullptr);
             }
         }
-        for (ShardPiece const& piece : shards[k].own()) {
-            if (is_sharded() && piece.size != 0) {
-                std::byte* const own = at(k) + (piece.offset - shards[k].part_offset()) * element;
-                AnyView& value = parts_[piece.parameter].value;
-                value = OptimizerShard::place_of(value, own - piece.begin * element);
+        for (ShardPiece const& piece : shard.own()) {
+            AnyView& value = parameters_[piece.parameter].value;
+            std::byte* const own = at(k) + (piece.offset - shard.part_offset()) * shard.element();
+            if (piece.size != 0) {
+                value = OptimizerShard::place_of(value, own - piece.begin * shard.element());
             }
-        }
-    }
-}
-
-JOINABLE_DEFINITION ValueStore::~ValueStore() {
-    for (std::size_t i = 0; i < taken_; ++i) {
-        if (parts_[i].value && !is_moved(i)) {
-            parts_[i].whole.release_value();
         }
     }
 }
 
 JOINABLE_DEFINITION void
-ValueStore::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
-    if (!is_sharded()) {
-        return move_to_buckets();
-    }
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
+ShardedValues::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
         AnyView const value = whole_[i].value();
-        if (parts_[i].value && !(is_like(value, parts_[i].value) && has_memory(value))) {
+        if (parameters_[i].value && !(is_like(value, parameters_[i].value) && has_memory(value))) {
             throw ContractViolation{concat(
                 "the value of ",
                 describe_parameter(whole_, i),
@@ -2957,29 +2960,92 @@ ValueStore::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
     }
 }
 
-JOINABLE_DEFINITION void ValueStore::move_to_buckets() {
-    for (PartOfParameter const& parameter : parts_) {
-        if (parameter.value) {
-            device_.copy(parameter.whole.value(), parameter.value);
+JOINABLE_DEFINITION ParameterList ShardedValues::list(std::shared_ptr<ShardedValues> const& self) {
+    ParameterList list;
+    for (PartOfParameter& parameter : self->parameters_) {
+        list.push_back(AnyParameter{parameter, self});
+    }
+    return list;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/participant/sharded/detail/impl/bucket_values.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <atomic>
+#include <new>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION BucketValues::BucketValues(
+    ParameterList const& parameters,
+    std::span<OptimizerShard const> shards,
+    BufferMemory const& memory
+)
+    : parameters_{parameters}, from_{memory}, places_(parameters.size()) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].requires_grad()) {
+            require_settable(
+                parameters, i, "lie in a bucket", "turn parameters_as_bucket_view off"
+            );
         }
     }
-    device_.finish(); // before the engine's memory ends
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-        taken_ = i + 1;
-        if (parts_[i].value) {
-            parts_[i].whole.set_value(parts_[i].value);
+    std::size_t bytes = 0;
+    for (OptimizerShard const& shard : shards) {
+        begins_.push_back(bytes);
+        bytes += (shard.bucket_bytes() + 63) / 64 * 64;
+    }
+    if (bytes != 0) { // one arena for all, because each costs up to two more pages
+        memory_ = memory.allocate(bytes);
+    }
+    for (std::size_t k = 0; k < shards.size(); ++k) {
+        for (ShardPiece const& piece : shards[k].bucket().pieces) {
+            std::size_t const i = piece.parameter;
+            if (piece.begin == 0) {
+                std::byte* const begin = bucket(k) + piece.offset * shards[k].element();
+                places_[i] = OptimizerShard::place_of(parameters[i].value(), begin);
+            }
         }
-        if (is_moved(i)) {
+    }
+}
+
+JOINABLE_DEFINITION BucketValues::~BucketValues() {
+    for (std::size_t i = 0; i < taken_; ++i) {
+        if (places_[i] && is_in_place(i)) {
+            parameters_[i].release_value();
+        }
+    }
+}
+
+JOINABLE_DEFINITION void BucketValues::take() {
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+        if (places_[i]) {
+            from_.device().copy(parameters_[i].value(), places_[i]);
+        }
+    }
+    from_.device().finish(); // before the engine's memory ends
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+        taken_ = i + 1;
+        if (!places_[i]) {
+            continue;
+        }
+        parameters_[i].set_value(places_[i]);
+        if (!is_in_place(i)) {
             throw ContractViolation{concat(
                 "set_value copies the value of ",
-                describe_parameter(whole_, i),
+                describe_parameter(parameters_, i),
                 ", but parameters_as_bucket_view needs a view; turn it off"
             )};
         }
     }
 }
 
-JOINABLE_DEFINITION void ValueStore::leave() noexcept {
+JOINABLE_DEFINITION void BucketValues::leave() noexcept {
     struct Left {
         Arena memory;
         Left* next;
@@ -2997,36 +3063,17 @@ JOINABLE_DEFINITION void ValueStore::leave() noexcept {
     taken_ = 0;
 }
 
-JOINABLE_DEFINITION void ValueStore::release() const {
-    for (PartOfParameter const& parameter : parts_) {
-        if (is_sharded() && parameter.value) {
-            parameter.whole.release_value();
-        }
-    }
-}
-
-JOINABLE_DEFINITION void ValueStore::check() const {
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-        if (is_moved(i)) {
+JOINABLE_DEFINITION void BucketValues::check() const {
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+        if (places_[i] && !is_in_place(i)) {
             throw ContractViolation{concat(
                 "the value of ",
-                describe_parameter(whole_, i),
+                describe_parameter(parameters_, i),
                 " is not in the bucket any more, where parameters_as_bucket_view put it; write new values "
                 "into the memory of the old ones"
             )};
         }
     }
-}
-
-JOINABLE_DEFINITION ParameterList ValueStore::list(std::shared_ptr<ValueStore> const& self) {
-    if (!self->is_sharded()) {
-        return self->whole_;
-    }
-    ParameterList list;
-    for (PartOfParameter& parameter : self->parts_) {
-        list.push_back(AnyParameter{parameter, self});
-    }
-    return list;
 }
 
 }}} // namespace joinable::v0::detail
@@ -3053,11 +3100,9 @@ struct ShardGroup {
     std::vector<std::size_t> frozen = {};  ///< parameters that need no gradient
     std::vector<std::size_t> units = {
     }; ///< where each begins among the shards, if values are sharded
-    /// The values, if they lie in buckets or are sharded; in the latter case `parameters` are
-    /// stand-ins.
-    std::shared_ptr<ValueStore> values = {};
-
-    [[nodiscard]] bool shards_values() const noexcept { return values && values->is_sharded(); }
+    /// The values, if they are sharded; then `parameters` are stand-ins.
+    std::shared_ptr<ShardedValues> values = {};
+    std::shared_ptr<BucketValues> buckets = {}; ///< the values, if they lie in buckets
 
     /// The engine's parameters.
     [[nodiscard]] ParameterList const& given() const noexcept {
@@ -3422,6 +3467,7 @@ JOINABLE_DEFINITION std::size_t value_bytes_of(std::span<ShardGroup const> group
     std::size_t bytes = 0;
     for (ShardGroup const& group : groups) {
         bytes += group.values ? group.values->bytes() : 0;
+        bytes += group.buckets ? group.buckets->bytes() : 0;
     }
     return bytes;
 }
@@ -3466,9 +3512,7 @@ public:
             for (std::size_t s = 0; s < group.shards.size(); ++s) {
                 ShardBucket const& layout = group.shards[s].bucket();
                 largest = (std::max)(largest, group.shards[s].bucket_bytes());
-                Planned one{
-                    {g, s, BucketArenas::none}, {{nullptr, layout.count(), layout.dtype}, {}, {}}
-                };
+                Planned one{{g, s, nowhere}, {{nullptr, layout.count(), layout.dtype}, {}, {}}};
                 for (std::size_t p = 0; p < layout.pieces.size(); ++p) {
                     if (layout.pieces[p].begin == 0) {
                         std::size_t const i = group.first + layout.pieces[p].parameter;
@@ -3496,6 +3540,7 @@ public:
                 trained_.push_back(i);
             }
         }
+        free_.reserve(buckets_.size());
         arenas_.reserve((std::min)(buckets_.size(), overlapping), largest);
     }
 
@@ -3517,9 +3562,10 @@ public:
     void begin(bool has_joined) override {
         has_joined_ = has_joined;
         is_packed_.assign(is_packed_.size(), false);
-        arenas_.give_back_all();
+        free_.clear();
+        arenas_in_use_ = 0;
         for (Slot& slot : slots_) {
-            slot.arena = BucketArenas::none;
+            slot.arena = nowhere;
         }
     }
 
@@ -3569,9 +3615,11 @@ public:
     void end_guard() override { is_clear_ = false; }
 
     [[nodiscard]] bool waits_for_memory(std::size_t bucket) const override {
-        return slots_[bucket].arena == BucketArenas::none && arenas_.are_taken(overlapping);
+        return slots_[bucket].arena == nowhere && free_.empty() && arenas_in_use_ >= overlapping;
     }
-    void give_back(std::size_t bucket) override { arenas_.give_back(slots_[bucket].arena); }
+    void give_back(std::size_t bucket) override {
+        free_.push_back(std::exchange(slots_[bucket].arena, nowhere));
+    }
 
 private:
     /// The number of buckets with memory, unless more fill at the same time: one travels while the next one fills.
@@ -3581,18 +3629,24 @@ private:
         std::size_t group;
         std::size_t shard;
         std::size_t first; ///< the lowest parameter
-        std::size_t arena = BucketArenas::none;
+        std::size_t arena = nowhere;
     };
 
     /// Writes a gradient into its bucket, which gets memory.
     void pack_into_bucket(std::size_t i, double factor) {
         std::size_t const bucket = bucket_of_[i];
         Slot& slot = slots_[bucket];
-        if (slot.arena == BucketArenas::none) {
+        if (slot.arena == nowhere) {
+            if (free_.empty()) {
+                free_.push_back(arenas_in_use_++);
+            }
+            std::size_t const arena = free_.back();
             Buffer& buffer = buckets_[bucket].buffer;
-            slot.arena =
-                arenas_.take(buffer.bytes()); // if this throws, the next gradient tries again
-            buffer.data = arenas_.data(slot.arena, buffer.bytes());
+            buffer.data = arenas_.data(
+                arena, buffer.bytes()
+            ); // if this throws, the next gradient tries again
+            free_.pop_back();
+            slot.arena = arena;
         }
         auto* const memory = static_cast<std::byte*>(buckets_[bucket].buffer.data);
         ParameterList const& parameters = groups_[slot.group].parameters;
@@ -3605,6 +3659,8 @@ private:
     std::vector<Bucket> buckets_;       ///< without views
     std::vector<std::size_t> piece_of_; ///< of each parameter: the piece at which it begins
     std::vector<bool> is_packed_;       ///< of each parameter: its gradient is to be released
+    std::size_t arenas_in_use_ = 0;     ///< including free ones
+    std::vector<std::size_t> free_;     ///< arenas
     bool has_joined_ = false;           ///< in this iteration
     bool is_clear_ = false;             ///< since this rank joined
 };
@@ -3780,6 +3836,7 @@ public:
         for (std::size_t k = 0; k <= groups.size(); ++k) {
             list(k, k == groups.size() ? next : groups[k]);
         }
+        free_.reserve(2 * units_.size()); // the most that there can be: freeing one must not throw
         arenas_.reserve((std::min)(units_.size(), overlapping), largest_);
     }
     ShardedUnits(ShardedUnits const&) = delete;
@@ -3850,7 +3907,7 @@ public:
             for (std::optional<Work>& work : unit.works) {
                 work.reset();
             }
-            arenas_.give_back(unit.landing);
+            free_arena(unit.landing);
             drop(unit);
         }
         pass_ = Pass::none;
@@ -3978,7 +4035,7 @@ private:
 
     /// One unit is in use while the next one is in flight.
     static constexpr std::size_t overlapping = 2;
-    static constexpr std::size_t nowhere = BucketArenas::none;
+    static constexpr std::size_t nowhere = std::size_t(-1);
 
     struct Part {
         std::size_t shard;
@@ -4051,14 +4108,22 @@ private:
             return false;
         }
         Unit& unit = units_[position_of(launched_)];
-        unit.landing = arenas_.take(unit.bytes);
+        if (free_.empty()) {
+            free_.push_back(arenas_in_use_++);
+        }
+        auto const first = std::min_element(free_.begin(), free_.end()); // few have memory
+        unit.landing = *first;
+        free_.erase(first);
         std::byte* const memory = arenas_.data(unit.landing, unit.bytes);
         ShardGroup const& group = groups_[unit.group];
         device_.submit(); // the engine's work reads what is in this memory first
         for (std::size_t k = 0; k < unit.parts.size(); ++k) {
             Part const& part = unit.parts[k];
             static_cast<void>(unit.works[k].emplace(gather_parts(
-                comm_, group.shards[part.shard], group.values->at(part.shard), memory + part.offset
+                comm_,
+                group.shards[part.shard],
+                group.values->part(part.shard),
+                memory + part.offset
             )));
         }
         ++launched_;
@@ -4079,7 +4144,7 @@ private:
         device_.finish(); // the engine's work comes after it
         ++arrived_;
         if (unit.is_present) { // held from the previous pass
-            arenas_.give_back(unit.landing);
+            free_arena(unit.landing);
         } else if (unit.arena = std::exchange(unit.landing, nowhere); current_ == used) {
             show(unit);
         }
@@ -4108,7 +4173,12 @@ private:
                 group.parameters[i - group.first].release_value();
             }
         }
-        arenas_.give_back(unit.arena);
+        free_arena(unit.arena);
+    }
+    void free_arena(std::size_t& arena) noexcept {
+        if (arena != nowhere) {
+            free_.push_back(std::exchange(arena, nowhere));
+        }
     }
     void leave_current() noexcept {
         if (std::size_t const left = std::exchange(current_, nowhere);
@@ -4120,7 +4190,7 @@ private:
         if (--units_[unit].holders == 0 && unit != current_) {
             drop(units_[unit]);
         }
-        if (holds_all_ && arenas_.are_all_free()) {
+        if (holds_all_ && free_.size() == arenas_in_use_) {
             holds_all_ = false;
             arenas_.keep(overlapping);
         }
@@ -4133,6 +4203,8 @@ private:
     BucketArenas arenas_;
     std::vector<std::size_t> unit_of_; ///< of each parameter of all groups
     std::size_t largest_ = 0;          ///< unit, in bytes
+    std::size_t arenas_in_use_ = 0;    ///< including free ones
+    std::vector<std::size_t> free_;    ///< arenas
     Pass pass_ = Pass::none;
     bool reduces_ = false;
     bool holds_all_ = false;
@@ -4556,7 +4628,7 @@ void check_group(
     check_parameters(list, device.id());
     ParameterList all;
     for (ShardGroup const& group : groups) {
-        if (!group.shards_values()) { // else the engine has no memory for them
+        if (!group.values) { // else the engine has no memory for them
             append(all, group.parameters);
         }
     }
@@ -4708,8 +4780,8 @@ void check_state_counts(std::span<ShardGroup const> groups, Rules const& rules) 
 template <class Rule>
 void check_before_step(ShardGroup const& group, Rule const& rule) {
     check_rule(rule);
-    if (group.values) {
-        group.values->check();
+    if (group.buckets) {
+        group.buckets->check();
     }
     check_state_count(group, rule);
     for (std::size_t i = 0, frozen = 0; i < group.parameters.size(); ++i) {
@@ -5170,10 +5242,10 @@ public:
     /// @throws ContractViolation  values are sharded and not gathered.
     void reload() {
         for (Group const& group : groups_) {
-            if (group.shards_values()) {
+            if (group.values) {
                 group.values->take(group.shards, scratch_[0]);
             }
-            for (OptimizerShard const& shard : group.shards) {
+            for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
             }
         }
@@ -5215,8 +5287,8 @@ public:
     [[nodiscard]] int owner_of(std::size_t i) const {
         bool const has_owners = !is_flat() && sharding_ != Sharding::none;
         for (Group const& group : groups_) {
-            for (OptimizerShard const& shard : group.shards) {
-                for (ShardPiece const& piece : shard.bucket().pieces) {
+            for (detail::OptimizerShard const& shard : group.shards) {
+                for (detail::ShardPiece const& piece : shard.bucket().pieces) {
                     if (group.first + piece.parameter == i && has_owners) {
                         return piece.owner;
                     }
@@ -5259,7 +5331,7 @@ public:
         state_.reset();
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             Group& group = groups_[k];
-            for (OptimizerShard& shard : group.shards) {
+            for (detail::OptimizerShard& shard : group.shards) {
                 std::size_t const names = detail::state_names_of(rules[k]).size();
                 if (names != shard.state().names()) {
                     shard = shard.with_state(names);
@@ -5310,7 +5382,7 @@ protected:
 
     ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
         : comm_{comm}, host_{comm}, words_{comm}, options_{std::move(options)}, sharding_{sharding},
-          loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}},
+          loads_(static_cast<std::size_t>(comm.size())), arenas_{detail::BufferMemory{comm}},
           scratch_{detail::Scratch{device()}, detail::Scratch{device()}},
           before_step_{comm, host_, sharding} {}
     ShardedOptimizer(ShardedOptimizer const&) = delete;
@@ -5378,7 +5450,7 @@ protected:
         F const& also) {
         detail::ModelEntry entry{comm_};
         AgreementList compared;
-        std::optional<CoalescedBroadcast> start;
+        std::optional<detail::CoalescedBroadcast> start;
         std::vector<std::size_t> loads;
         Group group;
         ParameterList kept;
@@ -5386,14 +5458,16 @@ protected:
             group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
             compare(compared);
             plan(group, rule, choices, loads, compared);
-            if (shards_values() || options_.parameters_as_bucket_view) {
-                group.values = std::make_shared<detail::ValueStore>(
-                    group.parameters,
-                    group.shards,
-                    shards_values() ? detail::Residence::own_part : detail::Residence::bucket,
-                    BufferMemory{comm_}
+            if (shards_values()) {
+                detail::BufferMemory const memory{comm_};
+                group.values =
+                    std::make_shared<detail::ShardedValues>(group.parameters, group.shards, memory);
+                kept = detail::ShardedValues::list(group.values);
+            }
+            if (options_.parameters_as_bucket_view) {
+                group.buckets = std::make_shared<detail::BucketValues>(
+                    group.parameters, group.shards, detail::BufferMemory{comm_}
                 );
-                kept = detail::ValueStore::list(group.values);
             }
             also(group);
             std::vector<AnyView> values;
@@ -5404,7 +5478,7 @@ protected:
                 detail::tensor_list(std::move(values)),
                 options_.bucket_cap_bytes / 2, // there are two of them
                 "parameter",
-                BufferMemory{comm_}
+                detail::BufferMemory{comm_}
             );
             entry.enter(group.parameters, false);
         };
@@ -5412,11 +5486,14 @@ protected:
         entry.leave();
         start->run(comm_, 0);
         auto const finish = [&] {
-            if (group.values) {
-                group.values->take(group.shards, scratch_[0]);
+            if (group.buckets) {
+                group.buckets->take();
             }
-            for (OptimizerShard const& shard : group.shards) {
+            for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
+            }
+            if (shards_values()) {
+                group.values->take(group.shards, scratch_[0]);
             }
             device().finish(); // before the engine's memory ends
             rules_.push_back(std::move(rule));
@@ -5427,12 +5504,12 @@ protected:
             if (rules_.size() > groups_.size()) {
                 rules_.pop_back();
             }
-            if (group.values) {
-                group.values->leave();
+            if (group.buckets) {
+                group.buckets->leave();
             }
             throw;
         }
-        if (group.values) {
+        if (shards_values()) {
             group.values->release();
             group.parameters = std::move(kept);
         }
@@ -5463,15 +5540,17 @@ protected:
     }
     void finish_step() {
         if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {
-            step_and_exchange([this](std::size_t k, OptimizerShard const& s) { step_shard(k, s); });
+            step_and_exchange([this](std::size_t k, detail::OptimizerShard const& s) {
+                step_shard(k, s);
+            });
         }
     }
     /// Replaces finish_step() if each shard has been stepped.
     void finish_stepped() {
-        step_and_exchange([](std::size_t, OptimizerShard const&) {});
+        step_and_exchange([](std::size_t, detail::OptimizerShard const&) {});
     }
     /// Steps what this rank owns of a shard of group `k` whose gradients are reduced. Local.
-    void step_shard(std::size_t k, OptimizerShard const& shard) {
+    void step_shard(std::size_t k, detail::OptimizerShard const& shard) {
         Group& group = groups_[k];
         if constexpr (LocalOptimizer<Rule>) {
             shard.step_whole(
@@ -5527,7 +5606,7 @@ private:
         static_cast<void>(detail::agree_on(compared, group.parameters));
         group.first = parameter_count();
         group.steps.resize(group.parameters.size());
-        group.gradients.reserve(reduces_to_owners(sharding_) ? 0 : group.parameters.size());
+        group.gradients.reserve(detail::reduces_to_owners(sharding_) ? 0 : group.parameters.size());
         loads = loads_;
         detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
         make_arenas(group);
@@ -5542,8 +5621,10 @@ private:
     void make_arenas(Group const& group) {
         std::size_t reduced = 0;
         std::size_t packed = 0;
-        for (OptimizerShard const& shard : group.shards) {
-            reduced = (std::max)(reduced, reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0);
+        for (detail::OptimizerShard const& shard : group.shards) {
+            reduced = (std::max)(
+                reduced, detail::reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0
+            );
             packed = (std::max)(packed, packs_values() ? packed_bytes(group, shard) : 0);
         }
         arenas_.reserve(1, (std::max)(reduced, packed));
@@ -5553,7 +5634,8 @@ private:
     }
 
     /// The bytes of a bucket's values; 0 if they are sent in place.
-    [[nodiscard]] static std::size_t packed_bytes(Group const& group, OptimizerShard const& shard) {
+    [[nodiscard]] static std::size_t
+    packed_bytes(Group const& group, detail::OptimizerShard const& shard) {
         return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
     }
 
@@ -5575,13 +5657,13 @@ private:
             for (std::size_t k = 0; k < groups_.size(); ++k) {
                 Group const& group = groups_[k];
                 for (std::size_t s = 0; s < group.shards.size(); ++s) {
-                    OptimizerShard const& shard = group.shards[s];
+                    detail::OptimizerShard const& shard = group.shards[s];
                     step(k, shard);
                     if (sends_values()) {
                         std::byte* const bucket =
-                            group.values ? group.values->at(s)
-                                         : arenas_.data(turn % 2, packed_bytes(group, shard));
-                        bool const has_values = group.values != nullptr;
+                            group.buckets ? group.buckets->bucket(s)
+                                          : arenas_.data(turn % 2, packed_bytes(group, shard));
+                        bool const has_values = group.buckets != nullptr;
                         static_cast<void>(exchanges[turn % 2].emplace(
                             comm_, group.parameters, shard, bucket, has_values, scratch_[0]
                         ));
@@ -5669,6 +5751,8 @@ struct ShardedOptions {
     bool parameters_as_bucket_view = false;
 };
 
+namespace detail {
+
 /// The options that the optimizer needs.
 [[nodiscard]] inline ZeroOptions zero_options(ShardedOptions const& options) {
     return {
@@ -5677,12 +5761,13 @@ struct ShardedOptions {
             options.sharding == Sharding::none ? Partition::by_parameters : options.partition,
         .owners = options.owners,
         .bucket_cap_bytes = options.bucket_cap_bytes,
-        .reduces_gradients = reduces_to_owners(options.sharding),
+        .reduces_gradients = detail::reduces_to_owners(options.sharding),
         .before_step = options.before_step,
         .shared = options.shared,
         .parameters_as_bucket_view = options.parameters_as_bucket_view,
     };
 }
+
 /// The options that the passes need.
 [[nodiscard]] inline DataParallelOptions data_parallel_options(ShardedOptions const& options) {
     return {
@@ -5695,6 +5780,8 @@ struct ShardedOptions {
         .verify_ready = options.verify_ready,
     };
 }
+
+} // namespace detail
 
 }} // namespace joinable::v0
 
@@ -5784,23 +5871,23 @@ public:
         Rule rule,
         ShardedOptions const& options = {}
     )
-        : Optimizer{comm, zero_options(options), options.sharding},
+        : Optimizer{comm, detail::zero_options(options), options.sharding},
           Training{comm, Optimizer::join_state(), options.gradient_kind, true},
           steps_in_backward_{options.step_in_backward},
-          buckets_{bucket_options(data_parallel_options(options))} {
-        std::optional<CoalescedBroadcast> start;
+          buckets_{detail::bucket_options(detail::data_parallel_options(options))} {
+        std::optional<detail::CoalescedBroadcast> start;
         auto const compare = [&](AgreementList& list) {
             check(options);
             list.begin_section("options differ: ");
             compare_sharding(list);
-            detail::agree_on(list, data_parallel_options(options));
+            detail::agree_on(list, detail::data_parallel_options(options));
             list.begin_section("models differ: ");
             detail::agree_on(list, buffers, "buffer");
         };
         detail::ShardChoices const choices{options.owners, options.units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
             this->module_.emplace(
-                comm, ParameterList{}, std::move(buffers), data_parallel_options(options)
+                comm, ParameterList{}, std::move(buffers), detail::data_parallel_options(options)
             );
             start.emplace(this->module_->plan_sync());
         });
@@ -5976,7 +6063,7 @@ private:
                 "to see all of them; leave one of the two out"
             };
         }
-        if (!reduces_to_owners(options.sharding)) {
+        if (!detail::reduces_to_owners(options.sharding)) {
             throw ContractViolation{detail::concat(
                 "step_in_backward steps buckets that are averaged to their owners, but with Sharding::",
                 name_of(options.sharding),
@@ -6010,15 +6097,15 @@ private:
                 check.emplace(
                     all,
                     detail::device_of(Training::comm_),
-                    reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
-                                                        : detail::CheckedMarks::after_pass
+                    detail::reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
+                                                                : detail::CheckedMarks::after_pass
                 );
             }
         };
         Optimizer::add(
             std::forward<Parameters>(parameters), std::move(rule), choices, compare, also
         );
-        if (this->reducer_ && !reduces_to_owners(this->sharding())) {
+        if (this->reducer_ && !detail::reduces_to_owners(this->sharding())) {
             former_.push_back(std::move(this->reducer_)); // gradients may lie in its buckets
         }
         this->reducer_ = std::move(reducer);
@@ -6044,12 +6131,16 @@ private:
         Comm& comm = Training::comm_;
         auto const rank = static_cast<int>(comm.rank());
         auto times = this->reducer_ ? this->reducer_->shared_timeline() : std::make_shared<Times>();
-        if (!reduces_to_owners(this->sharding())) {
+        if (!detail::reduces_to_owners(this->sharding())) {
             return std::make_unique<Averages>(
                 comm,
                 detail::ToOwners<Comm>{},
                 detail::gradients_in_buckets(
-                    std::move(all), buckets_, rank, BufferMemory{comm}, detail::TakeGradients::later
+                    std::move(all),
+                    buckets_,
+                    rank,
+                    detail::BufferMemory{comm},
+                    detail::TakeGradients::later
                 ),
                 buckets_,
                 std::move(times)
@@ -6062,7 +6153,9 @@ private:
         detail::StepShard step;
         std::function<void(Round const&)> begin;
         if (steps_in_backward_) {
-            step = [this](std::size_t k, OptimizerShard const& s) { this->step_shard(k, s); };
+            step = [this](std::size_t k, detail::OptimizerShard const& s) {
+                this->step_shard(k, s);
+            };
             begin = [this](Round const& round) { this->begin_step(round); };
         }
         auto gradients = std::make_unique<detail::GradientsForOwners>(
@@ -6305,7 +6398,7 @@ private:
     void reduce(double factor) {
         auto const factors = detail::ShardFactors::of(join_communicator(), factor);
         for (detail::ShardGroup const& group : this->groups()) {
-            for (OptimizerShard const& shard : group.shards) {
+            for (detail::OptimizerShard const& shard : group.shards) {
                 std::byte* const bucket = this->arenas().data(0, shard.bucket_bytes());
                 shard.pack_gradients(group.parameters, factors.packed, bucket);
                 detail::start_parts(join_communicator(), shard, bucket, factors.summed).wait();

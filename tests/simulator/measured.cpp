@@ -163,8 +163,9 @@ int main(int count, char** arguments) {
         for (std::size_t const bytes : {std::size_t{64}, std::size_t{1} << 18U}) {
             for (joinable::AllReducePlan const& plan : all_plans(ranks, 1U << 15U)) {
                 std::size_t const elements = bytes / sizeof(float);
-                auto const schedule =
-                    joinable::MessageSchedule::all_reduce(plan, ranks, elements, sizeof(float));
+                auto const schedule = joinable::detail::MessageSchedule::all_reduce(
+                    plan, ranks, elements, sizeof(float)
+                );
                 double const simulated = Simulator<>{costs, sizeof(float)}.run({&schedule}).seconds;
                 double const measured = measure(plan, ranks, elements, repetitions);
                 double const ratio = measured / simulated;

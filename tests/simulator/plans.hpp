@@ -12,7 +12,7 @@ namespace joinable_tests {
 /// Every algorithm, whole and in segments, and tori of several shapes, which all fit the ranks.
 inline std::vector<joinable::AllReducePlan> all_plans(int ranks, std::size_t segment_bytes) {
     std::vector<joinable::AllReducePlan> plans;
-    for (std::size_t number = 0; number < joinable::all_reduce_algorithm_count; ++number) {
+    for (std::size_t number = 0; number < joinable::detail::all_reduce_algorithm_count; ++number) {
         auto const algorithm = static_cast<joinable::AllReduceAlgorithm>(number);
         plans.push_back({algorithm, 0, {}});
         plans.push_back({algorithm, segment_bytes, {}});

@@ -24,8 +24,9 @@ struct Simulated {
 
 /// Sees what happens in a simulation, in an order that real ranks could have.
 struct NoObserver {
-    void message(int, joinable::Transfer const&, int, joinable::Transfer const&) const {}
-    void combination(int, joinable::Combination const&) const {}
+    void
+    message(int, joinable::detail::Transfer const&, int, joinable::detail::Transfer const&) const {}
+    void combination(int, joinable::detail::Combination const&) const {}
 };
 
 /// Runs the steps of all ranks on a virtual clock. A message begins when both sides have posted it and both
@@ -43,10 +44,10 @@ public:
         : costs_{costs}, element_bytes_{static_cast<double>(element_bytes)}, observer_{observer} {}
 
     /// All ranks begin all of these collectives at once. They have the same ranks.
-    Simulated run(std::initializer_list<joinable::MessageSchedule const*> collectives) {
+    Simulated run(std::initializer_list<joinable::detail::MessageSchedule const*> collectives) {
         begin((*collectives.begin())->ranks(), collectives.size());
         std::size_t collective = 0;
-        for (joinable::MessageSchedule const* schedule : collectives) {
+        for (joinable::detail::MessageSchedule const* schedule : collectives) {
             for (int rank = 0; rank < schedule->ranks(); ++rank) {
                 add(collective, schedule->steps(rank));
             }
@@ -56,7 +57,8 @@ public:
     }
     /// Rank 0 runs one collective and all other ranks run another one, by mistake.
     Simulated run_mixed(
-        joinable::MessageSchedule const& of_first, joinable::MessageSchedule const& of_others
+        joinable::detail::MessageSchedule const& of_first,
+        joinable::detail::MessageSchedule const& of_others
     ) {
         begin(of_first.ranks(), 1);
         for (int rank = 0; rank < of_first.ranks(); ++rank) {
@@ -75,8 +77,8 @@ private:
         friend bool operator<(Event const& a, Event const& b) { return a.seconds > b.seconds; }
     };
     struct Rank {
-        joinable::MessageSteps steps;
-        joinable::MessageStep step = {}; ///< without the messages that have been delivered
+        joinable::detail::MessageSteps steps;
+        joinable::detail::MessageStep step = {}; ///< without the messages that have been delivered
         double posted = 0;
         double end = 0;
     };
@@ -96,7 +98,7 @@ private:
             of_collective.reserve(count);
         }
     }
-    void add(std::size_t collective, joinable::MessageSteps const& steps) {
+    void add(std::size_t collective, joinable::detail::MessageSteps const& steps) {
         ranks_[collective].push_back({steps});
     }
     Simulated finish() {
@@ -148,7 +150,7 @@ private:
     void next_step(std::size_t collective, int rank, double now) {
         Rank& state = at(collective, rank);
         for (;;) {
-            joinable::MessageStep& step = state.step;
+            joinable::detail::MessageStep& step = state.step;
             if (!state.steps.next(step)) {
                 result_.seconds = (std::max)(result_.seconds, now);
                 --running_;
@@ -179,7 +181,7 @@ private:
     void deliver(std::size_t collective, int from, int to) {
         Rank& sender = at(collective, from);
         Rank& receiver = at(collective, to);
-        joinable::Transfer const& sent = sender.step.send;
+        joinable::detail::Transfer const& sent = sender.step.send;
         if (sent.range.size() != receiver.step.receive.range.size()) {
             throw std::logic_error{"a message has another length for its receiver"};
         }
@@ -194,11 +196,11 @@ private:
         receiver.end = (std::max)(receiver.end, end);
         ++result_.messages[static_cast<std::size_t>(from)];
         result_.elements[static_cast<std::size_t>(from)] += sent.range.size();
-        sender.step.send.peer = receiver.step.receive.peer = joinable::Transfer::nobody;
+        sender.step.send.peer = receiver.step.receive.peer = joinable::detail::Transfer::nobody;
         finish_step(collective, from);
         finish_step(collective, to);
     }
-    [[nodiscard]] double bytes(joinable::ElementRange range) const {
+    [[nodiscard]] double bytes(joinable::detail::ElementRange range) const {
         return static_cast<double>(range.size()) * element_bytes_;
     }
 

@@ -19,7 +19,7 @@ using joinable::all_reduce_seconds;
 using joinable::AllReduceAlgorithm;
 using joinable::AllReducePlan;
 using joinable::MessageCosts;
-using joinable::MessageSchedule;
+using joinable::detail::MessageSchedule;
 
 constexpr MessageCosts network{20e-6, 1e9, 0.1e-9};
 /// Where combinations take longer than messages.

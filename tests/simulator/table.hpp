@@ -86,7 +86,8 @@ messages_of(joinable::AllReducePlan const& plan, int ranks, std::size_t bytes) {
                 if (messages_of(plan, ranks, bytes) > most) {
                     continue;
                 }
-                auto const schedule = joinable::MessageSchedule::all_reduce(plan, ranks, bytes, 1);
+                auto const schedule =
+                    joinable::detail::MessageSchedule::all_reduce(plan, ranks, bytes, 1);
                 Simulated const run = Simulator<>{costs, 1}.run({&schedule});
                 table.rows.push_back(
                     {plan,
@@ -106,7 +107,7 @@ messages_of(joinable::AllReducePlan const& plan, int ranks, std::size_t bytes) {
 [[nodiscard]] inline double
 chosen_seconds(std::size_t bytes, int ranks, joinable::MessageCosts const& costs) {
     auto const plan = joinable::choose_algorithm(bytes, ranks, costs);
-    auto const schedule = joinable::MessageSchedule::all_reduce(plan, ranks, bytes, 1);
+    auto const schedule = joinable::detail::MessageSchedule::all_reduce(plan, ranks, bytes, 1);
     return Simulator<>{costs, 1}.run({&schedule}).seconds;
 }
 [[nodiscard]] inline double roll_call_seconds(int ranks, joinable::MessageCosts const& costs) {

@@ -188,7 +188,7 @@ private:
     }
     void throw_if_over(std::string const& what) const {
         if (reason_) {
-            joinable::throw_failure(inner::in_words_of(rank_, what, *reason_));
+            joinable::detail::throw_failure(inner::in_words_of(rank_, what, *reason_));
         }
     }
     void fail(joinable::AbortReason const& reason, Message const& one) {

@@ -173,6 +173,8 @@ template <class Tensors>
     );
 }
 
+namespace detail {
+
 /// A bucket assignment of at most `Capacity` tensors that does not allocate, so that it can be a
 /// constexpr variable. A BucketAssignment exists only during the evaluation of a constant
 /// expression.
@@ -216,5 +218,7 @@ private:
     std::array<std::size_t, Capacity> limits_{};
     std::size_t size_ = 0;
 };
+
+} // namespace detail
 
 }} // namespace joinable::v0

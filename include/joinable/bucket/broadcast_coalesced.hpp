@@ -18,6 +18,8 @@
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
 /// Copies tensors from one rank to all, many in one broadcast, as often as needed. The packing is
 /// planned once. Addresses and strides of tensors are read on each run.
 class CoalescedBroadcast {
@@ -82,15 +84,17 @@ private:
     std::vector<Bucket> pieces_; ///< the ones that are not empty, with row-major views
 };
 
+} // namespace detail
+
 /// Copies tensors from `root` to all ranks: makes a CoalescedBroadcast and runs it once. `tensors`
 /// is a range that joinable::buffers() takes. Collective.
 template <Communicator Comm, class Tensors>
 void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes, int root) {
-    CoalescedBroadcast{
+    detail::CoalescedBroadcast{
         detail::tensor_list(std::forward<Tensors>(tensors)),
         buffer_bytes,
         "tensor",
-        BufferMemory{comm}
+        detail::BufferMemory{comm}
     }.run(comm, root);
 }
 

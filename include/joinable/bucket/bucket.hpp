@@ -48,7 +48,7 @@ public:
         ParameterList const& parameters,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits,
-        BufferMemory const& memory = {}
+        detail::BufferMemory const& memory = {}
     );
 
     /// In launch order: as they fill when gradients become ready in `order`.
@@ -101,7 +101,7 @@ private:
     /// Moves contents from where they were before.
     void move_sections(std::size_t parameters, std::vector<Bucket> const& before);
 
-    BufferMemory memory_;
+    detail::BufferMemory memory_;
     std::array<Arena, dtype_count> arenas_; ///< by dtype; empty if no parameter has it
     std::vector<Bucket> buckets_;
 };

@@ -33,8 +33,6 @@ using tag_for_t = std::conditional_t<
     std::forward_iterator_tag,
     std::input_iterator_tag>;
 
-} // namespace detail
-
 /// One bucket of a BucketedView: the elements of the underlying range that share it, in order.
 /// Elements are found while they are read, never beyond the last one requested. Valid as long as
 /// the underlying range.
@@ -111,6 +109,8 @@ private:
     std::size_t limit_ = 0;
 };
 
+} // namespace detail
+
 /// The buckets of a range of Tensors, Parameters or TensorSizes, as
 /// compute_bucket_assignment_by_size gives them for the same limits. Each one is cut on demand. A
 /// forward range of LazyBucket; iterators are valid as long as the view. `Base` keeps the range: a
@@ -133,7 +133,7 @@ public:
 
     class iterator {
     public:
-        using value_type = LazyBucket<base_iterator>;
+        using value_type = detail::LazyBucket<base_iterator>;
         using difference_type = std::ptrdiff_t;
         using reference = value_type;
         using pointer = void;
@@ -287,6 +287,7 @@ inline constexpr bool std::ranges::enable_view<joinable::BucketedView<Base>> =
 
 /// Its iterators refer only to the underlying range.
 template <class BaseIterator>
-inline constexpr bool std::ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
+inline constexpr bool
+    std::ranges::enable_borrowed_range<joinable::detail::LazyBucket<BaseIterator>> = true;
 template <class BaseIterator>
-inline constexpr bool std::ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
+inline constexpr bool std::ranges::enable_view<joinable::detail::LazyBucket<BaseIterator>> = true;

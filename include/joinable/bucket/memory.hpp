@@ -10,7 +10,7 @@
 #include <joinable/device/device.hpp>
 #include <joinable/device/host.hpp>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Allocates buckets for classes that know no communicator: in the memory that a communicator
 /// moves, from make_arena(), or on the heap. Refers to the communicator.
@@ -36,4 +36,4 @@ private:
     Arena (*make_)(void* comm, std::size_t bytes) = nullptr;
 };
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail

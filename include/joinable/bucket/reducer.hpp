@@ -73,7 +73,7 @@ public:
                   std::move(parameters),
                   options,
                   static_cast<int>(comm.rank()),
-                  BufferMemory{comm},
+                  detail::BufferMemory{comm},
                   take
               ),
               options

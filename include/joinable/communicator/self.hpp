@@ -44,7 +44,7 @@ private:
 
     void throw_if_aborted() const {
         if (reason_) {
-            throw_failure(*reason_);
+            detail::throw_failure(*reason_);
         }
     }
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {

@@ -57,16 +57,17 @@ public:
     virtual void finish() = 0;
 
     /// Whether update() can step by this rule.
-    [[nodiscard]] virtual bool can_update(DeviceRule const& rule) const noexcept = 0;
+    [[nodiscard]] virtual bool can_update(detail::DeviceRule const& rule) const noexcept = 0;
     /// Submits, then steps elements by a rule. `rule` and `updates` may change when this returns.
-    virtual void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) = 0;
+    virtual void
+    update(detail::DeviceRule const& rule, std::span<detail::DeviceUpdate const> updates) = 0;
 
     /// Whether sum_squares() works.
     [[nodiscard]] virtual bool can_sum_squares() const noexcept = 0;
     /// Submits, then adds the squares of each tensor's elements to a number, in double, in the order
     /// of device/squares.hpp: all devices compute the same bits. No two numbers are the same one.
     /// `sums` may change when this returns.
-    virtual void sum_squares(std::span<SquareSum const> sums) = 0;
+    virtual void sum_squares(std::span<detail::SquareSum const> sums) = 0;
 
     /// Submits, then moves sections within an arena: see detail::permute_sections.
     virtual void permute(Arena const& arena, std::vector<detail::Section>& sections) = 0;

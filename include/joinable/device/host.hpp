@@ -31,15 +31,18 @@ public:
     [[nodiscard]] bool can_scale() const noexcept override { return true; }
     void submit() override {}
     void finish() override {}
-    [[nodiscard]] bool can_update(DeviceRule const&) const noexcept override { return true; }
-    void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) override {
-        for (DeviceUpdate const& update : updates) {
+    [[nodiscard]] bool can_update(detail::DeviceRule const&) const noexcept override {
+        return true;
+    }
+    void
+    update(detail::DeviceRule const& rule, std::span<detail::DeviceUpdate const> updates) override {
+        for (detail::DeviceUpdate const& update : updates) {
             rule.on_host(rule.settings, update);
         }
     }
     [[nodiscard]] bool can_sum_squares() const noexcept override { return true; }
-    void sum_squares(std::span<SquareSum const> sums) override {
-        for (SquareSum const& one : sums) {
+    void sum_squares(std::span<detail::SquareSum const> sums) override {
+        for (detail::SquareSum const& one : sums) {
             *one.sum += detail::sum_of_squares(one.tensor);
         }
     }

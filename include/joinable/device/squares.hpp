@@ -8,15 +8,13 @@
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/shape.hpp>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A sum of the squares of a tensor's elements, for Device::sum_squares().
 struct SquareSum {
     AnyView tensor; ///< of a floating-point dtype
     double* sum;    ///< in the memory of the tensor's device
 };
-
-namespace detail {
 
 // The order of a sum of squares, which is the same on every device, and so are the bits. Elements
 // count in the order of their indices, the last index changes fastest, wherever they lie in memory.
@@ -76,9 +74,7 @@ struct IndexOrder {
 /// The sum for a tensor in host memory.
 [[nodiscard]] double sum_of_squares(AnyView const& tensor);
 
-} // namespace detail
-
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
 #include <joinable/device/impl/squares.ipp>

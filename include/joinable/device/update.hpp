@@ -6,7 +6,7 @@
 
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Elements that an update rule steps, in the memory of a device. No two updates of one call have
 /// memory in common.
@@ -29,12 +29,8 @@ struct DeviceRule {
     void (*on_host)(void const* settings, DeviceUpdate const& update); ///< steps in host memory
 };
 
-namespace detail {
-
 /// Its address is DeviceRule::id.
 template <class Rule>
 inline char rule_id = 0;
 
-} // namespace detail
-
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail

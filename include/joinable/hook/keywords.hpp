@@ -14,13 +14,13 @@
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
 /// One `keyword = value`, as given to a guard.
 template <class K>
 struct KeywordArgument {
     typename K::value_type value;
 };
-
-namespace detail {
 
 /// Refuses silent changes of meaning: a flag takes only flags, and a whole number takes no
 /// fraction.
@@ -72,7 +72,7 @@ struct keyword {
     using value_type = V;
 
     // NOLINTNEXTLINE(misc-unconventional-assign-operator): spells an argument, assigns nothing
-    constexpr KeywordArgument<K> operator=(detail::keyword_value<V> auto&& value) const {
+    constexpr detail::KeywordArgument<K> operator=(detail::keyword_value<V> auto&& value) const {
         detail::check_keyword_value<V>(value);
         return {static_cast<V>(std::forward<decltype(value)>(value))};
     }
@@ -106,7 +106,7 @@ public:
 
     /// Stores a value if this joinable accepts the keyword, otherwise does nothing.
     template <class K>
-    constexpr void set(KeywordArgument<K> const& argument) {
+    constexpr void set(detail::KeywordArgument<K> const& argument) {
         if constexpr ((std::same_as<K, Ks> || ...)) {
             std::get<Slot<K>>(values_).value = argument.value;
         }

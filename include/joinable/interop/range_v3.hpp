@@ -53,9 +53,10 @@ inline constexpr bool ranges::enable_view<joinable::Shard<Base, joinable::detail
     joinable::detail::is_view<Base> || ranges::enable_view<Base>;
 
 template <class BaseIterator>
-inline constexpr bool ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
+inline constexpr bool ranges::enable_view<joinable::detail::LazyBucket<BaseIterator>> = true;
 template <class BaseIterator>
-inline constexpr bool ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
+inline constexpr bool ranges::enable_borrowed_range<joinable::detail::LazyBucket<BaseIterator>> =
+    true;
 
 namespace joinable { inline namespace v0 {
 

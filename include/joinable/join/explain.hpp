@@ -89,7 +89,7 @@ Join(detail::SomeParticipants, ...)
     -> Join<detail::Explained<detail::ArgumentsAfterParticipants<void>>>;
 /// The options follow a keyword.
 template <class K>
-Join(detail::SomeParticipants, KeywordArgument<K>, ...)
+Join(detail::SomeParticipants, detail::KeywordArgument<K>, ...)
     -> Join<detail::Explained<detail::KeywordBeforeOptions<K>>>;
 
 }} // namespace joinable::v0

@@ -61,17 +61,21 @@ public:
     ///         with both values.
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
-    explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
+    explicit Join(Participants<Js...> list, detail::KeywordArgument<Ks>... keywords)
         : Join{own_control(), list, {}, keywords...} {}
 
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
-    Join(Participants<Js...> list, JoinOptions const& options, KeywordArgument<Ks>... keywords)
+    Join(
+        Participants<Js...> list,
+        JoinOptions const& options,
+        detail::KeywordArgument<Ks>... keywords
+    )
         : Join{own_control(), list, options, keywords...} {}
 
     template <class Comm, class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
-    Join(Participants<Js...> list, Control<Comm> control, KeywordArgument<Ks>... keywords)
+    Join(Participants<Js...> list, Control<Comm> control, detail::KeywordArgument<Ks>... keywords)
         : Join{erased(control.communicator), list, {}, keywords...} {}
 
     template <class Comm, class... Ks>
@@ -80,7 +84,7 @@ public:
         Participants<Js...> list,
         Control<Comm> control,
         JoinOptions const& options,
-        KeywordArgument<Ks>... keywords
+        detail::KeywordArgument<Ks>... keywords
     )
         : Join{erased(control.communicator), list, options, keywords...} {}
 
@@ -128,7 +132,7 @@ public:
     /// RoundNotice of the element's round. A rank that leaves the loop by break joins.
     template <detail::is_range Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
-        return GuardedRange<Join, Range, Announce, false>{
+        return detail::GuardedRange<Join, Range, Announce, false>{
             *this, std::forward<Range>(range), std::move(announce)
         };
     }
@@ -161,7 +165,7 @@ public:
     /// instead.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(look_ahead_t, Range&& range, Announce announce = {}) {
-        return GuardedRange<Join, Range, Announce, true>{
+        return detail::GuardedRange<Join, Range, Announce, true>{
             *this, std::forward<Range>(range), std::move(announce)
         };
     }
@@ -224,7 +228,7 @@ public:
 
 private:
     template <class, class, class, bool>
-    friend class GuardedRange;
+    friend class detail::GuardedRange;
 
     using Erased = std::unique_ptr<detail::ControlCommunicator>;
 
@@ -248,7 +252,7 @@ private:
         Erased control,
         Participants<Js...> list,
         JoinOptions const& options,
-        KeywordArgument<Ks> const&... keywords
+        detail::KeywordArgument<Ks> const&... keywords
     )
         : options_{options}, control_{std::move(control)},
           controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
@@ -357,7 +361,8 @@ private:
 
     /// The local checks and the hooks. A failure here fails on all ranks in the entry exchange.
     template <class... Ks>
-    void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
+    void
+    prepare(std::tuple<Js&...> const& joinables, detail::KeywordArgument<Ks> const&... keywords) {
         auto const all = communicators(Sequence{});
         detail::check_options(options_);
         detail::check_same_ranks(all);

@@ -69,8 +69,6 @@ private:
     mutable Kept kept_{};
 };
 
-} // namespace detail
-
 /// The result of Join::iterate: an input range that opens a round before each element, and reads
 /// each element of its range once. It calls `announce` once for each. With look-ahead and `announce`
 /// an element that is a reference is read twice, as forward ranges allow: the next one may lie in the
@@ -170,5 +168,7 @@ private:
     Range range_;
     Announce announce_;
 };
+
+} // namespace detail
 
 }} // namespace joinable::v0

@@ -418,6 +418,8 @@ Round notify_join_context(J& joinable, RoundNotice notice = {}) {
     return announce_round(joinable, notice).wait();
 }
 
+namespace detail {
+
 /// Keeps the text of a failure, and the exception being handled if there is one. Peers see it when
 /// the exception leaves the guard. Local. Only the first record of a round counts; outside a guard
 /// the call does nothing. Call it where a participant's verb catches an exception, then rethrow.
@@ -427,8 +429,6 @@ void record_failure(J& joinable, std::string_view text) {
         session->record_failure(text);
     }
 }
-
-namespace detail {
 
 /// Discards what record_failure kept: the joinable has handled the failure, and the guard
 /// continues.

@@ -17,6 +17,8 @@ struct ShardGradient {
     AnyView view;
 };
 
+namespace detail {
+
 /// What a sharded optimizer does on all ranks for ShardGradients. Collective.
 class ShardSums {
 public:
@@ -31,6 +33,8 @@ protected:
     ~ShardSums() = default;
 };
 
+} // namespace detail
+
 /// The gradients that a rank is about to step by, and sums over all ranks. Code that gets it runs
 /// on every rank, also on joined ones, and must call sum() and sum_squares() the same number of
 /// times on each. Gradients may be in the memory of a device: then kernels that change them go on
@@ -41,7 +45,7 @@ public:
         std::span<ShardGradient const> pieces,
         std::size_t parameters,
         Device& device,
-        ShardSums& sums
+        detail::ShardSums& sums
     ) noexcept
         : pieces_{pieces}, parameters_{parameters}, device_{device}, sums_{sums} {}
 
@@ -76,7 +80,7 @@ private:
     std::span<ShardGradient const> pieces_;
     std::size_t parameters_;
     Device& device_;
-    ShardSums& sums_;
+    detail::ShardSums& sums_;
 };
 
 /// Scales gradients so that the norm of all of them is at most `max_norm`: PyTorch's

@@ -43,6 +43,9 @@ enum class Sharding : std::uint8_t {
     constexpr std::string_view names[] = {"none", "optimizer", "gradients", "parameters"};
     return names[static_cast<std::size_t>(sharding)];
 }
+
+namespace detail {
+
 /// Whether the average of a gradient goes only to its owner.
 [[nodiscard]] constexpr bool reduces_to_owners(Sharding sharding) noexcept {
     return sharding == Sharding::gradients || sharding == Sharding::parameters;
@@ -72,8 +75,6 @@ struct ShardBucket {
         return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
     }
 };
-
-namespace detail {
 
 /// An owner for each parameter, by the rule of Partition::by_parameters. `loads` holds the elements
 /// of each rank and is updated. Complexity: O(n (log n + ranks)).

@@ -24,7 +24,7 @@
 #include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank's view of a bucket: its pieces, their state, and the copies between parameters,
 /// gradients and the bucket. In the bucket a parameter lies whole and dense, in the order of its
@@ -260,7 +260,7 @@ private:
     Arena gradients_;
 };
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS
 #include <joinable/optimizer/impl/shard.ipp>

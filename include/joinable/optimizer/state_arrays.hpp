@@ -20,7 +20,7 @@
 #include <joinable/reduction/halves.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The state that the owner of a part keeps: an array for each name of the rule, and an array of
 /// masters if the values have 16 bits. Empty if an engine's optimizer keeps its own state. Local.
@@ -73,8 +73,6 @@ private:
     bool has_masters_;
     Arena memory_;
 };
-
-namespace detail {
 
 /// memcpy() that allows null pointers if there is nothing to copy.
 inline void copy_bytes(std::byte* to, std::byte const* from, std::size_t bytes) noexcept {
@@ -177,6 +175,4 @@ template <class Rule>
     return {&rule_id<Rule>, &rule, sizeof(Rule), &update_on_host<Rule>};
 }
 
-} // namespace detail
-
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail

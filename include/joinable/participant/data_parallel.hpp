@@ -272,7 +272,7 @@ private:
         : Base{comm, state_, options.gradient_kind, false} {
         detail::ModelEntry entry{comm};
         AgreementList compared;
-        std::optional<CoalescedBroadcast> start;
+        std::optional<detail::CoalescedBroadcast> start;
         std::exception_ptr error;
         try {
             if (parameters.error) {
@@ -291,7 +291,7 @@ private:
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
                 comm,
                 list,
-                bucket_options(options),
+                detail::bucket_options(options),
                 std::move(reduction),
                 detail::TakeGradients::later // a rank may refuse the model
             );

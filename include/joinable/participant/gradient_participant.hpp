@@ -745,7 +745,7 @@ protected:
             return std::forward<F>(verb)();
         } catch (...) {
             end_ranges();
-            record_failure(*this, {});
+            detail::record_failure(*this, {});
             throw;
         }
     }

@@ -81,6 +81,8 @@ struct DataParallelOptions {
     std::size_t verify_replicas = 0;
 };
 
+namespace detail {
+
 /// The options that the buckets of a model need.
 [[nodiscard]] inline BucketOptions bucket_options(DataParallelOptions const& options) {
     return {
@@ -95,5 +97,7 @@ struct DataParallelOptions {
         .unused_gradients = options.unused_gradients,
     };
 }
+
+} // namespace detail
 
 }} // namespace joinable::v0

@@ -17,7 +17,7 @@
 namespace joinable { inline namespace v0 {
 
 JOINABLE_INSTANTIATE(class detail::ControlOver<ThreadCommunicator&>)
-JOINABLE_INSTANTIATE(void CoalescedBroadcast::run(ThreadCommunicator&, int))
+JOINABLE_INSTANTIATE(void detail::CoalescedBroadcast::run(ThreadCommunicator&, int))
 JOINABLE_INSTANTIATE(class detail::ModuleState<ThreadCommunicator>)
 JOINABLE_INSTANTIATE(class Reducer<ThreadCommunicator>)
 JOINABLE_INSTANTIATE(class GradientParticipant<ThreadCommunicator, Reducer<ThreadCommunicator>>)
@@ -25,7 +25,7 @@ JOINABLE_INSTANTIATE(class DistributedDataParallel<ThreadCommunicator>)
 
 #if defined(__linux__) // elsewhere there are no process ranks
 JOINABLE_INSTANTIATE(class detail::ControlOver<ProcessCommunicator&>)
-JOINABLE_INSTANTIATE(void CoalescedBroadcast::run(ProcessCommunicator&, int))
+JOINABLE_INSTANTIATE(void detail::CoalescedBroadcast::run(ProcessCommunicator&, int))
 JOINABLE_INSTANTIATE(class detail::ModuleState<ProcessCommunicator>)
 JOINABLE_INSTANTIATE(class Reducer<ProcessCommunicator>)
 JOINABLE_INSTANTIATE(class GradientParticipant<ProcessCommunicator, Reducer<ProcessCommunicator>>)

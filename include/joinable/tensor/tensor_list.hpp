@@ -53,6 +53,8 @@ private:
 /// Tensors of any types. An index is a position in the list.
 class TensorList : public detail::HandleList<AnyTensor> {};
 
+namespace detail {
+
 /// Tensors that may move to other memory, but keep their dtypes, extents and devices. A plan of
 /// them is made once and asks each time for their addresses.
 class FixedTensors {
@@ -78,6 +80,8 @@ private:
     std::string_view what_;
     std::vector<AnyView> views_;
 };
+
+} // namespace detail
 
 /// The buffers of a model: state that training changes, but not by gradients (running means).
 class BufferList : public TensorList {

@@ -16,7 +16,7 @@ namespace {
 using namespace joinable_tests;
 using joinable::AnyView;
 using joinable::BFloat16;
-using joinable::CoalescedBroadcast;
+using joinable::detail::CoalescedBroadcast;
 
 constexpr std::size_t piece_sizes[] = {1, 100, std::size_t{1} << 20U};
 

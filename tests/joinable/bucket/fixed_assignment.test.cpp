@@ -14,8 +14,8 @@ namespace {
 
 using joinable::compute_bucket_assignment_by_size;
 using joinable::DType;
-using joinable::FixedBucketAssignment;
 using joinable::TensorSize;
+using joinable::detail::FixedBucketAssignment;
 
 // Upstream's "several limits, several dtypes", as a variable that the compiler computes.
 constexpr std::array<TensorSize, 6> sizes{

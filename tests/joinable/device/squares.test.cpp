@@ -138,7 +138,9 @@ TEST_CASE("the host's device adds each sum to its number") {
     double sums[] = {0, 1};
     joinable::HostDevice host;
     CHECK(host.can_sum_squares());
-    joinable::SquareSum const both[] = {{first.view(), &sums[0]}, {second.view(), &sums[1]}};
+    joinable::detail::SquareSum const both[] = {
+        {first.view(), &sums[0]}, {second.view(), &sums[1]}
+    };
     host.sum_squares(both);
     CHECK(sums[0] == 30.0);
     CHECK(sums[1] == 175.0);

@@ -940,8 +940,9 @@ TEST_CASE("what is thrown in a sharded round on one rank is PeerFailed on all ot
                                 return true;
                             };
                         } else {
-                            options.step_in_backward = reduces_to_owners(sharding) &&
-                                                       (round_of_failure + culprit) % 2 == 0;
+                            options.step_in_backward =
+                                joinable::detail::reduces_to_owners(sharding) &&
+                                (round_of_failure + culprit) % 2 == 0;
                         }
                         ShardedDataParallel sharded{comm, params, Adam{}, options};
                         bool failed = false;

@@ -100,7 +100,7 @@ TEST_CASE("a tensor that is missing, on a device or of another size is refused b
     std::vector<float> plain(2);
     std::vector<std::vector<float>*> const pointers{&plain, nullptr};
     CHECK_THROWS_WITH_AS(
-        joinable::FixedTensors(buffers(pointers), "buffer"),
+        joinable::detail::FixedTensors(buffers(pointers), "buffer"),
         "buffer 1 is missing; give a pointer that is not null",
         joinable::ContractViolation
     );
@@ -108,12 +108,12 @@ TEST_CASE("a tensor that is missing, on a device or of another size is refused b
         AnyView{nullptr, joinable::DType::f32, {2}, {1}, {joinable::DeviceKind::cuda, 0}}
     };
     CHECK_THROWS_WITH_AS(
-        joinable::FixedTensors(buffers(on_device), "buffer"),
+        joinable::detail::FixedTensors(buffers(on_device), "buffer"),
         "buffer 0 is not on the host; give a copy that is",
         joinable::ContractViolation
     );
     std::vector<std::vector<float>> owned(2, std::vector<float>(3));
-    joinable::FixedTensors tensors{buffers(owned), "state tensor"};
+    joinable::detail::FixedTensors tensors{buffers(owned), "state tensor"};
     owned[1] = std::vector<float>(3);
     CHECK(tensors.views()[1].data() == owned[1].data());
     owned[1].resize(4);

@@ -129,14 +129,14 @@ public:
 
 /// Whether a copy of a launch writes what another one reads or writes: the threads of a GPU go in no
 /// order.
-inline bool depend_on_each_other(std::vector<joinable::CudaCopy> const& copies) {
+inline bool depend_on_each_other(std::vector<joinable::detail::CudaCopy> const& copies) {
     struct Range {
         std::uintptr_t first, last;
         [[nodiscard]] bool meets(Range const& other) const {
             return first < other.last && other.first < last;
         }
     };
-    auto const range_of = [](joinable::CudaCopy const& copy, void const* data, auto step) {
+    auto const range_of = [](joinable::detail::CudaCopy const& copy, void const* data, auto step) {
         auto const first = reinterpret_cast<std::uintptr_t>(data);
         if (data == nullptr || copy.count == 0) {
             return Range{0, 0};
@@ -147,10 +147,10 @@ inline bool depend_on_each_other(std::vector<joinable::CudaCopy> const& copies) 
         }
         return Range{first, first + last * joinable::size_of(copy.dtype)};
     };
-    using Level = joinable::CudaCopy::Level;
-    for (joinable::CudaCopy const& copy : copies) {
+    using Level = joinable::detail::CudaCopy::Level;
+    for (joinable::detail::CudaCopy const& copy : copies) {
         Range const target = range_of(copy, copy.to, &Level::to);
-        for (joinable::CudaCopy const& other : copies) {
+        for (joinable::detail::CudaCopy const& other : copies) {
             if (&other != &copy && (target.meets(range_of(other, other.to, &Level::to)) ||
                                     target.meets(range_of(other, other.from, &Level::from)))) {
                 return true;
@@ -161,11 +161,11 @@ inline bool depend_on_each_other(std::vector<joinable::CudaCopy> const& copies) 
 }
 
 /// Whether updates of a launch have elements in common, or elements that are not the device's.
-inline bool are_wrong(std::vector<joinable::DeviceUpdate> const& updates) {
+inline bool are_wrong(std::vector<joinable::detail::DeviceUpdate> const& updates) {
     auto const is_there = [](void const* data, std::size_t bytes) {
         return data == nullptr || fake_cuda::is_device_memory(data, bytes);
     };
-    for (joinable::DeviceUpdate const& update : updates) {
+    for (joinable::detail::DeviceUpdate const& update : updates) {
         auto const* const first = static_cast<std::byte const*>(update.values);
         std::size_t const bytes = update.count * joinable::size_of(update.dtype);
         if (update.count == 0) {
@@ -175,7 +175,7 @@ inline bool are_wrong(std::vector<joinable::DeviceUpdate> const& updates) {
             !is_there(update.masters, update.count * sizeof(float)) || !is_there(update.state, 1)) {
             return true;
         }
-        for (joinable::DeviceUpdate const& other : updates) {
+        for (joinable::detail::DeviceUpdate const& other : updates) {
             auto const* const second = static_cast<std::byte const*>(other.values);
             if (&other != &update && other.count != 0 && second >= first &&
                 second < first + bytes) {
@@ -191,13 +191,13 @@ inline std::atomic<int> kernel_launches{0};
 inline std::atomic<int> update_launches{0};
 
 inline cudaError_t
-host_copies(joinable::CudaCopy const* copies, std::size_t count, cudaStream_t stream) {
+host_copies(joinable::detail::CudaCopy const* copies, std::size_t count, cudaStream_t stream) {
     ++kernel_launches;
     if (depend_on_each_other({copies, copies + count})) {
         return cudaErrorIllegalState;
     }
     fake_cuda::enqueue(stream, [list = std::vector(copies, copies + count)] {
-        for (joinable::CudaCopy const& copy : list) {
+        for (joinable::detail::CudaCopy const& copy : list) {
             joinable::Shape extents;
             joinable::Shape from;
             joinable::Shape to;
@@ -220,13 +220,13 @@ host_copies(joinable::CudaCopy const* copies, std::size_t count, cudaStream_t st
     return cudaSuccess;
 }
 inline cudaError_t host_updates(
-    joinable::DeviceRule const& rule,
-    joinable::DeviceUpdate const* updates,
+    joinable::detail::DeviceRule const& rule,
+    joinable::detail::DeviceUpdate const* updates,
     std::size_t count,
     cudaStream_t stream
 ) {
     ++update_launches;
-    std::vector<joinable::DeviceUpdate> const list{updates, updates + count};
+    std::vector<joinable::detail::DeviceUpdate> const list{updates, updates + count};
     if (are_wrong(list)) {
         return cudaErrorIllegalState;
     }
@@ -234,7 +234,7 @@ inline cudaError_t host_updates(
     fake_cuda::enqueue(
         stream,
         [list, on_host = rule.on_host, settings = std::vector(first, first + rule.bytes)] {
-            for (joinable::DeviceUpdate const& update : list) {
+            for (joinable::detail::DeviceUpdate const& update : list) {
                 on_host(settings.data(), update);
             }
         }
@@ -242,9 +242,9 @@ inline cudaError_t host_updates(
     return cudaSuccess;
 }
 /// Whether sums of a launch go to one number, or are of elements that are not the device's.
-inline bool are_wrong(std::vector<joinable::CudaSquares> const& sums) {
+inline bool are_wrong(std::vector<joinable::detail::CudaSquares> const& sums) {
     std::set<double const*> numbers;
-    for (joinable::CudaSquares const& one : sums) {
+    for (joinable::detail::CudaSquares const& one : sums) {
         std::size_t const last = one.count == 0 ? 0 : one.order.place_of(one.count - 1);
         std::size_t const runs = joinable::detail::square_blocks(one.count);
         if (one.count != 0 &&
@@ -260,13 +260,13 @@ inline bool are_wrong(std::vector<joinable::CudaSquares> const& sums) {
     return false;
 }
 inline cudaError_t
-host_squares(joinable::CudaSquares const* sums, std::size_t count, cudaStream_t stream) {
-    std::vector<joinable::CudaSquares> const list{sums, sums + count};
+host_squares(joinable::detail::CudaSquares const* sums, std::size_t count, cudaStream_t stream) {
+    std::vector<joinable::detail::CudaSquares> const list{sums, sums + count};
     if (are_wrong(list)) {
         return cudaErrorIllegalState;
     }
     fake_cuda::enqueue(stream, [list] {
-        for (joinable::CudaSquares const& one : list) {
+        for (joinable::detail::CudaSquares const& one : list) {
             joinable::Shape extents;
             joinable::Shape steps;
             for (std::uint32_t l = one.order.levels; l-- > 0;) {
@@ -285,7 +285,10 @@ host_squares(joinable::CudaSquares const* sums, std::size_t count, cudaStream_t 
 }
 inline joinable::CudaKernels host_kernels() {
     return {
-        &host_copies, [](joinable::DeviceRule const&) { return true; }, &host_updates, &host_squares
+        &host_copies,
+        [](joinable::detail::DeviceRule const&) { return true; },
+        &host_updates,
+        &host_squares
     };
 }
 

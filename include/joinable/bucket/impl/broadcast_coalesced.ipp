@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION CoalescedBroadcast::CoalescedBroadcast(
     TensorList tensors, std::size_t piece_bytes, std::string_view what, BufferMemory const& memory
@@ -45,4 +45,4 @@ JOINABLE_DEFINITION CoalescedBroadcast::CoalescedBroadcast(
     }
 }
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail

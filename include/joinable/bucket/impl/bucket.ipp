@@ -30,7 +30,7 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
     ParameterList const& parameters,
     std::span<std::size_t const> order,
     std::span<std::size_t const> limits,
-    BufferMemory const& memory
+    detail::BufferMemory const& memory
 )
     : memory_{memory} {
     if (order.empty()) {

@@ -97,7 +97,7 @@ public:
     [[nodiscard]] explicit MessageCommunicator(Comm& comm, MessageOptions const& options = {})
         : engine_{comm, options} {
         if (options.plan) {
-            (void)MessageSchedule::all_reduce(*options.plan, size(), 0, 1);
+            (void)detail::MessageSchedule::all_reduce(*options.plan, size(), 0, 1);
         }
         if (options.tag < 0 || options.tag > INT_MAX - tags) {
             throw ContractViolation{detail::concat(

@@ -16,7 +16,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 class MessageSteps;
 
@@ -339,4 +339,4 @@ inline MessageSteps MessageSchedule::steps(int rank) const noexcept {
     return {*this, rank};
 }
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The elements [begin, end) of a collective's buffer.
 struct ElementRange {
@@ -59,4 +59,4 @@ struct MessageStep {
     Combination combine = {};
 };
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail

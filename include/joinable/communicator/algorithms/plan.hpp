@@ -53,8 +53,13 @@ enum class AllReduceAlgorithm : std::uint8_t {
     halving_doubling, ///< Rabenseifner's: partners exchange halves, quarters, ...
     torus,            ///< rings along the dimensions of a grid of ranks
 };
+
+namespace detail {
+
 /// The number of algorithms. Their values start at 0.
 inline constexpr std::size_t all_reduce_algorithm_count = 8;
+
+} // namespace detail
 
 /// The enumerator's name.
 [[nodiscard]] constexpr std::string_view name_of(AllReduceAlgorithm algorithm) noexcept {
@@ -68,7 +73,7 @@ inline constexpr std::size_t all_reduce_algorithm_count = 8;
         "halving_doubling",
         "torus",
     };
-    static_assert(std::size(names) == all_reduce_algorithm_count);
+    static_assert(std::size(names) == detail::all_reduce_algorithm_count);
     return names[static_cast<std::size_t>(algorithm)];
 }
 

@@ -94,7 +94,7 @@ public:
         return GlooCommunicator{GlooOptions{
             found.rank,
             found.size,
-            GlooHub{found.job, found.address, found.port, found.secret},
+            detail::GlooHub{found.job, found.address, found.port, found.secret},
             {},
             deadline,
             deadline

@@ -15,6 +15,8 @@
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
 /// A copy within a device's memory, times a factor, in the form that kernels take.
 struct CudaCopy {
     /// A loop over elements. Steps are in elements.
@@ -46,22 +48,28 @@ struct CudaSquares {
     DType dtype;
 };
 
+} // namespace detail
+
 /// Functions that run kernels, from a source file compiled by nvcc. See cuda_kernels.hpp.
 struct CudaKernels {
     /// Runs all copies, which are independent, in the order of the stream. `copies` may change when
     /// this returns. The current device is the stream's.
-    cudaError_t (*run)(CudaCopy const* copies, std::size_t count, cudaStream_t stream);
+    cudaError_t (*run)(detail::CudaCopy const* copies, std::size_t count, cudaStream_t stream);
     /// Whether update() knows a rule. Null: no rule.
-    bool (*has_rule)(DeviceRule const& rule) = nullptr;
+    bool (*has_rule)(detail::DeviceRule const& rule) = nullptr;
     /// Steps elements by a rule, in the order of the stream. `rule` and `updates` may change when
     /// this returns. The current device is the stream's.
     cudaError_t (*update)(
-        DeviceRule const& rule, DeviceUpdate const* updates, std::size_t count, cudaStream_t stream
+        detail::DeviceRule const& rule,
+        detail::DeviceUpdate const* updates,
+        std::size_t count,
+        cudaStream_t stream
     ) = nullptr;
     /// Computes all sums, in the order of the stream. `sums` may change when this returns. The
     /// current device is the stream's. Null: there are no such kernels.
-    cudaError_t (*sum_squares)(CudaSquares const* sums, std::size_t count, cudaStream_t stream) =
-        nullptr;
+    cudaError_t (*sum_squares)(
+        detail::CudaSquares const* sums, std::size_t count, cudaStream_t stream
+    ) = nullptr;
     /// Loads all kernels on the current device. CUDA else loads a kernel at its first launch, and
     /// may then wait for what runs on the device, such as a collective. Null: nothing to load.
     cudaError_t (*load)() = nullptr;

@@ -137,12 +137,13 @@ public:
         order(stream_, engine_stream_);
     }
 
-    [[nodiscard]] bool can_update(DeviceRule const& rule) const noexcept override {
+    [[nodiscard]] bool can_update(detail::DeviceRule const& rule) const noexcept override {
         return kernels_.has_rule != nullptr && kernels_.has_rule(rule);
     }
     /// @throws ContractViolation  there are no kernels for the rule, or as submit().
     /// @throws CommunicationError  the runtime refuses.
-    void update(DeviceRule const& rule, std::span<DeviceUpdate const> updates) override {
+    void
+    update(detail::DeviceRule const& rule, std::span<detail::DeviceUpdate const> updates) override {
         if (!can_update(rule)) {
             throw ContractViolation{
                 "update: there are no kernels for this rule; call CudaDevice::use_kernels first"
@@ -160,19 +161,19 @@ public:
     }
     /// @throws ContractViolation  there are no kernels for it, or as submit().
     /// @throws CommunicationError  the runtime refuses.
-    void sum_squares(std::span<SquareSum const> sums) override {
+    void sum_squares(std::span<detail::SquareSum const> sums) override {
         if (!can_sum_squares()) {
             throw ContractViolation{
                 "sum_squares: there are no kernels for it; call CudaDevice::use_kernels first"
             };
         }
         std::size_t blocks = 0;
-        for (SquareSum const& one : sums) {
+        for (detail::SquareSum const& one : sums) {
             require_here("sum_squares", one.tensor);
             blocks += detail::square_blocks(one.tensor.numel());
         }
         auto* partials = reinterpret_cast<double*>(partials_.data(blocks * sizeof(double)));
-        std::vector<CudaSquares> squares;
+        std::vector<detail::CudaSquares> squares;
         for (auto const& [tensor, sum] : sums) {
             std::size_t const count = tensor.numel();
             detail::IndexOrder const order{tensor.extents(), tensor.strides()};
@@ -320,11 +321,11 @@ private:
         }
     }
 
-    void run(std::vector<CudaCopy> const& queue) const {
+    void run(std::vector<detail::CudaCopy> const& queue) const {
         if (kernels_.run != nullptr && !queue.empty()) {
             detail::require_cuda(kernels_.run(queue.data(), queue.size(), stream_), "a kernel");
         } else {
-            for (CudaCopy const& copy : queue) {
+            for (detail::CudaCopy const& copy : queue) {
                 detail::require_cuda(
                     detail::CudaRuntimeCopies{stream_}.run(copy), "a copy on the device"
                 );
@@ -338,9 +339,9 @@ private:
     std::chrono::nanoseconds deadline_ = std::chrono::minutes{5};
     cudaEvent_t event_ = nullptr;
     CudaKernels kernels_{};
-    std::vector<CudaCopy> queue_;     ///< since the last submission
-    std::vector<CudaCopy> running_;   ///< of the last submission
-    detail::Scratch partials_{*this}; ///< of sums of squares
+    std::vector<detail::CudaCopy> queue_;   ///< since the last submission
+    std::vector<detail::CudaCopy> running_; ///< of the last submission
+    detail::Scratch partials_{*this};       ///< of sums of squares
 };
 
 }} // namespace joinable::v0

@@ -11,7 +11,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION OptimizerShard::OptimizerShard(
     ShardBucket bucket,
@@ -219,4 +219,4 @@ JOINABLE_DEFINITION void OptimizerShard::check_masters(
     });
 }
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail

@@ -119,23 +119,23 @@ public:
         Rule rule,
         ShardedOptions const& options = {}
     )
-        : Optimizer{comm, zero_options(options), options.sharding},
+        : Optimizer{comm, detail::zero_options(options), options.sharding},
           Training{comm, Optimizer::join_state(), options.gradient_kind, true},
           steps_in_backward_{options.step_in_backward},
-          buckets_{bucket_options(data_parallel_options(options))} {
-        std::optional<CoalescedBroadcast> start;
+          buckets_{detail::bucket_options(detail::data_parallel_options(options))} {
+        std::optional<detail::CoalescedBroadcast> start;
         auto const compare = [&](AgreementList& list) {
             check(options);
             list.begin_section("options differ: ");
             compare_sharding(list);
-            detail::agree_on(list, data_parallel_options(options));
+            detail::agree_on(list, detail::data_parallel_options(options));
             list.begin_section("models differ: ");
             detail::agree_on(list, buffers, "buffer");
         };
         detail::ShardChoices const choices{options.owners, options.units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
             this->module_.emplace(
-                comm, ParameterList{}, std::move(buffers), data_parallel_options(options)
+                comm, ParameterList{}, std::move(buffers), detail::data_parallel_options(options)
             );
             start.emplace(this->module_->plan_sync());
         });
@@ -311,7 +311,7 @@ private:
                 "to see all of them; leave one of the two out"
             };
         }
-        if (!reduces_to_owners(options.sharding)) {
+        if (!detail::reduces_to_owners(options.sharding)) {
             throw ContractViolation{detail::concat(
                 "step_in_backward steps buckets that are averaged to their owners, but with Sharding::",
                 name_of(options.sharding),
@@ -345,15 +345,15 @@ private:
                 check.emplace(
                     all,
                     detail::device_of(Training::comm_),
-                    reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
-                                                        : detail::CheckedMarks::after_pass
+                    detail::reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
+                                                                : detail::CheckedMarks::after_pass
                 );
             }
         };
         Optimizer::add(
             std::forward<Parameters>(parameters), std::move(rule), choices, compare, also
         );
-        if (this->reducer_ && !reduces_to_owners(this->sharding())) {
+        if (this->reducer_ && !detail::reduces_to_owners(this->sharding())) {
             former_.push_back(std::move(this->reducer_)); // gradients may lie in its buckets
         }
         this->reducer_ = std::move(reducer);
@@ -379,12 +379,16 @@ private:
         Comm& comm = Training::comm_;
         auto const rank = static_cast<int>(comm.rank());
         auto times = this->reducer_ ? this->reducer_->shared_timeline() : std::make_shared<Times>();
-        if (!reduces_to_owners(this->sharding())) {
+        if (!detail::reduces_to_owners(this->sharding())) {
             return std::make_unique<Averages>(
                 comm,
                 detail::ToOwners<Comm>{},
                 detail::gradients_in_buckets(
-                    std::move(all), buckets_, rank, BufferMemory{comm}, detail::TakeGradients::later
+                    std::move(all),
+                    buckets_,
+                    rank,
+                    detail::BufferMemory{comm},
+                    detail::TakeGradients::later
                 ),
                 buckets_,
                 std::move(times)
@@ -397,7 +401,9 @@ private:
         detail::StepShard step;
         std::function<void(Round const&)> begin;
         if (steps_in_backward_) {
-            step = [this](std::size_t k, OptimizerShard const& s) { this->step_shard(k, s); };
+            step = [this](std::size_t k, detail::OptimizerShard const& s) {
+                this->step_shard(k, s);
+            };
             begin = [this](Round const& round) { this->begin_step(round); };
         }
         auto gradients = std::make_unique<detail::GradientsForOwners>(

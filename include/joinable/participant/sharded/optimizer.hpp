@@ -85,7 +85,7 @@ public:
             if (group.shards_values()) {
                 group.values->take(group.shards, scratch_[0]);
             }
-            for (OptimizerShard const& shard : group.shards) {
+            for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
             }
         }
@@ -127,8 +127,8 @@ public:
     [[nodiscard]] int owner_of(std::size_t i) const {
         bool const has_owners = !is_flat() && sharding_ != Sharding::none;
         for (Group const& group : groups_) {
-            for (OptimizerShard const& shard : group.shards) {
-                for (ShardPiece const& piece : shard.bucket().pieces) {
+            for (detail::OptimizerShard const& shard : group.shards) {
+                for (detail::ShardPiece const& piece : shard.bucket().pieces) {
                     if (group.first + piece.parameter == i && has_owners) {
                         return piece.owner;
                     }
@@ -171,7 +171,7 @@ public:
         state_.reset();
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             Group& group = groups_[k];
-            for (OptimizerShard& shard : group.shards) {
+            for (detail::OptimizerShard& shard : group.shards) {
                 std::size_t const names = detail::state_names_of(rules[k]).size();
                 if (names != shard.state().names()) {
                     shard = shard.with_state(names);
@@ -222,7 +222,7 @@ protected:
 
     ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
         : comm_{comm}, host_{comm}, words_{comm}, options_{std::move(options)}, sharding_{sharding},
-          loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}},
+          loads_(static_cast<std::size_t>(comm.size())), arenas_{detail::BufferMemory{comm}},
           scratch_{detail::Scratch{device()}, detail::Scratch{device()}},
           before_step_{comm, host_, sharding} {}
     ShardedOptimizer(ShardedOptimizer const&) = delete;
@@ -290,7 +290,7 @@ protected:
         F const& also) {
         detail::ModelEntry entry{comm_};
         AgreementList compared;
-        std::optional<CoalescedBroadcast> start;
+        std::optional<detail::CoalescedBroadcast> start;
         std::vector<std::size_t> loads;
         Group group;
         ParameterList kept;
@@ -303,7 +303,7 @@ protected:
                     group.parameters,
                     group.shards,
                     shards_values() ? detail::Residence::own_part : detail::Residence::bucket,
-                    BufferMemory{comm_}
+                    detail::BufferMemory{comm_}
                 );
                 kept = detail::ValueStore::list(group.values);
             }
@@ -316,7 +316,7 @@ protected:
                 detail::tensor_list(std::move(values)),
                 options_.bucket_cap_bytes / 2, // there are two of them
                 "parameter",
-                BufferMemory{comm_}
+                detail::BufferMemory{comm_}
             );
             entry.enter(group.parameters, false);
         };
@@ -327,7 +327,7 @@ protected:
             if (group.values) {
                 group.values->take(group.shards, scratch_[0]);
             }
-            for (OptimizerShard const& shard : group.shards) {
+            for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
             }
             device().finish(); // before the engine's memory ends
@@ -375,15 +375,17 @@ protected:
     }
     void finish_step() {
         if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {
-            step_and_exchange([this](std::size_t k, OptimizerShard const& s) { step_shard(k, s); });
+            step_and_exchange([this](std::size_t k, detail::OptimizerShard const& s) {
+                step_shard(k, s);
+            });
         }
     }
     /// Replaces finish_step() if each shard has been stepped.
     void finish_stepped() {
-        step_and_exchange([](std::size_t, OptimizerShard const&) {});
+        step_and_exchange([](std::size_t, detail::OptimizerShard const&) {});
     }
     /// Steps what this rank owns of a shard of group `k` whose gradients are reduced. Local.
-    void step_shard(std::size_t k, OptimizerShard const& shard) {
+    void step_shard(std::size_t k, detail::OptimizerShard const& shard) {
         Group& group = groups_[k];
         if constexpr (LocalOptimizer<Rule>) {
             shard.step_whole(
@@ -439,7 +441,7 @@ private:
         static_cast<void>(detail::agree_on(compared, group.parameters));
         group.first = parameter_count();
         group.steps.resize(group.parameters.size());
-        group.gradients.reserve(reduces_to_owners(sharding_) ? 0 : group.parameters.size());
+        group.gradients.reserve(detail::reduces_to_owners(sharding_) ? 0 : group.parameters.size());
         loads = loads_;
         detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
         make_arenas(group);
@@ -454,8 +456,10 @@ private:
     void make_arenas(Group const& group) {
         std::size_t reduced = 0;
         std::size_t packed = 0;
-        for (OptimizerShard const& shard : group.shards) {
-            reduced = (std::max)(reduced, reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0);
+        for (detail::OptimizerShard const& shard : group.shards) {
+            reduced = (std::max)(
+                reduced, detail::reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0
+            );
             packed = (std::max)(packed, packs_values() ? packed_bytes(group, shard) : 0);
         }
         arenas_.reserve(1, (std::max)(reduced, packed));
@@ -465,7 +469,8 @@ private:
     }
 
     /// The bytes of a bucket's values; 0 if they are sent in place.
-    [[nodiscard]] static std::size_t packed_bytes(Group const& group, OptimizerShard const& shard) {
+    [[nodiscard]] static std::size_t
+    packed_bytes(Group const& group, detail::OptimizerShard const& shard) {
         return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
     }
 
@@ -487,7 +492,7 @@ private:
             for (std::size_t k = 0; k < groups_.size(); ++k) {
                 Group const& group = groups_[k];
                 for (std::size_t s = 0; s < group.shards.size(); ++s) {
-                    OptimizerShard const& shard = group.shards[s];
+                    detail::OptimizerShard const& shard = group.shards[s];
                     step(k, shard);
                     if (sends_values()) {
                         std::byte* const bucket =

@@ -55,6 +55,8 @@ struct ShardedOptions {
     bool parameters_as_bucket_view = false;
 };
 
+namespace detail {
+
 /// The options that the optimizer needs.
 [[nodiscard]] inline ZeroOptions zero_options(ShardedOptions const& options) {
     return {
@@ -63,12 +65,13 @@ struct ShardedOptions {
             options.sharding == Sharding::none ? Partition::by_parameters : options.partition,
         .owners = options.owners,
         .bucket_cap_bytes = options.bucket_cap_bytes,
-        .reduces_gradients = reduces_to_owners(options.sharding),
+        .reduces_gradients = detail::reduces_to_owners(options.sharding),
         .before_step = options.before_step,
         .shared = options.shared,
         .parameters_as_bucket_view = options.parameters_as_bucket_view,
     };
 }
+
 /// The options that the passes need.
 [[nodiscard]] inline DataParallelOptions data_parallel_options(ShardedOptions const& options) {
     return {
@@ -81,5 +84,7 @@ struct ShardedOptions {
         .verify_ready = options.verify_ready,
     };
 }
+
+} // namespace detail
 
 }} // namespace joinable::v0

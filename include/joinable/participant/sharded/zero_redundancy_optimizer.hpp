@@ -205,7 +205,7 @@ private:
     void reduce(double factor) {
         auto const factors = detail::ShardFactors::of(join_communicator(), factor);
         for (detail::ShardGroup const& group : this->groups()) {
-            for (OptimizerShard const& shard : group.shards) {
+            for (detail::OptimizerShard const& shard : group.shards) {
                 std::byte* const bucket = this->arenas().data(0, shard.bucket_bytes());
                 shard.pack_gradients(group.parameters, factors.packed, bucket);
                 detail::start_parts(join_communicator(), shard, bucket, factors.summed).wait();

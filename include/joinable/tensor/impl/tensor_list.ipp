@@ -3,7 +3,7 @@
 
 #include <joinable/tensor/tensor_list.hpp>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION
 FixedTensors::FixedTensors(TensorList tensors, std::string_view what, DeviceId device)
@@ -48,4 +48,4 @@ JOINABLE_DEFINITION void FixedTensors::refuse(std::size_t i, std::string const& 
     throw ContractViolation{detail::concat(what_, " ", i, why)};
 }
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail

@@ -226,7 +226,7 @@ TEST_CASE("a rank sends the messages that the simulator counts") {
     for (int const ranks : {1, 2, 3, 4, 5, 8}) {
         for (AllReducePlan const& plan : all_plans(ranks, 64)) {
             auto const schedule =
-                joinable::MessageSchedule::all_reduce(plan, ranks, 1000, sizeof(float));
+                joinable::detail::MessageSchedule::all_reduce(plan, ranks, 1000, sizeof(float));
             Simulated const expected = Simulator<>{{}, sizeof(float)}.run({&schedule});
             run_ranks({ranks}, [&](ThreadCommunicator& comm) {
                 MessagesOnly messages{comm};

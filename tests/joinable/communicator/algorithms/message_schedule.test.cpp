@@ -24,10 +24,10 @@ namespace {
 using namespace joinable_tests;
 using enum joinable::AllReduceAlgorithm;
 using joinable::AllReducePlan;
-using joinable::ElementRange;
-using joinable::MessageSchedule;
-using joinable::MessageStep;
-using joinable::Transfer;
+using joinable::detail::ElementRange;
+using joinable::detail::MessageSchedule;
+using joinable::detail::MessageStep;
+using joinable::detail::Transfer;
 
 /// The buffers of all ranks. A combination adds: texts, too, so that they tell its order.
 template <class T>
@@ -51,7 +51,7 @@ struct Buffers {
         }
         std::copy_n(first, sent.range.size(), place(to, received.slot, received.range));
     }
-    void combination(int rank, joinable::Combination const& combine) {
+    void combination(int rank, joinable::detail::Combination const& combine) {
         T* const result = place(rank, Transfer::in_place, combine.range);
         T const* const slot = place(rank, combine.slot, combine.range);
         for (std::size_t i = 0; i < combine.range.size(); ++i) {
@@ -70,7 +70,7 @@ struct Into {
     void message(int from, Transfer const& sent, int to, Transfer const& received) const {
         buffers->message(from, sent, to, received);
     }
-    void combination(int rank, joinable::Combination const& combine) const {
+    void combination(int rank, joinable::detail::Combination const& combine) const {
         buffers->combination(rank, combine);
     }
 };

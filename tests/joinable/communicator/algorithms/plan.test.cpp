@@ -75,7 +75,8 @@ TEST_CASE("the chosen plan is the cheapest of all") {
         for (std::size_t const bytes : {0U, 8U, 4096U, 1U << 20U, 100U << 20U}) {
             double const least =
                 all_reduce_seconds(choose_algorithm(bytes, ranks, costs), bytes, ranks, costs);
-            for (std::size_t number = 0; number < joinable::all_reduce_algorithm_count; ++number) {
+            for (std::size_t number = 0; number < joinable::detail::all_reduce_algorithm_count;
+                 ++number) {
                 for (std::size_t const segment_bytes : {0U, 1U << 16U, 1U << 20U}) {
                     AllReducePlan const other{
                         static_cast<AllReduceAlgorithm>(number), segment_bytes, {}

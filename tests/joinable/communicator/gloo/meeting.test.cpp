@@ -30,8 +30,8 @@ using namespace joinable_tests;
 using namespace std::chrono_literals;
 using joinable::GlooCommunicator;
 using joinable::GlooFile;
-using joinable::GlooHub;
 using joinable::GlooOptions;
+using joinable::detail::GlooHub;
 
 /// A port that nobody has now.
 std::uint16_t free_port() {

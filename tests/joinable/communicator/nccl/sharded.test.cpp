@@ -86,7 +86,7 @@ std::vector<ShardedOptions> const all_options = [] {
                 all.push_back(
                     {.sharding = sharding, .partition = partition, .bucket_cap_bytes = cap}
                 );
-                if (reduces_to_owners(sharding)) {
+                if (joinable::detail::reduces_to_owners(sharding)) {
                     all.push_back(all.back());
                     all.back().step_in_backward = true;
                 }
@@ -757,7 +757,7 @@ TEST_CASE("without kernels for its rule a sharded optimizer is refused on every 
         check();
         comm.device_memory().use_kernels(
             {&host_copies,
-             [](joinable::DeviceRule const& rule) {
+             [](joinable::detail::DeviceRule const& rule) {
                  return rule.id == joinable::detail::device_rule(Sgd{}).id;
              },
              &host_updates}
@@ -845,8 +845,8 @@ TEST_CASE("gradients are freed when their bucket is copied, and what a rank skip
 std::atomic<int> updates_before_failure{0};
 
 cudaError_t failing_updates(
-    joinable::DeviceRule const& rule,
-    joinable::DeviceUpdate const* updates,
+    joinable::detail::DeviceRule const& rule,
+    joinable::detail::DeviceUpdate const* updates,
     std::size_t count,
     cudaStream_t stream
 ) {

@@ -212,7 +212,7 @@ TEST_CASE("squares are summed on a device after what was submitted before, and a
             dense.assign(counted(count));
             rows.assign(Numbers(24, 2.0));
             f.device.scale_copy(dense.view(), 2.0, dense.view());
-            joinable::SquareSum const all[] = {
+            joinable::detail::SquareSum const all[] = {
                 {dense.view(), first}, {rows.view(), first + 1}, {none.view(), first + 2}
             };
             f.device.sum_squares(all);
@@ -223,7 +223,7 @@ TEST_CASE("squares are summed on a device after what was submitted before, and a
         }
         DeviceTensor const sums{DType::f64, {1}, {1}};
         double host[4] = {};
-        joinable::SquareSum const wrong{
+        joinable::detail::SquareSum const wrong{
             {host, DType::f64, {4}, {1}}, sums.view().as<double>().data()
         };
         CHECK_THROWS_AS(f.device.sum_squares({&wrong, 1}), joinable::ContractViolation);

@@ -62,9 +62,9 @@ struct SignDescent {
 namespace {
 
 using joinable::AnyView;
-using joinable::CudaCopy;
-using joinable::CudaSquares;
-using joinable::DeviceUpdate;
+using joinable::detail::CudaCopy;
+using joinable::detail::CudaSquares;
+using joinable::detail::DeviceUpdate;
 using joinable::DType;
 using joinable_tests::counted;
 using joinable_tests::Layout;

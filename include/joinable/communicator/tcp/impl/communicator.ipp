@@ -128,7 +128,7 @@ TcpCommunicator::connect(TcpOptions options, detail::TcpSurroundings const& arou
             end,
             [&] {
                 if (auto const reason = around.hear ? around.hear() : std::nullopt) {
-                    throw_failure(*reason);
+                    detail::throw_failure(*reason);
                 }
                 found = around.look ? around.look(options) : std::nullopt;
                 return found.has_value();

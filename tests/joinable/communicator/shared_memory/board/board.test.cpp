@@ -100,7 +100,7 @@ TEST_CASE("an exception names no ranks of a larger communicator") {
         for (int const origin : {-1, 0, 9}) {
             std::vector<int> ranks;
             try {
-                joinable::throw_failure({kind, {1, 9}, "text", origin});
+                joinable::detail::throw_failure({kind, {1, 9}, "text", origin});
             } catch (joinable::PeerFailed const& error) {
                 ranks = error.ranks();
             } catch (joinable::TimedOut const& error) {

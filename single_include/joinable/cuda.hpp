@@ -338,6 +338,32 @@ template <bool exist = has_streaming_stores>
     }
 }
 
+/// A loop over elements, compiled for each instruction set. `Loop::run<width>(done, arguments...)` goes
+/// from element `done` on, with registers of at most `width` bytes. Where there is AVX2, `done` is what
+/// `Loop::convert(arguments...)` has done before, because only a function for AVX2 can inline its
+/// conversions.
+template <class Loop, class... Arguments>
+struct CompiledLoop {
+    JOINABLE_LOOP static void baseline(Arguments... arguments) noexcept {
+        Loop::template run<16>(0, arguments...);
+    }
+    JOINABLE_LOOP_AVX2 static void avx2(Arguments... arguments) noexcept {
+        Loop::template run<32>(Loop::convert(arguments...), arguments...);
+    }
+    JOINABLE_LOOP_AVX512 static void avx512(Arguments... arguments) noexcept {
+        Loop::template run<64>(Loop::convert(arguments...), arguments...);
+    }
+    /// The function for this processor, or for an instruction set that it has.
+    [[nodiscard]] static auto* of(InstructionSet set = instruction_set()) noexcept {
+        switch (set) {
+        case InstructionSet::avx512: return &avx512;
+        case InstructionSet::avx2: return &avx2;
+        case InstructionSet::baseline: break;
+        }
+        return &baseline;
+    }
+};
+
 template <class Operation>
 [[gnu::always_inline]] inline void
 words(Operation const& operation, std::byte const* from, std::byte* to, std::size_t count) {
@@ -392,104 +418,65 @@ template <class Operation>
     }
 }
 
-/// Rows from element `done` on.
-template <class Operation>
-[[gnu::always_inline]] inline void apply_from(
-    std::size_t done,
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-        apply(operation, from, to, done, count);
-    }
-}
-
 template <class Operation>
 inline constexpr bool is_of_halves = false;
 template <class Operation>
     requires std::same_as<typename Operation::Number, Half>
 inline constexpr bool is_of_halves<Operation> = true;
 
-/// Applies an operation to the f16 numbers in each row that fill whole registers, which the
-/// processor converts. Returns their number.
+/// Applies an operation to rows.
 template <class Operation>
-JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    if constexpr (has_half_conversions && is_of_halves<Operation>) {
-        if (from.step == 2 && to.step == 2) {
-            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-                for (std::size_t i = 0; i + 8 <= count; i += 8) {
-                    EightHalves halves;
-                    EightFloats source;
-                    EightFloats target;
-                    std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
-                    widen(halves, source);
-                    std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
-                    widen(halves, target);
-                    operation.compute(source, target);
-                    narrow(target, halves);
-                    std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
-                }
-            }
-            return count / 8 * 8;
+struct ApplyLoop {
+    template <std::size_t>
+    [[gnu::always_inline]] static void
+    run(std::size_t done,
+        Operation const& operation,
+        Rows<std::byte const> from,
+        Rows<std::byte> to,
+        std::size_t count,
+        std::size_t rows) {
+        for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+            apply(operation, from, to, done, count);
         }
     }
-    return 0;
-}
-
-// The same loop for each instruction set. AVX2 conversions run before it, because only a function
-// for AVX2 can inline them.
-template <class Operation>
-JOINABLE_LOOP void apply_baseline(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    apply_from(0, operation, from, to, count, rows);
-}
-template <class Operation>
-JOINABLE_LOOP_AVX2 void apply_avx2(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
-    apply_from(done, operation, from, to, count, rows);
-}
-template <class Operation>
-JOINABLE_LOOP_AVX512 void apply_avx512(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
-    apply_from(done, operation, from, to, count, rows);
-}
-
-/// The function that applies an operation to some rows on this processor.
-template <class Operation>
-auto rows_function(InstructionSet set = instruction_set()) noexcept {
-    switch (set) {
-    case InstructionSet::avx512: return &apply_avx512<Operation>;
-    case InstructionSet::avx2: return &apply_avx2<Operation>;
-    case InstructionSet::baseline: break;
+    /// The f16 numbers in each row that fill whole registers, which the processor converts.
+    JOINABLE_INLINE_AVX2 static std::size_t convert(
+        Operation const& operation,
+        Rows<std::byte const> from,
+        Rows<std::byte> to,
+        std::size_t count,
+        std::size_t rows
+    ) {
+        if constexpr (has_half_conversions && is_of_halves<Operation>) {
+            if (from.step == 2 && to.step == 2) {
+                for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+                    for (std::size_t i = 0; i + 8 <= count; i += 8) {
+                        EightHalves halves;
+                        EightFloats source;
+                        EightFloats target;
+                        std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
+                        widen(halves, source);
+                        std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
+                        widen(halves, target);
+                        operation.compute(source, target);
+                        narrow(target, halves);
+                        std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
+                    }
+                }
+                return count / 8 * 8;
+            }
+        }
+        return 0;
     }
-    return &apply_baseline<Operation>;
-}
+};
+template <class Operation>
+using ApplyLoops = CompiledLoop<
+    ApplyLoop<Operation>,
+    Operation const&,
+    Rows<std::byte const>,
+    Rows<std::byte>,
+    std::size_t,
+    std::size_t>;
 
 }}} // namespace joinable::v0::detail
 
@@ -684,34 +671,22 @@ template <class Bits, class Register, bool streams = false>
     }
 }
 
-// The same loop for each instruction set.
-template <class Bits>
-JOINABLE_LOOP void transpose_baseline(Plane plane) {
-    transpose_plane<Bits, Bytes16>(plane);
-}
-template <class Bits>
-JOINABLE_LOOP_AVX2 void transpose_avx2(Plane plane) {
-    transpose_plane<Bits, Bytes32>(plane);
-}
 /// With `streams`, each row of the target starts at a multiple of 64 bytes.
+template <class Bits, bool streams>
+struct TransposeLoop {
+    template <std::size_t width>
+    [[gnu::always_inline]] static void run(std::size_t, Plane const& plane) noexcept {
+        using Register = std::
+            conditional_t<width == 16, Bytes16, std::conditional_t<width == 32, Bytes32, Bytes64>>;
+        transpose_plane<Bits, Register, streams>(plane);
+        if constexpr (streams) {
+            finish_streams();
+        }
+    }
+    [[gnu::always_inline]] static std::size_t convert(Plane const&) noexcept { return 0; }
+};
 template <class Bits, bool streams = false>
-JOINABLE_LOOP_AVX512 void transpose_avx512(Plane plane) {
-    transpose_plane<Bits, Bytes64, streams>(plane);
-    if constexpr (streams) {
-        finish_streams();
-    }
-}
-
-/// The function that transposes on this processor through the caches.
-template <class Bits>
-auto transpose_function(InstructionSet set = instruction_set()) noexcept {
-    switch (set) {
-    case InstructionSet::avx512: return &transpose_avx512<Bits>;
-    case InstructionSet::avx2: return &transpose_avx2<Bits>;
-    case InstructionSet::baseline: break;
-    }
-    return &transpose_baseline<Bits>;
-}
+using TransposeLoops = CompiledLoop<TransposeLoop<Bits, streams>, Plane>;
 
 }}} // namespace joinable::v0::detail
 
@@ -845,7 +820,7 @@ inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof
 /// evict each other, or it fits in no cache (memcpy then writes past the caches, too).
 template <class Bits>
 Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
-    auto* const transpose = transpose_function<Bits>(set);
+    auto* const transpose = TransposeLoops<Bits>::of(set);
     bool const is_wide = set == InstructionSet::avx512;
     std::size_t const bytes = plane.rows * plane.columns * sizeof(Bits);
     bool const is_in_cache = bytes <= std::size_t{1} << 20U;
@@ -857,7 +832,9 @@ Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) no
     }
     bool const is_aligned = (reinterpret_cast<std::uintptr_t>(plane.to) | plane.to_step) % 64 == 0;
     if (is_dense && is_wide && is_aligned && bytes >= std::size_t{16} << 20U) {
-        return {&transpose_avx512<Bits, true>, 512 / sizeof(Bits), 256 / sizeof(Bits), true, false};
+        return {
+            &TransposeLoops<Bits, true>::avx512, 512 / sizeof(Bits), 256 / sizeof(Bits), true, false
+        };
     }
     std::size_t const size = large_tile<Bits> / (is_in_cache ? 2 : 1);
     return {transpose, size, size, false, is_in_cache};

@@ -1397,6 +1397,32 @@ template <bool exist = has_streaming_stores>
     }
 }
 
+/// A loop over elements, compiled for each instruction set. `Loop::run<width>(done, arguments...)` goes
+/// from element `done` on, with registers of at most `width` bytes. Where there is AVX2, `done` is what
+/// `Loop::convert(arguments...)` has done before, because only a function for AVX2 can inline its
+/// conversions.
+template <class Loop, class... Arguments>
+struct CompiledLoop {
+    JOINABLE_LOOP static void baseline(Arguments... arguments) noexcept {
+        Loop::template run<16>(0, arguments...);
+    }
+    JOINABLE_LOOP_AVX2 static void avx2(Arguments... arguments) noexcept {
+        Loop::template run<32>(Loop::convert(arguments...), arguments...);
+    }
+    JOINABLE_LOOP_AVX512 static void avx512(Arguments... arguments) noexcept {
+        Loop::template run<64>(Loop::convert(arguments...), arguments...);
+    }
+    /// The function for this processor, or for an instruction set that it has.
+    [[nodiscard]] static auto* of(InstructionSet set = instruction_set()) noexcept {
+        switch (set) {
+        case InstructionSet::avx512: return &avx512;
+        case InstructionSet::avx2: return &avx2;
+        case InstructionSet::baseline: break;
+        }
+        return &baseline;
+    }
+};
+
 template <class Operation>
 [[gnu::always_inline]] inline void
 words(Operation const& operation, std::byte const* from, std::byte* to, std::size_t count) {
@@ -1451,104 +1477,65 @@ template <class Operation>
     }
 }
 
-/// Rows from element `done` on.
-template <class Operation>
-[[gnu::always_inline]] inline void apply_from(
-    std::size_t done,
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-        apply(operation, from, to, done, count);
-    }
-}
-
 template <class Operation>
 inline constexpr bool is_of_halves = false;
 template <class Operation>
     requires std::same_as<typename Operation::Number, Half>
 inline constexpr bool is_of_halves<Operation> = true;
 
-/// Applies an operation to the f16 numbers in each row that fill whole registers, which the
-/// processor converts. Returns their number.
+/// Applies an operation to rows.
 template <class Operation>
-JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    if constexpr (has_half_conversions && is_of_halves<Operation>) {
-        if (from.step == 2 && to.step == 2) {
-            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-                for (std::size_t i = 0; i + 8 <= count; i += 8) {
-                    EightHalves halves;
-                    EightFloats source;
-                    EightFloats target;
-                    std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
-                    widen(halves, source);
-                    std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
-                    widen(halves, target);
-                    operation.compute(source, target);
-                    narrow(target, halves);
-                    std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
-                }
-            }
-            return count / 8 * 8;
+struct ApplyLoop {
+    template <std::size_t>
+    [[gnu::always_inline]] static void
+    run(std::size_t done,
+        Operation const& operation,
+        Rows<std::byte const> from,
+        Rows<std::byte> to,
+        std::size_t count,
+        std::size_t rows) {
+        for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+            apply(operation, from, to, done, count);
         }
     }
-    return 0;
-}
-
-// The same loop for each instruction set. AVX2 conversions run before it, because only a function
-// for AVX2 can inline them.
-template <class Operation>
-JOINABLE_LOOP void apply_baseline(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    apply_from(0, operation, from, to, count, rows);
-}
-template <class Operation>
-JOINABLE_LOOP_AVX2 void apply_avx2(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
-    apply_from(done, operation, from, to, count, rows);
-}
-template <class Operation>
-JOINABLE_LOOP_AVX512 void apply_avx512(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
-    apply_from(done, operation, from, to, count, rows);
-}
-
-/// The function that applies an operation to some rows on this processor.
-template <class Operation>
-auto rows_function(InstructionSet set = instruction_set()) noexcept {
-    switch (set) {
-    case InstructionSet::avx512: return &apply_avx512<Operation>;
-    case InstructionSet::avx2: return &apply_avx2<Operation>;
-    case InstructionSet::baseline: break;
+    /// The f16 numbers in each row that fill whole registers, which the processor converts.
+    JOINABLE_INLINE_AVX2 static std::size_t convert(
+        Operation const& operation,
+        Rows<std::byte const> from,
+        Rows<std::byte> to,
+        std::size_t count,
+        std::size_t rows
+    ) {
+        if constexpr (has_half_conversions && is_of_halves<Operation>) {
+            if (from.step == 2 && to.step == 2) {
+                for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+                    for (std::size_t i = 0; i + 8 <= count; i += 8) {
+                        EightHalves halves;
+                        EightFloats source;
+                        EightFloats target;
+                        std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
+                        widen(halves, source);
+                        std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
+                        widen(halves, target);
+                        operation.compute(source, target);
+                        narrow(target, halves);
+                        std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
+                    }
+                }
+                return count / 8 * 8;
+            }
+        }
+        return 0;
     }
-    return &apply_baseline<Operation>;
-}
+};
+template <class Operation>
+using ApplyLoops = CompiledLoop<
+    ApplyLoop<Operation>,
+    Operation const&,
+    Rows<std::byte const>,
+    Rows<std::byte>,
+    std::size_t,
+    std::size_t>;
 
 }}} // namespace joinable::v0::detail
 
@@ -1599,55 +1586,32 @@ struct Narrow {
     }
 };
 
+/// Converts a row. Uses the processor's instruction, if there is one.
 template <class C>
-[[gnu::always_inline]] inline void convert_from(
-    std::size_t done, std::byte const* __restrict from, std::byte* __restrict to, std::size_t count
-) noexcept {
-    for (std::size_t i = done; i < count; ++i) {
-        C::one(from + i * C::from_bytes, to + i * C::to_bytes);
-    }
-}
-/// Converts with the processor's instruction, if there is one. Returns the number of converted
-/// elements.
-template <class C>
-JOINABLE_INLINE_AVX2 std::size_t
-convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    std::size_t done = 0;
-    if constexpr (C::has_instruction) {
-        for (; done + 8 <= count; done += 8) {
-            C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+struct ConvertLoop {
+    template <std::size_t>
+    [[gnu::always_inline]] static void
+    run(std::size_t done,
+        std::byte const* __restrict from,
+        std::byte* __restrict to,
+        std::size_t count) noexcept {
+        for (std::size_t i = done; i < count; ++i) {
+            C::one(from + i * C::from_bytes, to + i * C::to_bytes);
         }
     }
-    return done;
-}
-
-template <class C>
-JOINABLE_LOOP void
-convert_baseline(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(0, from, to, count);
-}
-template <class C>
-JOINABLE_LOOP_AVX2 void
-convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
-}
-
-template <class C>
-JOINABLE_LOOP_AVX512 void
-convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
-}
-
-/// The function that converts a row on this processor.
-template <class C>
-auto* conversion_function(InstructionSet set) noexcept {
-    switch (set) {
-    case InstructionSet::avx512: return &convert_avx512<C>;
-    case InstructionSet::avx2: return &convert_avx2<C>;
-    case InstructionSet::baseline: break;
+    JOINABLE_INLINE_AVX2 static std::size_t
+    convert(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+        std::size_t done = 0;
+        if constexpr (C::has_instruction) {
+            for (; done + 8 <= count; done += 8) {
+                C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+            }
+        }
+        return done;
     }
-    return &convert_baseline<C>;
-}
+};
+template <class C>
+using ConvertLoops = CompiledLoop<ConvertLoop<C>, std::byte const*, std::byte*, std::size_t>;
 
 }}} // namespace joinable::v0::detail
 
@@ -1722,15 +1686,11 @@ using master_of = std::conditional_t<sixteen_bits<Stored>, float, Stored>;
 
 template <class Stored>
 void widen_to(float* to, std::byte const* from, std::size_t count) noexcept {
-    conversion_function<Widen<Stored>>(instruction_set())(
-        from, reinterpret_cast<std::byte*>(to), count
-    );
+    ConvertLoops<Widen<Stored>>::of()(from, reinterpret_cast<std::byte*>(to), count);
 }
 template <class Stored>
 void narrow_to(std::byte* to, float const* from, std::size_t count) noexcept {
-    conversion_function<Narrow<Stored>>(instruction_set())(
-        reinterpret_cast<std::byte const*>(from), to, count
-    );
+    ConvertLoops<Narrow<Stored>>::of()(reinterpret_cast<std::byte const*>(from), to, count);
 }
 
 /// Calls f with the floating-point dtype as a type.

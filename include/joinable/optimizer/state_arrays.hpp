@@ -87,15 +87,11 @@ using master_of = std::conditional_t<sixteen_bits<Stored>, float, Stored>;
 
 template <class Stored>
 void widen_to(float* to, std::byte const* from, std::size_t count) noexcept {
-    conversion_function<Widen<Stored>>(instruction_set())(
-        from, reinterpret_cast<std::byte*>(to), count
-    );
+    ConvertLoops<Widen<Stored>>::of()(from, reinterpret_cast<std::byte*>(to), count);
 }
 template <class Stored>
 void narrow_to(std::byte* to, float const* from, std::size_t count) noexcept {
-    conversion_function<Narrow<Stored>>(instruction_set())(
-        reinterpret_cast<std::byte const*>(from), to, count
-    );
+    ConvertLoops<Narrow<Stored>>::of()(reinterpret_cast<std::byte const*>(from), to, count);
 }
 
 /// Calls f with the floating-point dtype as a type.

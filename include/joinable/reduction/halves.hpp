@@ -51,54 +51,31 @@ struct Narrow {
     }
 };
 
+/// Converts a row. Uses the processor's instruction, if there is one.
 template <class C>
-[[gnu::always_inline]] inline void convert_from(
-    std::size_t done, std::byte const* __restrict from, std::byte* __restrict to, std::size_t count
-) noexcept {
-    for (std::size_t i = done; i < count; ++i) {
-        C::one(from + i * C::from_bytes, to + i * C::to_bytes);
-    }
-}
-/// Converts with the processor's instruction, if there is one. Returns the number of converted
-/// elements.
-template <class C>
-JOINABLE_INLINE_AVX2 std::size_t
-convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    std::size_t done = 0;
-    if constexpr (C::has_instruction) {
-        for (; done + 8 <= count; done += 8) {
-            C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+struct ConvertLoop {
+    template <std::size_t>
+    [[gnu::always_inline]] static void
+    run(std::size_t done,
+        std::byte const* __restrict from,
+        std::byte* __restrict to,
+        std::size_t count) noexcept {
+        for (std::size_t i = done; i < count; ++i) {
+            C::one(from + i * C::from_bytes, to + i * C::to_bytes);
         }
     }
-    return done;
-}
-
-template <class C>
-JOINABLE_LOOP void
-convert_baseline(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(0, from, to, count);
-}
-template <class C>
-JOINABLE_LOOP_AVX2 void
-convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
-}
-
-template <class C>
-JOINABLE_LOOP_AVX512 void
-convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
-}
-
-/// The function that converts a row on this processor.
-template <class C>
-auto* conversion_function(InstructionSet set) noexcept {
-    switch (set) {
-    case InstructionSet::avx512: return &convert_avx512<C>;
-    case InstructionSet::avx2: return &convert_avx2<C>;
-    case InstructionSet::baseline: break;
+    JOINABLE_INLINE_AVX2 static std::size_t
+    convert(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+        std::size_t done = 0;
+        if constexpr (C::has_instruction) {
+            for (; done + 8 <= count; done += 8) {
+                C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+            }
+        }
+        return done;
     }
-    return &convert_baseline<C>;
-}
+};
+template <class C>
+using ConvertLoops = CompiledLoop<ConvertLoop<C>, std::byte const*, std::byte*, std::size_t>;
 
 }}} // namespace joinable::v0::detail

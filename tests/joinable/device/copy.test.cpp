@@ -233,7 +233,7 @@ void check_transposition(
 
 template <class Bits>
 void check_transpositions(joinable::detail::InstructionSet set) {
-    auto* const transpose = joinable::detail::transpose_function<Bits>(set);
+    auto* const transpose = joinable::detail::TransposeLoops<Bits>::of(set);
     for (std::size_t const rows : {0U, 1U, 5U, 16U, 31U, 64U, 113U, 131U}) {
         for (std::size_t const columns : {1U, 3U, 16U, 37U, 66U}) {
             for (std::size_t const offset : {0U, 1U, 3U}) {
@@ -241,7 +241,7 @@ void check_transpositions(joinable::detail::InstructionSet set) {
                 check_transposition<Bits>(transpose, rows, columns, 2, offset, offset);
             }
             if (set == joinable::detail::InstructionSet::avx512) {
-                auto* const streams = &joinable::detail::transpose_avx512<Bits, true>;
+                auto* const streams = &joinable::detail::TransposeLoops<Bits, true>::avx512;
                 check_transposition<Bits>(streams, rows, columns, 1, 0, 0);
                 check_transposition<Bits>(streams, rows, columns, 1, 64, 0);
             }
@@ -272,7 +272,7 @@ TEST_CASE("dense planes are written directly in cache unless rows conflict, and 
     detail::Plane const conflicting{line, 256, 1024, 4, 64, line, 4096};
     detail::Plane const odd{line, 8192, 2048, 4, 2048, line + 4, 8192};
     detail::Plane const ragged{line, 8192, 2048, 4, 2048, line, 8196};
-    auto* const streams = &detail::transpose_avx512<Bits, true>;
+    auto* const streams = &detail::TransposeLoops<Bits, true>::avx512;
     for (auto const set : {baseline, avx2, avx512}) {
         CHECK(detail::tiling_of<Bits>(small, true, set).is_direct);
         CHECK_FALSE(detail::tiling_of<Bits>(small, false, set).is_direct);
@@ -320,7 +320,7 @@ std::vector<std::uint16_t> row_of_all_halves(
     std::vector<std::uint16_t> from(65536);
     std::iota(from.begin(), from.end(), std::uint16_t{0});
     std::vector<std::uint16_t> to(from.size(), target);
-    detail::rows_function<Operation>(set)(
+    detail::ApplyLoops<Operation>::of(set)(
         operation,
         detail::Rows<std::byte const>{reinterpret_cast<std::byte const*>(from.data()), 2},
         detail::Rows<std::byte>{reinterpret_cast<std::byte*>(to.data()), 2},

@@ -136,7 +136,7 @@ inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof
 /// evict each other, or it fits in no cache (memcpy then writes past the caches, too).
 template <class Bits>
 Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
-    auto* const transpose = transpose_function<Bits>(set);
+    auto* const transpose = TransposeLoops<Bits>::of(set);
     bool const is_wide = set == InstructionSet::avx512;
     std::size_t const bytes = plane.rows * plane.columns * sizeof(Bits);
     bool const is_in_cache = bytes <= std::size_t{1} << 20U;
@@ -148,7 +148,9 @@ Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) no
     }
     bool const is_aligned = (reinterpret_cast<std::uintptr_t>(plane.to) | plane.to_step) % 64 == 0;
     if (is_dense && is_wide && is_aligned && bytes >= std::size_t{16} << 20U) {
-        return {&transpose_avx512<Bits, true>, 512 / sizeof(Bits), 256 / sizeof(Bits), true, false};
+        return {
+            &TransposeLoops<Bits, true>::avx512, 512 / sizeof(Bits), 256 / sizeof(Bits), true, false
+        };
     }
     std::size_t const size = large_tile<Bits> / (is_in_cache ? 2 : 1);
     return {transpose, size, size, false, is_in_cache};

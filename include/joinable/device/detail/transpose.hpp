@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include <joinable/reduction/rows.hpp>
 
@@ -192,33 +193,21 @@ template <class Bits, class Register, bool streams = false>
     }
 }
 
-// The same loop for each instruction set.
-template <class Bits>
-JOINABLE_LOOP void transpose_baseline(Plane plane) {
-    transpose_plane<Bits, Bytes16>(plane);
-}
-template <class Bits>
-JOINABLE_LOOP_AVX2 void transpose_avx2(Plane plane) {
-    transpose_plane<Bits, Bytes32>(plane);
-}
 /// With `streams`, each row of the target starts at a multiple of 64 bytes.
+template <class Bits, bool streams>
+struct TransposeLoop {
+    template <std::size_t width>
+    [[gnu::always_inline]] static void run(std::size_t, Plane const& plane) noexcept {
+        using Register = std::
+            conditional_t<width == 16, Bytes16, std::conditional_t<width == 32, Bytes32, Bytes64>>;
+        transpose_plane<Bits, Register, streams>(plane);
+        if constexpr (streams) {
+            finish_streams();
+        }
+    }
+    [[gnu::always_inline]] static std::size_t convert(Plane const&) noexcept { return 0; }
+};
 template <class Bits, bool streams = false>
-JOINABLE_LOOP_AVX512 void transpose_avx512(Plane plane) {
-    transpose_plane<Bits, Bytes64, streams>(plane);
-    if constexpr (streams) {
-        finish_streams();
-    }
-}
-
-/// The function that transposes on this processor through the caches.
-template <class Bits>
-auto transpose_function(InstructionSet set = instruction_set()) noexcept {
-    switch (set) {
-    case InstructionSet::avx512: return &transpose_avx512<Bits>;
-    case InstructionSet::avx2: return &transpose_avx2<Bits>;
-    case InstructionSet::baseline: break;
-    }
-    return &transpose_baseline<Bits>;
-}
+using TransposeLoops = CompiledLoop<TransposeLoop<Bits, streams>, Plane>;
 
 }}} // namespace joinable::v0::detail

@@ -80,7 +80,7 @@ void for_each_element(Operation const& operation, AnyView const& from, AnyView c
     }
     using Element = typename Operation::Element;
     Loops loops{to.extents(), from.strides(), to.strides(), sizeof(Element)};
-    auto* const function = rows_function<Operation>();
+    auto* const function = ApplyLoops<Operation>::of();
     using Bits = bits_of_size<sizeof(Element)>;
     for_all_rows<Bits, std::same_as<Operation, Assign<Bits>>>(
         loops,

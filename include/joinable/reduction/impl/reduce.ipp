@@ -129,10 +129,10 @@ public:
         : factors_{factors} {
         if (is_half_precision(dtype)) {
             bool const is_half = dtype == DType::f16;
-            widen_ = is_half ? conversion_function<Widen<Half>>(set)
-                             : conversion_function<Widen<BFloat16>>(set);
-            narrow_ = is_half ? conversion_function<Narrow<Half>>(set)
-                              : conversion_function<Narrow<BFloat16>>(set);
+            widen_ = is_half ? ConvertLoops<Widen<Half>>::of(set)
+                             : ConvertLoops<Widen<BFloat16>>::of(set);
+            narrow_ = is_half ? ConvertLoops<Narrow<Half>>::of(set)
+                              : ConvertLoops<Narrow<BFloat16>>::of(set);
             dtype = DType::f32;
         }
         run_pass_ = pass_function(dtype, op, factors.size() != 0, set);

@@ -178,8 +178,8 @@ private:
     template <template <class> class Conversion>
     static void convert(DType dtype, std::byte const* from, std::byte* to, std::size_t count) {
         InstructionSet const set = instruction_set();
-        auto* const function = dtype == DType::f16 ? conversion_function<Conversion<Half>>(set)
-                                                   : conversion_function<Conversion<BFloat16>>(set);
+        auto* const function = dtype == DType::f16 ? ConvertLoops<Conversion<Half>>::of(set)
+                                                   : ConvertLoops<Conversion<BFloat16>>::of(set);
         function(from, to, count);
     }
 

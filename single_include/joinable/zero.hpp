@@ -2302,54 +2302,6 @@ JOINABLE_DEFINITION void OptimizerShard::check_masters(
 
 #endif
 
-// ---- joinable/participant/sharded/detail/arenas.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Memory for packed buckets. The reduction of gradients and the exchange of values take turns with
-/// it.
-class BucketArenas {
-public:
-    explicit BucketArenas(BufferMemory const& memory) : memory_{memory} {}
-
-    /// Makes the first `count` arenas at least this large.
-    void reserve(std::size_t count, std::size_t bytes) {
-        for (std::size_t k = 0; k < count; ++k) {
-            static_cast<void>(data(k, bytes));
-        }
-    }
-    /// Arena `k`, of at least `bytes`. It loses its contents when it grows.
-    [[nodiscard]] std::byte* data(std::size_t k, std::size_t bytes) {
-        if (k >= arenas_.size()) {
-            arenas_.resize(k + 1);
-        }
-        if (bytes > arenas_[k].bytes()) {
-            arenas_[k] = memory_.allocate(bytes);
-        }
-        return arenas_[k].data();
-    }
-    /// Frees all arenas but the first `count`.
-    void keep(std::size_t count) noexcept {
-        for (std::size_t k = count; k < arenas_.size(); ++k) {
-            arenas_[k] = Arena{};
-        }
-    }
-    /// The bytes of all arenas.
-    [[nodiscard]] std::size_t bytes() const noexcept {
-        std::size_t bytes = 0;
-        for (Arena const& arena : arenas_) {
-            bytes += arena.bytes();
-        }
-        return bytes;
-    }
-
-private:
-    BufferMemory memory_;
-    std::vector<Arena> arenas_;
-};
-
-}}} // namespace joinable::v0::detail
-
 // ---- joinable/communicator/any_work.hpp
 
 #ifndef JOINABLE_COMMUNICATOR_ANY_WORK_HPP_PART_1
@@ -2703,57 +2655,7 @@ template <Communicator Comm>
 
 #endif
 
-// ---- joinable/participant/sharded/detail/bucket_values.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// The values of a group of parameters in the buckets in which they travel, one for each shard, so
-/// that no step copies them. Local.
-class BucketValues {
-public:
-    /// Allocates the buckets.
-    /// @throws ContractViolation  a value cannot be set.
-    BucketValues(
-        ParameterList const& parameters,
-        std::span<OptimizerShard const> shards,
-        BufferMemory const& memory
-    );
-    BucketValues(BucketValues const&) = delete;
-    BucketValues& operator=(BucketValues const&) = delete;
-    /// Releases the values, whose memory ends here.
-    ~BucketValues();
-
-    /// Moves the engine's values into the buckets.
-    /// @throws ContractViolation  set_value copies.
-    void take();
-    /// After take() was refused on any rank: leaves the values that were set where they are, in
-    /// memory that lives as long as this process. The engine may have freed its own.
-    void leave() noexcept;
-    /// @throws ContractViolation  the engine has moved a value.
-    void check() const;
-
-    [[nodiscard]] std::byte* bucket(std::size_t shard) const noexcept {
-        return memory_.data() + begins_[shard];
-    }
-    [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
-
-private:
-    [[nodiscard]] bool is_in_place(std::size_t i) const {
-        AnyView const value = parameters_[i].value();
-        return places_[i].numel() == 0 || (value && value.data() == places_[i].data());
-    }
-
-    ParameterList parameters_;
-    BufferMemory from_;
-    Arena memory_;
-    std::vector<std::size_t> begins_; ///< of each bucket, in bytes
-    std::vector<AnyView> places_;     ///< of each parameter; empty if it is not stepped
-    std::size_t taken_ = 0;           ///< parameters whose values were set
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/participant/sharded/detail/values.hpp
+// ---- joinable/participant/sharded/detail/value_store.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2785,126 +2687,222 @@ struct joinable::parameter_traits<joinable::detail::PartOfParameter> {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// @throws ContractViolation  the value of parameter `i` cannot be set. `what` it then cannot do, and
-///         what to do `otherwise`, complete the sentence.
-void require_settable(
-    ParameterList const& parameters,
-    std::size_t i,
-    std::string_view what,
-    std::string_view otherwise
-);
+/// Where values lie whose memory the engine does not own.
+enum class Residence : std::uint8_t {
+    bucket,   ///< all of them: in the buckets in which they travel, so that no step copies them
+    own_part, ///< those that this rank owns; stand-ins replace the engine's parameters
+};
 
-/// The values of a group of parameters; this rank keeps those that it owns. Local.
-class ShardedValues {
+/// Memory for the values of a group of parameters. Local.
+class ValueStore {
 public:
     /// Allocates memory. Takes the current extents and order of the values.
     /// @throws ContractViolation  a value cannot be set.
-    ShardedValues(
+    ValueStore(
         ParameterList const& parameters,
         std::span<OptimizerShard const> shards,
+        Residence residence,
         BufferMemory const& memory
     );
+    ValueStore(ValueStore const&) = delete;
+    ValueStore& operator=(ValueStore const&) = delete;
+    /// Releases values in buckets, whose memory ends here.
+    ~ValueStore();
 
-    /// Copies what this rank owns from the engine's values; on a device, complete after its
-    /// finish().
-    /// @throws ContractViolation  a value is missing; then nothing was copied.
+    /// Moves the engine's values into the buckets, or copies those that this rank owns; on a
+    /// device, complete after its finish().
+    /// @throws ContractViolation  set_value copies; or a value is missing, then nothing was copied.
     void take(std::span<OptimizerShard const> shards, Scratch& scratch);
-    /// Frees the engine's values.
-    void release() const {
-        for (PartOfParameter const& parameter : parameters_) {
-            if (parameter.value) {
-                parameter.whole.release_value();
-            }
-        }
-    }
+    /// After take() was refused on any rank: leaves the values that were set where they are, in
+    /// memory that lives as long as this process. The engine may have freed its own.
+    void leave() noexcept;
+    /// After take() succeeded on all ranks: frees values of which this rank keeps only a part.
+    void release() const;
+    /// @throws ContractViolation  the engine has moved a value out of its bucket.
+    void check() const;
 
+    [[nodiscard]] bool is_sharded() const noexcept { return residence_ == Residence::own_part; }
+    /// The engine's parameters.
     [[nodiscard]] ParameterList const& given() const noexcept { return whole_; }
-    /// This rank's part of a shard's values.
-    [[nodiscard]] std::byte const* part(std::size_t shard) const noexcept { return at(shard); }
-    [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
-
-    /// The parameters. Stand-ins, which live as long as `self`, replace the sharded ones.
-    [[nodiscard]] static ParameterList list(std::shared_ptr<ShardedValues> const& self);
-
-private:
+    /// The bucket of a shard, or this rank's part of it.
     [[nodiscard]] std::byte* at(std::size_t shard) const noexcept {
         return memory_.data() + begins_[shard];
     }
+    [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
+
+    /// The parameters. Stand-ins, which live as long as `self`, replace the sharded ones.
+    [[nodiscard]] static ParameterList list(std::shared_ptr<ValueStore> const& self);
+
+private:
+    void move_to_buckets();
+    /// Whether the value of parameter `i` lies in a bucket and the engine has moved it.
+    [[nodiscard]] bool is_moved(std::size_t i) const {
+        AnyView const& place = parts_[i].value;
+        if (is_sharded() || !place || place.numel() == 0) {
+            return false;
+        }
+        AnyView const value = whole_[i].value();
+        return !value || value.data() != place.data();
+    }
 
     ParameterList whole_; ///< the engine's
-    std::vector<PartOfParameter> parameters_;
-    Arena memory_;                    ///< of the parts
+    Residence residence_;
+    Device& device_;
+    std::vector<PartOfParameter> parts_; ///< the views are empty for parameters that no rank steps
+    Arena memory_;
     std::vector<std::size_t> begins_; ///< of each shard's, in bytes: at cache lines
+    std::size_t taken_ = 0;           ///< parameters whose values were set
+};
+
+/// Memory for packed buckets and gathered values. The reduction of gradients and the exchange of
+/// values take turns with it. Local.
+class BucketArenas {
+public:
+    static constexpr std::size_t none = std::size_t(-1);
+
+    explicit BucketArenas(BufferMemory const& memory) : memory_{memory} {}
+
+    /// Makes the first `count` arenas at least this large.
+    void reserve(std::size_t count, std::size_t bytes) {
+        for (std::size_t k = 0; k < count; ++k) {
+            static_cast<void>(data(k, bytes));
+        }
+    }
+    /// Arena `k`, of at least `bytes`. It loses its contents when it grows.
+    [[nodiscard]] std::byte* data(std::size_t k, std::size_t bytes) {
+        if (k >= arenas_.size()) {
+            arenas_.resize(k + 1);
+        }
+        if (bytes > arenas_[k].bytes()) {
+            arenas_[k] = memory_.allocate(bytes);
+        }
+        return arenas_[k].data();
+    }
+    /// Takes the first arena that is free, for at least `bytes`.
+    [[nodiscard]] std::size_t take(std::size_t bytes) {
+        if (free_.empty()) {
+            free_.reserve(in_use_ + 1); // give_back() must not throw
+            free_.push_back(in_use_++);
+        }
+        auto const first = std::min_element(free_.begin(), free_.end()); // few have memory
+        static_cast<void>(data(*first, bytes)); // if this throws, it stays free
+        std::size_t const k = *first;
+        free_.erase(first);
+        return k;
+    }
+    /// `arena` becomes `none`.
+    void give_back(std::size_t& arena) noexcept {
+        if (arena != none) {
+            free_.push_back(std::exchange(arena, none));
+        }
+    }
+    void give_back_all() noexcept {
+        free_.clear();
+        in_use_ = 0;
+    }
+    /// Whether take() needs an arena beyond the first `count`.
+    [[nodiscard]] bool are_taken(std::size_t count) const noexcept {
+        return free_.empty() && in_use_ >= count;
+    }
+    [[nodiscard]] bool are_all_free() const noexcept { return free_.size() == in_use_; }
+    /// Frees all arenas but the first `count`.
+    void keep(std::size_t count) noexcept {
+        for (std::size_t k = count; k < arenas_.size(); ++k) {
+            arenas_[k] = Arena{};
+        }
+    }
+    /// The bytes of all arenas.
+    [[nodiscard]] std::size_t bytes() const noexcept {
+        std::size_t bytes = 0;
+        for (Arena const& arena : arenas_) {
+            bytes += arena.bytes();
+        }
+        return bytes;
+    }
+
+private:
+    BufferMemory memory_;
+    std::vector<Arena> arenas_;
+    std::size_t in_use_ = 0; ///< including free ones
+    std::vector<std::size_t> free_;
 };
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/sharded/detail/impl/values.ipp
+// ---- joinable/participant/sharded/detail/impl/value_store.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
+#include <atomic>
+#include <new>
+#include <utility>
+
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION void require_settable(
-    ParameterList const& parameters,
-    std::size_t i,
-    std::string_view what,
-    std::string_view otherwise
-) {
-    if (!parameters[i].can_set_value()) {
-        throw ContractViolation{concat(
-            "the value of ",
-            describe_parameter(parameters, i),
-            " cannot ",
-            what,
-            ": parameter_traits of its type needs 'static void set_value(P&, AnyView)' and 'static void "
-            "release_value(P&)'; or ",
-            otherwise
-        )};
-    }
-}
-
-JOINABLE_DEFINITION ShardedValues::ShardedValues(
+JOINABLE_DEFINITION ValueStore::ValueStore(
     ParameterList const& parameters,
     std::span<OptimizerShard const> shards,
+    Residence residence,
     BufferMemory const& memory
 )
-    : whole_{parameters} {
-    for (AnyParameter const& parameter : parameters) {
-        parameters_.push_back({parameter});
+    : whole_{parameters}, residence_{residence}, device_{memory.device()} {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].requires_grad() && !parameters[i].can_set_value()) {
+            throw ContractViolation{concat(
+                "the value of ",
+                describe_parameter(parameters, i),
+                is_sharded() ? " cannot be sharded" : " cannot lie in a bucket",
+                ": parameter_traits of its type needs 'static void set_value(P&, AnyView)' and 'static void "
+                "release_value(P&)'; or ",
+                is_sharded() ? "use Sharding::gradients" : "turn parameters_as_bucket_view off"
+            )};
+        }
+        parts_.push_back({parameters[i]});
     }
     std::size_t bytes = 0;
     for (OptimizerShard const& shard : shards) {
         begins_.push_back(bytes);
-        bytes += (shard.part() * shard.element() + 63) / 64 * 64;
+        std::size_t const count = is_sharded() ? shard.part() : shard.bucket().count();
+        bytes += (count * shard.element() + 63) / 64 * 64;
     }
     if (bytes != 0) { // one arena for all, because each costs up to two more pages
         memory_ = memory.allocate(bytes);
     }
     for (std::size_t k = 0; k < shards.size(); ++k) {
-        OptimizerShard const& shard = shards[k];
-        for (ShardPiece const& piece : shard.bucket().pieces) {
-            require_settable(parameters, piece.parameter, "be sharded", "use Sharding::gradients");
-            AnyView& value = parameters_[piece.parameter].value;
+        std::size_t const element = shards[k].element();
+        for (ShardPiece const& piece : shards[k].bucket().pieces) {
             if (piece.begin == 0) {
-                value = OptimizerShard::place_of(parameters[piece.parameter].value(), nullptr);
+                std::byte* const place = is_sharded() ? nullptr : at(k) + piece.offset * element;
+                AnyView const value = parameters[piece.parameter].value();
+                parts_[piece.parameter].value = OptimizerShard::place_of(value, place);
             }
         }
-        for (ShardPiece const& piece : shard.own()) {
-            AnyView& value = parameters_[piece.parameter].value;
-            std::byte* const own = at(k) + (piece.offset - shard.part_offset()) * shard.element();
-            if (piece.size != 0) {
-                value = OptimizerShard::place_of(value, own - piece.begin * shard.element());
+        for (ShardPiece const& piece : shards[k].own()) {
+            if (is_sharded() && piece.size != 0) {
+                std::byte* const own = at(k) + (piece.offset - shards[k].part_offset()) * element;
+                AnyView& value = parts_[piece.parameter].value;
+                value = OptimizerShard::place_of(value, own - piece.begin * element);
             }
         }
     }
 }
 
+JOINABLE_DEFINITION ValueStore::~ValueStore() {
+    for (std::size_t i = 0; i < taken_; ++i) {
+        if (parts_[i].value && !is_moved(i)) {
+            parts_[i].whole.release_value();
+        }
+    }
+}
+
 JOINABLE_DEFINITION void
-ShardedValues::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+ValueStore::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
+    if (!is_sharded()) {
+        return move_to_buckets();
+    }
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
         AnyView const value = whole_[i].value();
-        if (parameters_[i].value && !(is_like(value, parameters_[i].value) && has_memory(value))) {
+        if (parts_[i].value && !(is_like(value, parts_[i].value) && has_memory(value))) {
             throw ContractViolation{concat(
                 "the value of ",
                 describe_parameter(whole_, i),
@@ -2920,92 +2918,29 @@ ShardedValues::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
     }
 }
 
-JOINABLE_DEFINITION ParameterList ShardedValues::list(std::shared_ptr<ShardedValues> const& self) {
-    ParameterList list;
-    for (PartOfParameter& parameter : self->parameters_) {
-        list.push_back(AnyParameter{parameter, self});
-    }
-    return list;
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/participant/sharded/detail/impl/bucket_values.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <atomic>
-#include <new>
-#include <utility>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION BucketValues::BucketValues(
-    ParameterList const& parameters,
-    std::span<OptimizerShard const> shards,
-    BufferMemory const& memory
-)
-    : parameters_{parameters}, from_{memory}, places_(parameters.size()) {
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (parameters[i].requires_grad()) {
-            require_settable(
-                parameters, i, "lie in a bucket", "turn parameters_as_bucket_view off"
-            );
+JOINABLE_DEFINITION void ValueStore::move_to_buckets() {
+    for (PartOfParameter const& parameter : parts_) {
+        if (parameter.value) {
+            device_.copy(parameter.whole.value(), parameter.value);
         }
     }
-    std::size_t bytes = 0;
-    for (OptimizerShard const& shard : shards) {
-        begins_.push_back(bytes);
-        bytes += (shard.bucket_bytes() + 63) / 64 * 64;
-    }
-    if (bytes != 0) { // one arena for all, because each costs up to two more pages
-        memory_ = memory.allocate(bytes);
-    }
-    for (std::size_t k = 0; k < shards.size(); ++k) {
-        for (ShardPiece const& piece : shards[k].bucket().pieces) {
-            std::size_t const i = piece.parameter;
-            if (piece.begin == 0) {
-                std::byte* const begin = bucket(k) + piece.offset * shards[k].element();
-                places_[i] = OptimizerShard::place_of(parameters[i].value(), begin);
-            }
-        }
-    }
-}
-
-JOINABLE_DEFINITION BucketValues::~BucketValues() {
-    for (std::size_t i = 0; i < taken_; ++i) {
-        if (places_[i] && is_in_place(i)) {
-            parameters_[i].release_value();
-        }
-    }
-}
-
-JOINABLE_DEFINITION void BucketValues::take() {
-    for (std::size_t i = 0; i < places_.size(); ++i) {
-        if (places_[i]) {
-            from_.device().copy(parameters_[i].value(), places_[i]);
-        }
-    }
-    from_.device().finish(); // before the engine's memory ends
-    for (std::size_t i = 0; i < places_.size(); ++i) {
+    device_.finish(); // before the engine's memory ends
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
         taken_ = i + 1;
-        if (!places_[i]) {
-            continue;
+        if (parts_[i].value) {
+            parts_[i].whole.set_value(parts_[i].value);
         }
-        parameters_[i].set_value(places_[i]);
-        if (!is_in_place(i)) {
+        if (is_moved(i)) {
             throw ContractViolation{concat(
                 "set_value copies the value of ",
-                describe_parameter(parameters_, i),
+                describe_parameter(whole_, i),
                 ", but parameters_as_bucket_view needs a view; turn it off"
             )};
         }
     }
 }
 
-JOINABLE_DEFINITION void BucketValues::leave() noexcept {
+JOINABLE_DEFINITION void ValueStore::leave() noexcept {
     struct Left {
         Arena memory;
         Left* next;
@@ -3023,17 +2958,36 @@ JOINABLE_DEFINITION void BucketValues::leave() noexcept {
     taken_ = 0;
 }
 
-JOINABLE_DEFINITION void BucketValues::check() const {
-    for (std::size_t i = 0; i < places_.size(); ++i) {
-        if (places_[i] && !is_in_place(i)) {
+JOINABLE_DEFINITION void ValueStore::release() const {
+    for (PartOfParameter const& parameter : parts_) {
+        if (is_sharded() && parameter.value) {
+            parameter.whole.release_value();
+        }
+    }
+}
+
+JOINABLE_DEFINITION void ValueStore::check() const {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+        if (is_moved(i)) {
             throw ContractViolation{concat(
                 "the value of ",
-                describe_parameter(parameters_, i),
+                describe_parameter(whole_, i),
                 " is not in the bucket any more, where parameters_as_bucket_view put it; write new values "
                 "into the memory of the old ones"
             )};
         }
     }
+}
+
+JOINABLE_DEFINITION ParameterList ValueStore::list(std::shared_ptr<ValueStore> const& self) {
+    if (!self->is_sharded()) {
+        return self->whole_;
+    }
+    ParameterList list;
+    for (PartOfParameter& parameter : self->parts_) {
+        list.push_back(AnyParameter{parameter, self});
+    }
+    return list;
 }
 
 }}} // namespace joinable::v0::detail
@@ -3060,9 +3014,11 @@ struct ShardGroup {
     std::vector<std::size_t> frozen = {};  ///< parameters that need no gradient
     std::vector<std::size_t> units = {
     }; ///< where each begins among the shards, if values are sharded
-    /// The values, if they are sharded; then `parameters` are stand-ins.
-    std::shared_ptr<ShardedValues> values = {};
-    std::shared_ptr<BucketValues> buckets = {}; ///< the values, if they lie in buckets
+    /// The values, if they lie in buckets or are sharded; in the latter case `parameters` are
+    /// stand-ins.
+    std::shared_ptr<ValueStore> values = {};
+
+    [[nodiscard]] bool shards_values() const noexcept { return values && values->is_sharded(); }
 
     /// The engine's parameters.
     [[nodiscard]] ParameterList const& given() const noexcept {
@@ -3427,7 +3383,6 @@ JOINABLE_DEFINITION std::size_t value_bytes_of(std::span<ShardGroup const> group
     std::size_t bytes = 0;
     for (ShardGroup const& group : groups) {
         bytes += group.values ? group.values->bytes() : 0;
-        bytes += group.buckets ? group.buckets->bytes() : 0;
     }
     return bytes;
 }
@@ -3472,7 +3427,9 @@ public:
             for (std::size_t s = 0; s < group.shards.size(); ++s) {
                 ShardBucket const& layout = group.shards[s].bucket();
                 largest = (std::max)(largest, group.shards[s].bucket_bytes());
-                Planned one{{g, s, nowhere}, {{nullptr, layout.count(), layout.dtype}, {}, {}}};
+                Planned one{
+                    {g, s, BucketArenas::none}, {{nullptr, layout.count(), layout.dtype}, {}, {}}
+                };
                 for (std::size_t p = 0; p < layout.pieces.size(); ++p) {
                     if (layout.pieces[p].begin == 0) {
                         std::size_t const i = group.first + layout.pieces[p].parameter;
@@ -3500,7 +3457,6 @@ public:
                 trained_.push_back(i);
             }
         }
-        free_.reserve(buckets_.size());
         arenas_.reserve((std::min)(buckets_.size(), overlapping), largest);
     }
 
@@ -3522,10 +3478,9 @@ public:
     void begin(bool has_joined) override {
         has_joined_ = has_joined;
         is_packed_.assign(is_packed_.size(), false);
-        free_.clear();
-        arenas_in_use_ = 0;
+        arenas_.give_back_all();
         for (Slot& slot : slots_) {
-            slot.arena = nowhere;
+            slot.arena = BucketArenas::none;
         }
     }
 
@@ -3575,11 +3530,9 @@ public:
     void end_guard() override { is_clear_ = false; }
 
     [[nodiscard]] bool waits_for_memory(std::size_t bucket) const override {
-        return slots_[bucket].arena == nowhere && free_.empty() && arenas_in_use_ >= overlapping;
+        return slots_[bucket].arena == BucketArenas::none && arenas_.are_taken(overlapping);
     }
-    void give_back(std::size_t bucket) override {
-        free_.push_back(std::exchange(slots_[bucket].arena, nowhere));
-    }
+    void give_back(std::size_t bucket) override { arenas_.give_back(slots_[bucket].arena); }
 
 private:
     /// The number of buckets with memory, unless more fill at the same time: one travels while the next one fills.
@@ -3589,24 +3542,18 @@ private:
         std::size_t group;
         std::size_t shard;
         std::size_t first; ///< the lowest parameter
-        std::size_t arena = nowhere;
+        std::size_t arena = BucketArenas::none;
     };
 
     /// Writes a gradient into its bucket, which gets memory.
     void pack_into_bucket(std::size_t i, double factor) {
         std::size_t const bucket = bucket_of_[i];
         Slot& slot = slots_[bucket];
-        if (slot.arena == nowhere) {
-            if (free_.empty()) {
-                free_.push_back(arenas_in_use_++);
-            }
-            std::size_t const arena = free_.back();
+        if (slot.arena == BucketArenas::none) {
             Buffer& buffer = buckets_[bucket].buffer;
-            buffer.data = arenas_.data(
-                arena, buffer.bytes()
-            ); // if this throws, the next gradient tries again
-            free_.pop_back();
-            slot.arena = arena;
+            slot.arena =
+                arenas_.take(buffer.bytes()); // if this throws, the next gradient tries again
+            buffer.data = arenas_.data(slot.arena, buffer.bytes());
         }
         auto* const memory = static_cast<std::byte*>(buckets_[bucket].buffer.data);
         ParameterList const& parameters = groups_[slot.group].parameters;
@@ -3619,8 +3566,6 @@ private:
     std::vector<Bucket> buckets_;       ///< without views
     std::vector<std::size_t> piece_of_; ///< of each parameter: the piece at which it begins
     std::vector<bool> is_packed_;       ///< of each parameter: its gradient is to be released
-    std::size_t arenas_in_use_ = 0;     ///< including free ones
-    std::vector<std::size_t> free_;     ///< arenas
     bool has_joined_ = false;           ///< in this iteration
     bool is_clear_ = false;             ///< since this rank joined
 };
@@ -3796,7 +3741,6 @@ public:
         for (std::size_t k = 0; k <= groups.size(); ++k) {
             list(k, k == groups.size() ? next : groups[k]);
         }
-        free_.reserve(2 * units_.size()); // the most that there can be: freeing one must not throw
         arenas_.reserve((std::min)(units_.size(), overlapping), largest_);
     }
     ShardedUnits(ShardedUnits const&) = delete;
@@ -3867,7 +3811,7 @@ public:
             for (std::optional<Work>& work : unit.works) {
                 work.reset();
             }
-            free_arena(unit.landing);
+            arenas_.give_back(unit.landing);
             drop(unit);
         }
         pass_ = Pass::none;
@@ -3995,7 +3939,7 @@ private:
 
     /// One unit is in use while the next one is in flight.
     static constexpr std::size_t overlapping = 2;
-    static constexpr std::size_t nowhere = std::size_t(-1);
+    static constexpr std::size_t nowhere = BucketArenas::none;
 
     struct Part {
         std::size_t shard;
@@ -4068,22 +4012,14 @@ private:
             return false;
         }
         Unit& unit = units_[position_of(launched_)];
-        if (free_.empty()) {
-            free_.push_back(arenas_in_use_++);
-        }
-        auto const first = std::min_element(free_.begin(), free_.end()); // few have memory
-        unit.landing = *first;
-        free_.erase(first);
+        unit.landing = arenas_.take(unit.bytes);
         std::byte* const memory = arenas_.data(unit.landing, unit.bytes);
         ShardGroup const& group = groups_[unit.group];
         device_.submit(); // the engine's work reads what is in this memory first
         for (std::size_t k = 0; k < unit.parts.size(); ++k) {
             Part const& part = unit.parts[k];
             static_cast<void>(unit.works[k].emplace(gather_parts(
-                comm_,
-                group.shards[part.shard],
-                group.values->part(part.shard),
-                memory + part.offset
+                comm_, group.shards[part.shard], group.values->at(part.shard), memory + part.offset
             )));
         }
         ++launched_;
@@ -4104,7 +4040,7 @@ private:
         device_.finish(); // the engine's work comes after it
         ++arrived_;
         if (unit.is_present) { // held from the previous pass
-            free_arena(unit.landing);
+            arenas_.give_back(unit.landing);
         } else if (unit.arena = std::exchange(unit.landing, nowhere); current_ == used) {
             show(unit);
         }
@@ -4133,12 +4069,7 @@ private:
                 group.parameters[i - group.first].release_value();
             }
         }
-        free_arena(unit.arena);
-    }
-    void free_arena(std::size_t& arena) noexcept {
-        if (arena != nowhere) {
-            free_.push_back(std::exchange(arena, nowhere));
-        }
+        arenas_.give_back(unit.arena);
     }
     void leave_current() noexcept {
         if (std::size_t const left = std::exchange(current_, nowhere);
@@ -4150,7 +4081,7 @@ private:
         if (--units_[unit].holders == 0 && unit != current_) {
             drop(units_[unit]);
         }
-        if (holds_all_ && free_.size() == arenas_in_use_) {
+        if (holds_all_ && arenas_.are_all_free()) {
             holds_all_ = false;
             arenas_.keep(overlapping);
         }
@@ -4163,8 +4094,6 @@ private:
     BucketArenas arenas_;
     std::vector<std::size_t> unit_of_; ///< of each parameter of all groups
     std::size_t largest_ = 0;          ///< unit, in bytes
-    std::size_t arenas_in_use_ = 0;    ///< including free ones
-    std::vector<std::size_t> free_;    ///< arenas
     Pass pass_ = Pass::none;
     bool reduces_ = false;
     bool holds_all_ = false;
@@ -4588,7 +4517,7 @@ void check_group(
     check_parameters(list, device.id());
     ParameterList all;
     for (ShardGroup const& group : groups) {
-        if (!group.values) { // else the engine has no memory for them
+        if (!group.shards_values()) { // else the engine has no memory for them
             append(all, group.parameters);
         }
     }
@@ -4740,8 +4669,8 @@ void check_state_counts(std::span<ShardGroup const> groups, Rules const& rules) 
 template <class Rule>
 void check_before_step(ShardGroup const& group, Rule const& rule) {
     check_rule(rule);
-    if (group.buckets) {
-        group.buckets->check();
+    if (group.values) {
+        group.values->check();
     }
     check_state_count(group, rule);
     for (std::size_t i = 0, frozen = 0; i < group.parameters.size(); ++i) {
@@ -5202,7 +5131,7 @@ public:
     /// @throws ContractViolation  values are sharded and not gathered.
     void reload() {
         for (Group const& group : groups_) {
-            if (group.values) {
+            if (group.shards_values()) {
                 group.values->take(group.shards, scratch_[0]);
             }
             for (detail::OptimizerShard const& shard : group.shards) {
@@ -5418,16 +5347,14 @@ protected:
             group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
             compare(compared);
             plan(group, rule, choices, loads, compared);
-            if (shards_values()) {
-                detail::BufferMemory const memory{comm_};
-                group.values =
-                    std::make_shared<detail::ShardedValues>(group.parameters, group.shards, memory);
-                kept = detail::ShardedValues::list(group.values);
-            }
-            if (options_.parameters_as_bucket_view) {
-                group.buckets = std::make_shared<detail::BucketValues>(
-                    group.parameters, group.shards, detail::BufferMemory{comm_}
+            if (shards_values() || options_.parameters_as_bucket_view) {
+                group.values = std::make_shared<detail::ValueStore>(
+                    group.parameters,
+                    group.shards,
+                    shards_values() ? detail::Residence::own_part : detail::Residence::bucket,
+                    detail::BufferMemory{comm_}
                 );
+                kept = detail::ValueStore::list(group.values);
             }
             also(group);
             std::vector<AnyView> values;
@@ -5446,14 +5373,11 @@ protected:
         entry.leave();
         start->run(comm_, 0);
         auto const finish = [&] {
-            if (group.buckets) {
-                group.buckets->take();
+            if (group.values) {
+                group.values->take(group.shards, scratch_[0]);
             }
             for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
-            }
-            if (shards_values()) {
-                group.values->take(group.shards, scratch_[0]);
             }
             device().finish(); // before the engine's memory ends
             rules_.push_back(std::move(rule));
@@ -5464,12 +5388,12 @@ protected:
             if (rules_.size() > groups_.size()) {
                 rules_.pop_back();
             }
-            if (group.buckets) {
-                group.buckets->leave();
+            if (group.values) {
+                group.values->leave();
             }
             throw;
         }
-        if (shards_values()) {
+        if (group.values) {
             group.values->release();
             group.parameters = std::move(kept);
         }
@@ -5621,9 +5545,9 @@ private:
                     step(k, shard);
                     if (sends_values()) {
                         std::byte* const bucket =
-                            group.buckets ? group.buckets->bucket(s)
-                                          : arenas_.data(turn % 2, packed_bytes(group, shard));
-                        bool const has_values = group.buckets != nullptr;
+                            group.values ? group.values->at(s)
+                                         : arenas_.data(turn % 2, packed_bytes(group, shard));
+                        bool const has_values = group.values != nullptr;
                         static_cast<void>(exchanges[turn % 2].emplace(
                             comm_, group.parameters, shard, bucket, has_values, scratch_[0]
                         ));

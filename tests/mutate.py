@@ -1385,6 +1385,16 @@ MUTATIONS = [
         "participant/without_pass.test.cpp", "averages do not stay*",
     ),
     Mutation(
+        "failed-guards-leave-averages-in-sharded-models", "participant/sharded/data_parallel.hpp",
+        "~Hook() { sharded_.end_guard(); }", "~Hook() {}",
+        "participant/sharded_data_parallel.test.cpp", "averages do not stay in sharded*",
+    ),
+    Mutation(
+        "failed-guards-leave-averages-of-captured-steps", "participant/captured/captured_step.hpp",
+        "            step_.end_guard();\n", "",
+        "communicator/nccl/captured_step.test.cpp", "averages of shadowed rounds*",
+    ),
+    Mutation(
         "zeros-are-scaled", "bucket/reducer.hpp",
         "factor_ = 1.0; // of zeros", "",
         "participant/without_pass.test.cpp", "a reduction is given*",

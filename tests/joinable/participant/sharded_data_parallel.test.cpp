@@ -369,6 +369,47 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("averages do not stay in sharded models when a guard ends by an exception") {
+    for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
+        CAPTURE(static_cast<int>(sharding));
+        over_ranks({2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            std::vector<Param<double>> params = make_params<double>({1});
+            ShardedDataParallel sharded{
+                comm, params, Sgd{.learning_rate = 1.0}, ShardedOptions{.sharding = sharding}
+            };
+            double const before = params[0].value[0];
+            auto const round = [&] {
+                drop_gradients(params);
+                sharded.forward([] {});
+                sharded.backward([&](auto ready) {
+                    add_gradient(params[0], 8.0);
+                    ready(0);
+                });
+                sharded.step();
+            };
+            try {
+                Join guard{participants(sharded)};
+                round();
+                if (comm.rank() == 1) {
+                    round(); // the others shadow it, and hold its average
+                    throw std::runtime_error{"between rounds"};
+                }
+                guard.finish();
+            } catch (joinable::PeerFailed const&) {
+                if (sharding != Sharding::gradients) {
+                    CHECK(params[0].g(0) == 0);
+                }
+            } catch (std::runtime_error const&) {
+            }
+            CHECK_NOTHROW(sharded.attach_state()); // no round is open
+            Join guard{participants(sharded)};
+            round();
+            guard.finish();
+            CHECK(params[0].value[0] == doctest::Approx(before - 8 - 8.0 / comm.size() - 8));
+        });
+    }
+}
+
 TEST_CASE("a batch that failed counts as zeros, and the round is stepped") {
     for (ShardedOptions const& options : all_options) {
         over_ranks({2, 4}, [&](RankCommunicator& comm) {

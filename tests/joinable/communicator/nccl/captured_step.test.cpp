@@ -693,6 +693,38 @@ private:
     cudaGraphExec_t executable_ = nullptr;
 };
 
+TEST_CASE("averages of shadowed rounds do not stay when an exception ends the guard") {
+    run_captured({2, 3, 4, 8}, [&](auto& comm, auto& hosts, cudaStream_t stream) {
+        DeviceArray<float> const gradient{{0.0F, 0.0F}, stream};
+        auto* const data = static_cast<float*>(gradient.buffer().data);
+        CapturedStep captured{comm, {gradient.buffer()}, [&](auto const& ready) {
+                                  fake_cuda::enqueue(stream, [data] {
+                                      data[0] += 2.0F;
+                                      data[1] += 2.0F;
+                                  });
+                                  ready(0);
+                              }};
+        bool has_joined = false;
+        try {
+            joinable::Join guard{joinable::participants(captured), joinable::control(hosts)};
+            captured.step();
+            if (comm.rank() == 1) {
+                captured.step();
+                comm.synchronize();
+                throw std::runtime_error{"between rounds"};
+            }
+            has_joined = true;
+            guard.finish();
+        } catch (joinable::PeerFailed const&) {
+        } catch (std::runtime_error const&) {
+        }
+        if (has_joined) {
+            CHECK(gradient.read(comm, stream) == std::vector<float>{0, 0});
+        }
+    });
+    check_nothing_is_left();
+}
+
 TEST_CASE("a communicator has graphs let its kernels go before the windows that these use") {
     std::size_t const before = fake_nccl::registered_collectives();
     run_ranks({1, 2, 3, 4, 8}, [](joinable::ThreadCommunicator& hosts) {

@@ -19,6 +19,8 @@ A room is a folder; X/detail/ belongs to X. The rules:
       all that it declares, and JOINABLE_DEFINITION is nowhere else.
   R10 Prose names the actor: it has none of the turns of BANNED.
   R11 The first of PARTS includes none of the others.
+  R12 The text of an error is for people: no code compares it, or looks for a part of it. Code asks for a type,
+      a kind, ranks, or what else AbortReason has.
 """
 import argparse
 import pathlib
@@ -136,6 +138,10 @@ BANNED = {
     r"(?:^[ /#*|-]*|[.:] )Of (a|an|the|what|each|all|its|those|some|one|two) ": "begin with the subject",
 }
 SPOKEN = {".md", ".hpp", ".ipp", ".cpp", ".cu", ".py", ".sh", ".txt", ".cmake"}
+READS_TEXT = "|".join([
+    r"what\(\)\S* *[!=]=", r"[!=]= *[\w.>()-]*what\(\)", r"(?:\.|->)message *[!=]=", r"[!=]= *[\w.()]+(?:\.|->)message\b",
+    r"(?:(?:\.|->)message|what\(\)[)}]*)\.(?:r?find|starts_with|ends_with|contains|substr|compare)", r"\bstr(?:n?cmp|str)\(",
+])
 NOT_IN_CORE = {"thread", "mutex", "condition_variable", "ranges", "iostream", "regex"}
 
 errors = []
@@ -283,6 +289,8 @@ for name, text in headers.items():
         errors.append(f"R6 {name}: what differs between compilers and systems belongs in config.hpp")
     if name != "config.hpp" and re.search(r"^\s*#\s*define\b", code, re.M):
         errors.append(f"R6 {name}: macros are defined in config.hpp")
+    for line in re.findall(rf"(?m)^(?!\s*//).*(?:{READS_TEXT}).*$", text):
+        errors.append(f"R12 {name}: decides by the text of an error: {line.strip()}")
     for statement in at_namespace_scope(code).split(";"):
         plain = " ".join(statement.split())
         declared, _, value = plain.partition("=")

@@ -160,6 +160,22 @@ class Layers(Copy):
         self.replace(self.script, row, f"{row} trace")
         self.fails(self.script, saying="R11 bucket includes trace, of the part extras")
 
+    def test_r12_code_that_decides_by_the_text_of_an_error_fails(self):
+        self.add(
+            "join/guard.hpp",
+            'inline bool a(E const& e) { return e.what() == "x"sv; }\n'
+            "inline bool b(AbortReason const& r) { return r.message.ends_with(last); }\n"
+            'inline bool c(E const& e) { return std::string_view{e.what()}.find("left") == 0; }\n'
+            "inline bool d(R const& r, R const& s) { return r.kind == s.kind && r.message == s.message; }\n"
+            "inline bool e(M const& m, M const& n) { return m.tag == n.tag && m.is_send; }\n",
+        )
+        self.fails(
+            self.script,
+            saying=tuple(
+                f"R12 join/guard.hpp: decides by the text of an error: inline bool {name}(" for name in "abcd"
+            ),
+        )
+
     def test_r5_a_system_header_of_another_room_fails(self):
         self.add("bucket/memory.hpp", "#include <cuda_runtime_api.h>\n")
         self.add("join/guard.hpp", "#include <sys/mman.h>\n")

@@ -106,10 +106,9 @@ void stop_in_abort(Place const& place, Other const& other, std::string const& be
             Heard& mine = (*heard)[static_cast<std::size_t>(rank)];
             if (rank == 1) {
                 stop_at(place(board_of_job(3)));
-                // Long, so that its end is on the page after that of the state.
-                comm.abort(
-                    {FailureKind::contract, {1}, "the reason of rank 1" + std::string(3900, '.')}
-                );
+                // Long, so that its end is on the page after that of the state: with the bits of many ranks.
+                std::string const text = "the reason of rank 1" + std::string(4500, '.');
+                comm.abort({FailureKind::contract, {1, joinable::detail::max_ranks - 1}, text});
             } else {
                 wait_until(*is_stopped, true);
                 auto const start = Clock::now();

@@ -665,12 +665,12 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "a rank 0 that breaks*",
     ),
     Mutation(
-        "frames-lose-who-has-left", "communicator/detail/reasons.hpp",
+        "frames-lose-who-has-left", "communicator/detail/impl/reasons.ipp",
         "{}, {}, -1, bytes[1] == std::byte{1}}", "{}, {}, -1, false}",
         "communicator/tcp/faults.test.cpp", "a packed reason*",
     ),
     Mutation(
-        "stored-reasons-lose-their-origin", "communicator/detail/reasons.hpp",
+        "stored-reasons-lose-their-origin", "communicator/detail/impl/reasons.ipp",
         "    reason.origin = origin;\n", "",
         "communicator/shared_memory/board/board.test.cpp", "a stored reason*",
     ),

@@ -26,7 +26,6 @@
 #include <new>
 #include <numeric>
 #include <optional>
-#include <pthread.h>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -35,7 +34,6 @@
 #include <thread>
 #include <tuple>
 #include <type_traits>
-#include <unistd.h>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -7077,13 +7075,7 @@ length_before_cut(std::string_view text, std::size_t most = most_reason_text) no
 }
 
 /// The same text, cut if it is longer.
-[[nodiscard]] inline std::string cut_text(std::string text, std::size_t most = most_reason_text) {
-    if (text.size() > most) {
-        text.resize(length_before_cut(text, most));
-        text += cut_mark;
-    }
-    return text;
-}
+[[nodiscard]] std::string cut_text(std::string text, std::size_t most = most_reason_text);
 
 /// The bytes of a packed reason before its ranks: kind, has_left, how many bytes have the bits of ranks, origin.
 inline constexpr std::size_t bytes_before_ranks = 8;
@@ -7094,64 +7086,11 @@ inline constexpr std::size_t most_told_bytes =
 /// Stores a reason as bytes, which another process may read. A text that has no room is cut, and what is no
 /// rank is omitted. Returns how many bytes it takes.
 /// @pre there is room for all ranks and some text
-[[nodiscard]] inline std::size_t
-pack(AbortReason const& reason, std::span<std::byte> into) noexcept {
-    auto const bits = into.subspan(bytes_before_ranks, max_ranks / 8);
-    std::uint16_t mask = 0;
-    for (int const rank : reason.ranks) {
-        if (rank >= 0 && rank < max_ranks) {
-            auto const at = static_cast<std::size_t>(rank);
-            for (; mask <= at / 8; ++mask) {
-                bits[mask] = std::byte{0};
-            }
-            bits[at / 8] |= std::byte{1} << at % 8;
-        }
-    }
-    auto const origin = static_cast<std::int32_t>((std::max)(reason.origin, -1));
-    into[0] = static_cast<std::byte>(reason.kind);
-    into[1] = static_cast<std::byte>(reason.has_left ? 1 : 0);
-    std::memcpy(&into[2], &mask, sizeof mask);
-    std::memcpy(&into[4], &origin, sizeof origin);
-    auto const room = into.subspan(bytes_before_ranks + mask);
-    std::size_t const most = (std::min)(room.size(), most_reason_text);
-    std::string const& text = reason.message;
-    bool const is_cut = text.size() > most;
-    std::size_t const kept = is_cut ? length_before_cut(text, most) : text.size();
-    std::memcpy(room.data(), text.data(), kept);
-    std::memcpy(room.data() + kept, cut_mark.data(), is_cut ? cut_mark.size() : 0);
-    return bytes_before_ranks + mask + kept + (is_cut ? cut_mark.size() : 0);
-}
-[[nodiscard]] inline std::vector<std::byte>
-packed(AbortReason const& reason, std::size_t most = most_told_bytes) {
-    std::vector<std::byte> bytes(most);
-    bytes.resize(pack(reason, bytes));
-    return bytes;
-}
+[[nodiscard]] std::size_t pack(AbortReason const& reason, std::span<std::byte> into) noexcept;
+[[nodiscard]] std::vector<std::byte>
+packed(AbortReason const& reason, std::size_t most = most_told_bytes);
 /// Nothing, unless pack() could have made it.
-[[nodiscard]] inline std::optional<AbortReason> unpacked_reason(std::span<std::byte const> bytes) {
-    if (bytes.size() < bytes_before_ranks) {
-        return std::nullopt;
-    }
-    AbortReason reason{static_cast<FailureKind>(bytes[0]), {}, {}, -1, bytes[1] == std::byte{1}};
-    std::uint16_t mask = 0;
-    std::int32_t origin = -1;
-    std::memcpy(&mask, &bytes[2], sizeof mask);
-    std::memcpy(&origin, &bytes[4], sizeof origin);
-    if (reason.kind > FailureKind::contract || bytes[1] > std::byte{1} || origin < -1 ||
-        mask > max_ranks / 8 || bytes.size() < bytes_before_ranks + mask) {
-        return std::nullopt;
-    }
-    reason.origin = origin;
-    bytes = bytes.subspan(bytes_before_ranks);
-    for (std::size_t rank = 0; rank < 8 * std::size_t{mask}; ++rank) {
-        if ((bytes[rank / 8] >> rank % 8 & std::byte{1}) != std::byte{0}) {
-            reason.ranks.push_back(static_cast<int>(rank));
-        }
-    }
-    bytes = bytes.subspan(mask);
-    reason.message.assign(reinterpret_cast<char const*>(bytes.data()), bytes.size());
-    return reason;
-}
+[[nodiscard]] std::optional<AbortReason> unpacked_reason(std::span<std::byte const> bytes);
 
 /// `rank` has finished with its communicator. Ranks that wait throw it as in_words_of() says.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
@@ -7307,6 +7246,92 @@ template <class Sent, class Expected>
 }
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/detail/impl/reasons.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::string cut_text(std::string text, std::size_t most) {
+    if (text.size() > most) {
+        text.resize(length_before_cut(text, most));
+        text += cut_mark;
+    }
+    return text;
+}
+
+JOINABLE_DEFINITION std::size_t
+pack(AbortReason const& reason, std::span<std::byte> into) noexcept {
+    auto const bits = into.subspan(bytes_before_ranks, max_ranks / 8);
+    std::uint16_t mask = 0;
+    for (int const rank : reason.ranks) {
+        if (rank >= 0 && rank < max_ranks) {
+            auto const at = static_cast<std::size_t>(rank);
+            for (; mask <= at / 8; ++mask) {
+                bits[mask] = std::byte{0};
+            }
+            bits[at / 8] |= std::byte{1} << at % 8;
+        }
+    }
+    auto const origin = static_cast<std::int32_t>((std::max)(reason.origin, -1));
+    into[0] = static_cast<std::byte>(reason.kind);
+    into[1] = static_cast<std::byte>(reason.has_left ? 1 : 0);
+    std::memcpy(&into[2], &mask, sizeof mask);
+    std::memcpy(&into[4], &origin, sizeof origin);
+    auto const room = into.subspan(bytes_before_ranks + mask);
+    std::size_t const most = (std::min)(room.size(), most_reason_text);
+    std::string const& text = reason.message;
+    bool const is_cut = text.size() > most;
+    std::size_t const kept = is_cut ? length_before_cut(text, most) : text.size();
+    std::memcpy(room.data(), text.data(), kept);
+    std::memcpy(room.data() + kept, cut_mark.data(), is_cut ? cut_mark.size() : 0);
+    return bytes_before_ranks + mask + kept + (is_cut ? cut_mark.size() : 0);
+}
+
+JOINABLE_DEFINITION std::vector<std::byte> packed(AbortReason const& reason, std::size_t most) {
+    std::vector<std::byte> bytes(most);
+    bytes.resize(pack(reason, bytes));
+    return bytes;
+}
+
+JOINABLE_DEFINITION std::optional<AbortReason> unpacked_reason(std::span<std::byte const> bytes) {
+    if (bytes.size() < bytes_before_ranks) {
+        return std::nullopt;
+    }
+    AbortReason reason{static_cast<FailureKind>(bytes[0]), {}, {}, -1, bytes[1] == std::byte{1}};
+    std::uint16_t mask = 0;
+    std::int32_t origin = -1;
+    std::memcpy(&mask, &bytes[2], sizeof mask);
+    std::memcpy(&origin, &bytes[4], sizeof origin);
+    if (reason.kind > FailureKind::contract || bytes[1] > std::byte{1} || origin < -1 ||
+        mask > max_ranks / 8 || bytes.size() < bytes_before_ranks + mask) {
+        return std::nullopt;
+    }
+    reason.origin = origin;
+    bytes = bytes.subspan(bytes_before_ranks);
+    for (std::size_t rank = 0; rank < 8 * std::size_t{mask}; ++rank) {
+        if ((bytes[rank / 8] >> rank % 8 & std::byte{1}) != std::byte{0}) {
+            reason.ranks.push_back(static_cast<int>(rank));
+        }
+    }
+    bytes = bytes.subspan(mask);
+    reason.message.assign(reinterpret_cast<char const*>(bytes.data()), bytes.size());
+    return reason;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/detail/deadline.hpp
 
@@ -10160,27 +10185,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// object, which must not speak for the rank. Every collective asks, so the answer costs no system call.
 class HomeProcess {
 public:
-    HomeProcess() {
-        static int const counts = ::pthread_atfork(nullptr, nullptr, [] { ++forks(); });
-        static_cast<void>(counts);
-    }
+    HomeProcess();
     [[nodiscard]] bool is_here() const noexcept {
         return forks_before_ == forks().load(std::memory_order_relaxed);
     }
     /// @throws ContractViolation  this is another process.
-    void require_here(int rank) const {
-        if (!is_here()) {
-            throw ContractViolation{concat(
-                "expected rank ",
-                rank,
-                " in process ",
-                id_,
-                ", which attached, but process ",
-                ::getpid(),
-                " that was forked since calls its communicator: attach after the fork"
-            )};
-        }
-    }
+    void require_here(int rank) const;
 
 private:
     /// The forks that lead from the first process to this one.
@@ -10189,11 +10199,43 @@ private:
         return forks;
     }
 
-    pid_t id_ = ::getpid();
+    int id_; ///< for the error
     int forks_before_ = forks().load(std::memory_order_relaxed);
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/detail/impl/home_process.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <pthread.h>
+#include <unistd.h>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION HomeProcess::HomeProcess() : id_{::getpid()} {
+    static int const counts = ::pthread_atfork(nullptr, nullptr, [] { ++forks(); });
+    static_cast<void>(counts);
+}
+
+JOINABLE_DEFINITION void HomeProcess::require_here(int rank) const {
+    if (!is_here()) {
+        throw ContractViolation{concat(
+            "expected rank ",
+            rank,
+            " in process ",
+            id_,
+            ", which attached, but process ",
+            ::getpid(),
+            " that was forked since calls its communicator: attach after the fork"
+        )};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/shared_memory/engine/lent_memory.hpp
 

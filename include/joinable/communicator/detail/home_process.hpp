@@ -3,11 +3,7 @@
 
 #include <atomic>
 
-#include <pthread.h>
-#include <unistd.h>
-
-#include <joinable/detail/text.hpp>
-#include <joinable/error.hpp>
+#include <joinable/config.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -15,27 +11,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// object, which must not speak for the rank. Every collective asks, so the answer costs no system call.
 class HomeProcess {
 public:
-    HomeProcess() {
-        static int const counts = ::pthread_atfork(nullptr, nullptr, [] { ++forks(); });
-        static_cast<void>(counts);
-    }
+    HomeProcess();
     [[nodiscard]] bool is_here() const noexcept {
         return forks_before_ == forks().load(std::memory_order_relaxed);
     }
     /// @throws ContractViolation  this is another process.
-    void require_here(int rank) const {
-        if (!is_here()) {
-            throw ContractViolation{concat(
-                "expected rank ",
-                rank,
-                " in process ",
-                id_,
-                ", which attached, but process ",
-                ::getpid(),
-                " that was forked since calls its communicator: attach after the fork"
-            )};
-        }
-    }
+    void require_here(int rank) const;
 
 private:
     /// The forks that lead from the first process to this one.
@@ -44,8 +25,12 @@ private:
         return forks;
     }
 
-    pid_t id_ = ::getpid();
+    int id_; ///< for the error
     int forks_before_ = forks().load(std::memory_order_relaxed);
 };
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/detail/impl/home_process.ipp>
+#endif

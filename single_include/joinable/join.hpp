@@ -21517,7 +21517,7 @@ private:
     }
 
     int id_; ///< for the error
-    int forks_before_ = forks().load(std::memory_order_relaxed);
+    int forks_before_;
 };
 
 }}} // namespace joinable::v0::detail
@@ -21532,8 +21532,9 @@ private:
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION HomeProcess::HomeProcess() : id_{::getpid()} {
-    static int const counts = ::pthread_atfork(nullptr, nullptr, [] { ++forks(); });
-    static_cast<void>(counts);
+    [[maybe_unused]] static int const counts =
+        ::pthread_atfork(nullptr, nullptr, [] { ++forks(); });
+    forks_before_ = forks().load(std::memory_order_relaxed); // a fork from now on is counted
 }
 
 JOINABLE_DEFINITION void HomeProcess::require_here(int rank) const {

@@ -26,7 +26,7 @@ private:
     }
 
     int id_; ///< for the error
-    int forks_before_ = forks().load(std::memory_order_relaxed);
+    int forks_before_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -188,7 +188,10 @@ TEST_CASE("the text is a default when the thrower did not say why") {
     });
 }
 
-TEST_CASE("peers are told of the failure that left the guard, not of one that was handled before") {
+TEST_CASE(
+    "peers are told of the failure that left the guard, not of one that was handled before" *
+    doctest::test_suite("[split]")
+) {
     over_ranks({2, 3, 4, 8}, [](RankCommunicator& inner) {
         struct Case {
             int rounds; ///< after the one in which all ranks handled a failure
@@ -233,7 +236,10 @@ TEST_CASE("peers are told of the failure that left the guard, not of one that wa
     });
 }
 
-TEST_CASE("ranks that another communicator names are not taken for ranks of the guard") {
+TEST_CASE(
+    "ranks that another communicator names are not taken for ranks of the guard" *
+    doctest::test_suite("[split]")
+) {
     over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         for (bool const is_open : {false, true}) {
             auto group = comm.split(0, comm.rank());

@@ -91,6 +91,8 @@ std::optional<Thrown> run_guard(RankCommunicator& comm, int leaver, Fail const& 
     return {};
 }
 
+TEST_SUITE_BEGIN("[split]");
+
 TEST_CASE("a group says whether ranks have other numbers there, and its failures say it too") {
     over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         int const last = comm.size() - 1;
@@ -270,5 +272,7 @@ TEST_CASE("a failure that ranks of a guard agree on within a round keeps its cul
         }
     });
 }
+
+TEST_SUITE_END();
 
 } // namespace

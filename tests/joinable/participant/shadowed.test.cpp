@@ -247,6 +247,8 @@ void check_near(std::vector<double> const& values, std::vector<double> const& ex
     }
 }
 
+TEST_SUITE_BEGIN("[split]");
+
 TEST_CASE(
     "a net that normalises over all ranks trains on uneven inputs as one rank with all samples" *
     doctest::test_suite("[long]")
@@ -1030,5 +1032,7 @@ TEST_CASE("one rank alone, without anybody to split from, has such a communicato
     }
     guard.finish();
 }
+
+TEST_SUITE_END();
 
 } // namespace

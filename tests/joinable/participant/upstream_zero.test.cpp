@@ -655,7 +655,7 @@ TEST_CASE("weights and biases in groups of their own train as one rank trains th
 // test_nondefault_process_group
 TEST_CASE(
     "the even ranks train in a group of their own" *
-    doctest::skip(!joinable::Splits<RankCommunicator>)
+    doctest::skip(!joinable::Splits<RankCommunicator>) * doctest::test_suite("[split]")
 ) {
     over_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         if constexpr (joinable::Splits<std::remove_reference_t<decltype(comm)>>) {

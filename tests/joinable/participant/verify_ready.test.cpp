@@ -209,7 +209,10 @@ std::string train_sharded(RankCommunicator& comm, Sharding sharding, Late late) 
     return text;
 }
 
-TEST_CASE("with verify_ready a sharded model names a gradient that changes after ready, too") {
+TEST_CASE(
+    "with verify_ready a sharded model names a gradient that changes after ready, too" *
+    doctest::test_suite("[split]")
+) {
     for (Late const late : {Late::never, Late::after_its_ready, Late::after_the_last_ready}) {
         over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
             auto const check = [&](std::string const& text) {

@@ -325,7 +325,10 @@ TEST_CASE("known lengths and look-ahead compare like roll calls") {
     }
 }
 
-TEST_CASE("ranks compare where joined ranks have followed the collectives of a forward pass") {
+TEST_CASE(
+    "ranks compare where joined ranks have followed the collectives of a forward pass" *
+    doctest::test_suite("[split]")
+) {
     over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
         auto own = joinable::shadowed(comm);
         Params params = make_params<double>({4});

@@ -394,6 +394,11 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "two participants that average*",
     ),
     Mutation(
+        "captured-steps-claim-no-averages", "participant/captured/captured_step.hpp",
+        "claims.add_averaged(view_of(gradients_[i]), i);", "static_cast<void>(claims);",
+        "communicator/nccl/captured_step.test.cpp", "a gradient that a captured step and*",
+    ),
+    Mutation(
         "sharded-models-claim-no-averages", "participant/sharded/data_parallel.hpp",
         "this->claim(claims, true);", "this->claim(claims, false);",
         "participant/guarded_optimizers.test.cpp", "two participants that average*",

@@ -12004,6 +12004,8 @@ public:
     /// Claims that the caller averages the gradients of the trained parameters of `parameters`,
     /// which must live until the guard is made. Texts count them from `first`.
     void add_averaged(ParameterList const& parameters, std::size_t first = 0);
+    /// The same for a gradient without a parameter, which texts call gradient `index`.
+    void add_averaged(AnyView const& gradient, std::size_t index);
     /// The same for the values that the caller steps.
     void add_stepped(ParameterList const& parameters, std::size_t first = 0);
 
@@ -12015,18 +12017,18 @@ public:
 
 private:
     struct Claim {
-        std::size_t participant; ///< an index of names_
-        ParameterList const* parameters;
+        std::size_t participant;         ///< an index of names_
+        AnyView view;                    ///< of the value or the gradient
+        ParameterList const* parameters; ///< null: a gradient without a parameter
         std::size_t index;
         std::size_t first;
-        bool is_gradient;
     };
 
     void
     add(std::vector<Claim>& claims,
         ParameterList const& parameters,
         std::size_t first,
-        bool is_gradient);
+        AnyView (AnyParameter::*view)() const);
     void require_disjoint(
         std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
     ) const;
@@ -12049,21 +12051,29 @@ namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_averaged(ParameterList const& parameters, std::size_t first) {
-    add(averaged_, parameters, first, false); // a value that ranks keep in parts has no memory here
-    add(averaged_, parameters, first, true);
+    add(averaged_, parameters, first, &AnyParameter::value
+    ); // a value that ranks keep in parts has no memory here
+    add(averaged_, parameters, first, &AnyParameter::grad);
+}
+
+JOINABLE_DEFINITION void ParameterClaims::add_averaged(AnyView const& gradient, std::size_t index) {
+    averaged_.push_back({names_.size() - 1, gradient, nullptr, index, 0});
 }
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_stepped(ParameterList const& parameters, std::size_t first) {
-    add(stepped_, parameters, first, false);
+    add(stepped_, parameters, first, &AnyParameter::value);
 }
 
 JOINABLE_DEFINITION void ParameterClaims::add(
-    std::vector<Claim>& claims, ParameterList const& parameters, std::size_t first, bool is_gradient
+    std::vector<Claim>& claims,
+    ParameterList const& parameters,
+    std::size_t first,
+    AnyView (AnyParameter::*view)() const
 ) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         if (parameters[i].requires_grad()) {
-            claims.push_back({names_.size() - 1, &parameters, i, first, is_gradient});
+            claims.push_back({names_.size() - 1, (parameters[i].*view)(), &parameters, i, first});
         }
     }
 }
@@ -12086,18 +12096,15 @@ JOINABLE_DEFINITION void ParameterClaims::require_disjoint(
     if (claims.empty() || claims.front().participant == claims.back().participant) {
         return; // a participant has checked its own
     }
-    auto const view_of = [&](std::size_t k) {
-        AnyParameter const& parameter = (*claims[k].parameters)[claims[k].index];
-        return claims[k].is_gradient ? parameter.grad() : parameter.value();
-    };
     std::vector<detail::AddressRange> ranges;
     for (std::size_t k = 0; k < claims.size(); ++k) {
-        ranges.push_back(detail::AddressRange::of(view_of(k), k));
+        ranges.push_back(detail::AddressRange::of(claims[k].view, k));
     }
-    auto const shared =
-        detail::find_shared(std::move(ranges), view_of, [&](std::size_t a, std::size_t b) {
-            return claims[a].participant != claims[b].participant;
-        });
+    auto const shared = detail::find_shared(
+        std::move(ranges),
+        [&](std::size_t k) { return claims[k].view; },
+        [&](std::size_t a, std::size_t b) { return claims[a].participant != claims[b].participant; }
+    );
     if (!shared) {
         return;
     }
@@ -12107,7 +12114,9 @@ JOINABLE_DEFINITION void ParameterClaims::require_disjoint(
         );
     };
     auto const parameter = [](Claim const& claim) {
-        return detail::describe_parameter(*claim.parameters, claim.index, claim.first);
+        return claim.parameters == nullptr
+                   ? detail::concat("gradient ", claim.index)
+                   : detail::describe_parameter(*claim.parameters, claim.index, claim.first);
     };
     Claim const& one = claims[shared->first];
     Claim const& other = claims[shared->second];

@@ -4,13 +4,11 @@
 // joinable in single headers, for projects that copy files. Generated from include/joinable by
 // single_include/amalgamate.py: change the headers there, not this file.
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <cuda_runtime_api.h>
-#include <functional>
 #include <nccl.h>
 #include <new>
 #include <set>
@@ -561,6 +559,11 @@ public:
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
     [[nodiscard]] std::string_view join_name() const noexcept { return "CapturedStep"; }
     static constexpr std::string_view join_verb = "step()";
+    void list_claims(ParameterClaims& claims) const {
+        for (std::size_t i = 0; i < gradients_.size(); ++i) {
+            claims.add_averaged(view_of(gradients_[i]), i);
+        }
+    }
     void agree_on(AgreementList& list) const {
         list.add("gradient_kind", averaging_.kind == GradientKind::mean ? "mean" : "sum");
         list.add(
@@ -579,19 +582,28 @@ private:
         if (gradients_.empty()) {
             throw ContractViolation{"a captured step averages gradients, but was given none"};
         }
-        auto const end_of = [](Buffer const& gradient) {
-            return static_cast<std::byte const*>(gradient.data) + gradient.bytes();
-        };
-        std::vector<Buffer> sorted = gradients_;
-        std::sort(sorted.begin(), sorted.end(), [&](Buffer const& a, Buffer const& b) {
-            return std::less<>{}(end_of(a), end_of(b));
-        });
-        for (std::size_t i = 1; i < sorted.size(); ++i) {
-            if (std::greater<void const*>{}(end_of(sorted[i - 1]), sorted[i].data)) {
-                throw ContractViolation{"two gradients of a captured step share memory, so they "
-                                        "would be averaged twice; list tied ones once"};
-            }
+        std::vector<detail::AddressRange> ranges;
+        for (std::size_t i = 0; i < gradients_.size(); ++i) {
+            ranges.push_back(detail::AddressRange::of(view_of(gradients_[i]), i));
         }
+        auto const shared = detail::find_shared(
+            std::move(ranges),
+            [&](std::size_t i) { return view_of(gradients_[i]); },
+            [](std::size_t, std::size_t) { return true; }
+        );
+        if (shared) {
+            throw ContractViolation{detail::concat(
+                "gradients ",
+                shared->first,
+                " and ",
+                shared->second,
+                " of a captured step share memory, so they would be averaged twice; list tied ones once"
+            )};
+        }
+    }
+    [[nodiscard]] AnyView view_of(Buffer const& gradient) const {
+        DeviceId const device{DeviceKind::cuda, comm_.device()};
+        return {gradient.data, gradient.dtype, Shape{gradient.count}, Shape{1}, device};
     }
 
     void run(Round const& round, bool is_active) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <joinable/config.hpp>
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -18,6 +19,8 @@ public:
     /// Claims that the caller averages the gradients of the trained parameters of `parameters`,
     /// which must live until the guard is made. Texts count them from `first`.
     void add_averaged(ParameterList const& parameters, std::size_t first = 0);
+    /// The same for a gradient without a parameter, which texts call gradient `index`.
+    void add_averaged(AnyView const& gradient, std::size_t index);
     /// The same for the values that the caller steps.
     void add_stepped(ParameterList const& parameters, std::size_t first = 0);
 
@@ -29,18 +32,18 @@ public:
 
 private:
     struct Claim {
-        std::size_t participant; ///< an index of names_
-        ParameterList const* parameters;
+        std::size_t participant;         ///< an index of names_
+        AnyView view;                    ///< of the value or the gradient
+        ParameterList const* parameters; ///< null: a gradient without a parameter
         std::size_t index;
         std::size_t first;
-        bool is_gradient;
     };
 
     void
     add(std::vector<Claim>& claims,
         ParameterList const& parameters,
         std::size_t first,
-        bool is_gradient);
+        AnyView (AnyParameter::*view)() const);
     void require_disjoint(
         std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
     ) const;

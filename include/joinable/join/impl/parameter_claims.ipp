@@ -15,21 +15,29 @@ namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_averaged(ParameterList const& parameters, std::size_t first) {
-    add(averaged_, parameters, first, false); // a value that ranks keep in parts has no memory here
-    add(averaged_, parameters, first, true);
+    add(averaged_, parameters, first, &AnyParameter::value
+    ); // a value that ranks keep in parts has no memory here
+    add(averaged_, parameters, first, &AnyParameter::grad);
+}
+
+JOINABLE_DEFINITION void ParameterClaims::add_averaged(AnyView const& gradient, std::size_t index) {
+    averaged_.push_back({names_.size() - 1, gradient, nullptr, index, 0});
 }
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_stepped(ParameterList const& parameters, std::size_t first) {
-    add(stepped_, parameters, first, false);
+    add(stepped_, parameters, first, &AnyParameter::value);
 }
 
 JOINABLE_DEFINITION void ParameterClaims::add(
-    std::vector<Claim>& claims, ParameterList const& parameters, std::size_t first, bool is_gradient
+    std::vector<Claim>& claims,
+    ParameterList const& parameters,
+    std::size_t first,
+    AnyView (AnyParameter::*view)() const
 ) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         if (parameters[i].requires_grad()) {
-            claims.push_back({names_.size() - 1, &parameters, i, first, is_gradient});
+            claims.push_back({names_.size() - 1, (parameters[i].*view)(), &parameters, i, first});
         }
     }
 }
@@ -52,18 +60,15 @@ JOINABLE_DEFINITION void ParameterClaims::require_disjoint(
     if (claims.empty() || claims.front().participant == claims.back().participant) {
         return; // a participant has checked its own
     }
-    auto const view_of = [&](std::size_t k) {
-        AnyParameter const& parameter = (*claims[k].parameters)[claims[k].index];
-        return claims[k].is_gradient ? parameter.grad() : parameter.value();
-    };
     std::vector<detail::AddressRange> ranges;
     for (std::size_t k = 0; k < claims.size(); ++k) {
-        ranges.push_back(detail::AddressRange::of(view_of(k), k));
+        ranges.push_back(detail::AddressRange::of(claims[k].view, k));
     }
-    auto const shared =
-        detail::find_shared(std::move(ranges), view_of, [&](std::size_t a, std::size_t b) {
-            return claims[a].participant != claims[b].participant;
-        });
+    auto const shared = detail::find_shared(
+        std::move(ranges),
+        [&](std::size_t k) { return claims[k].view; },
+        [&](std::size_t a, std::size_t b) { return claims[a].participant != claims[b].participant; }
+    );
     if (!shared) {
         return;
     }
@@ -73,7 +78,9 @@ JOINABLE_DEFINITION void ParameterClaims::require_disjoint(
         );
     };
     auto const parameter = [](Claim const& claim) {
-        return detail::describe_parameter(*claim.parameters, claim.index, claim.first);
+        return claim.parameters == nullptr
+                   ? detail::concat("gradient ", claim.index)
+                   : detail::describe_parameter(*claim.parameters, claim.index, claim.first);
     };
     Claim const& one = claims[shared->first];
     Claim const& other = claims[shared->second];

@@ -27,6 +27,7 @@
 #include <joinable/join/guard.hpp>
 #include <joinable/nccl_graphs.hpp>
 #include <joinable/participant/action.hpp>
+#include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
 
 namespace {
@@ -350,6 +351,33 @@ TEST_CASE("a captured step cannot leave a joined rank's gradients untouched, and
             "them untouched; give it JoinedGradients::kept or JoinedGradients::zeroed_at_end",
             ContractViolation
         );
+    });
+    check_nothing_is_left();
+}
+
+TEST_CASE("a gradient that a captured step and another participant average is refused at the entry"
+) {
+    run_nccl_ranks({1, 2, 3, 4}, [](auto& comm, auto& hosts, cudaStream_t) {
+        std::vector<DeviceParam> params;
+        for (std::size_t const count : {2U, 3U}) {
+            params.emplace_back(DType::f32, joinable::Shape{count}, joinable::Shape{1});
+        }
+        auto const last_two = [](joinable::AnyView const& view) {
+            return joinable::Buffer{static_cast<float*>(view.data()) + 1, 2, view.dtype()};
+        };
+        CapturedStep captured{comm, {last_two(params[1].grad)}, [](auto const&) {}};
+        joinable::DistributedDataParallel ddp{comm, params};
+        CHECK_THROWS_WITH_AS(
+            (joinable::Join{joinable::participants(captured, ddp), joinable::control(hosts)}),
+            doctest::Contains(
+                "participant 0 (CapturedStep) and participant 1 (DistributedDataParallel) both "
+                "average gradient 0, which is parameter 1 of the second one, so it would be averaged twice"
+            ),
+            ContractViolation
+        );
+        std::vector<DeviceParam*> const first{&params[0]};
+        joinable::DistributedDataParallel other{comm, first};
+        joinable::Join{joinable::participants(captured, other), joinable::control(hosts)}.finish();
     });
     check_nothing_is_left();
 }
@@ -830,7 +858,10 @@ TEST_CASE("a step that cannot be captured is refused with the reason, and leaves
         for (std::size_t const count : {1U, 2U, 3U}) { // of those from the second on
             CHECK_THROWS_WITH_AS(
                 make({array.part(3, 1), array.part(1, count), array.part(0, 2)}),
-                doctest::Contains("two gradients of a captured step share memory"),
+                doctest::Contains(
+                    count == 3 ? "gradients 0 and 1 of a captured step share memory"
+                               : "gradients 1 and 2 of a captured step share memory"
+                ),
                 ContractViolation
             );
         }

@@ -22,8 +22,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+CUDA = pathlib.Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"  # has nccl.h, too
 LIMIT = 150  # seconds, for tests that end in some
 
 
@@ -392,6 +394,16 @@ MUTATIONS = [
         "two-models-average-one-parameter", "participant/data_parallel.hpp",
         "claims.add_averaged(reducer_->parameters());", "static_cast<void>(claims);",
         "participant/guarded_optimizers.test.cpp", "two participants that average*",
+    ),
+    Mutation(
+        "rank-0-counts-no-open-files", "communicator/tcp/detail/impl/hub.ipp",
+        "left += ::fcntl(file, F_GETFD) == -1 ? 1 : 0;", "++left;",
+        "communicator/tcp/meeting.test.cpp", "a rank 0 that may not open*",
+    ),
+    Mutation(
+        "ranks-that-rank-0-cannot-accept-are-blamed", "communicator/tcp/detail/impl/hub.ipp",
+        "is_meeting ? handshakes_->obstacle() : \"\"", "\"\"",
+        "communicator/tcp/meeting.test.cpp", "a rank 0 that has no file left*",
     ),
     Mutation(
         "captured-steps-claim-no-averages", "participant/captured/captured_step.hpp",
@@ -1514,13 +1526,14 @@ class Workshop:
         self.compiler = compiler
         for name in ("include", "tests"):
             shutil.copytree(ROOT / name, folder / name)
+        self.lock = threading.Lock()
         self.main = folder / "main.o"
         self.compile(["-c", folder / "tests/support/main.cpp", "-o", self.main])
 
     def compile(self, arguments, first=()):
         """`first` are folders of headers that come before the library's."""
         folders = [*first, self.folder / "include", self.folder / "tests",
-                   self.folder / "tests/support/rank_kinds/threads"]
+                   self.folder / "tests/support/rank_kinds/threads", CUDA]
         command = [self.compiler, "-std=c++20", "-O0", "-w", *(f"-I{path}" for path in folders), *arguments]
         result = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -1528,14 +1541,28 @@ class Workshop:
         if result.returncode != 0:
             raise Failure("does not compile:\n" + "\n".join(result.stdout.splitlines()[:10]))
 
+    def fakes(self):
+        """The fake CUDA and NCCL libraries, compiled when the first test needs them."""
+        programs = []
+        for name in ("fake_cuda", "fake_nccl"):
+            unit = self.folder / f"{name}.cpp"
+            programs.append(unit.with_suffix(".o"))
+            with self.lock:
+                if not unit.exists():
+                    sources = sorted((self.folder / "tests/support" / name).glob("*.cpp"))
+                    unit.write_text("".join(f'#include "{one}"\n' for one in sources), encoding="utf-8")
+                    self.compile(["-c", unit, "-o", programs[-1]])
+        return programs
+
     def run(self, test, filters, first=()):
         """Why the test fails, for each of the filters; empty where it passes."""
         with tempfile.TemporaryDirectory(dir=self.folder) as here:
             program = pathlib.Path(here) / "test"
             source = self.folder / "tests/joinable" / test
-            uses_rapidcheck = "<rapidcheck.h>" in source.read_text(encoding="utf-8")
-            libraries = ["-pthread", *(["-lrapidcheck"] if uses_rapidcheck else [])]
-            self.compile([source, self.main, *libraries, "-o", program], first)
+            text = source.read_text(encoding="utf-8")
+            libraries = ["-pthread", *(["-lrapidcheck"] if "<rapidcheck.h>" in text else [])]
+            fakes = self.fakes() if re.search("<support/(fake_|nccl_)", text) else []
+            self.compile([source, self.main, *fakes, *libraries, "-o", program], first)
             return [why_it_fails(program, cases).replace(f"{self.folder}/", "") for cases in filters]
 
 

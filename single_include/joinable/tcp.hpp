@@ -1240,15 +1240,11 @@ public:
 
     [[nodiscard]] TcpJob const& job() const noexcept { return job_; }
 
-    /// Why this process may accept no connections, if it does not; for the end of an error's text.
+    /// Why this process cannot accept connections; empty if it can.
     [[nodiscard]] std::string obstacle() const {
-        return refused_for_ == 0
-                   ? std::string{}
-                   : concat(
-                         "; rank 0 cannot accept more connections: ",
-                         std::strerror(refused_for_),
-                         refused_for_ == EMFILE ? ": raise its limit of open files (ulimit -n)" : ""
-                     );
+        return refused_for_ == 0        ? std::string{}
+               : refused_for_ == EMFILE ? "too many open files: raise its limit of them (ulimit -n)"
+                                        : std::string{std::strerror(refused_for_)};
     }
 
     /// The events to wait for before the next call of poll().
@@ -1390,6 +1386,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+void check_open_files(std::size_t needed);
+
 /// The meeting place of all ranks of a group. It has a connection to each rank, including rank 0.
 /// It alone decides whether a collective completes or ends. Every rank receives its frames in the
 /// same order. It shares nothing with rank 0 but that connection.
@@ -1397,7 +1395,7 @@ class Hub {
 public:
     /// Ranks connect to `listener`. `rank_0` is the other end of rank 0's connection. A rank whose
     /// machine acknowledges nothing for `limits.silence` is lost.
-    /// @throws CommunicationError  this process may not have a connection open for each rank.
+    /// @throws CommunicationError  this process may not open a file for each other rank.
     Hub(Socket listener, Socket rank_0, TcpJob job, TcpLimits const& limits = {});
 
     /// Returns when rank 0 has left, and the others have left or can still receive the frames sent
@@ -1523,31 +1521,42 @@ private:
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <fcntl.h>
 #include <limits>
+#include <string>
 #include <sys/resource.h>
 #include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// @throws CommunicationError  this process may not open `needed` more files.
+/// Complexity: a system call for each file that is open or needed.
+JOINABLE_DEFINITION void check_open_files(std::size_t needed) {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    std::size_t left = 0;
+    for (int file = 0; left < needed && static_cast<rlim_t>(file) < limit.rlim_cur; ++file) {
+        left += ::fcntl(file, F_GETFD) == -1 ? 1 : 0;
+    }
+    if (left < needed) {
+        throw CommunicationError{concat(
+            "rank 0 needs an open file for each of ",
+            needed,
+            " other ranks, but its process may open only ",
+            left,
+            " more (",
+            limit.rlim_cur,
+            " in all): raise that limit (ulimit -n)"
+        )};
+    }
+}
+
 JOINABLE_DEFINITION
 Hub::Hub(Socket listener, Socket rank_0, TcpJob job, TcpLimits const& limits)
     : collectives_{job.size}, members_(static_cast<std::size_t>(job.size)), limits_{limits} {
-    rlimit limit{};
-    getrlimit(RLIMIT_NOFILE, &limit);
-    auto const needed =
-        static_cast<rlim_t>(job.size) + 2; // with the listener, and both ends of rank 0's
-    if (limit.rlim_cur < needed) {
-        throw CommunicationError{concat(
-            "rank 0 needs ",
-            needed,
-            " open files for the connections of ",
-            job.size,
-            " ranks, but its process may have ",
-            limit.rlim_cur,
-            ": raise that limit (ulimit -n)"
-        )};
-    }
+    check_open_files(static_cast<std::size_t>(job.size) - 1); // rank 0's own are open
     handshakes_.emplace(std::move(listener), std::move(job), limits_.patience);
     admit(0, std::move(rank_0));
 }
@@ -1732,8 +1741,15 @@ Hub::judge(int rank, FrameHeader const& header, std::string const& meanwhile) {
         bool const is_meeting = header.sequence == meeting;
         char const* const to_do = is_meeting ? "connect" : "arrive";
         AbortReason reason = reason_of_delay(overdue, to_do, deadline, rank, meanwhile);
-        if (is_meeting) {
-            reason.message += handshakes_->obstacle();
+        if (std::string const why = is_meeting ? handshakes_->obstacle() : ""; !why.empty()) {
+            reason.message = concat(
+                "rank 0 could not accept the connections of ",
+                ranks_text(overdue),
+                " within ",
+                std::chrono::duration<double>(deadline).count(),
+                " s: ",
+                why
+            );
         }
         end(std::move(reason));
         return;
@@ -2840,7 +2856,7 @@ namespace joinable { inline namespace v0 { namespace detail {
                     endpoint_text(address, port),
                     " in time, while rank ",
                     rank,
-                    " is connected: is it another program that listens there?"
+                    " is connected: it has no open file left for this rank, or another program listens there"
                 )
             };
         }

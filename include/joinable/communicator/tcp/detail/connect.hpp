@@ -95,7 +95,7 @@ namespace joinable { inline namespace v0 { namespace detail {
                     endpoint_text(address, port),
                     " in time, while rank ",
                     rank,
-                    " is connected: is it another program that listens there?"
+                    " is connected: it has no open file left for this rank, or another program listens there"
                 )
             };
         }

@@ -40,15 +40,11 @@ public:
 
     [[nodiscard]] TcpJob const& job() const noexcept { return job_; }
 
-    /// Why this process may accept no connections, if it does not; for the end of an error's text.
+    /// Why this process cannot accept connections; empty if it can.
     [[nodiscard]] std::string obstacle() const {
-        return refused_for_ == 0
-                   ? std::string{}
-                   : concat(
-                         "; rank 0 cannot accept more connections: ",
-                         std::strerror(refused_for_),
-                         refused_for_ == EMFILE ? ": raise its limit of open files (ulimit -n)" : ""
-                     );
+        return refused_for_ == 0        ? std::string{}
+               : refused_for_ == EMFILE ? "too many open files: raise its limit of them (ulimit -n)"
+                                        : std::string{std::strerror(refused_for_)};
     }
 
     /// The events to wait for before the next call of poll().

@@ -19,6 +19,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+void check_open_files(std::size_t needed);
+
 /// The meeting place of all ranks of a group. It has a connection to each rank, including rank 0.
 /// It alone decides whether a collective completes or ends. Every rank receives its frames in the
 /// same order. It shares nothing with rank 0 but that connection.
@@ -26,7 +28,7 @@ class Hub {
 public:
     /// Ranks connect to `listener`. `rank_0` is the other end of rank 0's connection. A rank whose
     /// machine acknowledges nothing for `limits.silence` is lost.
-    /// @throws CommunicationError  this process may not have a connection open for each rank.
+    /// @throws CommunicationError  this process may not open a file for each other rank.
     Hub(Socket listener, Socket rank_0, TcpJob job, TcpLimits const& limits = {});
 
     /// Returns when rank 0 has left, and the others have left or can still receive the frames sent

@@ -4,8 +4,11 @@
 #include <joinable/communicator/tcp/detail/hub.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <fcntl.h>
 #include <limits>
+#include <string>
 #include <sys/resource.h>
 #include <utility>
 
@@ -15,24 +18,32 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// @throws CommunicationError  this process may not open `needed` more files.
+/// Complexity: a system call for each file that is open or needed.
+JOINABLE_DEFINITION void check_open_files(std::size_t needed) {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    std::size_t left = 0;
+    for (int file = 0; left < needed && static_cast<rlim_t>(file) < limit.rlim_cur; ++file) {
+        left += ::fcntl(file, F_GETFD) == -1 ? 1 : 0;
+    }
+    if (left < needed) {
+        throw CommunicationError{concat(
+            "rank 0 needs an open file for each of ",
+            needed,
+            " other ranks, but its process may open only ",
+            left,
+            " more (",
+            limit.rlim_cur,
+            " in all): raise that limit (ulimit -n)"
+        )};
+    }
+}
+
 JOINABLE_DEFINITION
 Hub::Hub(Socket listener, Socket rank_0, TcpJob job, TcpLimits const& limits)
     : collectives_{job.size}, members_(static_cast<std::size_t>(job.size)), limits_{limits} {
-    rlimit limit{};
-    getrlimit(RLIMIT_NOFILE, &limit);
-    auto const needed =
-        static_cast<rlim_t>(job.size) + 2; // with the listener, and both ends of rank 0's
-    if (limit.rlim_cur < needed) {
-        throw CommunicationError{concat(
-            "rank 0 needs ",
-            needed,
-            " open files for the connections of ",
-            job.size,
-            " ranks, but its process may have ",
-            limit.rlim_cur,
-            ": raise that limit (ulimit -n)"
-        )};
-    }
+    check_open_files(static_cast<std::size_t>(job.size) - 1); // rank 0's own are open
     handshakes_.emplace(std::move(listener), std::move(job), limits_.patience);
     admit(0, std::move(rank_0));
 }
@@ -217,8 +228,15 @@ Hub::judge(int rank, FrameHeader const& header, std::string const& meanwhile) {
         bool const is_meeting = header.sequence == meeting;
         char const* const to_do = is_meeting ? "connect" : "arrive";
         AbortReason reason = reason_of_delay(overdue, to_do, deadline, rank, meanwhile);
-        if (is_meeting) {
-            reason.message += handshakes_->obstacle();
+        if (std::string const why = is_meeting ? handshakes_->obstacle() : ""; !why.empty()) {
+            reason.message = concat(
+                "rank 0 could not accept the connections of ",
+                ranks_text(overdue),
+                " within ",
+                std::chrono::duration<double>(deadline).count(),
+                " s: ",
+                why
+            );
         }
         end(std::move(reason));
         return;

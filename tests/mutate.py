@@ -395,6 +395,33 @@ MUTATIONS = [
         "claims.add_averaged(reducer_->parameters());", "static_cast<void>(claims);",
         "participant/guarded_optimizers.test.cpp", "two participants that average*",
     ),
+    # -- what a process that a rank has forked may do ------------------------------------------------
+    Mutation(
+        "a-helper-of-a-process-calls-its-collectives", "communicator/shared_memory/group/board_communicator.hpp",
+        "        rank_.require_here(rank());\n", "",
+        "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked*",
+    ),
+    Mutation(
+        "a-helper-waits-for-works-of-its-rank", "communicator/detail/work_of.hpp",
+        "        rank_->require_here(rank_->rank());\n", "",
+        "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked*",
+    ),
+    Mutation(
+        "a-helper-returns-from-the-body-for-its-rank", "communicator/shared_memory/impl/run_processes.ipp",
+        "end_process(0);", "",
+        "communicator/shared_memory/process.test.cpp", "a process that a rank has forked*",
+    ),
+    Mutation(
+        "a-helper-throws-from-the-body-for-its-rank", "communicator/shared_memory/impl/run_processes.ipp",
+        "end_process(1);", "",
+        "communicator/shared_memory/process.test.cpp", "a process that a rank has forked*",
+    ),
+    Mutation(
+        "an-abort-throws-out-of-destructors", "communicator/detail/work_of.hpp",
+        "    } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves\n    }",
+        "    } catch (int) {\n    }",
+        "communicator/tcp/faults.test.cpp", "a process that a rank by TCP has forked*",
+    ),
     Mutation(
         "rank-0-counts-no-open-files", "communicator/tcp/detail/impl/hub.ipp",
         "left += ::fcntl(file, F_GETFD) == -1 ? 1 : 0;", "++left;",

@@ -1673,7 +1673,6 @@ public:
     GlooRank& operator=(GlooRank const&) = delete;
     ~GlooRank() = default; // see close()
 
-    [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
     [[nodiscard]] int rank() const noexcept { return options_.rank; }
     [[nodiscard]] int size() const noexcept { return options_.size; }
     [[nodiscard]] bool is_renumbered() const noexcept { return control_.is_renumbered(); }
@@ -1803,10 +1802,10 @@ public:
     void close(bool is_unwinding) noexcept {
         try {
             take_over_from_parent(); // before the others hear that this rank leaves
-            if (is_unwinding) {
-                abort_for_exception(*this, "the scope of its communicator");
-            }
         } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves
+        }
+        if (is_unwinding) {
+            abort_for_exception(*this, "the scope of its communicator");
         }
         {
             std::lock_guard const lock{mutex_};
@@ -1895,7 +1894,7 @@ private:
     template <class One>
     [[nodiscard]] bool is_over(One& one, Gap longest_gap) {
         // In a forked process a thread that was not forked may hold the lock for ever.
-        home_.require_here(rank());
+        require_here(rank());
         if (!is_done(one)) {
             ended_by_failure([&] { poll(one, longest_gap); });
         }
@@ -2054,7 +2053,7 @@ private:
     /// After any failure no collective can complete, and nothing may write to the caller's memory.
     template <class F>
     std::invoke_result_t<F const&> ended_by_failure(F const& f) {
-        home_.require_here(rank());
+        require_here(rank());
         try {
             return f();
         } catch (...) {
@@ -2076,7 +2075,6 @@ private:
         return post_beside(control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown);
     }
 
-    HomeProcess home_;
     std::shared_ptr<GlooRank> parent_;
     TcpCommunicator control_;
     TcpOptions options_; ///< by which the ranks have met

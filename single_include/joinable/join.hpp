@@ -16950,6 +16950,67 @@ template <class Lookup>
 
 }} // namespace joinable::v0
 
+// ---- joinable/communicator/detail/home_process.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The process in which an object was made. A process that is forked later has a copy of the
+/// object, which must not speak for the rank. Every collective asks, so the answer costs no system call.
+class HomeProcess {
+public:
+    HomeProcess();
+    [[nodiscard]] bool is_here() const noexcept {
+        return forks_before_ == forks().load(std::memory_order_relaxed);
+    }
+    /// @throws ContractViolation  this is another process.
+    void require_here(int rank) const;
+
+private:
+    /// The forks that lead from the first process to this one.
+    static std::atomic<int>& forks() noexcept {
+        static std::atomic<int> forks{0};
+        return forks;
+    }
+
+    int id_; ///< for the error
+    int forks_before_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/detail/impl/home_process.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <pthread.h>
+#include <unistd.h>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION HomeProcess::HomeProcess() : id_{::getpid()} {
+    [[maybe_unused]] static int const counts =
+        ::pthread_atfork(nullptr, nullptr, [] { ++forks(); });
+    forks_before_ = forks().load(std::memory_order_relaxed); // a fork from now on is counted
+}
+
+JOINABLE_DEFINITION void HomeProcess::require_here(int rank) const {
+    if (!is_here()) {
+        throw ContractViolation{concat(
+            "expected rank ",
+            rank,
+            " in process ",
+            id_,
+            ", which attached, but process ",
+            ::getpid(),
+            " that was forked since calls its communicator: attach after the fork"
+        )};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/detail/work_of.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -16958,22 +17019,31 @@ namespace joinable { inline namespace v0 { namespace detail {
 [[nodiscard]] inline AbortReason reason_of_exception(int rank, std::string_view what) {
     return blamed_on(rank, {FailureKind::peer_failed, {}, concat("an exception left ", what)});
 }
-/// Aborts with that reason. `rank` has the members rank() and abort().
+/// Aborts with that reason, if it can. `rank` has the members rank() and abort().
 template <class Rank>
-void abort_for_exception(Rank& rank, std::string_view what) {
-    rank.abort(reason_of_exception(rank.rank(), what));
+void abort_for_exception(Rank& rank, std::string_view what) noexcept {
+    try {
+        rank.abort(reason_of_exception(rank.rank(), what));
+    } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves
+    }
 }
 
 /// The base of a rank that has works. The rank hides the members in which it differs.
-struct HasWorks {
+class HasWorks {
+public:
     /// Whether this process has the rank. One that was forked since has only a copy of it.
-    [[nodiscard]] static bool is_here() noexcept { return true; }
+    [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
+    /// @throws ContractViolation  it does not.
+    void require_here(int rank) const { home_.require_here(rank); }
     /// Keeps other threads from the rank as long as the result lives.
     [[nodiscard]] static std::monostate hold() noexcept { return {}; }
     /// What an error calls the work.
     [[nodiscard]] static char const* kind_of(auto const&) noexcept { return "a collective"; }
     /// The work is destroyed.
     static void release(auto const&) noexcept {}
+
+private:
+    HomeProcess home_;
 };
 
 /// A collective or a message of one rank, which knows it by one of the handles. Its destructor waits
@@ -17011,21 +17081,22 @@ public:
     }
 
     /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
+    /// @throws ContractViolation  a process that the rank has forked calls this.
     /// @throws Mismatch  the ranks' calls, or the two sides of a message, differ; no data moved.
     /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless this
     ///         rank's part was complete before.
     void wait() {
-        with_rank(*this, [](Rank& rank, auto& one) { rank.finish(one); });
+        checked([](Rank& rank, auto& one) { rank.finish(one); });
     }
     /// Makes progress; true once wait() would return at once.
     /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
     ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
     [[nodiscard]] bool test() {
-        return with_rank(*this, [](Rank& rank, auto& one) { return rank.test(one); });
+        return checked([](Rank& rank, auto& one) { return rank.test(one); });
     }
     /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress() {
-        return with_rank(*this, [](Rank& rank, auto& one) { return rank.progress(one); });
+        return checked([](Rank& rank, auto& one) { return rank.progress(one); });
     }
 
     /// f(rank, handle), for the communicator of the work.
@@ -17036,6 +17107,12 @@ public:
     }
 
 private:
+    template <class F>
+    auto checked(F const& f) {
+        rank_->require_here(rank_->rank());
+        return with_rank(*this, f);
+    }
+
     Rank* rank_;
     std::variant<Handles...> handle_;
     Unwinding unwinding_;
@@ -21372,7 +21449,7 @@ public:
     Work receive(Buffer buffer, int from, int tag = 0);
 
     /// Local. The first reason wins; every wait that can no longer complete throws it.
-    void abort(AbortReason const& reason) { rank_.abort(reason); }
+    void abort(AbortReason const& reason) { own_rank().abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const {
         return rank_.group().abort_reason(rank());
@@ -21387,7 +21464,7 @@ public:
         return rank_.set_deadline(deadline);
     }
     /// Local. Ranks that wait for this one now wait for one more deadline from this call.
-    void keep_alive() noexcept { rank_.keep_alive(); }
+    void keep_alive() { own_rank().keep_alive(); }
 
     /// Local. The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
@@ -21421,7 +21498,12 @@ private:
 
     Unwinding unwinding_;
 
-    Work post(Request const& request) { return {rank_, rank_.post(request)}; }
+    /// @throws ContractViolation  this is a process that the rank has forked.
+    Rank& own_rank() {
+        rank_.require_here(rank());
+        return rank_;
+    }
+    Work post(Request const& request) { return {rank_, own_rank().post(request)}; }
 };
 
 }}} // namespace joinable::v0::detail
@@ -21443,14 +21525,14 @@ Work BoardCommunicator<Rank, Work>::send(ConstBuffer buffer, int to, int tag) {
     check_rank("destination", to, size());
     // A send only reads its buffer; both sides of a message share one type.
     Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-    return {rank_, rank_.post_message(true, to, tag, read)};
+    return {rank_, own_rank().post_message(true, to, tag, read)};
 }
 
 template <class Rank, class Work>
 Work BoardCommunicator<Rank, Work>::receive(Buffer buffer, int from, int tag) {
     check_memory(buffer);
     check_rank("source", from, size());
-    return {rank_, rank_.post_message(false, from, tag, buffer)};
+    return {rank_, own_rank().post_message(false, from, tag, buffer)};
 }
 
 template <class Rank, class Work>
@@ -21497,67 +21579,6 @@ BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
     }
     auto const slot = std::find(members.begin(), members.end(), rank());
     return {rank_.group().group_at(place), static_cast<int>(slot - members.begin())};
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/communicator/detail/home_process.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// The process in which an object was made. A process that is forked later has a copy of the
-/// object, which must not speak for the rank. Every collective asks, so the answer costs no system call.
-class HomeProcess {
-public:
-    HomeProcess();
-    [[nodiscard]] bool is_here() const noexcept {
-        return forks_before_ == forks().load(std::memory_order_relaxed);
-    }
-    /// @throws ContractViolation  this is another process.
-    void require_here(int rank) const;
-
-private:
-    /// The forks that lead from the first process to this one.
-    static std::atomic<int>& forks() noexcept {
-        static std::atomic<int> forks{0};
-        return forks;
-    }
-
-    int id_; ///< for the error
-    int forks_before_;
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/communicator/detail/impl/home_process.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <pthread.h>
-#include <unistd.h>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION HomeProcess::HomeProcess() : id_{::getpid()} {
-    [[maybe_unused]] static int const counts =
-        ::pthread_atfork(nullptr, nullptr, [] { ++forks(); });
-    forks_before_ = forks().load(std::memory_order_relaxed); // a fork from now on is counted
-}
-
-JOINABLE_DEFINITION void HomeProcess::require_here(int rank) const {
-    if (!is_here()) {
-        throw ContractViolation{concat(
-            "expected rank ",
-            rank,
-            " in process ",
-            id_,
-            ", which attached, but process ",
-            ::getpid(),
-            " that was forked since calls its communicator: attach after the fork"
-        )};
-    }
 }
 
 }}} // namespace joinable::v0::detail
@@ -22526,8 +22547,6 @@ public:
         return storage_;
     }
 
-    [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
-
     /// Makes a group of these ranks of this group, in their order; this rank is the first. Returns
     /// its offset from this board, or 0 if there is no memory.
     /// @throws PeerFailed, ...  this group was aborted.
@@ -22613,7 +22632,6 @@ private:
     [[noreturn]] void throw_mismatch(Message const& mine, Message const& theirs);
 
     Group group_;
-    HomeProcess home_;
     std::shared_ptr<GroupStorage<Memory>> storage_;
     std::array<std::vector<bool>, 2> mailboxes_; ///< that have memory: from this rank, to it
 };
@@ -25165,6 +25183,9 @@ struct ProcessOptions {
 
 namespace detail {
 
+/// Ends this process without the program's destructors; files are flushed, not closed.
+[[noreturn]] void end_process(int status) noexcept;
+
 /// Runs one rank in its new process, until the process exits.
 [[noreturn]] void run_rank(
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
@@ -25280,16 +25301,28 @@ void run_processes(F const&, int) {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+JOINABLE_DEFINITION void end_process(int status) noexcept {
+    std::fflush(nullptr);
+    _exit(status);
+}
+
 JOINABLE_DEFINITION void run_rank(
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
 ) noexcept {
     Outcome& outcome = segment.outcome(rank);
+    HomeProcess const home;
     {
         ProcessCommunicator comm{segment, rank};
         try {
             body(comm);
+            if (!home.is_here()) { // a helper that the rank has forked says nothing for it
+                end_process(0);
+            }
             outcome.state.store(Outcome::returned);
         } catch (...) {
+            if (!home.is_here()) {
+                end_process(1);
+            }
             AbortReason const reason = failure_of(std::current_exception());
             AbortReason const told = reason_of_exit(segment.group(), rank, reason);
             outcome.reason.store(reason.ranks.empty() ? reason : told);
@@ -25297,8 +25330,7 @@ JOINABLE_DEFINITION void run_rank(
             comm.abort(told);
         }
     }
-    std::fflush(nullptr); // _exit skips the program's destructors and open files
-    _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
+    end_process(outcome.state.load() == Outcome::returned ? 0 : 1);
 }
 
 JOINABLE_DEFINITION int count_other_threads(std::chrono::milliseconds patience) {

@@ -2803,7 +2803,10 @@ public:
     [[nodiscard]] MpiLimits limits() const noexcept { return limits_; }
     /// The callers of all functions below hold it.
     [[nodiscard]] MpiLock& lock() const noexcept { return *lock_; }
-    [[nodiscard]] MpiLock::Held hold() const { return lock_->take(); }
+    [[nodiscard]] MpiLock::Held hold() const {
+        require_here(rank_); // in another process, no thread may be there to let it go
+        return lock_->take();
+    }
     [[nodiscard]] std::shared_ptr<MpiMemory> const& memory() const noexcept {
         return in_flight_.memory();
     }
@@ -3437,8 +3440,12 @@ public:
     /// done its part of the others may then still complete, for up to 1 s: that may be how they
     /// hear why it unwinds.
     ~MpiCommunicator() {
-        auto const held = rank_->hold();
-        rank_->close(unwinding_.has_begun());
+        if (rank_->is_here()) {
+            auto const held = rank_->hold();
+            rank_->close(unwinding_.has_begun());
+        } else { // a forked process must not call MPI
+            static_cast<void>(new std::shared_ptr{std::move(rank_)});
+        }
     }
 
     [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
@@ -3480,7 +3487,7 @@ public:
     [[nodiscard]] bool is_renumbered() const noexcept { return rank_->is_renumbered(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
         auto const held = rank_->hold();
         return rank_->set_deadline(deadline);
     }

@@ -2078,7 +2078,6 @@ private:
     bool is_renumbered_ = false;
     std::chrono::nanoseconds deadline_;
     Hear hear_;
-    HomeProcess home_;
     Inbox inbox_;
     Outbox outbox_;
     std::vector<std::byte> body_; ///< of a frame that is not a result
@@ -2113,7 +2112,7 @@ JOINABLE_DEFINITION void TcpRank::meet(std::string const& meanwhile) {
 }
 
 JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descriptor const& shown) {
-    home_.require_here(rank_);
+    require_here(rank_);
     Descriptor const& signature = request.signature;
     while (pending_.size() == most_in_flight) {
         finish(finished_);
@@ -2169,7 +2168,7 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
 }
 
 JOINABLE_DEFINITION void TcpRank::keep_alive() {
-    home_.require_here(rank_);
+    require_here(rank_);
     outbox_.flush(socket_);
     if (outbox_.is_empty()) { // else the hub accepts nothing now; the next call will do
         FrameHeader header;
@@ -2303,7 +2302,7 @@ JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
 }
 
 JOINABLE_DEFINITION void TcpRank::poll() {
-    home_.require_here(rank_);
+    require_here(rank_);
     if (over_) { // buffers of lost collectives belong to the caller again
         return;
     }
@@ -2446,7 +2445,7 @@ JOINABLE_DEFINITION void TcpRank::take(FrameHeader const& header) {
 }
 
 JOINABLE_DEFINITION void TcpRank::leave() noexcept {
-    if (!home_.is_here()) {
+    if (!is_here()) {
         return;
     }
     try {
@@ -2937,10 +2936,7 @@ JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(
 
 JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
     if (unwinding_.has_begun()) {
-        try {
-            abort_for_exception(rank_, "the scope of its communicator");
-        } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves
-        }
+        abort_for_exception(rank_, "the scope of its communicator");
     }
 }
 

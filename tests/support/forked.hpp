@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <stdexcept>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +14,8 @@
 #include <support/hang.hpp>
 
 #include <joinable/error.hpp>
+#include <joinable/join/guard.hpp>
+#include <joinable/participant/step.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
@@ -40,25 +43,51 @@ bool succeeds_in_fork(Body const& body) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/// Ranks that fork a helper: it ends as by exit(), where static objects are destroyed, and the ranks
-/// go on. If `is_refused`, its calls are.
+/// What destructors do while an exception leaves their scope.
+template <class Object>
+void unwind(Object& object) {
+    struct Scope {
+        Object* object;
+        ~Scope() { std::destroy_at(object); }
+    };
+    try {
+        Scope const scope{&object};
+        throw std::runtime_error{"the helper's own trouble"};
+    } catch (std::runtime_error const&) { // NOLINT(bugprone-empty-catch): it has left the scope
+    }
+}
+
+/// Ranks that fork helpers, whose calls are refused: one ends as by exit(), where static objects are
+/// destroyed, and one by an exception that leaves a guard. The ranks go on.
 template <class Comm>
-void check_helper_of(Comm& comm, bool is_refused) {
+void check_helpers_of(Comm& comm) {
     float value = 1;
+    auto const sum = [&] {
+        return comm.all_reduce({&value, 1, joinable::DType::f32}, joinable::ReduceOp::sum);
+    };
     comm.barrier();
     {
-        auto work = comm.all_reduce({&value, 1, joinable::DType::f32}, joinable::ReduceOp::sum);
+        auto work = sum();
         CHECK(succeeds_in_fork([&] {
-            if (is_refused) {
-                CHECK_THROWS_AS(comm.barrier(), joinable::ContractViolation);
-                CHECK_THROWS_AS(work.wait(), joinable::ContractViolation);
-            }
+            CHECK_THROWS_AS(comm.barrier(), joinable::ContractViolation);
+            CHECK_THROWS_AS(comm.abort({}), joinable::ContractViolation);
+            CHECK_THROWS_AS(comm.keep_alive(), joinable::ContractViolation);
+            CHECK_THROWS_AS(work.wait(), joinable::ContractViolation);
             std::destroy_at(&work);
             std::destroy_at(&comm);
         }));
         work.wait();
     }
     CHECK(value == static_cast<float>(comm.size()));
+    joinable::Step step{comm, [&] { sum().wait(); }};
+    joinable::Join guard{joinable::participants(step)};
+    step.step();
+    CHECK(succeeds_in_fork([&] {
+        unwind(guard);
+        unwind(comm);
+    }));
+    step.step();
+    guard.finish();
     comm.barrier();
 }
 

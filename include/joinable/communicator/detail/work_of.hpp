@@ -5,6 +5,7 @@
 #include <utility>
 #include <variant>
 
+#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
@@ -16,22 +17,31 @@ namespace joinable { inline namespace v0 { namespace detail {
 [[nodiscard]] inline AbortReason reason_of_exception(int rank, std::string_view what) {
     return blamed_on(rank, {FailureKind::peer_failed, {}, concat("an exception left ", what)});
 }
-/// Aborts with that reason. `rank` has the members rank() and abort().
+/// Aborts with that reason, if it can. `rank` has the members rank() and abort().
 template <class Rank>
-void abort_for_exception(Rank& rank, std::string_view what) {
-    rank.abort(reason_of_exception(rank.rank(), what));
+void abort_for_exception(Rank& rank, std::string_view what) noexcept {
+    try {
+        rank.abort(reason_of_exception(rank.rank(), what));
+    } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves
+    }
 }
 
 /// The base of a rank that has works. The rank hides the members in which it differs.
-struct HasWorks {
+class HasWorks {
+public:
     /// Whether this process has the rank. One that was forked since has only a copy of it.
-    [[nodiscard]] static bool is_here() noexcept { return true; }
+    [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
+    /// @throws ContractViolation  it does not.
+    void require_here(int rank) const { home_.require_here(rank); }
     /// Keeps other threads from the rank as long as the result lives.
     [[nodiscard]] static std::monostate hold() noexcept { return {}; }
     /// What an error calls the work.
     [[nodiscard]] static char const* kind_of(auto const&) noexcept { return "a collective"; }
     /// The work is destroyed.
     static void release(auto const&) noexcept {}
+
+private:
+    HomeProcess home_;
 };
 
 /// A collective or a message of one rank, which knows it by one of the handles. Its destructor waits
@@ -69,21 +79,22 @@ public:
     }
 
     /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
+    /// @throws ContractViolation  a process that the rank has forked calls this.
     /// @throws Mismatch  the ranks' calls, or the two sides of a message, differ; no data moved.
     /// @throws TimedOut, PeerFailed, ...  the reason why the communicator was aborted, unless this
     ///         rank's part was complete before.
     void wait() {
-        with_rank(*this, [](Rank& rank, auto& one) { rank.finish(one); });
+        checked([](Rank& rank, auto& one) { rank.finish(one); });
     }
     /// Makes progress; true once wait() would return at once.
     /// @throws as wait() does; TimedOut while some rank has not arrived, once the time between
     ///         tests of this work adds up to the deadline. Each gap counts as at most 10 ms.
     [[nodiscard]] bool test() {
-        return with_rank(*this, [](Rank& rank, auto& one) { return rank.test(one); });
+        return checked([](Rank& rank, auto& one) { return rank.test(one); });
     }
     /// test() without that deadline, for a rank that finally waits.
     [[nodiscard]] bool progress() {
-        return with_rank(*this, [](Rank& rank, auto& one) { return rank.progress(one); });
+        return checked([](Rank& rank, auto& one) { return rank.progress(one); });
     }
 
     /// f(rank, handle), for the communicator of the work.
@@ -94,6 +105,12 @@ public:
     }
 
 private:
+    template <class F>
+    auto checked(F const& f) {
+        rank_->require_here(rank_->rank());
+        return with_rank(*this, f);
+    }
+
     Rank* rank_;
     std::variant<Handles...> handle_;
     Unwinding unwinding_;

@@ -34,6 +34,9 @@ struct ProcessOptions {
 
 namespace detail {
 
+/// Ends this process without the program's destructors; files are flushed, not closed.
+[[noreturn]] void end_process(int status) noexcept;
+
 /// Runs one rank in its new process, until the process exits.
 [[noreturn]] void run_rank(
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/forked.hpp>
 #include <support/mpi_ranks.hpp>
 #include <support/shared.hpp>
 #include <support/tells_reason.hpp>
@@ -157,6 +158,11 @@ TEST_CASE(
         expect([&] { (void)comm.all_reduce({&x, 1, DType::f32}, ReduceOp::sum); });
         expect([&] { pair.barrier(); });
     });
+}
+
+TEST_CASE("a process that a rank over MPI has forked says nothing for it, and cannot go on as it") {
+    MpiCommunicator comm{MPI_COMM_WORLD};
+    check_helpers_of(comm);
 }
 
 TEST_CASE("an abort of a group does not reach the one that it was split from") {

@@ -831,8 +831,8 @@ TEST_CASE("programs that lay out memory or share work differently have different
 TEST_CASE("a process that a rank has forked says nothing for it when it ends") {
     run_named_ranks({1, 2, 3, 4}, [](ProcessCommunicator& comm) {
         auto group = comm.split(0, 0);
-        check_helper_of(group, false);
-        check_helper_of(comm, false);
+        check_helpers_of(group);
+        check_helpers_of(comm);
     });
 }
 

@@ -605,4 +605,39 @@ TEST_CASE(
     CHECK(text.ends_with(end));
 }
 
+TEST_CASE("a process that a rank has forked, and that leaves the body, says nothing for the rank") {
+    for (bool const throws : {false, true}) {
+        for (int const world : {1, 2, 3}) {
+            joinable::run_processes(world, [&](ProcessCommunicator& comm) {
+                pid_t const helper = ::fork();
+                if (helper == 0) {
+                    if (throws) {
+                        throw std::runtime_error{"the helper's own trouble"};
+                    }
+                    return;
+                }
+                int status = 0;
+                ::waitpid(helper, &status, 0);
+                CHECK(WIFEXITED(status));
+                CHECK(WEXITSTATUS(status) == (throws ? 1 : 0));
+                comm.barrier();
+            });
+        }
+    }
+    CHECK_THROWS_WITH_AS( // the helper has ended well, and the rank has not
+        joinable::run_processes(
+            1,
+            [](ProcessCommunicator&) {
+                pid_t const helper = ::fork();
+                if (helper != 0) {
+                    ::waitpid(helper, nullptr, 0);
+                    ::_exit(3);
+                }
+            }
+        ),
+        doctest::Contains("its process ended with status 3"),
+        PeerFailed
+    );
+}
+
 } // namespace

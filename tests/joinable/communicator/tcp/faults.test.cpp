@@ -178,7 +178,7 @@ TEST_CASE("a rank that is killed is PeerFailed by TCP although a process that it
 
 TEST_CASE("a process that a rank by TCP has forked says nothing for it, and cannot go on as it") {
     run_tcp_processes({1, 2, 3}, [](TcpCommunicator& comm) {
-        check_helper_of(comm, true);
+        check_helpers_of(comm);
         CHECK(succeeds_in_fork([&] {
             std::string text;
             try {

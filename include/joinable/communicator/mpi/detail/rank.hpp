@@ -92,7 +92,10 @@ public:
     [[nodiscard]] MpiLimits limits() const noexcept { return limits_; }
     /// The callers of all functions below hold it.
     [[nodiscard]] MpiLock& lock() const noexcept { return *lock_; }
-    [[nodiscard]] MpiLock::Held hold() const { return lock_->take(); }
+    [[nodiscard]] MpiLock::Held hold() const {
+        require_here(rank_); // in another process, no thread may be there to let it go
+        return lock_->take();
+    }
     [[nodiscard]] std::shared_ptr<MpiMemory> const& memory() const noexcept {
         return in_flight_.memory();
     }

@@ -36,7 +36,7 @@ public:
     Work receive(Buffer buffer, int from, int tag = 0);
 
     /// Local. The first reason wins; every wait that can no longer complete throws it.
-    void abort(AbortReason const& reason) { rank_.abort(reason); }
+    void abort(AbortReason const& reason) { own_rank().abort(reason); }
     [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const {
         return rank_.group().abort_reason(rank());
@@ -51,7 +51,7 @@ public:
         return rank_.set_deadline(deadline);
     }
     /// Local. Ranks that wait for this one now wait for one more deadline from this call.
-    void keep_alive() noexcept { rank_.keep_alive(); }
+    void keep_alive() { own_rank().keep_alive(); }
 
     /// Local. The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
@@ -85,7 +85,12 @@ private:
 
     Unwinding unwinding_;
 
-    Work post(Request const& request) { return {rank_, rank_.post(request)}; }
+    /// @throws ContractViolation  this is a process that the rank has forked.
+    Rank& own_rank() {
+        rank_.require_here(rank());
+        return rank_;
+    }
+    Work post(Request const& request) { return {rank_, own_rank().post(request)}; }
 };
 
 }}} // namespace joinable::v0::detail

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <joinable/communicator/detail/deadline.hpp>
-#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/shared_memory/engine/endpoint.hpp>
 #include <joinable/communicator/shared_memory/engine/lent_memory.hpp>
@@ -52,8 +51,6 @@ public:
     [[nodiscard]] std::shared_ptr<GroupStorage<Memory>> const& storage() const noexcept {
         return storage_;
     }
-
-    [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
 
     /// Makes a group of these ranks of this group, in their order; this rank is the first. Returns
     /// its offset from this board, or 0 if there is no memory.
@@ -140,7 +137,6 @@ private:
     [[noreturn]] void throw_mismatch(Message const& mine, Message const& theirs);
 
     Group group_;
-    HomeProcess home_;
     std::shared_ptr<GroupStorage<Memory>> storage_;
     std::array<std::vector<bool>, 2> mailboxes_; ///< that have memory: from this rank, to it
 };

@@ -13,6 +13,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
@@ -20,16 +21,28 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+JOINABLE_DEFINITION void end_process(int status) noexcept {
+    std::fflush(nullptr);
+    _exit(status);
+}
+
 JOINABLE_DEFINITION void run_rank(
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
 ) noexcept {
     Outcome& outcome = segment.outcome(rank);
+    HomeProcess const home;
     {
         ProcessCommunicator comm{segment, rank};
         try {
             body(comm);
+            if (!home.is_here()) { // a helper that the rank has forked says nothing for it
+                end_process(0);
+            }
             outcome.state.store(Outcome::returned);
         } catch (...) {
+            if (!home.is_here()) {
+                end_process(1);
+            }
             AbortReason const reason = failure_of(std::current_exception());
             AbortReason const told = reason_of_exit(segment.group(), rank, reason);
             outcome.reason.store(reason.ranks.empty() ? reason : told);
@@ -37,8 +50,7 @@ JOINABLE_DEFINITION void run_rank(
             comm.abort(told);
         }
     }
-    std::fflush(nullptr); // _exit skips the program's destructors and open files
-    _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
+    end_process(outcome.state.load() == Outcome::returned ? 0 : 1);
 }
 
 JOINABLE_DEFINITION int count_other_threads(std::chrono::milliseconds patience) {

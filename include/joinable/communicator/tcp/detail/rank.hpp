@@ -14,7 +14,6 @@
 
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
-#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
@@ -208,7 +207,6 @@ private:
     bool is_renumbered_ = false;
     std::chrono::nanoseconds deadline_;
     Hear hear_;
-    HomeProcess home_;
     Inbox inbox_;
     Outbox outbox_;
     std::vector<std::byte> body_; ///< of a frame that is not a result

@@ -68,10 +68,7 @@ JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(
 
 JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
     if (unwinding_.has_begun()) {
-        try {
-            abort_for_exception(rank_, "the scope of its communicator");
-        } catch (...) { // NOLINT(bugprone-empty-catch): the others notice that it leaves
-        }
+        abort_for_exception(rank_, "the scope of its communicator");
     }
 }
 

@@ -19,14 +19,14 @@ Work BoardCommunicator<Rank, Work>::send(ConstBuffer buffer, int to, int tag) {
     check_rank("destination", to, size());
     // A send only reads its buffer; both sides of a message share one type.
     Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-    return {rank_, rank_.post_message(true, to, tag, read)};
+    return {rank_, own_rank().post_message(true, to, tag, read)};
 }
 
 template <class Rank, class Work>
 Work BoardCommunicator<Rank, Work>::receive(Buffer buffer, int from, int tag) {
     check_memory(buffer);
     check_rank("source", from, size());
-    return {rank_, rank_.post_message(false, from, tag, buffer)};
+    return {rank_, own_rank().post_message(false, from, tag, buffer)};
 }
 
 template <class Rank, class Work>

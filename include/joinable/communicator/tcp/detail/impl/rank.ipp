@@ -18,7 +18,7 @@ JOINABLE_DEFINITION void TcpRank::meet(std::string const& meanwhile) {
 }
 
 JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descriptor const& shown) {
-    home_.require_here(rank_);
+    require_here(rank_);
     Descriptor const& signature = request.signature;
     while (pending_.size() == most_in_flight) {
         finish(finished_);
@@ -74,7 +74,7 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
 }
 
 JOINABLE_DEFINITION void TcpRank::keep_alive() {
-    home_.require_here(rank_);
+    require_here(rank_);
     outbox_.flush(socket_);
     if (outbox_.is_empty()) { // else the hub accepts nothing now; the next call will do
         FrameHeader header;
@@ -208,7 +208,7 @@ JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
 }
 
 JOINABLE_DEFINITION void TcpRank::poll() {
-    home_.require_here(rank_);
+    require_here(rank_);
     if (over_) { // buffers of lost collectives belong to the caller again
         return;
     }
@@ -351,7 +351,7 @@ JOINABLE_DEFINITION void TcpRank::take(FrameHeader const& header) {
 }
 
 JOINABLE_DEFINITION void TcpRank::leave() noexcept {
-    if (!home_.is_here()) {
+    if (!is_here()) {
         return;
     }
     try {

@@ -424,7 +424,7 @@ MUTATIONS = [
     ),
     Mutation(
         "rank-0-counts-no-open-files", "communicator/tcp/detail/impl/hub.ipp",
-        "left += ::fcntl(file, F_GETFD) == -1 ? 1 : 0;", "++left;",
+        "left += ::fcntl(file, F_GETFD) == -1 ? 1U : 0U;", "++left;",
         "communicator/tcp/meeting.test.cpp", "a rank 0 that may not open*",
     ),
     Mutation(

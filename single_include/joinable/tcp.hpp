@@ -1538,7 +1538,7 @@ JOINABLE_DEFINITION void check_open_files(std::size_t needed) {
     getrlimit(RLIMIT_NOFILE, &limit);
     std::size_t left = 0;
     for (int file = 0; left < needed && static_cast<rlim_t>(file) < limit.rlim_cur; ++file) {
-        left += ::fcntl(file, F_GETFD) == -1 ? 1 : 0;
+        left += ::fcntl(file, F_GETFD) == -1 ? 1U : 0U;
     }
     if (left < needed) {
         throw CommunicationError{concat(

@@ -433,6 +433,16 @@ MUTATIONS = [
         "communicator/tcp/meeting.test.cpp", "a rank 0 that has no file left*",
     ),
     Mutation(
+        "models-are-made-in-guards", "participant/data_parallel.hpp",
+        "detail::require_unguarded(", "static_cast<void>(",
+        "participant/guarded_optimizers.test.cpp", "a model that one rank makes in a guard*",
+    ),
+    Mutation(
+        "sharded-optimizers-are-made-in-guards", "participant/sharded/optimizer.hpp",
+        "        detail::require_unguarded(detail::identity_of(comm_), \"a sharded optimizer that is made\");\n", "",
+        "participant/guarded_optimizers.test.cpp", "a model that one rank makes in a guard*",
+    ),
+    Mutation(
         "captured-steps-claim-no-averages", "participant/captured/captured_step.hpp",
         "claims.add_averaged(view_of(gradients_[i]), i);", "static_cast<void>(claims);",
         "communicator/nccl/captured_step.test.cpp", "a gradient that a captured step and*",

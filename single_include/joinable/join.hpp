@@ -15974,6 +15974,9 @@ private:
         Reduction reduction
     )
         : Base{comm, state_, options.gradient_kind, false} {
+        detail::require_unguarded(
+            detail::identity_of(comm), "a DistributedDataParallel that is made"
+        );
         detail::ModelEntry entry{comm};
         AgreementList compared;
         std::optional<detail::CoalescedBroadcast> start;

@@ -107,6 +107,46 @@ TEST_CASE("an optimizer that the guard of its communicator does not list is refu
     }
 }
 
+TEST_CASE("a model that one rank makes in a guard is refused on all ranks, joined ones too") {
+    for (int const rounds_of_rank_0 : {0, 1, 3}) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            CAPTURE(rounds_of_rank_0);
+            std::vector<Param<float>> params = make_params<float>({3, 4});
+            std::vector<Param<float>> others = make_params<float>({3, 4});
+            auto const check = [&](std::string const& name, auto const& make) {
+                DistributedDataParallel ddp{comm, params};
+                std::string const text = refusal([&] {
+                    Join guard{participants(ddp)};
+                    for (int i = 0; i < rounds_of_rank_0 && comm.rank() == 0; ++i) {
+                        pass(ddp, params);
+                    }
+                    if (comm.rank() == 0) {
+                        make();
+                    }
+                    guard.finish();
+                });
+                CAPTURE(text);
+                CHECK(
+                    text.find(
+                        name +
+                        " that is made is used while its communicator is in a guard that does not list it"
+                    ) != std::string::npos
+                );
+                CHECK(text.starts_with(comm.rank() == 0 ? "a " : "PeerFailed: rank 0"));
+            };
+            check("a DistributedDataParallel", [&] {
+                DistributedDataParallel const ddp{comm, others};
+            });
+            check("a sharded optimizer", [&] {
+                ZeroRedundancyOptimizer const zero{comm, others, Sgd{}};
+            });
+            check("a sharded optimizer", [&] {
+                ShardedDataParallel const sharded{comm, others, Sgd{}};
+            });
+        });
+    }
+}
+
 TEST_CASE(
     "what a part of a listed participant calls is followed by joined ranks, so it is no stranger"
 ) {

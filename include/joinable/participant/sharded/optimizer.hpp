@@ -288,6 +288,7 @@ protected:
         detail::ShardChoices const& choices,
         Compare const& compare,
         F const& also) {
+        detail::require_unguarded(detail::identity_of(comm_), "a sharded optimizer that is made");
         detail::ModelEntry entry{comm_};
         AgreementList compared;
         std::optional<detail::CoalescedBroadcast> start;

@@ -443,6 +443,16 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "a model that one rank makes in a guard*",
     ),
     Mutation(
+        "carries-with-weights-meet-rounds-without", "join/detail/impl/rounds.ipp",
+        "    if (!is_carried || ", "    if (true || ",
+        "participant/window.test.cpp", "what joined ranks hold with weights*",
+    ),
+    Mutation(
+        "skips-do-not-tell-of-windows-without-weights", "join/detail/impl/rounds.ipp",
+        "lanes.weighted == 0 && !tells_by_window ? 1 : 0;", "lanes.weighted == 0 ? 1 : 0;",
+        "participant/window.test.cpp", "a rank that skips while it holds batches*",
+    ),
+    Mutation(
         "captured-steps-claim-no-averages", "participant/captured/captured_step.hpp",
         "claims.add_averaged(view_of(gradients_[i]), i);", "static_cast<void>(claims);",
         "communicator/nccl/captured_step.test.cpp", "a gradient that a captured step and*",
@@ -594,7 +604,7 @@ MUTATIONS = [
     # -- weights and skipped batches ----------------------------------------------------------------
     Mutation(
         "a-skip-says-it-is-unweighted", "join/detail/impl/rounds.ipp",
-        "lanes.silent = notice.skips && lanes.weighted == 0 ? 1 : 0;", "lanes.silent = 0;",
+        "lanes.silent = notice.skips && lanes.weighted == 0 && !tells_by_window ? 1 : 0;", "lanes.silent = 0;",
         "participant/accumulation.test.cpp", "whether a skipped*,a rank whose first batch*",
     ),
     Mutation(
@@ -605,7 +615,7 @@ MUTATIONS = [
     ),
     Mutation(
         "what-was-weighted-is-forgotten", "join/detail/impl/rounds.ipp",
-        "totals.weighted != 0 || (totals.silent == totals.active && was_weighted_);", "totals.weighted != 0;",
+        "totals.weighted != 0 || (totals.silent == totals.active && carry_.weighted != 0);", "totals.weighted != 0;",
         "participant/accumulation.test.cpp", "what ranks accumulated with weights*",
     ),
     Mutation(

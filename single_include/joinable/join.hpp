@@ -9612,6 +9612,14 @@ private:
 struct Carry {
     std::uint64_t ranks = 0; ///< the ranks that accumulated anything
     std::uint64_t weight = 0;
+    std::uint64_t weighted = 0; ///< those of the ranks whose batches gave weights
+
+    Carry& operator+=(Carry const& other) noexcept {
+        ranks += other.ranks;
+        weight += other.weight;
+        weighted += other.weighted;
+        return *this;
+    }
 
     friend constexpr bool operator==(Carry const&, Carry const&) = default;
 };
@@ -10146,7 +10154,10 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
         held_ -= shard.held_weight;
         carry_.weight +=
             (is_weighted_ ? shard.weight * unsynced : 0) + (holds ? shard.held_weight : 0);
-        carry_.ranks += unsynced != 0 || (holds && shard.held_batches != 0) ? 1 : 0;
+        bool const has_carry = unsynced != 0 || (holds && shard.held_batches != 0);
+        carry_.ranks += has_carry ? 1 : 0;
+        carry_.weighted +=
+            has_carry && is_weighted_ ? 1 : 0; // the entry has compared what ranks hold
         arriving_.push_back(by_length_[joined_++]);
     }
     RollCallLanes totals;
@@ -10390,17 +10401,18 @@ JOINABLE_DEFINITION void RollCall::note_arrivals(std::vector<int> const& ranks) 
 
 JOINABLE_DEFINITION void RollCall::exchange_arrivals() {
     std::size_t const carry_at = (is_active_.size() + 63) / 64;
-    std::vector<std::uint64_t> words(carry_at + 2);
+    std::vector<std::uint64_t> words(carry_at + 3);
     if (mine_.arrived != 0) {
         set_bit(words, control_.rank());
     }
     words[carry_at] = my_carry_.ranks;
     words[carry_at + 1] = my_carry_.weight;
+    words[carry_at + 2] = my_carry_.weighted;
     control_.sum(words);
     std::vector<int> ranks;
     append_bits(ranks, std::span{words}.first(carry_at), 0);
     note_arrivals(ranks);
-    carry_ = {words[carry_at], words[carry_at + 1]};
+    carry_ = {words[carry_at], words[carry_at + 1], words[carry_at + 2]};
 }
 
 JOINABLE_DEFINITION void RollCall::name_setting() {
@@ -10720,11 +10732,8 @@ public:
 
     // -- announcing ------------------------------------------------------------------------------
 
-    /// What this rank holds when the guard begins. `is_weighted`: whether the open windows of any rank are.
-    void begin(Window const& window, bool is_weighted) noexcept {
-        window_ = window;
-        was_weighted_ = is_weighted;
-    }
+    /// What this rank holds when the guard begins.
+    void begin(Window const& window) noexcept { window_ = window; }
     [[nodiscard]] Window const& window() const noexcept { return window_; }
     /// What a joined rank holds if joined ranks leave their gradients untouched.
     [[nodiscard]] Window const& untouched_window() const noexcept {
@@ -10778,6 +10787,10 @@ public:
 
     /// Waits for the roll call that was posted, and returns its verdict.
     Verdict hear();
+    /// After the verdicts failed and mismatch: the reason that every rank throws.
+    [[nodiscard]] AbortReason const& failure() const noexcept {
+        return mixed_ ? *mixed_ : roll_call_.failure();
+    }
 
     /// After the verdict to go on: the round as all ranks agreed on it. `own` is this rank's
     /// announcement, or empty if it shadows the round.
@@ -10791,6 +10804,10 @@ public:
     [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
 
 private:
+    /// Counts what the ranks that have arrived hold. A round that reduces it has weights if it has: else
+    /// the verdict is a mismatch, on all ranks.
+    [[nodiscard]] Verdict take_carry(Verdict verdict);
+
     [[nodiscard]] RoundCode agreed_code() const noexcept;
     [[nodiscard]] bool contributes(Announcement const& announcement) const noexcept {
         return !announcement.notice.skips || window_.is_open();
@@ -10814,8 +10831,8 @@ private:
     Window dropped_;   ///< what it held when it joined, if that was dropped
     Window announced_; ///< what the last round reduces of it
     std::size_t training_rounds_ = 0;
-    Carry carry_;               ///< of all ranks that joined since the last round that synced
-    bool was_weighted_ = false; ///< in the last training round that told
+    Carry carry_; ///< of all ranks that joined since the last round that synced
+    std::optional<AbortReason> mixed_;
     bool vote_ = false;
     bool is_vote_sent_ = false;
     Round::Wait waited_{}; ///< in the last hear()
@@ -10831,6 +10848,8 @@ private:
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -10870,10 +10889,9 @@ JOINABLE_DEFINITION void Rounds::announce(Announcement const& announcement) {
     RollCallLanes lanes;
     lanes.active = 1;
     lanes.stop = take_vote();
-    bool const holds_weights =
-        notice.skips && notice.phase == Phase::train && window_.is_open() && window_.is_weighted;
-    lanes.weighted = notice.weight || holds_weights ? 1 : 0;
-    lanes.silent = notice.skips && lanes.weighted == 0 ? 1 : 0;
+    bool const tells_by_window = notice.skips && notice.phase == Phase::train && window_.is_open();
+    lanes.weighted = notice.weight || (tells_by_window && window_.is_weighted) ? 1 : 0;
+    lanes.silent = notice.skips && lanes.weighted == 0 && !tells_by_window ? 1 : 0;
     lanes.contributors = contributes(announcement) ? 1 : 0;
     lanes.weight = weight_of(announcement);
     lanes.code = Agreement::of(code.encode());
@@ -10885,19 +10903,55 @@ JOINABLE_DEFINITION void Rounds::announce_arrival() {
     RollCallLanes lanes;
     lanes.arrived = 1;
     lanes.stop = take_vote();
-    roll_call_.post(lanes, {window_.is_open() ? 1U : 0U, window_.weight});
+    bool const holds = window_.is_open();
+    roll_call_.post(
+        lanes, {holds ? 1U : 0U, window_.weight, holds && window_.is_weighted ? 1U : 0U}
+    );
 }
 
 JOINABLE_DEFINITION Verdict Rounds::hear() {
     waited_ = {};
     if (roll_call_.test() && !roll_call_.needs_another_message()) {
-        return roll_call_.answer();
+        return take_carry(roll_call_.answer());
     }
     auto const begin = std::chrono::steady_clock::now();
     Verdict const verdict = roll_call_.answer();
     waited_ = {begin, std::chrono::steady_clock::now()};
     result_.waited += waited_.end - begin;
-    return verdict;
+    return take_carry(verdict);
+}
+
+JOINABLE_DEFINITION Verdict Rounds::take_carry(Verdict verdict) {
+    if (verdict != Verdict::go_on) {
+        return verdict;
+    }
+    carry_ += roll_call_.carry();
+    RollCallLanes const& totals = roll_call_.totals();
+    bool const tells = totals.silent != totals.active;
+    bool const is_carried = agreed_code().syncs && options_.carry_accumulated && carry_.ranks != 0;
+    if (!is_carried || carry_.weighted == (tells && totals.weighted == 0 ? 0 : carry_.ranks) ||
+        (!tells && carry_.weighted == 0)) {
+        return verdict;
+    }
+    std::vector<int> joined;
+    for (int rank = 0; rank < control_.size(); ++rank) {
+        if (!roll_call_.is_active(rank)) {
+            joined.push_back(rank);
+        }
+    }
+    std::string text = concat(
+        ranks_text(joined),
+        " joined with batches ",
+        carry_.weighted == 0              ? "without weights"
+        : carry_.weighted == carry_.ranks ? "that have weights"
+                                          : "of which some have weights",
+        " that no round has reduced, and round ",
+        roll_call_.rounds() - 1,
+        totals.weighted != 0 ? " has a weight" : " has no weight",
+        "; give all batches between two rounds that sync a weight, or none"
+    );
+    mixed_ = AbortReason{FailureKind::mismatch, std::move(joined), std::move(text)};
+    return Verdict::mismatch;
 }
 
 JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announcement> const& own) {
@@ -10909,16 +10963,11 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     round.number_ = roll_call_.rounds() - 1;
     round.phase_ = code.phase;
     round.will_sync_ = code.syncs;
-    if (code.phase == Phase::train && totals.silent != totals.active) {
-        was_weighted_ = totals.weighted != 0;
-    }
-    // If all ranks skip, none tells whether it is weighted; joined ranks may hold gradients of the
-    // last round that told.
-    round.is_weighted_ = totals.weighted != 0 || (totals.silent == totals.active && was_weighted_);
+    // If all active ranks are silent, joined ranks alone may hold something.
+    round.is_weighted_ =
+        totals.weighted != 0 || (totals.silent == totals.active && carry_.weighted != 0);
     round.active_count_ = static_cast<int>(totals.active);
     bool const takes_carry = code.syncs && options_.carry_accumulated;
-    carry_.ranks += roll_call_.carry().ranks;
-    carry_.weight += roll_call_.carry().weight;
     round.contributor_count_ =
         static_cast<int>(totals.contributors + (takes_carry ? carry_.ranks : 0));
     round.contributes_ = own ? contributes(*own) : takes_carry && window_.is_open();
@@ -11510,7 +11559,7 @@ JOINABLE_DEFINITION void Session::enter(
         if (!failure && some_have && open >> without_weights != 0) {
             failure = difference_of_windows(window);
         }
-        rounds_.begin(window, some_have);
+        rounds_.begin(window);
         if (!failure && options_.inputs && can_abort()) {
             rounds_.exchange_lengths();
         }
@@ -11758,7 +11807,7 @@ JOINABLE_DEFINITION void Session::abort() noexcept {
 JOINABLE_DEFINITION Verdict Session::act_on(Verdict verdict) {
     switch (verdict) {
     case Verdict::failed:
-    case Verdict::mismatch: outcome_.fail(rounds_.roll_call().failure());
+    case Verdict::mismatch: outcome_.fail(rounds_.failure());
     case Verdict::early_end:
         outcome_.end();
         throw EarlyTermination{

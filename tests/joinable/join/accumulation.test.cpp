@@ -617,7 +617,7 @@ TEST_CASE("accumulated gradients cost no message" * doctest::skip(!ranks_share_m
         for (std::size_t round = 0;; ++round) {
             expected.emplace_back("all_reduce 7 u64");
             if (std::find(lengths.begin(), lengths.end(), round) != lengths.end()) {
-                expected.emplace_back("all_reduce 3 u64");
+                expected.emplace_back("all_reduce 4 u64");
             }
             if (round == *std::max_element(lengths.begin(), lengths.end())) {
                 break;

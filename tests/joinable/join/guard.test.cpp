@@ -395,7 +395,7 @@ TEST_CASE(
         });
         // Entry; each round: roll call, names when ranks arrive, two reductions; the end; closing.
         std::string const roll_call = "all_reduce 7 u64";
-        std::string const names = "all_reduce 3 u64";
+        std::string const names = "all_reduce 4 u64";
         std::string const reduction = "all_reduce 1 i32";
         std::vector<std::string> expected{roll_call};
         for (int round = 0; round < upstream_inputs(world - 1); ++round) {

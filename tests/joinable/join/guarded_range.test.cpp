@@ -66,7 +66,7 @@ TEST_CASE(
             traces[static_cast<std::size_t>(comm.rank())] = comm.trace;
         });
         std::string const roll_call = "all_reduce 7 u64";
-        std::string const names = "all_reduce 3 u64";
+        std::string const names = "all_reduce 4 u64";
         std::vector<std::string> expected{roll_call, roll_call}; // entry, round 0
         for (std::size_t round = 0; round < longest; ++round) {
             if (arrives[round]) {

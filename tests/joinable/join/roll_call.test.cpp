@@ -190,7 +190,7 @@ TEST_CASE("a round in which nothing happens costs one sum") {
 
 TEST_CASE("a rank that arrives costs one more sum and is known by its number") {
     // Rank 2 of 3 arrives in the second roll call, this one (0) later, rank 1 stays active.
-    std::vector<std::uint64_t> const map{0b100, 1, 70}; // who arrives; its carry
+    std::vector<std::uint64_t> const map{0b100, 1, 70, 1}; // who arrives; its carry
     ScriptedControl control{
         0,
         3,
@@ -205,7 +205,7 @@ TEST_CASE("a rank that arrives costs one more sum and is known by its number") {
     CHECK(roll_call.answer() == Verdict::go_on);
     CHECK(control.sums == 3);
     CHECK(roll_call.arrived() == std::vector{2});
-    CHECK(roll_call.carry() == Carry{1, 70});
+    CHECK(roll_call.carry() == Carry{1, 70, 1});
     CHECK(roll_call.is_active(0));
     CHECK_FALSE(roll_call.is_active(2));
     CHECK(roll_call.rounds_of(0) == 2);
@@ -213,7 +213,7 @@ TEST_CASE("a rank that arrives costs one more sum and is known by its number") {
 }
 
 TEST_CASE("the lowest active rank moves up when the lower ones have joined") {
-    std::vector<std::uint64_t> const map{0b0011, 0, 0};
+    std::vector<std::uint64_t> const map{0b0011, 0, 0, 0};
     ScriptedControl control{3, 4, {sum_of({arriving(), arriving(), active_rank(training)}), map}};
     RollCall roll_call{control, EndPolicy::drain};
     roll_call.post(active_rank(training));
@@ -324,7 +324,7 @@ TEST_CASE("a rank that evaluates while another trains is a mismatch") {
 }
 
 TEST_CASE("the names of more than 64 ranks fit") {
-    std::vector<std::uint64_t> map(4);
+    std::vector<std::uint64_t> map(5);
     map[1] = std::uint64_t{1} << 3; // rank 67
     std::vector<RollCallLanes> others(68, active_rank(training));
     others.push_back(arriving());

@@ -62,6 +62,7 @@ TEST_CASE("a schedule says in every round what the ranks would have said") {
                     arriving.push_back(static_cast<int>(rank));
                     carry.ranks += unsynced > 0 ? 1 : 0;
                     carry.weight += is_weighted ? weights[rank] * unsynced : 0;
+                    carry.weighted += is_weighted && unsynced > 0 ? 1 : 0;
                 }
             }
             RC_ASSERT(said.active == active);

@@ -285,6 +285,98 @@ TEST_CASE("a window that began with weights goes on with weights") {
     });
 }
 
+TEST_CASE("what joined ranks hold with weights meets no round without them, nor the reverse") {
+    for (bool const has_carry_weight : {false, true}) {
+        for (bool const has_weight : {false, true}) {
+            over_ranks({2, 3, 4, 8}, [&](RankCommunicator& comm) {
+                CAPTURE(has_carry_weight);
+                CAPTURE(has_weight);
+                Params params = make_params<double>({1});
+                DistributedDataParallel ddp{comm, params};
+                auto const notice = [](bool syncs, bool is_weighted) {
+                    RoundNotice one{.will_sync = syncs};
+                    if (is_weighted) {
+                        one.weight = 4;
+                    }
+                    return one;
+                };
+                auto const epoch = [&] {
+                    Join guard{participants(ddp)};
+                    if (comm.rank() == 0) {
+                        train(ddp, params, 10, notice(false, has_carry_weight));
+                    } else {
+                        ddp.skip({.will_sync = false, .skips = true});
+                        train(ddp, params, 2, notice(true, has_weight));
+                        double const sum = 10 + 2.0 * (comm.size() - 1);
+                        CHECK(params[0].g(0) == doctest::Approx(sum / comm.size()));
+                    }
+                    guard.finish();
+                };
+                if (has_carry_weight == has_weight) {
+                    epoch();
+                    return;
+                }
+                auto const error = thrown_by<Mismatch>(epoch);
+                CHECK(error.ranks() == std::vector<int>{0});
+                std::string const text =
+                    has_weight
+                        ? "rank 0 joined with batches without weights that no round has reduced, and round 1 has a "
+                          "weight; give all batches between two rounds that sync a weight, or none"
+                        : "rank 0 joined with batches that have weights that no round has reduced, and round 1 has no "
+                          "weight; give all batches between two rounds that sync a weight, or none";
+                CHECK(error.what() == text);
+            });
+        }
+    }
+}
+
+TEST_CASE("a rank without inputs that holds weights meets no ranks that cleared theirs") {
+    for (bool const carries : {false, true}) {
+        over_ranks({2, 3, 4}, [&](RankCommunicator& comm) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{comm, params};
+            train(ddp, params, 10, {.will_sync = false, .weight = 4});
+            bool const has_input = comm.rank() != 0;
+            if (has_input) {
+                ddp.discard_window();
+                params[0].g(0) = 0;
+            }
+            auto const epoch = [&] {
+                Join guard{participants(ddp), JoinOptions{.carry_accumulated = carries}};
+                if (has_input) {
+                    train(ddp, params, 2);
+                    CHECK(params[0].g(0) == doctest::Approx(2.0 * (comm.size() - 1) / comm.size()));
+                }
+                guard.finish();
+            };
+            if (carries) {
+                CHECK(thrown_by<Mismatch>(epoch).ranks() == std::vector<int>{0});
+            } else {
+                epoch();
+            }
+        });
+    }
+}
+
+TEST_CASE("a rank that skips while it holds batches without weights meets no rank with a weight") {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params};
+        auto const epoch = [&] {
+            Join guard{participants(ddp)};
+            if (comm.rank() == 0) {
+                train(ddp, params, 10, {.will_sync = false});
+                ddp.skip();
+            } else {
+                ddp.skip({.will_sync = false, .skips = true});
+                train(ddp, params, 2, {.weight = 4});
+            }
+            guard.finish();
+        };
+        CHECK_THROWS_AS(epoch(), Mismatch);
+    });
+}
+
 TEST_CASE("clearing after the weight of a window was announced is an error on every rank") {
     for (bool const knows_lengths : {false, true}) {
         over_ranks({1, 2, 4}, [&](RankCommunicator& comm) { // which is aborted at the end

@@ -41,11 +41,8 @@ public:
 
     // -- announcing ------------------------------------------------------------------------------
 
-    /// What this rank holds when the guard begins. `is_weighted`: whether the open windows of any rank are.
-    void begin(Window const& window, bool is_weighted) noexcept {
-        window_ = window;
-        was_weighted_ = is_weighted;
-    }
+    /// What this rank holds when the guard begins.
+    void begin(Window const& window) noexcept { window_ = window; }
     [[nodiscard]] Window const& window() const noexcept { return window_; }
     /// What a joined rank holds if joined ranks leave their gradients untouched.
     [[nodiscard]] Window const& untouched_window() const noexcept {
@@ -99,6 +96,10 @@ public:
 
     /// Waits for the roll call that was posted, and returns its verdict.
     Verdict hear();
+    /// After the verdicts failed and mismatch: the reason that every rank throws.
+    [[nodiscard]] AbortReason const& failure() const noexcept {
+        return mixed_ ? *mixed_ : roll_call_.failure();
+    }
 
     /// After the verdict to go on: the round as all ranks agreed on it. `own` is this rank's
     /// announcement, or empty if it shadows the round.
@@ -112,6 +113,10 @@ public:
     [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
 
 private:
+    /// Counts what the ranks that have arrived hold. A round that reduces it has weights if it has: else
+    /// the verdict is a mismatch, on all ranks.
+    [[nodiscard]] Verdict take_carry(Verdict verdict);
+
     [[nodiscard]] RoundCode agreed_code() const noexcept;
     [[nodiscard]] bool contributes(Announcement const& announcement) const noexcept {
         return !announcement.notice.skips || window_.is_open();
@@ -135,8 +140,8 @@ private:
     Window dropped_;   ///< what it held when it joined, if that was dropped
     Window announced_; ///< what the last round reduces of it
     std::size_t training_rounds_ = 0;
-    Carry carry_;               ///< of all ranks that joined since the last round that synced
-    bool was_weighted_ = false; ///< in the last training round that told
+    Carry carry_; ///< of all ranks that joined since the last round that synced
+    std::optional<AbortReason> mixed_;
     bool vote_ = false;
     bool is_vote_sent_ = false;
     Round::Wait waited_{}; ///< in the last hear()

@@ -67,6 +67,14 @@ private:
 struct Carry {
     std::uint64_t ranks = 0; ///< the ranks that accumulated anything
     std::uint64_t weight = 0;
+    std::uint64_t weighted = 0; ///< those of the ranks whose batches gave weights
+
+    Carry& operator+=(Carry const& other) noexcept {
+        ranks += other.ranks;
+        weight += other.weight;
+        weighted += other.weighted;
+        return *this;
+    }
 
     friend constexpr bool operator==(Carry const&, Carry const&) = default;
 };

@@ -92,17 +92,18 @@ JOINABLE_DEFINITION void RollCall::note_arrivals(std::vector<int> const& ranks) 
 
 JOINABLE_DEFINITION void RollCall::exchange_arrivals() {
     std::size_t const carry_at = (is_active_.size() + 63) / 64;
-    std::vector<std::uint64_t> words(carry_at + 2);
+    std::vector<std::uint64_t> words(carry_at + 3);
     if (mine_.arrived != 0) {
         set_bit(words, control_.rank());
     }
     words[carry_at] = my_carry_.ranks;
     words[carry_at + 1] = my_carry_.weight;
+    words[carry_at + 2] = my_carry_.weighted;
     control_.sum(words);
     std::vector<int> ranks;
     append_bits(ranks, std::span{words}.first(carry_at), 0);
     note_arrivals(ranks);
-    carry_ = {words[carry_at], words[carry_at + 1]};
+    carry_ = {words[carry_at], words[carry_at + 1], words[carry_at + 2]};
 }
 
 JOINABLE_DEFINITION void RollCall::name_setting() {

@@ -6,7 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <string>
+#include <utility>
 #include <vector>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -45,10 +50,9 @@ JOINABLE_DEFINITION void Rounds::announce(Announcement const& announcement) {
     RollCallLanes lanes;
     lanes.active = 1;
     lanes.stop = take_vote();
-    bool const holds_weights =
-        notice.skips && notice.phase == Phase::train && window_.is_open() && window_.is_weighted;
-    lanes.weighted = notice.weight || holds_weights ? 1 : 0;
-    lanes.silent = notice.skips && lanes.weighted == 0 ? 1 : 0;
+    bool const tells_by_window = notice.skips && notice.phase == Phase::train && window_.is_open();
+    lanes.weighted = notice.weight || (tells_by_window && window_.is_weighted) ? 1 : 0;
+    lanes.silent = notice.skips && lanes.weighted == 0 && !tells_by_window ? 1 : 0;
     lanes.contributors = contributes(announcement) ? 1 : 0;
     lanes.weight = weight_of(announcement);
     lanes.code = Agreement::of(code.encode());
@@ -60,19 +64,55 @@ JOINABLE_DEFINITION void Rounds::announce_arrival() {
     RollCallLanes lanes;
     lanes.arrived = 1;
     lanes.stop = take_vote();
-    roll_call_.post(lanes, {window_.is_open() ? 1U : 0U, window_.weight});
+    bool const holds = window_.is_open();
+    roll_call_.post(
+        lanes, {holds ? 1U : 0U, window_.weight, holds && window_.is_weighted ? 1U : 0U}
+    );
 }
 
 JOINABLE_DEFINITION Verdict Rounds::hear() {
     waited_ = {};
     if (roll_call_.test() && !roll_call_.needs_another_message()) {
-        return roll_call_.answer();
+        return take_carry(roll_call_.answer());
     }
     auto const begin = std::chrono::steady_clock::now();
     Verdict const verdict = roll_call_.answer();
     waited_ = {begin, std::chrono::steady_clock::now()};
     result_.waited += waited_.end - begin;
-    return verdict;
+    return take_carry(verdict);
+}
+
+JOINABLE_DEFINITION Verdict Rounds::take_carry(Verdict verdict) {
+    if (verdict != Verdict::go_on) {
+        return verdict;
+    }
+    carry_ += roll_call_.carry();
+    RollCallLanes const& totals = roll_call_.totals();
+    bool const tells = totals.silent != totals.active;
+    bool const is_carried = agreed_code().syncs && options_.carry_accumulated && carry_.ranks != 0;
+    if (!is_carried || carry_.weighted == (tells && totals.weighted == 0 ? 0 : carry_.ranks) ||
+        (!tells && carry_.weighted == 0)) {
+        return verdict;
+    }
+    std::vector<int> joined;
+    for (int rank = 0; rank < control_.size(); ++rank) {
+        if (!roll_call_.is_active(rank)) {
+            joined.push_back(rank);
+        }
+    }
+    std::string text = concat(
+        ranks_text(joined),
+        " joined with batches ",
+        carry_.weighted == 0              ? "without weights"
+        : carry_.weighted == carry_.ranks ? "that have weights"
+                                          : "of which some have weights",
+        " that no round has reduced, and round ",
+        roll_call_.rounds() - 1,
+        totals.weighted != 0 ? " has a weight" : " has no weight",
+        "; give all batches between two rounds that sync a weight, or none"
+    );
+    mixed_ = AbortReason{FailureKind::mismatch, std::move(joined), std::move(text)};
+    return Verdict::mismatch;
 }
 
 JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announcement> const& own) {
@@ -84,16 +124,11 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     round.number_ = roll_call_.rounds() - 1;
     round.phase_ = code.phase;
     round.will_sync_ = code.syncs;
-    if (code.phase == Phase::train && totals.silent != totals.active) {
-        was_weighted_ = totals.weighted != 0;
-    }
-    // If all ranks skip, none tells whether it is weighted; joined ranks may hold gradients of the
-    // last round that told.
-    round.is_weighted_ = totals.weighted != 0 || (totals.silent == totals.active && was_weighted_);
+    // If all active ranks are silent, joined ranks alone may hold something.
+    round.is_weighted_ =
+        totals.weighted != 0 || (totals.silent == totals.active && carry_.weighted != 0);
     round.active_count_ = static_cast<int>(totals.active);
     bool const takes_carry = code.syncs && options_.carry_accumulated;
-    carry_.ranks += roll_call_.carry().ranks;
-    carry_.weight += roll_call_.carry().weight;
     round.contributor_count_ =
         static_cast<int>(totals.contributors + (takes_carry ? carry_.ranks : 0));
     round.contributes_ = own ? contributes(*own) : takes_carry && window_.is_open();

@@ -71,7 +71,10 @@ JOINABLE_DEFINITION RollCallLanes Schedule::next() {
         held_ -= shard.held_weight;
         carry_.weight +=
             (is_weighted_ ? shard.weight * unsynced : 0) + (holds ? shard.held_weight : 0);
-        carry_.ranks += unsynced != 0 || (holds && shard.held_batches != 0) ? 1 : 0;
+        bool const has_carry = unsynced != 0 || (holds && shard.held_batches != 0);
+        carry_.ranks += has_carry ? 1 : 0;
+        carry_.weighted +=
+            has_carry && is_weighted_ ? 1 : 0; // the entry has compared what ranks hold
         arriving_.push_back(by_length_[joined_++]);
     }
     RollCallLanes totals;

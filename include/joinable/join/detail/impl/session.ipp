@@ -35,7 +35,7 @@ JOINABLE_DEFINITION void Session::enter(
         if (!failure && some_have && open >> without_weights != 0) {
             failure = difference_of_windows(window);
         }
-        rounds_.begin(window, some_have);
+        rounds_.begin(window);
         if (!failure && options_.inputs && can_abort()) {
             rounds_.exchange_lengths();
         }
@@ -283,7 +283,7 @@ JOINABLE_DEFINITION void Session::abort() noexcept {
 JOINABLE_DEFINITION Verdict Session::act_on(Verdict verdict) {
     switch (verdict) {
     case Verdict::failed:
-    case Verdict::mismatch: outcome_.fail(rounds_.roll_call().failure());
+    case Verdict::mismatch: outcome_.fail(rounds_.failure());
     case Verdict::early_end:
         outcome_.end();
         throw EarlyTermination{

@@ -110,7 +110,7 @@ TEST_CASE("ranks see the memory at different addresses, and its file is removed 
     }
 }
 
-TEST_CASE("the memory that ranks share is left out of a core dump, whoever has made it") {
+TEST_CASE("the memory that ranks share is left out of a core dump where ranks attach, too") {
     run_named_ranks({1, 3}, [](ProcessCommunicator& comm) {
         comm.barrier();
         SharedMappings const mappings;

@@ -5,11 +5,12 @@
   python3 tests/mutate.py [--list] [--compiler C++] [--jobs N] [NAME...]
 
 Each mutation replaces one text of one header. Its test files are compiled without optimisation beside
-that header and run: a test that fails, crashes or does not end kills the mutation. One that survives
-shows a rule without a test. First the same tests run on the library as it is, and have to pass. A
-mutation that does not compile, or whose text is not in its header exactly once, is an error, as is one
-that leaves a test file without a test to run. Takes minutes, so CI only checks the texts: run it by
-hand after a rule or its test has changed.
+that header and run: a test that fails, crashes or does not end kills the mutation. A misuse of fail/
+kills it if the compiler no longer says what the misuse expects. A mutation that survives shows a rule
+without a test. First the same tests run on the library as it is, and have to pass. A mutation that does
+not compile, or whose text is not in its header exactly once, is an error, as is one that leaves a test
+file without a test to run. Takes minutes, so CI only checks the texts: run it by hand after a rule or
+its test has changed.
 """
 import argparse
 import concurrent.futures
@@ -35,7 +36,7 @@ class Mutation:
     header: str  # below include/joinable
     old: str
     new: str
-    tests: str  # files below tests/joinable, separated by spaces
+    tests: str  # files below tests/joinable, separated by spaces; one with a main() runs as it is
     cases: str = "*"  # doctest's filter
 
 
@@ -222,6 +223,112 @@ MUTATIONS = [
         "for (; others > 0 && patience.count() > 0; --patience) {", "for (; false;) {",
         "communicator/shared_memory/process.test.cpp", "a process with other threads*",
     ),
+    Mutation(
+        "killed-ranks-are-not-said-to-lack-threads", "communicator/shared_memory/process/impl/child_processes.ipp",
+        "if (killed_.empty() || other_threads_ == 0) {", "if (true) {",
+        "communicator/shared_memory/process.test.cpp", "a rank that had to be killed*",
+    ),
+    Mutation(
+        "ranks-keep-handles-of-earlier-ranks", "communicator/shared_memory/process/impl/child_processes.ipp",
+        "            close(other.handle);\n", "",
+        "communicator/shared_memory/process.test.cpp", "a rank has no more files open*",
+    ),
+    Mutation(
+        "forks-are-not-counted", "communicator/detail/impl/home_process.ipp",
+        "[] { ++forks(); }", "[] {}",
+        "communicator/tcp/faults.test.cpp", "a process that a rank by TCP has forked*",
+    ),
+    Mutation(
+        "forked-processes-go-on-as-the-rank", "communicator/detail/impl/home_process.ipp",
+        "if (!is_here()) {", "if (false) {",
+        "communicator/tcp/faults.test.cpp", "a process that a rank by TCP has forked*",
+    ),
+    Mutation(
+        "forked-processes-keep-connections", "communicator/tcp/detail/impl/socket.ipp",
+        "                    ::close(handle);\n", "",
+        "communicator/tcp/faults.test.cpp", "a rank that is killed is PeerFailed by TCP although*",
+    ),
+    Mutation(
+        "forked-processes-close-files-of-others", "communicator/tcp/detail/impl/socket.ipp",
+        "if (forks == own.forks) {", "if (true) {",
+        "communicator/tcp/faults.test.cpp", "a process that a rank by TCP has forked*",
+    ),
+    Mutation(
+        "forked-processes-leave-the-group", "communicator/shared_memory/group/impl/board_communicator.ipp",
+        "if (!rank_.is_here()) {", "if (false) {",
+        "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked says*",
+    ),
+    Mutation(
+        "forked-processes-finish-works", "communicator/detail/work_of.hpp",
+        "if (rank_ == nullptr || !rank_->is_here()) {", "if (rank_ == nullptr) {",
+        "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked waits*",
+    ),
+    Mutation(
+        "forked-processes-close-ranks-over-gloo", "communicator/gloo/communicator.hpp",
+        "if (rank_->is_here()) {", "if (true) {",
+        "communicator/gloo/failure.test.cpp", "a process that a rank over Gloo has forked*",
+    ),
+    Mutation(
+        "the-thread-that-attached-is-the-rank", "communicator/shared_memory/process/members.hpp",
+        "                    held->state.wait(State::held);\n"
+        "                    held->member.leave();\n", "",
+        "communicator/shared_memory/named_processes.test.cpp", "a rank lives on when*",
+    ),
+    Mutation(
+        "pages-have-4-kib", "communicator/shared_memory/board/impl/group_memory.ipp",
+        "static_cast<std::size_t>(sysconf(_SC_PAGESIZE))", "std::size_t{4096}",
+        "communicator/shared_memory/large_pages.cpp", "*",
+    ),
+    Mutation(
+        "ranks-begin-at-pages-of-4-kib", "communicator/shared_memory/process/members.hpp",
+        "std::size_t{64} << 10U", "std::size_t{4} << 10U",
+        "communicator/shared_memory/large_pages.cpp", "*",
+    ),
+    Mutation(
+        "another-process-file-is-shared", "communicator/detail/shared_mapping.hpp",
+        "identity(file) != std::array{maker[device], maker[inode]}", "false",
+        "communicator/shared_buffer.test.cpp", "a rank that finds another file*",
+    ),
+    Mutation(
+        "files-are-told-by-their-device-alone", "communicator/detail/shared_mapping.hpp",
+        "static_cast<std::int64_t>(status.st_ino)", "std::int64_t{0}",
+        "communicator/shared_buffer.test.cpp", "a rank that finds another file*",
+    ),
+    Mutation(
+        "a-limit-of-file-sizes-kills", "communicator/detail/shared_mapping.hpp",
+        "if (limit.rlim_cur < bytes) {", "if (false) {",
+        "communicator/shared_buffer.test.cpp", "a shared buffer beyond the limit*",
+    ),
+    Mutation(
+        "a-limit-of-file-sizes-leaves-the-room", "communicator/shared_memory/process/shared_object.hpp",
+        "limit.rlim_cur < bytes ? nullptr : map(bytes)", "map(bytes)",
+        "communicator/shared_memory/named_processes.test.cpp", "a group that ranks split off has memory*",
+    ),
+    Mutation(
+        "core-dumps-have-the-memory-of-forked-ranks", "communicator/shared_memory/process/impl/process_segment.ipp",
+        "madvise(memory_, bytes_, MADV_DONTDUMP);", ";",
+        "communicator/shared_memory/process.test.cpp", "the memory that ranks share is left out*",
+    ),
+    Mutation(
+        "core-dumps-have-the-memory-of-attached-ranks", "communicator/shared_memory/process/shared_object.hpp",
+        "madvise(begin_, bytes_, MADV_DONTDUMP);", ";",
+        "communicator/shared_memory/named_processes.test.cpp", "the memory that ranks share is left out*",
+    ),
+    Mutation(
+        "layouts-leave-a-threshold-out", "communicator/shared_memory/process/members.hpp",
+        "        tuning::crowded_slice_bytes,\n", "",
+        "communicator/shared_memory/named_processes.test.cpp", "programs that lay out memory*",
+    ),
+    Mutation(
+        "layouts-are-the-last-number", "communicator/shared_memory/process/members.hpp",
+        "            hash.add(number);\n", "            hash = Hash{};\n            hash.add(number);\n",
+        "communicator/shared_memory/named_processes.test.cpp", "programs that lay out memory*",
+    ),
+    Mutation(
+        "any-layout-may-attach", "communicator/shared_memory/process/named_segment.hpp",
+        "if (heading.layout != Heading::own_layout) {", "if (false) {",
+        "communicator/shared_memory/named_processes.test.cpp", "an object that is truncated*",
+    ),
     # -- what rank 0 takes from ranks by TCP -----------------------------------------------------------
     Mutation(
         "tcp-takes-any-operation", "communicator/tcp/detail/impl/collectives.ipp",
@@ -237,6 +344,53 @@ MUTATIONS = [
         "time-between-looks-is-silence", "communicator/tcp/detail/impl/socket.ipp",
         " || now - last.age > *silent_since_) {", ") {",
         "communicator/tcp/silence.test.cpp", "a machine with nothing to acknowledge*",
+    ),
+    Mutation(
+        "rank-0-begins-with-too-few-files", "communicator/tcp/detail/impl/hub.ipp",
+        "if (left < needed) {", "if (false) {",
+        "communicator/tcp/meeting.test.cpp", "a rank 0 that may not open*",
+    ),
+    Mutation(
+        "rank-0-needs-a-file-for-itself", "communicator/tcp/detail/impl/hub.ipp",
+        "check_open_files(static_cast<std::size_t>(job.size) - 1);",
+        "check_open_files(static_cast<std::size_t>(job.size));",
+        "communicator/tcp/meeting.test.cpp", "a rank 0 that may not open*",
+    ),
+    Mutation(
+        "a-refused-wait-is-no-error", "communicator/tcp/detail/impl/socket.ipp",
+        "int const error = errno == EINTR ? 0 : errno;", "int const error = 0;",
+        "communicator/tcp/meeting.test.cpp", "a rank 0 that the system lets no longer wait*",
+    ),
+    Mutation(
+        "a-hub-goes-on-without-waits", "communicator/tcp/detail/impl/hub.ipp",
+        "if (error != 0 && !leaving_) {", "if (false) {",
+        "communicator/tcp/meeting.test.cpp", "a rank 0 that the system lets no longer wait*",
+    ),
+    Mutation(
+        "machines-are-never-lost", "communicator/tcp/detail/impl/socket.ipp",
+        "return silent_since_ && now - *silent_since_ >= limit_;", "return false;",
+        "communicator/tcp/silence.test.cpp", "a machine that acknowledges nothing*",
+    ),
+    Mutation(
+        "probes-without-an-answer-are-not-due", "communicator/tcp/detail/impl/socket.ipp",
+        "info.tcpi_probes != 0 || ", "",
+        "communicator/tcp/silence.test.cpp", "a machine to which nothing is sent*",
+    ),
+    Mutation(
+        "a-shut-window-is-silence", "communicator/tcp/detail/impl/socket.ipp",
+        "set(IPPROTO_TCP, TCP_KEEPCNT, 4);", "set(IPPROTO_TCP, TCP_KEEPCNT, 4);\n"
+        "    set(IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);",
+        "communicator/tcp/silence.test.cpp", "no timer of the kernel*",
+    ),
+    Mutation(
+        "hubs-do-not-look-for-lost-machines", "communicator/tcp/detail/impl/hub.ipp",
+        "if (is_linked(rank) && one.watch.is_lost(one.socket, Clock::now())) {", "if (false) {",
+        "communicator/tcp/silence.test.cpp", "a rank out of reach*",
+    ),
+    Mutation(
+        "ranks-do-not-look-for-a-lost-rank-0", "communicator/tcp/detail/impl/rank.ipp",
+        "if ((!goes_on || watch_.is_lost(socket_, Clock::now())) && !over_) {", "if (!goes_on && !over_) {",
+        "communicator/tcp/silence.test.cpp", "a rank out of reach*",
     ),
     # -- unused parameters --------------------------------------------------------------------------
     Mutation(
@@ -514,6 +668,17 @@ MUTATIONS = [
         "*options.timeout < std::chrono::nanoseconds::zero()",
         "join/schedule.test.cpp", "a period of 0*",
     ),
+    Mutation(
+        "names-of-participants-dangle", "join/joinable.hpp",
+        "lasting_text<decltype(joinable.join_name())>,", "true,",
+        "../fail/participant_with_a_name_by_value.cpp", "*",
+    ),
+    Mutation(
+        "names-of-parameters-dangle", "tensor/parameter.hpp",
+        "requires lasting_text<decltype(parameter_traits_of<P>::name(p))>;",
+        "requires std::convertible_to<decltype(parameter_traits_of<P>::name(p)), std::string_view>;",
+        "../fail/parameter_traits_with_a_name_by_value.cpp", "*",
+    ),
     # -- what is shown of rounds --------------------------------------------------------------------
     Mutation(
         "waits-of-joined-ranks-are-not-shown", "participant/data_parallel.hpp",
@@ -627,6 +792,11 @@ MUTATIONS = [
         "weights-of-0-have-contributors", "join/detail/impl/rounds.ipp",
         "round.contributor_count_ = 0; // the average is zeros", "",
         "participant/data_parallel.test.cpp", "weights that sum to 0*",
+    ),
+    Mutation(
+        "negative-weights-are-huge", "join/detail/verdict.hpp",
+        "auto const given = static_cast<std::int64_t>(weight);", "auto const given = weight;",
+        "join/failure.test.cpp", "a participant that is missing*",
     ),
     # -- gradients of joined ranks ------------------------------------------------------------------
     Mutation(
@@ -804,6 +974,105 @@ MUTATIONS = [
         "arenas-close-together", "device/arena.hpp",
         "int const apart = size < lines ? lines / size : 1;", "int const apart = size < lines ? 1 : 1;",
         "communicator/shared_memory/engine/arena.test.cpp", "arenas of ranks begin*",
+    ),
+    Mutation(
+        "the-remedy-is-told-if-rank-0-is-in-a-guard", "communicator/detail/reasons.hpp",
+        "            agrees = agrees || other.is_agreement();\n", "",
+        "communicator/shared_memory/thread.test.cpp", "a guard that only one rank enters*",
+    ),
+    Mutation(
+        "counts-of-any-number-of-bytes", "communicator/detail/impl/checks.ipp",
+        "if (buffer.count > static_cast<std::size_t>(PTRDIFF_MAX) / size_of(buffer.dtype)) {", "if (false) {",
+        "communicator/request.test.cpp", "a count whose bytes*",
+    ),
+    Mutation(
+        "products-of-counts-wrap-around", "communicator/detail/impl/checks.ipp",
+        "whole.count / ranks != part.count", "whole.count != ranks * part.count",
+        "communicator/request.test.cpp", "a count whose bytes*",
+    ),
+    Mutation(
+        "sums-of-counts-wrap-around", "communicator/detail/impl/checks.ipp",
+        "if (count > left) {", "if (false) {",
+        "communicator/shared_memory/engine/exchange.test.cpp", "counts that do not fit*",
+    ),
+    Mutation(
+        "a-negative-deadline-ends-before-now", "communicator/detail/deadline.hpp",
+        "std::clamp(deadline, std::chrono::nanoseconds{0}, year)", "(std::min)(deadline, year)",
+        "communicator/deadline.test.cpp", "a wait ends between now*",
+    ),
+    Mutation(
+        "a-wait-that-is-extended-overflows", "communicator/detail/deadline.hpp",
+        "waited_ = (std::max)(deadline, none) - (std::max)(left, none);", "waited_ = deadline - left;",
+        "communicator/deadline.test.cpp", "a wait that is asked*",
+    ),
+    Mutation(
+        "a-nap-overflows", "communicator/detail/deadline.hpp",
+        "(std::max)(deadline, waited_) - (std::max)(waited_, none)", "deadline - waited_",
+        "communicator/deadline.test.cpp", "a wait that is asked*",
+    ),
+    Mutation(
+        "groups-over-gloo-hear-nothing-while-they-wait", "communicator/gloo/detail/rank.hpp",
+        "        if (parent != nullptr) {\n"
+        "            rendezvous.hear", "        if (false) {\n"
+        "            rendezvous.hear",
+        "communicator/gloo/failure.test.cpp", "an abort of ranks over Gloo ends every wait*",
+    ),
+    Mutation(
+        "ranks-that-attach-hear-nothing", "communicator/tcp/impl/communicator.ipp",
+        "around.hear ? around.hear() : std::nullopt", "std::optional<AbortReason>{}",
+        "communicator/gloo/failure.test.cpp", "an abort of ranks over Gloo ends every wait*",
+    ),
+    Mutation(
+        "a-file-of-an-earlier-job-is-read-once", "communicator/gloo/detail/rendezvous.hpp",
+        "if (!is_elsewhere) {", "if (true) {",
+        "communicator/gloo/meeting.test.cpp", "a file that an earlier job left*",
+    ),
+    Mutation(
+        "the-file-of-ranks-is-not-replaced", "communicator/gloo/detail/rendezvous.hpp",
+        "::rename(unfinished.c_str()", "::link(unfinished.c_str()",
+        "communicator/gloo/meeting.test.cpp", "ranks meet by a file*",
+    ),
+    Mutation(
+        "the-file-of-ranks-is-for-all-users", "communicator/gloo/detail/rendezvous.hpp",
+        "as_new, S_IRUSR | S_IWUSR)", "as_new, 0644)",
+        "communicator/gloo/meeting.test.cpp", "the file by which ranks meet can be read*",
+    ),
+    Mutation(
+        "rank-0-writes-where-a-link-leads", "communicator/gloo/detail/rendezvous.hpp",
+        "concat(path_, \".\", new_secret());\n"
+        "        constexpr int as_new = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW |", "concat(path_, \".unfinished\");\n"
+        "        constexpr int as_new = O_WRONLY | O_CREAT |",
+        "communicator/gloo/meeting.test.cpp", "a file of all users*",
+    ),
+    Mutation(
+        "the-name-of-an-unfinished-file-is-known", "communicator/gloo/detail/rendezvous.hpp",
+        "concat(path_, \".\", new_secret())", "concat(path_, \".unfinished\")",
+        "communicator/gloo/meeting.test.cpp", "a file of all users*",
+    ),
+    Mutation(
+        "ranks-read-where-a-link-leads", "communicator/gloo/detail/rendezvous.hpp",
+        "O_RDONLY | O_NOFOLLOW |", "O_RDONLY |",
+        "communicator/gloo/meeting.test.cpp", "a file of all users*",
+    ),
+    Mutation(
+        "ranks-read-a-file-that-others-may-read", "communicator/gloo/detail/rendezvous.hpp",
+        "(status.st_mode & (S_IRWXG | S_IRWXO)) != 0", "false",
+        "communicator/gloo/meeting.test.cpp", "a file of all users*",
+    ),
+    Mutation(
+        "ranks-read-the-file-of-another-user", "communicator/gloo/detail/rendezvous.hpp",
+        "status.st_uid != ::geteuid() || ", "",
+        "communicator/gloo/meeting.test.cpp", "a file of all users*",
+    ),
+    Mutation(
+        "ranks-behind-any-transport-share-models", "communicator/any/communicator.hpp",
+        "return comm_.model_table();", "return nullptr;",
+        "participant/shared_models.test.cpp", "thread ranks behind*",
+    ),
+    Mutation(
+        "srun-starts-mpich-on-one-machine", "communicator/environment.hpp",
+        "for (Launcher const& outer : launchers) { // srun", "for (Launcher const& outer : {launcher}) { // srun",
+        "communicator/environment.test.cpp", "ranks on several machines*",
     ),
     # -- sharded optimizers ---------------------------------------------------------------------------
     Mutation(
@@ -1101,6 +1370,21 @@ MUTATIONS = [
         "a-model-and-its-sharded-optimizer-step-twice", "participant/sharded/data_parallel.hpp",
         "void list_averaged(std::vector<void const*>&) const noexcept {}", "",
         "participant/sharded_data_parallel.test.cpp", "a ZeroRedundancyOptimizer over*",
+    ),
+    Mutation(
+        "references-are-no-addresses", "optimizer/update_rule.hpp",
+        "if constexpr (!std::is_copy_assignable_v<T>) {", "if constexpr (false) {",
+        "../fail/shared_object_with_reference.cpp ../fail/update_rule_with_reference.cpp", "*",
+    ),
+    Mutation(
+        "shared-objects-may-have-addresses", "participant/sharded/zero_options.hpp",
+        "!detail::has_address<T>(),", "true,",
+        "../fail/shared_object_with_reference.cpp", "*",
+    ),
+    Mutation(
+        "names-of-states-dangle", "optimizer/update_rule.hpp",
+        "{ requires outlives_the_call<decltype(rule.state_names())>; };", "{ rule.state_names(); };",
+        "../fail/update_rule_with_names_by_value.cpp", "*",
     ),
     # -- all-reduces by messages --------------------------------------------------------------------
     Mutation(
@@ -1577,14 +1861,17 @@ class Workshop:
         self.main = folder / "main.o"
         self.compile(["-c", folder / "tests/support/main.cpp", "-o", self.main])
 
-    def compile(self, arguments, first=()):
-        """`first` are folders of headers that come before the library's."""
+    def compiled(self, arguments, first=()):
+        """How the compiler ended. `first` are folders of headers that come before the library's."""
         folders = [*first, self.folder / "include", self.folder / "tests",
                    self.folder / "tests/support/rank_kinds/threads", CUDA]
         command = [self.compiler, "-std=c++20", "-O0", "-w", *(f"-I{path}" for path in folders), *arguments]
-        result = subprocess.run(
+        return subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
+
+    def compile(self, arguments, first=()):
+        result = self.compiled(arguments, first)
         if result.returncode != 0:
             raise Failure("does not compile:\n" + "\n".join(result.stdout.splitlines()[:10]))
 
@@ -1601,15 +1888,30 @@ class Workshop:
                     self.compile(["-c", unit, "-o", programs[-1]])
         return programs
 
+    def why_it_is_not_refused(self, misuse, headers, first):
+        """Empty where the compiler says what the misuse expects. Its headers alone have to compile."""
+        text = misuse.read_text(encoding="utf-8")
+        headers.write_text("\n".join(re.findall(r"#include .*", text)) + "\n", encoding="utf-8")
+        self.compile(["-fsyntax-only", headers], first)
+        result = self.compiled(["-fsyntax-only", misuse], first)
+        if result.returncode == 0:
+            return "compiles"
+        expected = re.findall(r"// EXPECT: (.*)", text)
+        return "; ".join(f"does not say: {one}" for one in expected if one not in result.stdout)
+
     def run(self, test, filters, first=()):
         """Why the test fails, for each of the filters; empty where it passes."""
         with tempfile.TemporaryDirectory(dir=self.folder) as here:
             program = pathlib.Path(here) / "test"
             source = self.folder / "tests/joinable" / test
+            if test.startswith("../fail/"):
+                headers = pathlib.Path(here) / "headers.cpp"
+                return [self.why_it_is_not_refused(source, headers, first) for _ in filters]
             text = source.read_text(encoding="utf-8")
-            libraries = ["-pthread", *(["-lrapidcheck"] if "<rapidcheck.h>" in text else [])]
-            fakes = self.fakes() if re.search("<support/(fake_|nccl_)", text) else []
-            self.compile([source, self.main, *fakes, *libraries, "-o", program], first)
+            objects = [] if "\nint main(" in text else [self.main]
+            objects += self.fakes() if re.search("<support/(fake_|nccl_)", text) else []
+            libraries = [f"-l{name}" for name in ("rapidcheck", "gloo") if f"{name}.h" in text]
+            self.compile([source, *objects, "-pthread", *libraries, "-o", program], first)
             return [why_it_fails(program, cases).replace(f"{self.folder}/", "") for cases in filters]
 
 

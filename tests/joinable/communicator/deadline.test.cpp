@@ -66,6 +66,10 @@ TEST_CASE("a wait that is asked at its deadline goes on for as long as the answe
     clock.extend((nanoseconds::min)(), (nanoseconds::min)());
     CHECK(clock.count() == 0ms);
     CHECK(clock.nap((nanoseconds::max)()) == (nanoseconds::max)() / 2);
+    clock.extend((nanoseconds::min)(), 1ns); // as if the deadline were 0
+    CHECK(clock.count() == -1ns);
+    clock.extend(1ns, (nanoseconds::min)());
+    CHECK(clock.count() == 1ns);
     clock.extend((nanoseconds::max)(), 1ns);
     CHECK(clock.nap((nanoseconds::max)()) == 1ns);
     clock.extend(1ms, 9ms); // more than the deadline

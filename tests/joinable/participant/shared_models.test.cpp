@@ -17,6 +17,7 @@
 #include <support/ranks.hpp>
 #include <support/volume.hpp>
 
+#include <joinable/any_communicator.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -165,6 +166,20 @@ TEST_CASE("ranks may share values if they say so, but never gradients") {
         CHECK_FALSE(text.empty());
     });
     CHECK(seen >= 4);
+}
+
+TEST_CASE("thread ranks behind any transport that train one model are told, too") {
+    Params params = make_params<float>({3, 2});
+    std::atomic<int> seen = 0;
+    run_ranks({2, 3}, [&](ThreadCommunicator& threads) {
+        joinable::AnyCommunicator comm{threads};
+        std::string const values = "share the value of parameter 0";
+        check_refused(seen, values, [&] { DistributedDataParallel{comm, params}; });
+        check_refused(seen, values, [&] { ZeroRedundancyOptimizer{comm, params, Sgd{}}; });
+        joinable::AnyCommunicator group = comm.split(0, 0);
+        check_refused(seen, values, [&] { ShardedDataParallel{group, params, Sgd{}}; });
+    });
+    CHECK(seen >= 2 * 3); // at least the last rank of each
 }
 
 TEST_CASE("memory counts no longer when the ranks have agreed or failed") {

@@ -327,11 +327,10 @@ bool is_asleep(pid_t thread) {
     return stat.find(") S ") != std::string::npos;
 }
 
-TEST_CASE("an abort of ranks over Gloo ends every wait in a group: a split, a start, a full queue"
-) {
+TEST_CASE("an abort of ranks over Gloo ends every wait in a group, also one for a silent rank 0") {
     using joinable::detail::GlooMeeting;
     using joinable::detail::GlooRank;
-    for (int const wait : {0, 1, 2}) {
+    for (int const wait : {0, 1, 2, 3, 4}) {
         Watchdog const watchdog{2};
         Folder const folder;
         std::atomic<pid_t> waiting{0};
@@ -346,12 +345,22 @@ TEST_CASE("an abort of ranks over Gloo ends every wait in a group: a split, a st
                 GlooMeeting other;
                 other.options.size = 2;
                 other.options.address = "127.0.0.1";
-                other.listener.emplace("127.0.0.1");
+                other.options.connect_timeout = 20s;
+                joinable::TcpListener silent{"127.0.0.1"};
+                if (wait < 3) {
+                    other.listener.emplace("127.0.0.1");
+                } else { // rank 0 listens and does not answer, or does not listen
+                    other.options.rank = 1;
+                    other.options.port = silent.port();
+                    if (wait == 4) {
+                        joinable::TcpListener const closed = std::move(silent);
+                    }
+                }
                 waiting = ::gettid();
                 auto const enter = [&] {
                     if (wait == 0) {
                         static_cast<void>(group->split(0, 0));
-                    } else if (wait == 1) {
+                    } else if (wait != 2) {
                         GlooRank const inner{std::move(other), group};
                     } else {
                         for (int i = 0; i < 65; ++i) {

@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/core_dump.hpp>
 #include <support/forked.hpp>
 #include <support/named_ranks.hpp>
 #include <support/process_ranks.hpp>
@@ -107,6 +108,15 @@ TEST_CASE("ranks see the memory at different addresses, and its file is removed 
         }
         CHECK(!file_exists(job));
     }
+}
+
+TEST_CASE("the memory that ranks share is left out of a core dump where ranks attach, too") {
+    run_named_ranks({1, 3}, [](ProcessCommunicator& comm) {
+        comm.barrier();
+        SharedMappings const mappings;
+        CHECK(mappings.all == 1);
+        CHECK(mappings.dumped == 0);
+    });
 }
 
 TEST_CASE("the variables of a launcher are enough to attach") {
@@ -834,6 +844,29 @@ TEST_CASE("a process that a rank has forked says nothing for it when it ends") {
         check_helpers_of(group);
         check_helpers_of(comm);
     });
+}
+
+TEST_CASE("a process that a rank has forked waits for no collective of it, and calls nobody late") {
+    for (int const size : {2, 3}) {
+        Shared<std::atomic<bool>> has_ended;
+        run_named_ranks({size}, [&](ProcessCommunicator& comm) {
+            float value = 1;
+            joinable::Buffer const buffer{&value, 1, DType::f32};
+            if (comm.rank() == 0) {
+                auto work = comm.all_reduce(buffer, ReduceOp::sum);
+                CHECK(succeeds_in_fork([&] {
+                    comm.set_deadline(50ms);
+                    std::destroy_at(&work);
+                }));
+                *has_ended = true;
+                work.wait();
+            } else {
+                wait_until([&] { return has_ended->load(); });
+                comm.all_reduce(buffer, ReduceOp::sum).wait();
+            }
+            CHECK(value == static_cast<float>(comm.size()));
+        });
+    }
 }
 
 TEST_CASE("another user who takes a job's names keeps no job from starting") {

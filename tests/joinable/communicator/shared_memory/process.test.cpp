@@ -19,7 +19,6 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include <sys/time.h>
@@ -27,6 +26,7 @@
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/core_dump.hpp>
 #include <support/keep_alive.hpp>
 #include <support/process_ranks.hpp>
 #include <support/segment_ranks.hpp>
@@ -508,20 +508,9 @@ TEST_CASE("the memory that ranks share is left out of a core dump, which would a
 ) {
     run_process_ranks({1, 3}, [](ProcessCommunicator& comm) {
         comm.barrier();
-        std::ifstream maps{"/proc/self/smaps"};
-        int shared = 0;
-        std::uint64_t bytes = 0;
-        for (std::string line; std::getline(maps, line);) {
-            if (line.find(" rw-s ") != std::string::npos) {
-                std::size_t end = 0;
-                std::uint64_t const begin = std::stoull(line, &end, 16);
-                bytes = std::stoull(line.substr(end + 1), nullptr, 16) - begin;
-            } else if (line.starts_with("VmFlags:") && std::exchange(bytes, 0) >= 1U << 24U) {
-                ++shared;
-                CHECK(line.find(" dd") != std::string::npos);
-            }
-        }
-        CHECK(shared == 1);
+        SharedMappings const mappings;
+        CHECK(mappings.all == 1);
+        CHECK(mappings.dumped == 0);
     });
 }
 

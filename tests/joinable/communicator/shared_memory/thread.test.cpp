@@ -449,6 +449,37 @@ TEST_CASE("a collective beside a guard is told from the roll call that it meets,
     });
 }
 
+TEST_CASE("a guard that only one rank enters is a Mismatch with the remedy on every rank") {
+    for (int const entering : {0, 1}) {
+        run_all_ranks({2, 3}, [&](auto& comm) {
+            std::string text;
+            try {
+                joinable::Action count{comm, [&] { comm.barrier(); }, [&] { comm.barrier(); }};
+                if (comm.rank() == entering) {
+                    joinable::Join guard{joinable::participants(count)};
+                } else {
+                    comm.barrier();
+                }
+            } catch (joinable::Mismatch const& error) {
+                text = error.what();
+            }
+            CAPTURE(text);
+            CHECK(
+                text.find("rank " + std::to_string(1 - entering) + " barrier") != std::string::npos
+            );
+            CHECK(
+                text.find(" u64 with sum (a guard's roll call or entry, or the making of a model)"
+                ) != std::string::npos
+            );
+            CHECK(
+                text.find("; joined ranks follow only the participants of their guard: give any "
+                          "other collective to an Action or to shadowed(comm), and enter the same "
+                          "guards on all ranks, one after another") != std::string::npos
+            );
+        });
+    }
+}
+
 TEST_CASE("bad arguments are refused before any data moves, and the communicator stays usable") {
     run_all_ranks({1, 2}, [](auto& comm) {
         int value = 1;

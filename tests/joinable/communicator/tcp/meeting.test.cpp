@@ -262,6 +262,10 @@ TEST_CASE(
                             "raise that limit (ulimit -n)"
             );
         }
+        CHECK_THROWS_AS( // 20 are enough for 20 other ranks
+            TcpCommunicator::attach(TcpListener{"127.0.0.1"}, tcp_options(0, 21, 200ms)),
+            joinable::TimedOut
+        );
         CHECK(std::chrono::steady_clock::now() - start < 30s); // of a deadline of 60
     });
     CHECK(processes.wait() == 0);

@@ -114,6 +114,15 @@ TEST_CASE("a machine that acknowledges nothing for the limit is lost, with an op
     }
 }
 
+TEST_CASE("a machine to which nothing is sent is lost if it answers no probe of the kernel") {
+    Connection ends;
+    ends.near.set(IPPROTO_TCP, TCP_KEEPIDLE, 1);
+    ends.near.set(IPPROTO_TCP, TCP_KEEPINTVL, 1);
+    ends.near.set(IPPROTO_TCP, TCP_KEEPCNT, 100); // not by the kernel's own count
+    cut_off(ends.far.handle());
+    CHECK(time_to_loss(ends.near, SilenceWatch{200ms}, 20s) < 20s);
+}
+
 TEST_CASE("a machine with nothing to acknowledge is not lost, nor one that is back in time") {
     Connection ends;
     CHECK(time_to_loss(ends.near, SilenceWatch{50ms}, 200ms) >= 200ms);
@@ -156,11 +165,13 @@ TEST_CASE("a rank out of reach is named where ranks meet, and rank 0 by the rank
     zero.post({});
     zero.finish(0);
     zero.post({});
+    auto const start = Clock::now();
     CHECK_THROWS_WITH_AS(
         zero.finish(1),
         "rank 1 failed: its connection broke: its process died, or its machine is out of reach",
         joinable::PeerFailed
     );
+    CHECK(Clock::now() - start < 20s); // before the kernel gives the connection up
     one.post({});
     CHECK_THROWS_WITH_AS(
         one.finish(0),

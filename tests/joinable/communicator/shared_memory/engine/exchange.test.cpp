@@ -334,6 +334,14 @@ TEST_CASE("counts that do not fit a rank's own buffers are refused before any da
         Counts huge(world, 3);
         huge[0] = ~std::size_t{0};
         Counts const zeros(world, 0);
+        if (auto const rank = static_cast<std::size_t>(comm.rank()); world > 2) {
+            Counts wrapping(world, 3); // around, to the right sum
+            wrapping[(rank + 1) % world] = ~std::size_t{0};
+            wrapping[(rank + 2) % world] = 7;
+            CHECK_THROWS_AS(
+                (void)comm.all_gather(read(in), write(out), wrapping), joinable::ContractViolation
+            );
+        }
         using joinable::ContractViolation;
         CHECK_THROWS_AS((void)comm.all_gather(read(in), write(out), too_many), ContractViolation);
         CHECK_THROWS_AS((void)comm.all_gather(read(in), write(out), huge), ContractViolation);

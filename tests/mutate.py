@@ -79,6 +79,11 @@ MUTATIONS = [
         "        if (local_error) {\n            std::rethrow_exception(local_error);\n        }\n        throw;", "        throw;",
         "agreement/agree.test.cpp", "a rank that has no memory*",
     ),
+    Mutation(
+        "an-own-error-is-hidden-where-others-do-not-enter", "join/detail/impl/session.ipp",
+        "if (local_error) { // it says more", "if (false) { // it says more",
+        "join/entry.test.cpp", "a rank that cannot enter says why*",
+    ),
     # -- whose ranks a failure names ----------------------------------------------------------------
     Mutation(
         "guards-believe-the-numbers-of-a-group", "join/detail/guard_outcome.hpp",
@@ -115,6 +120,11 @@ MUTATIONS = [
         "only-the-first-rank-of-a-group-counts", "communicator/detail/reasons.hpp",
         "return member != rank++;", "return rank++ == 0 && member != 0;",
         "join/failure_in_group.test.cpp", "a group says whether*",
+    ),
+    Mutation(
+        "guards-blame-ranks-that-they-do-not-have", "join/detail/guard_outcome.hpp",
+        "if (names_others(recorded_->ranks)) {", "if (false) {",
+        "join/failure.test.cpp", "ranks that another communicator names*",
     ),
     # -- what a job leaves behind -------------------------------------------------------------------
     Mutation(
@@ -211,6 +221,32 @@ MUTATIONS = [
         "strides-beyond-the-memory", "tensor/shape.hpp",
         "if (bytes > storage_bytes) {", "if (false) {",
         "tensor/any_view.test.cpp", "strides that lead out*",
+    ),
+    Mutation(
+        "a-model-may-train-nothing", "bucket/impl/bucket.ipp",
+        "if (order.empty()) {", "if (false) {",
+        "bucket/reducer.test.cpp", "a model that cannot be reduced*",
+    ),
+    Mutation(
+        "what-was-frozen-later-looks-forgotten", "bucket/detail/impl/iteration.ipp",
+        "is_frozen_now = is_frozen_now || (!finds_unused_ && is_missing(i) && is_frozen(i));",
+        "static_cast<void>(i);",
+        "participant/listed_model.test.cpp", "without find_unused a parameter*",
+    ),
+    Mutation(
+        "names-may-be-returned-by-value", "detail/text.hpp",
+        "(std::is_lvalue_reference_v<Text> ||", "(true || std::is_lvalue_reference_v<Text> ||",
+        "detail/text.test.cpp", "a name that is returned by value*",
+    ),
+    Mutation(
+        "the-search-for-a-difference-takes-a-message-for-each-item", "agreement/impl/agree.ipp",
+        "for (std::size_t first = 0;; first += slot_count) {", "for (std::size_t first = 0;; ++first) {",
+        "agreement/agree.test.cpp", "the first difference of very many*",
+    ),
+    Mutation(
+        "the-search-for-a-difference-needs-one", "agreement/impl/agree.ipp",
+        "words_ == decltype(words_){}; // no list has an item there", "first > 9 * slot_count;",
+        "agreement/agree.test.cpp", "the search for a difference*",
     ),
     # -- ranks as processes ----------------------------------------------------------------------------
     Mutation(
@@ -679,6 +715,18 @@ MUTATIONS = [
         "requires std::convertible_to<decltype(parameter_traits_of<P>::name(p)), std::string_view>;",
         "../fail/parameter_traits_with_a_name_by_value.cpp", "*",
     ),
+    Mutation(
+        "keywords-change-signs", "hook/keywords.hpp",
+        "if (static_cast<From>(held) != value || (held > To{}) != (value > From{})) {",
+        "if (static_cast<From>(held) != value) {",
+        "hook/keywords.test.cpp", "a whole number*",
+    ),
+    Mutation(
+        "keywords-lose-bits", "hook/keywords.hpp",
+        "if (static_cast<From>(held) != value || (held > To{}) != (value > From{})) {",
+        "if ((held > To{}) != (value > From{})) {",
+        "hook/keywords.test.cpp", "a whole number*",
+    ),
     # -- what is shown of rounds --------------------------------------------------------------------
     Mutation(
         "waits-of-joined-ranks-are-not-shown", "participant/data_parallel.hpp",
@@ -714,6 +762,19 @@ MUTATIONS = [
         "a-shorter-line-leaves-its-end", "trace/impl/progress_line.ipp",
         'sink_("\\r" + line + blanks);', 'sink_("\\r" + line);',
         "trace/progress_line.test.cpp", "on a terminal*",
+    ),
+    Mutation(
+        "numbers-follow-the-locale", "detail/text.hpp",
+        "std::to_chars(text.data(), text.data() + text.size(), number, format, digits).ptr;",
+        "text.data() + std::snprintf(text.data(), text.size(), format == std::chars_format::fixed "
+        '? "%.*f" : "%.*g", digits, number);',
+        "detail/text.test.cpp", "numbers in texts*",
+    ),
+    Mutation(
+        "pictures-follow-the-locale", "trace/impl/picture.ipp",
+        "return number_text(100 * share, std::chars_format::fixed, 1) + \" %\";",
+        "char text[32];\n        std::snprintf(text, sizeof text, \"%.1f %%\", 100 * share);\n        return text;",
+        "trace/picture.test.cpp", "a picture is the same in every locale*",
     ),
     # -- rounds -------------------------------------------------------------------------------------
     Mutation(
@@ -766,6 +827,84 @@ MUTATIONS = [
         "(end(hook<Is>()), ...);", "static_cast<void>(end);",
         "join/guard.test.cpp", "end hooks*",
     ),
+    Mutation(
+        "loops-read-elements-again", "join/guarded_range.hpp",
+        "if constexpr (reads_early && !(LooksAhead && std::is_reference_v<Element>)) {",
+        "if constexpr (false && reads_early) {",
+        "join/guarded_range.test.cpp", "a loop reads each element*",
+    ),
+    Mutation(
+        "a-round-of-an-earlier-guard-is-waited-for", "join/joinable.hpp",
+        "state_->session_ != nullptr && state_->guards_ == guard_;", "state_->session_ != nullptr;",
+        "join/failure.test.cpp", "a round cannot be waited for*",
+    ),
+    Mutation(
+        "a-round-is-waited-for-after-its-guard", "join/joinable.hpp",
+        "        if (!is_in_guard()) {\n            throw", "        if (false) {\n            throw",
+        "join/failure.test.cpp", "a round cannot be waited for*",
+    ),
+    Mutation(
+        "peers-hear-of-what-was-handled-in-an-earlier-round", "join/detail/impl/session.ipp",
+        "outcome_.forget(); // a failure before this round was handled", "",
+        "join/failure.test.cpp", "peers are told of the failure*",
+    ),
+    Mutation(
+        "peers-hear-of-what-was-handled-in-the-last-round", "join/detail/impl/session.ipp",
+        "outcome_.forget(); // a failure in the last round was handled", "",
+        "join/failure.test.cpp", "peers are told of the failure*",
+    ),
+    Mutation(
+        "a-text-does-not-replace-what-was-handled", "join/guard.hpp",
+        "        session_.forget_failure();\n        session_.record_failure(text);",
+        "        session_.record_failure(text);",
+        "join/failure.test.cpp", "peers are told of the failure*",
+    ),
+    Mutation(
+        "guards-go-on-without-a-participant", "join/joinable.hpp",
+        "session_->lose_participant(position_);", "",
+        "join/failure.test.cpp", "a participant that is destroyed before its guard*",
+    ),
+    Mutation(
+        "guards-detach-what-is-destroyed", "join/joinable.hpp",
+        "attached_->state = nullptr;", "",
+        "join/failure.test.cpp", "a guard leaves a participant alone*",
+    ),
+    Mutation(
+        "a-lost-participant-hides-the-exception-in-flight", "join/detail/impl/session.ipp",
+        "    if (std::uncaught_exceptions() > 0) {\n", "    if (false) {\n",
+        "join/failure.test.cpp", "a participant that is destroyed before its guard*",
+    ),
+    Mutation(
+        "a-failed-guard-leaves-a-round-open", "participant/gradient_participant.hpp",
+        "        stage_ = Stage::idle;\n        hidden_.reset();\n        reducer_->forget_words();",
+        "        hidden_.reset();\n        reducer_->forget_words();",
+        "participant/without_pass.test.cpp", "a model is in no round*",
+    ),
+    Mutation(
+        "what-was-left-open-goes-on-in-a-guard", "participant/gradient_participant.hpp",
+        "stage_ = Stage::idle; // discards what was left open", "",
+        "participant/without_pass.test.cpp", "an iteration that was left open*",
+    ),
+    Mutation(
+        "texts-of-actions-are-lost", "join/joinable.hpp",
+        "    } catch (...) {\n        record_failure(joinable, {});\n        throw;", "    } catch (...) {\n        throw;",
+        "join/failure.test.cpp", "ranks that another communicator names*",
+    ),
+    Mutation(
+        "texts-of-passes-are-lost", "participant/gradient_participant.hpp",
+        "            detail::record_failure(*this, {});\n", "",
+        "participant/accumulation.test.cpp", "once a bucket is on its way*",
+    ),
+    Mutation(
+        "hooks-of-a-lost-participant-end", "join/guard.hpp",
+        "std::allocator<Hooks>{}.deallocate(hooks_.release(), 1);", "",
+        "participant/without_pass.test.cpp", "a model that is destroyed before its guard*",
+    ),
+    Mutation(
+        "guards-end-well-without-a-participant", "join/guard.hpp",
+        "session_.require_told();", "",
+        "participant/without_pass.test.cpp", "a model that is destroyed before its guard*",
+    ),
     # -- weights and skipped batches ----------------------------------------------------------------
     Mutation(
         "a-skip-says-it-is-unweighted", "join/detail/impl/rounds.ipp",
@@ -797,6 +936,26 @@ MUTATIONS = [
         "negative-weights-are-huge", "join/detail/verdict.hpp",
         "auto const given = static_cast<std::int64_t>(weight);", "auto const given = weight;",
         "join/failure.test.cpp", "a participant that is missing*",
+    ),
+    Mutation(
+        "peers-hear-of-a-batch-that-was-skipped", "participant/gradient_participant.hpp",
+        "detail::forget_failure(*this); // the failure of the batch: peers need not learn of it", "",
+        "participant/accumulation.test.cpp", "peers are not told of a batch*",
+    ),
+    Mutation(
+        "buckets-leave-before-a-gradient-is-ready", "bucket/reducer.hpp",
+        "while (turns().proceed()) { // no bucket starts before a gradient is ready\n        }", "advance();",
+        "participant/without_pass.test.cpp", "skip() may follow a pass*",
+    ),
+    Mutation(
+        "skips-drop-what-was-accumulated", "participant/gradient_participant.hpp",
+        "has_accumulated_ && round.contributes();", "false;",
+        "participant/accumulation.test.cpp", "what was accumulated before a skipped batch*",
+    ),
+    Mutation(
+        "untouched-gradients-are-sent-no-more", "participant/gradient_participant.hpp",
+        "if (!round.is_shadow() || !leaves_joined_untouched()) {", "if (true) {",
+        "participant/window.test.cpp", "a joined rank that leaves its gradients untouched*",
     ),
     # -- gradients of joined ranks ------------------------------------------------------------------
     Mutation(
@@ -1073,6 +1232,11 @@ MUTATIONS = [
         "srun-starts-mpich-on-one-machine", "communicator/environment.hpp",
         "for (Launcher const& outer : launchers) { // srun", "for (Launcher const& outer : {launcher}) { // srun",
         "communicator/environment.test.cpp", "ranks on several machines*",
+    ),
+    Mutation(
+        "a-roll-call-is-a-sum-of-seven-numbers", "communicator/detail/descriptor.hpp",
+        "if (is_agreement()) {", "if (false) {",
+        "communicator/shared_memory/thread.test.cpp", "a collective beside a guard*",
     ),
     # -- sharded optimizers ---------------------------------------------------------------------------
     Mutation(
@@ -1385,6 +1549,65 @@ MUTATIONS = [
         "names-of-states-dangle", "optimizer/update_rule.hpp",
         "{ requires outlives_the_call<decltype(rule.state_names())>; };", "{ rule.state_names(); };",
         "../fail/update_rule_with_names_by_value.cpp", "*",
+    ),
+    Mutation(
+        "a-state-that-is-loaded-where-it-is-is-freed-first", "participant/sharded/detail/state_exchange.hpp",
+        "std::move(taken.begin(), taken.end(), rules.begin());",
+        "gathered_.reset();\n        std::move(taken.begin(), taken.end(), rules.begin());",
+        "participant/zero_redundancy_optimizer.test.cpp", "a gathered state*",
+    ),
+    Mutation(
+        "settings-move-when-groups-are-added", "participant/sharded/optimizer.hpp",
+        "rules_.push_back(std::move(rule));",
+        "std::deque<Rule> all = rules_;\n            all.push_back(std::move(rule));\n            rules_.swap(all);",
+        "participant/zero_redundancy_optimizer.test.cpp", "the settings of a group stay*",
+    ),
+    Mutation(
+        "settings-move-when-a-state-is-loaded", "participant/sharded/detail/state_exchange.hpp",
+        "std::move(taken.begin(), taken.end(), rules.begin());",
+        "std::deque<Rule> all(taken.begin(), taken.end());\n        rules.swap(all);",
+        "participant/zero_redundancy_optimizer.test.cpp", "the settings of a group stay*",
+    ),
+    Mutation(
+        "rules-keep-any-number-of-states", "optimizer/update_rule.hpp",
+        "names > most_state_arrays) {", "false && names > most_state_arrays) {",
+        "participant/zero_redundancy_optimizer.test.cpp", "a rule keeps at most eight*",
+    ),
+    Mutation(
+        "a-reference-is-no-address", "optimizer/update_rule.hpp",
+        "if constexpr (!std::is_copy_assignable_v<T>) {", "if constexpr (false) {",
+        "optimizer/rules.test.cpp", "a rule with an address*",
+    ),
+    Mutation(
+        "names-of-states-may-be-returned-by-value", "optimizer/update_rule.hpp",
+        "concept outlives_the_call = std::is_lvalue_reference_v<Names> ||",
+        "concept outlives_the_call = true || std::is_lvalue_reference_v<Names> ||",
+        "optimizer/rules.test.cpp", "a rule with an address*",
+    ),
+    Mutation(
+        "a-training-resumes-with-any-number-of-rules", "participant/sharded/optimizer.hpp",
+        "if (rules.size() != groups_.size() || steps.size() != parameter_count()) {",
+        "if (steps.size() != parameter_count()) {",
+        "participant/zero_redundancy_optimizer.test.cpp", "settings and counts*",
+    ),
+    Mutation(
+        "a-training-resumes-with-any-number-of-counts", "participant/sharded/optimizer.hpp",
+        "if (rules.size() != groups_.size() || steps.size() != parameter_count()) {",
+        "if (rules.size() != groups_.size()) {",
+        "participant/zero_redundancy_optimizer.test.cpp", "settings and counts*",
+    ),
+    Mutation(
+        "owners-that-were-chosen-are-no-load", "participant/sharded/detail/plan.hpp",
+        "loads[static_cast<std::size_t>(all_owners[trained[k]])] += sizes[k];", "static_cast<void>(k);",
+        "participant/zero_redundancy_optimizer.test.cpp", "parameters are dealt out*",
+    ),
+    Mutation(
+        "checkpoints-have-the-bytes-of-settings", "checkpoint/checkpoint.hpp",
+        "state.rules.push_back(detail::stored_settings(rule));",
+        "state.rules.push_back(detail::stored_settings(rule));\n"
+        '            state.rules.back().emplace("bytes", detail::hex_of({reinterpret_cast<char const*>(&rule), '
+        "sizeof(Rule)}));",
+        "checkpoint/checkpoint.test.cpp", "files of equal trainings*",
     ),
     # -- all-reduces by messages --------------------------------------------------------------------
     Mutation(

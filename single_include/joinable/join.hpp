@@ -5586,29 +5586,16 @@ public:
         detail::Hash const hash = detail::Hash{}.add(label).add(value).add(value.size());
         return (std::max)(hash.value(), std::uint64_t{1});
     }
-    /// For each item the hash of it and all items after it, a function of its hash and of the next
-    /// one's, and 0 at the end.
-    [[nodiscard]] std::vector<std::uint64_t> hashes_from() const {
-        std::vector<std::uint64_t> hashes(items_.size() + 1);
-        for (std::size_t i = items_.size(); i-- > 0;) {
-            hashes[i] = chained(i, hashes[i + 1]);
-        }
-        return hashes;
-    }
-    /// One of these; 0 beyond the last item. Allocates nothing.
+    /// The hash of item `first` and all items after it; 0 beyond the last one. Allocates nothing.
     [[nodiscard]] std::uint64_t hash_from(std::size_t first) const noexcept {
         std::uint64_t rest = 0;
         for (std::size_t i = items_.size(); i > first; --i) {
-            rest = chained(i - 1, rest);
+            rest = detail::Hash{}.add(hash(i - 1)).add(rest).value();
         }
         return rest;
     }
 
 private:
-    [[nodiscard]] std::uint64_t chained(std::size_t i, std::uint64_t rest) const noexcept {
-        return detail::Hash{}.add(hash(i)).add(rest).value();
-    }
-
     std::string title_;
     std::vector<Item> items_;
     std::vector<Place> places_; ///< one for each item
@@ -9242,7 +9229,8 @@ private:
     static constexpr int bits = 64 * slot_count * HashAgreement::words;
     static constexpr std::size_t label_bytes = 112;
 
-    /// Each slot holds one item; the last slot stands for all further items.
+    /// The index of the first item that differs; beyond the end of all lists if none does. Each slot of a
+    /// message holds one item.
     [[nodiscard]] std::size_t first_difference(AgreementList const& list);
 
     [[nodiscard]] std::span<std::uint64_t> place(std::size_t byte, std::size_t bytes) noexcept {
@@ -9443,26 +9431,19 @@ DifferenceReport::reason(FailureKind kind, std::vector<int> ranks, std::string m
 }
 
 JOINABLE_DEFINITION std::size_t DifferenceReport::first_difference(AgreementList const& list) {
-    constexpr std::size_t last = slot_count - 1;
-    std::vector<std::uint64_t> const hashes_from = list.hashes_from();
-    for (std::size_t first = 0;; first += last) {
+    for (std::size_t first = 0;; first += slot_count) {
         words_ = {};
         for (std::size_t slot = 0; has_say_ && slot < slot_count; ++slot) {
-            std::size_t const item = first + slot;
-            HashAgreement::write(
-                &words_[slot * HashAgreement::words],
-                slot != last                ? list.hash(item)
-                : item < hashes_from.size() ? hashes_from[item]
-                                            : 0
-            );
+            HashAgreement::write(&words_[slot * HashAgreement::words], list.hash(first + slot));
         }
         control_.sum(words_);
+        bool const has_ended = words_ == decltype(words_){}; // no list has an item there
         std::size_t slot = 0;
         while (slot < slot_count &&
                HashAgreement::is_common(&words_[slot * HashAgreement::words], count_)) {
             ++slot;
         }
-        if (slot != last) {
+        if (slot != slot_count || has_ended) {
             return first + slot;
         }
     }

@@ -85,7 +85,8 @@ private:
     static constexpr int bits = 64 * slot_count * HashAgreement::words;
     static constexpr std::size_t label_bytes = 112;
 
-    /// Each slot holds one item; the last slot stands for all further items.
+    /// The index of the first item that differs; beyond the end of all lists if none does. Each slot of a
+    /// message holds one item.
     [[nodiscard]] std::size_t first_difference(AgreementList const& list);
 
     [[nodiscard]] std::span<std::uint64_t> place(std::size_t byte, std::size_t bytes) noexcept {

@@ -161,29 +161,16 @@ public:
         detail::Hash const hash = detail::Hash{}.add(label).add(value).add(value.size());
         return (std::max)(hash.value(), std::uint64_t{1});
     }
-    /// For each item the hash of it and all items after it, a function of its hash and of the next
-    /// one's, and 0 at the end.
-    [[nodiscard]] std::vector<std::uint64_t> hashes_from() const {
-        std::vector<std::uint64_t> hashes(items_.size() + 1);
-        for (std::size_t i = items_.size(); i-- > 0;) {
-            hashes[i] = chained(i, hashes[i + 1]);
-        }
-        return hashes;
-    }
-    /// One of these; 0 beyond the last item. Allocates nothing.
+    /// The hash of item `first` and all items after it; 0 beyond the last one. Allocates nothing.
     [[nodiscard]] std::uint64_t hash_from(std::size_t first) const noexcept {
         std::uint64_t rest = 0;
         for (std::size_t i = items_.size(); i > first; --i) {
-            rest = chained(i - 1, rest);
+            rest = detail::Hash{}.add(hash(i - 1)).add(rest).value();
         }
         return rest;
     }
 
 private:
-    [[nodiscard]] std::uint64_t chained(std::size_t i, std::uint64_t rest) const noexcept {
-        return detail::Hash{}.add(hash(i)).add(rest).value();
-    }
-
     std::string title_;
     std::vector<Item> items_;
     std::vector<Place> places_; ///< one for each item

@@ -125,12 +125,34 @@ TEST_CASE("the first item that differs is named, also behind the 64th") {
     });
 }
 
-TEST_CASE("each item is hashed once to find the first difference among very many") {
-    run_ranks({2}, [](ThreadCommunicator& comm) {
-        std::vector<int> values(100'000, 1);
-        values[99'990] += comm.rank();
-        Outcome const seen = outcome_of(comm, list_of(values));
-        CHECK(seen.text == "lists differ: item 99990: rank 0 has 1, rank 1 has 2");
+TEST_CASE("the first difference of very many items takes a message for each 64 of them") {
+    run_ranks({2}, [](ThreadCommunicator& inner) {
+        for (std::size_t const at : {0U, 63U, 64U, 99'990U}) {
+            RecordingCommunicator comm{inner};
+            std::vector<int> values(100'000, 1);
+            values[at] += comm.rank();
+            Outcome const seen = outcome_of(comm, list_of(values));
+            CHECK(
+                seen.text ==
+                "lists differ: item " + std::to_string(at) + ": rank 0 has 1, rank 1 has 2"
+            );
+            CHECK(
+                comm.trace.size() == 1 + (at / 64 + 1) + 3
+            ); // then its hash, the ranks, the texts
+        }
+    });
+}
+
+TEST_CASE("the search for a difference ends where no list goes on, though none differ") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& inner) {
+        for (std::size_t const count : {0U, 1U, 63U, 64U, 65U, 128U}) {
+            RecordingCommunicator comm{inner};
+            ControlOver<RecordingCommunicator<ThreadCommunicator>&> control{comm};
+            DifferenceReport report{control, 0, static_cast<std::uint64_t>(comm.size()), true};
+            auto const reason = report.difference(list_of(std::vector<int>(count, 5)));
+            CHECK(reason.ranks.empty());
+            CHECK(comm.trace.size() == (count + 63) / 64 + 1 + 3);
+        }
     });
 }
 

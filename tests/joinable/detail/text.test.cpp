@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/detail/text.hpp>
 
-#include <clocale>
-#include <cstdlib>
-#include <initializer_list>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include <doctest/doctest.h>
-#include <support/folder.hpp>
+#include <support/decimal_comma.hpp>
 
 namespace {
 
@@ -23,32 +21,21 @@ void check_numbers() {
     CHECK(rounded_text((std::numeric_limits<double>::max)()).size() == 309);
 }
 
-/// Numbers with a decimal comma from here on. False if no such locale is installed or can be made.
-bool set_decimal_comma(std::string const& folder) {
-    std::string const make =
-        "localedef -i de_DE -f UTF-8 " + folder + "/de_DE.UTF-8 >/dev/null 2>&1";
-    if (std::system(make.c_str()) == 0) {
-        setenv("LOCPATH", folder.c_str(), 1);
-    }
-    for (char const* const name : {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.utf8", "it_IT.utf8"}) {
-        if (std::setlocale(LC_NUMERIC, name) != nullptr &&
-            *std::localeconv()->decimal_point == ',') {
-            return true;
-        }
-    }
-    return false;
+TEST_CASE("a name that is returned by value dies before its view is read") {
+    using joinable::detail::lasting_text;
+    CHECK(!lasting_text<std::string>);
+    CHECK(lasting_text<std::string const&>);
+    CHECK(lasting_text<std::string_view>);
+    CHECK(lasting_text<char const*>);
+    CHECK(!lasting_text<int const&>);
 }
 
-TEST_CASE("numbers in texts and pictures have a point, whatever the locale") {
+TEST_CASE("numbers in texts have a point, whatever the locale") {
     check_numbers();
-    joinable_tests::Folder const folder;
-    if (set_decimal_comma(folder.file(""))) {
+    joinable_tests::DecimalComma const comma;
+    if (comma.is_set()) {
         check_numbers();
-    } else {
-        MESSAGE("skipped: no locale with a decimal comma is installed, and localedef makes none");
     }
-    std::setlocale(LC_NUMERIC, "C");
-    unsetenv("LOCPATH");
 }
 
 } // namespace

@@ -57,7 +57,7 @@ TEST_CASE("a whole number that the keyword's type cannot hold is refused, and no
     for (long long const fits : {-128LL, -1LL, 0LL, 127LL}) {
         CHECK((offset = fits).value == fits);
     }
-    for (long long const other : {-129LL, 128LL, 256LL, 1LL << 40}) {
+    for (long long const other : {-129LL, 128LL, 256LL, 257LL, 1LL << 40}) {
         CHECK_THROWS_AS(offset = other, joinable::ContractViolation);
     }
     CHECK_THROWS_AS(offset = 200U, joinable::ContractViolation);

@@ -404,6 +404,29 @@ TEST_CASE("a rank whose hook cannot be made hides a difference of another one") 
     });
 }
 
+TEST_CASE("a rank that cannot enter says why, though the others do not come to hear it") {
+    for (int const size : groups_of_participants({2, 3, 4})) {
+        joinable_tests::Shared<std::atomic<int>> ended;
+        over_ranks({size}, [&](RankCommunicator& comm) {
+            if (comm.rank() != 0) {
+                joinable_tests::wait_until(*ended, 1);
+                return;
+            }
+            comm.set_deadline(std::chrono::milliseconds{100});
+            AllReducer a{comm};
+            a.before_hook = [] { throw std::range_error{"no hook"}; };
+            std::string text;
+            try {
+                Join guard{participants(a)};
+            } catch (std::exception const& error) {
+                text = error.what();
+            }
+            ++*ended;
+            CHECK(text == "no hook");
+        });
+    }
+}
+
 template <class Comm>
 struct Unlisted : Plain<Comm> {
     using Plain<Comm>::Plain;

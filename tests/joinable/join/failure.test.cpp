@@ -24,6 +24,7 @@
 #include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
+#include <joinable/communicator/self.hpp>
 #include <joinable/participant/action.hpp>
 #include <joinable/participant/step.hpp>
 
@@ -196,14 +197,21 @@ TEST_CASE(
         struct Case {
             int rounds; ///< after the one in which all ranks handled a failure
             bool says_why;
+            bool is_in_post_hook;
             char const* told;
         };
         for (Case const& one :
-             {Case{0, true, "rank 1 failed: disk full"},
-              Case{1, true, "rank 1 failed: disk full"},
-              Case{1, false, unknown}}) {
+             {Case{0, true, false, "rank 1 failed: disk full"},
+              Case{1, true, false, "rank 1 failed: disk full"},
+              Case{1, false, false, unknown},
+              Case{0, false, true, "rank 1 failed: disk full"}}) {
             auto comm = inner.split(0, inner.rank());
             AllReducer reducer{comm};
+            reducer.before_post = [&](joinable::JoinResult const&) {
+                if (comm.rank() == 1) {
+                    throw Injected{"disk full"};
+                }
+            };
             int steps = 0;
             joinable::Step step{comm, [&] {
                                     if (++steps == 1) {
@@ -219,7 +227,7 @@ TEST_CASE(
                     } catch (Injected const&) { // on all ranks
                     }
                 }
-                if (comm.rank() == 1) {
+                if (comm.rank() == 1 && !one.is_in_post_hook) {
                     if (one.says_why) {
                         guard.fail("disk full");
                     }
@@ -240,21 +248,25 @@ TEST_CASE(
     "ranks that another communicator names are not taken for ranks of the guard" *
     doctest::test_suite("[split]")
 ) {
+    enum class Throws { between_rounds, in_a_part, where_it_is_recorded };
     over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
-        for (bool const is_open : {false, true}) {
+        for (Throws const where :
+             {Throws::between_rounds, Throws::in_a_part, Throws::where_it_is_recorded}) {
             auto group = comm.split(0, comm.rank());
-            AllReducer reducer{group};
-            reducer.before_reduction = [&](joinable::Round const&) {
-                if (is_open && group.rank() == 1) {
+            auto const meet = [&](Throws here) {
+                if (here == where && group.rank() == 1) {
                     throw joinable::PeerFailed{{99}, "rank 99 failed: of other ranks"};
                 }
             };
+            AllReducer reducer{group};
+            reducer.ends_its_part = true;
+            reducer.before_reduction = [&](joinable::Round const&) { meet(Throws::in_a_part); };
+            joinable::Action action{group, [&] { meet(Throws::where_it_is_recorded); }, [] {}};
             auto const run = [&] {
-                Join guard{participants(reducer)};
+                Join guard{participants(reducer, action)};
                 reducer();
-                if (group.rank() == 1) {
-                    throw joinable::PeerFailed{{99}, "rank 99 failed: of other ranks"};
-                }
+                action();
+                meet(Throws::between_rounds);
                 guard.finish();
             };
             try {
@@ -262,6 +274,13 @@ TEST_CASE(
                 FAIL_CHECK("no exception");
             } catch (joinable::PeerFailed const& failure) {
                 CHECK(failure.ranks() == std::vector{group.rank() == 1 ? 99 : 1});
+                std::string const own = "rank 99 failed: of other ranks";
+                bool const is_recorded = where == Throws::where_it_is_recorded;
+                CHECK(
+                    failure.what() == (group.rank() == 1 ? own
+                                       : is_recorded     ? "rank 1 failed: " + own
+                                                         : unknown)
+                );
             }
         }
     });
@@ -765,6 +784,20 @@ TEST_CASE(
             CHECK(text.find("out of memory") != std::string::npos);
         }
     );
+}
+
+TEST_CASE("a guard leaves a participant alone that lies where its own was destroyed") {
+    joinable::SelfCommunicator first;
+    joinable::SelfCommunicator second;
+    std::optional<AllReducer<joinable::SelfCommunicator>> reducer{std::in_place, first};
+    std::optional<Join<AllReducer<joinable::SelfCommunicator>>> lost;
+    lost.emplace(participants(*reducer));
+    reducer.emplace(second);
+    CHECK_THROWS_AS(lost->finish(), joinable::ContractViolation);
+    Join guard{participants(*reducer)};
+    lost.reset();
+    CHECK((*reducer)() == 1);
+    CHECK(guard.finish().rounds == 1);
 }
 
 } // namespace

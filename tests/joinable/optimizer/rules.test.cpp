@@ -42,10 +42,6 @@ struct NamedBy {
     template <class T>
     void update(UpdateRange<T> const& range) const;
 };
-static_assert(joinable::UpdateRule<NamedBy<std::span<std::string_view const>>>);
-static_assert(joinable::UpdateRule<NamedBy<std::array<std::string_view, 2> const&>>);
-static_assert(!joinable::UpdateRule<NamedBy<std::array<std::string_view, 2>>>); // dies too early
-static_assert(!joinable::UpdateRule<NamedBy<std::vector<std::string_view>>>);
 
 double value_of(std::size_t i) {
     return (static_cast<double>(i % 7) - 3.0) / 4.0;
@@ -111,8 +107,22 @@ struct WithPointer {
     double rate;
     double const* decay;
 };
-static_assert(!joinable::detail::has_address<WithDecimal>());
-static_assert(joinable::detail::has_address<WithPointer>());
+struct WithReference {
+    double const& rate;
+    bool maximize = false;
+};
+
+TEST_CASE("a rule with an address among its members, or with names that die, is no rule") {
+    using joinable::detail::has_address;
+    CHECK(!has_address<Sgd>());
+    CHECK(!has_address<WithDecimal>());
+    CHECK(has_address<WithPointer>());
+    CHECK(has_address<WithReference>());
+    CHECK(joinable::UpdateRule<NamedBy<std::span<std::string_view const>>>);
+    CHECK(joinable::UpdateRule<NamedBy<std::array<std::string_view, 2> const&>>);
+    CHECK(!joinable::UpdateRule<NamedBy<std::array<std::string_view, 2>>>); // dies too early
+    CHECK(!joinable::UpdateRule<NamedBy<std::vector<std::string_view>>>);
+}
 
 TEST_CASE("rules step as PyTorch's optimizers do") {
     for (RecordedTraining const& recorded : recorded_by_pytorch) {

@@ -405,6 +405,37 @@ TEST_CASE("once a bucket is on its way a failed batch fails all ranks") {
     });
 }
 
+TEST_CASE("peers are not told of a batch that was skipped when its rank fails later") {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params};
+        std::string text;
+        try {
+            Join guard{participants(ddp)};
+            try {
+                ddp.forward([&] {
+                    if (comm.rank() == 1) {
+                        throw std::bad_alloc{};
+                    }
+                });
+                ddp.backward([](auto ready) { ready(0); });
+            } catch (std::bad_alloc const&) {
+                ddp.skip();
+                throw std::runtime_error{"disk full"};
+            }
+            guard.finish();
+        } catch (std::exception const& error) {
+            text = error.what();
+        }
+        CHECK(
+            text == (comm.rank() == 1
+                         ? "disk full"
+                         : "rank 1 failed: an exception left the guard, whose text only that rank "
+                           "knows; guard.fail(text) passes a text on")
+        );
+    });
+}
+
 TEST_CASE("a batch is skipped in a round that does not sync, and outside a guard") {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});

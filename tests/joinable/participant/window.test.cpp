@@ -463,30 +463,36 @@ TEST_CASE("sync_every counts training rounds, not evaluations") {
 }
 
 TEST_CASE("a joined rank that leaves its gradients untouched keeps its window open") {
-    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
-        Params params = make_params<double>({1});
-        DistributedDataParallel ddp{
-            comm,
-            params,
-            {.gradient_kind = GradientKind::sum, .joined_gradients = JoinedGradients::untouched}
-        };
-        JoinOptions const drops{.carry_accumulated = false};
-        {
-            Join guard{participants(ddp), drops};
-            train(ddp, params, 3, {.will_sync = false, .weight = 3});
-            if (comm.rank() == 0) {
-                train(ddp, params, 1, {.weight = 1});
-                CHECK(params[0].g(0) == 1);
-                params[0].g(0) = 0;
+    for (bool const skips : {false, true}) {
+        over_ranks({2, 3, 4}, [&](RankCommunicator& comm) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{
+                comm,
+                params,
+                {.gradient_kind = GradientKind::sum, .joined_gradients = JoinedGradients::untouched}
+            };
+            JoinOptions const drops{.carry_accumulated = false};
+            {
+                Join guard{participants(ddp), drops};
+                train(ddp, params, 3, {.will_sync = false, .weight = 3});
+                if (comm.rank() == 0) {
+                    train(ddp, params, 1, {.weight = 1});
+                    CHECK(params[0].g(0) == 1);
+                    params[0].g(0) = 0;
+                }
+                guard.finish();
             }
+            CHECK(params[0].g(0) == (comm.rank() == 0 ? 0 : 3));
+            Join guard{participants(ddp), drops};
+            if (skips && comm.rank() != 0) {
+                ddp.skip(); // sends what it held, by its weight
+            } else {
+                train(ddp, params, 1, {.weight = 1});
+            }
+            CHECK(params[0].g(0) == 1);
             guard.finish();
-        }
-        CHECK(params[0].g(0) == (comm.rank() == 0 ? 0 : 3));
-        Join guard{participants(ddp), drops};
-        train(ddp, params, 1, {.weight = 1});
-        CHECK(params[0].g(0) == 1);
-        guard.finish();
-    });
+        });
+    }
 }
 
 TEST_CASE("sharded gradients hold what a window accumulated, though the last pass does not use it"

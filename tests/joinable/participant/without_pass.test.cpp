@@ -301,6 +301,41 @@ TEST_CASE("averages do not stay in gradients of joined ranks when a guard ends b
     });
 }
 
+TEST_CASE("a model is in no round once an exception has left a guard in one of its passes") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params};
+        auto const train = [&] {
+            Join guard{participants(ddp)};
+            ddp.forward([] {});
+            ddp.backward([](auto) { throw OutOfMemory{}; });
+        };
+        CHECK_THROWS(train()); // on all ranks: OutOfMemory, or PeerFailed where another one was faster
+        CHECK_NOTHROW(ddp.discard_window());
+        CHECK_NOTHROW(ddp.set_buffer_hook({}));
+    });
+}
+
+TEST_CASE("a model that is destroyed before its guard is named where the guard ends") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        auto ddp = joinable::make_data_parallel(comm, params);
+        auto const run = [&] {
+            Join guard{participants(*ddp)};
+            ddp->forward([] {});
+            ddp->backward([](auto ready) { ready(0); });
+            if (comm.rank() == 0) {
+                ddp.reset();
+            }
+        };
+        CHECK(
+            std::string{thrown_by<ContractViolation>(run).what()} ==
+            "participant 0 (DistributedDataParallel) on rank 0 was destroyed before the Join that it takes part "
+            "in; declare the Join after its participants"
+        );
+    });
+}
+
 TEST_CASE(
     "skip() may follow a pass that failed before a gradient was ready, however fast others are"
 ) {

@@ -11,6 +11,8 @@
 
 #include <doctest/doctest.h>
 
+#include <support/decimal_comma.hpp>
+
 namespace {
 
 using joinable::to_svg;
@@ -134,6 +136,21 @@ TEST_CASE("a lane shows when its rank trained, waited and shadowed") {
     CHECK(count(picture, ">0.0 %<") == 1);
     CHECK(count(picture, ">100 ms<") == 1);
     CHECK(count(picture, "dropped") == 0);
+}
+
+TEST_CASE("a picture is the same in every locale: its numbers have a point") {
+    Trace trace;
+    trace.ranks.resize(3);
+    for (std::int64_t i = 0; i < 7; ++i) {
+        trace.ranks[0].events.push_back({i * 3 * ms, (i * 3 + 1) * ms, 0, 0, TraceKind::round});
+        trace.ranks[1].events.push_back({i * 3 * ms, (i * 3 + 2) * ms, 0, 0, TraceKind::wait});
+    }
+    std::string const picture = to_svg(trace);
+    CHECK(count(picture, ".") > 0);
+    joinable_tests::DecimalComma const comma;
+    if (comma.is_set()) {
+        CHECK(to_svg(trace) == picture);
+    }
 }
 
 TEST_CASE("a picture of many rounds shows their shares and is no larger than one of a few") {

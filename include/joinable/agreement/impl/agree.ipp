@@ -117,26 +117,19 @@ DifferenceReport::reason(FailureKind kind, std::vector<int> ranks, std::string m
 }
 
 JOINABLE_DEFINITION std::size_t DifferenceReport::first_difference(AgreementList const& list) {
-    constexpr std::size_t last = slot_count - 1;
-    std::vector<std::uint64_t> const hashes_from = list.hashes_from();
-    for (std::size_t first = 0;; first += last) {
+    for (std::size_t first = 0;; first += slot_count) {
         words_ = {};
         for (std::size_t slot = 0; has_say_ && slot < slot_count; ++slot) {
-            std::size_t const item = first + slot;
-            HashAgreement::write(
-                &words_[slot * HashAgreement::words],
-                slot != last                ? list.hash(item)
-                : item < hashes_from.size() ? hashes_from[item]
-                                            : 0
-            );
+            HashAgreement::write(&words_[slot * HashAgreement::words], list.hash(first + slot));
         }
         control_.sum(words_);
+        bool const has_ended = words_ == decltype(words_){}; // no list has an item there
         std::size_t slot = 0;
         while (slot < slot_count &&
                HashAgreement::is_common(&words_[slot * HashAgreement::words], count_)) {
             ++slot;
         }
-        if (slot != last) {
+        if (slot != slot_count || has_ended) {
             return first + slot;
         }
     }

@@ -204,7 +204,8 @@ private:
         case Guard::disabled: return false;
         case Guard::look_ahead:
         case Guard::known_lengths: return true;
-        case Guard::next: return syncs;
+        case Guard::next:
+        case Guard::iterate: return syncs;
         default: return syncs && plan.resets_late;
         }
     }
@@ -217,53 +218,20 @@ private:
         values_.emplace_back();
         buffers_.emplace_back();
         begin_epoch(epoch);
-        for (std::size_t k = 0; k < epoch.rounds.size() && !is_refused_; ++k) {
-            RoundPlan& plan = epoch.rounds[k];
-            plan.resets_late = plan.resets_late && !plan.evaluates;
-            for (Rank const& rank : ranks_) {
-                bool const is_active = k < epoch.lengths[static_cast<std::size_t>(rank.rank)];
-                if (is_active && is_told(epoch, plan) && may_see(rank, epoch, plan)) {
-                    plan.reset = Reset::keep;
-                }
-            }
-            std::vector<Part> parts;
-            for (Rank& rank : ranks_) {
-                auto const r = static_cast<std::size_t>(rank.rank);
-                bool const is_active = k < epoch.lengths[r];
-                if (k == epoch.lengths[r]) {
-                    look(rank, looks(rank)); // before it says that it has no further input
-                }
-                if (is_active) {
-                    reset(rank, plan.resets_late ? Reset::keep : plan.reset);
-                    look(rank, may_see(rank, epoch, plan));
-                }
-                if (plan.evaluates) {
-                    continue;
-                }
-                Part part;
-                if (is_active) {
-                    part = train(rank, e, k);
-                } else {
-                    part = shadow(rank, epoch);
-                }
-                parts.push_back(part);
-            }
-            if (!plan.evaluates && plan.will_sync) {
-                reduce(epoch, k, parts);
-            }
-            pass_forward(e, k);
-            if (!plan.evaluates && plan.will_sync && training_.model != Model::averages) {
-                step(epoch, k);
-            }
-            record();
+        for (std::size_t k = 0; k < epoch.round_count() && !is_refused_; ++k) {
+            run_round(e, k);
+        }
+        if (epoch.leave && !is_refused_) {
+            hear_of_leave(e);
         }
         for (Rank& rank : ranks_) {
-            look(rank, epoch.is_guarded() && looks(rank)); // those that trained to the end, too
+            bool const ends = epoch.is_guarded() && !epoch.leave;
+            look(rank, ends && looks(rank)); // those that trained to the end, too
             for (std::size_t p = 0; p < rank.writers.size(); ++p) {
                 zero_if(rank, p, rank.writers[p] == Writer::joined);
             }
         }
-        if (epoch.is_guarded() && training_.options.sync_at_end) {
+        if (epoch.is_guarded() && !epoch.leave && training_.options.sync_at_end) {
             std::size_t authority = 0; // the highest of those that trained longest
             for (std::size_t r = 0; r < ranks_.size(); ++r) {
                 authority = epoch.lengths[r] >= epoch.lengths[authority] ? r : authority;
@@ -280,6 +248,92 @@ private:
             rank.looks = rank.looks || epoch.guard != Guard::none;
         }
         record();
+    }
+
+    void run_round(std::size_t e, std::size_t k) {
+        Epoch& epoch = training_.epochs[e];
+        RoundPlan const& plan = epoch.rounds[k];
+        keep_what_is_told(epoch, k);
+        std::vector<Part> parts;
+        for (Rank& rank : ranks_) {
+            auto const r = static_cast<std::size_t>(rank.rank);
+            bool const is_active = k < epoch.lengths[r];
+            if (k == epoch.lengths[r]) {
+                look(rank, looks(rank)); // before it says that it has no further input
+            }
+            if (is_active) {
+                reset(rank, plan.resets_late ? Reset::keep : plan.reset);
+                look(rank, may_see(rank, epoch, plan));
+            }
+            if (plan.evaluates) {
+                continue;
+            }
+            parts.push_back(is_active ? train(rank, e, k) : shadow(rank, epoch));
+        }
+        if (!plan.evaluates && plan.will_sync) {
+            reduce(epoch, k, parts);
+        }
+        pass_forward(e, k);
+        if (!plan.evaluates && plan.will_sync && training_.model != Model::averages) {
+            step(epoch, k);
+        }
+        record();
+    }
+
+    /// Gradients that ranks have been told of are not cleared.
+    void keep_what_is_told(Epoch& epoch, std::size_t k) const {
+        RoundPlan& plan = epoch.rounds[k];
+        plan.resets_late = plan.resets_late && !plan.evaluates;
+        for (Rank const& rank : ranks_) {
+            bool const is_active = k < epoch.lengths[static_cast<std::size_t>(rank.rank)];
+            if (is_active && is_told(epoch, plan) && may_see(rank, epoch, plan)) {
+                plan.reset = Reset::keep;
+            }
+        }
+    }
+
+    /// The round that does not take place, because one rank has left. The others have begun it, each as far as its
+    /// first wait: nothing of it counts, but what an engine did to its gradients and buffers stays.
+    void hear_of_leave(std::size_t e) {
+        Epoch& epoch = training_.epochs[e];
+        std::size_t const k = epoch.leave->round;
+        if (k < epoch.rounds.size()) {
+            keep_what_is_told(epoch, k);
+        }
+        for (Rank& rank : ranks_) {
+            std::size_t const length = epoch.lengths[static_cast<std::size_t>(rank.rank)];
+            if (rank.rank == epoch.leave->rank) {
+                continue;
+            }
+            if (k >= length) {
+                look(rank, k == length && looks(rank));
+            } else if (!epoch.has_loop() && !(is_alone() && epoch.is_periodic())) {
+                begin_in_vain(rank, e, k); // else next() throws
+            }
+        }
+    }
+    void begin_in_vain(Rank& rank, std::size_t e, std::size_t k) const {
+        Epoch const& epoch = training_.epochs[e];
+        RoundPlan const& plan = epoch.rounds[k];
+        Batch const& batch = plan.batches[static_cast<std::size_t>(rank.rank)];
+        reset(rank, plan.resets_late ? Reset::keep : plan.reset);
+        look(rank, may_see(rank, epoch, plan));
+        if (is_alone()) { // it opens the round when gradients are there
+            for (std::size_t const p : batch.marks) {
+                add(rank, e, k, p);
+            }
+            return;
+        }
+        bool const sends_buffers_first =
+            training_.options.broadcast_buffers &&
+            training_.options.buffer_sync == joinable::BufferSync::before_forward;
+        bool const waits_before_pass = plan.evaluates || !plan.will_sync || sends_buffers_first ||
+                                       training_.model == Model::sharded_parameters;
+        bool const passes = batch.fails == Fails::nowhere || batch.fails == Fails::in_backward;
+        if (passes && !waits_before_pass) {
+            rank.buffer = statistic(rank.rank, e, k);
+            reset(rank, plan.resets_late ? plan.reset : Reset::keep);
+        }
     }
 
     void record() {

@@ -62,7 +62,8 @@ enum class Guard {
     disabled,      ///< JoinOptions::enable is false
     notices,       ///< forward() opens rounds
     next,          ///< next() does
-    look_ahead,    ///< iterate() does, one element early
+    iterate,       ///< iterate() does
+    look_ahead,    ///< the same, one element early
     periods,       ///< forward() does, JoinOptions say the rest
     known_lengths, ///< nobody has to
 };
@@ -70,6 +71,13 @@ enum class Average { initial, active, weighted };
 
 /// What becomes of a window that the epoch before left open.
 enum class Leftover { kept, cleared, discarded };
+
+/// A rank leaves a guard by an exception before one of its rounds, or after its last one. All ranks hear of it, and go
+/// on with the next epoch.
+struct Leave {
+    int rank = 0;
+    std::size_t round = 0;
+};
 
 struct Epoch {
     Leftover leftover = Leftover::kept;
@@ -79,11 +87,13 @@ struct Epoch {
     bool carries = true;
     bool uses_no_sync = false; ///< in place of notices
     std::size_t sync_every = 1;
-    std::vector<std::size_t> lengths; ///< per rank
+    std::vector<std::size_t> lengths;            ///< per rank
+    std::vector<std::uint64_t> weight_per_input; ///< per rank, where JoinOptions say it
     std::vector<RoundPlan> rounds;
+    std::optional<Leave> leave;
 
     [[nodiscard]] bool has_loop() const {
-        return guard == Guard::next || guard == Guard::look_ahead;
+        return guard == Guard::next || guard == Guard::iterate || guard == Guard::look_ahead;
     }
     [[nodiscard]] bool is_guarded() const {
         return guard != Guard::none && guard != Guard::disabled;
@@ -92,6 +102,10 @@ struct Epoch {
     [[nodiscard]] bool is_periodic() const {
         return guard == Guard::periods || guard == Guard::known_lengths;
     }
+    /// Whether ranks say in each round that they go on, so that one can leave between rounds.
+    [[nodiscard]] bool can_be_left() const { return is_guarded() && guard != Guard::known_lengths; }
+    /// How many rounds take place.
+    [[nodiscard]] std::size_t round_count() const { return leave ? leave->round : rounds.size(); }
 };
 
 /// Where a rank dies, if it gets there.
@@ -354,6 +368,7 @@ private:
              Guard::notices,
              Guard::notices,
              Guard::next,
+             Guard::iterate,
              Guard::look_ahead,
              Guard::periods,
              Guard::known_lengths}
@@ -375,10 +390,19 @@ private:
                                     : draw_.below(longest + 1)
             );
         }
+        for (std::size_t rank = 0; rank < world(); ++rank) {
+            epoch.weight_per_input.push_back(draw_.below(4));
+        }
         std::size_t const rounds = *std::max_element(epoch.lengths.begin(), epoch.lengths.end());
         std::size_t const failing = is_tame_ ? 0 : draw_.one_of<std::size_t>({0, 0, 0, 1, 3, 8});
         for (std::size_t round = 0; round < rounds; ++round) {
             draw_round(epoch, round, failing);
+        }
+        if (epoch.can_be_left() && draw_.one_in(3)) {
+            std::size_t const rank = draw_.below(world());
+            // Look-ahead announces the next round within each round: a rank cannot leave between them.
+            std::size_t const last = epoch.guard == Guard::look_ahead ? 0 : epoch.lengths[rank];
+            epoch.leave = Leave{static_cast<int>(rank), draw_.below(last + 1)};
         }
         training_.epochs.push_back(epoch);
     }
@@ -458,8 +482,7 @@ private:
             }
         }
         batch.marks = ordered(batch.marks);
-        bool const is_fixed = epoch.is_periodic();
-        batch.weight = is_fixed ? 1 + rank % 3 : draw_.below(5);
+        batch.weight = epoch.is_periodic() ? epoch.weight_per_input[rank] : draw_.below(5);
         batch.says_weight = !epoch.is_guarded() || draw_.one_in(2);
         return batch;
     }

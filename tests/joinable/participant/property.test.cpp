@@ -12,7 +12,9 @@
 
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
+#include <support/draw.hpp>
 #include <support/drawn/rank.hpp>
+#include <support/rows.hpp>
 #include <support/volume.hpp>
 
 namespace {
@@ -26,13 +28,17 @@ enum class Dies { nobody, one };
 /// Calls run(training, serial) for a training of this seed that the library accepts. Returns what
 /// went wrong.
 template <class Run>
-std::string with_training(std::uint64_t seed, Dies dies, Run const& run) {
+std::string
+with_training(std::uint64_t seed, Dies dies, Run const& run, Choices const* row = nullptr) {
     for (std::uint64_t attempt = 0; attempt < 20; ++attempt) {
-        DrawTraining draw{seed + (attempt << 32U), attempt != 0};
+        bool const is_tame = attempt > (row == nullptr ? 0 : 15);
+        DrawTraining draw{seed + (attempt << 32U), is_tame, row};
         Training training = draw();
         if (dies == Dies::one) {
             training.death = draw.draw_death();
-            training.epochs[training.death->epoch].leave.reset(); // or the rank may not live to die
+            for (std::size_t e = training.death->epoch; e < training.epochs.size(); ++e) {
+                training.epochs[e].leave.reset(); // or the rank may not live to die
+            }
         }
         SerialTraining const serial{training, joinable::ScalesScatteredSums<RankCommunicator>};
         if (serial.is_refused()) {
@@ -72,6 +78,27 @@ TEST_CASE(
                 DrawnRank{comm, training, serial}.run();
             });
         });
+    });
+}
+
+TEST_CASE(
+    "every pair of a training's choices equals the serial one, bit for bit" *
+    doctest::test_suite("[long]") * doctest::skip(!sums_in_rank_order)
+) {
+    Draw draw{1};
+    for_rows(choices, draw, is_distinct, [&](Choices const& row) {
+        std::uint64_t const seed = draw.below(1U << 30U);
+        std::string const text = with_training(
+            seed,
+            Dies::nobody,
+            [](Training const& training, SerialTraining const& serial) {
+                over_ranks({training.world}, [&](auto& comm) {
+                    DrawnRank{comm, training, serial}.run();
+                });
+            },
+            &row
+        );
+        CHECK_MESSAGE(text.empty(), "seed ", seed, ": ", text);
     });
 }
 

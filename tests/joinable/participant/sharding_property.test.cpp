@@ -14,7 +14,6 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <string>
 #include <type_traits>
@@ -27,6 +26,7 @@
 #include <support/draw.hpp>
 #include <support/gathered_param.hpp>
 #include <support/numbers.hpp>
+#include <support/rows.hpp>
 #include <support/strided_param.hpp>
 #include <support/volume.hpp>
 #include <support/whole_optimizer.hpp>
@@ -541,53 +541,17 @@ enum Factor : std::size_t {
     inputs,
     early
 };
-using Row = std::array<std::size_t, 10>;
+using Choices = Row<10>;
 /// The rules: Sgd, Adam and AdamW, then with nesterov or amsgrad. The inputs: even, uneven, one rank without.
-constexpr Row choices{6, 2, 3, 2, 6, 2, 2, 5, 3, 2};
+constexpr Choices choices{6, 2, 3, 2, 6, 2, 2, 5, 3, 2};
 
-/// Rows in which every choice of a factor meets every choice of every other one: of some that are drawn, always the
-/// one with the most pairs that no row has yet.
-std::vector<Row> rows_with_all_pairs(Draw& draw) {
-    std::set<std::array<std::size_t, 4>> missing; // a factor and its choice, another one and its
-    for (std::size_t a = 0; a < choices.size(); ++a) {
-        for (std::size_t b = a + 1; b < choices.size(); ++b) {
-            for (std::size_t pair = 0; pair < choices[a] * choices[b]; ++pair) {
-                missing.insert({a, pair % choices[a], b, pair / choices[a]});
-            }
-        }
-    }
-    std::vector<Row> rows;
-    while (!missing.empty()) {
-        auto const is_met = [](Row const& row, auto const& pair) {
-            return row[pair[0]] == pair[1] && row[pair[2]] == pair[3];
-        };
-        Row best{};
-        std::ptrdiff_t most = 0;
-        for (int candidate = 0; candidate < 50; ++candidate) {
-            Row row{};
-            for (std::size_t k = 0; k < row.size(); ++k) {
-                row[k] = draw.below(choices[k]);
-            }
-            auto const wanted = *missing.begin();
-            row[wanted[0]] = wanted[1];
-            row[wanted[2]] = wanted[3];
-            std::ptrdiff_t const met =
-                std::count_if(missing.begin(), missing.end(), [&](auto const& pair) {
-                    return is_met(row, pair);
-                });
-            if (met > most) {
-                best = row;
-                most = met;
-            }
-        }
-        rows.push_back(best);
-        std::erase_if(missing, [&](auto const& pair) { return is_met(best, pair); });
-    }
-    return rows;
+/// Steps in the backward pass only where they can be.
+bool is_distinct(Choices const& row) {
+    return row[early] == 0 || can_step_early(static_cast<Way>(row[way]));
 }
 
 template <class Rule>
-TrainingPlan<Rule> plan_of(Row const& row, Draw& draw) {
+TrainingPlan<Rule> plan_of(Choices const& row, Draw& draw) {
     TrainingPlan<Rule> plan;
     plan.world = group_of_participants(std::array{1, 2, 3, 4, 8}[row[world]]);
     for (std::size_t group = 0; group <= row[groups]; ++group) {
@@ -623,24 +587,7 @@ TrainingPlan<Rule> plan_of(Row const& row, Draw& draw) {
     return plan;
 }
 
-/// Every choice with every other one, but steps in the backward pass only where they can be.
-std::vector<Row> all_rows(std::size_t first, std::size_t every) {
-    std::vector<Row> rows;
-    std::size_t turn = 0;
-    Row row{};
-    for (std::size_t factor = 0; factor < row.size();) {
-        bool const is_distinct = row[early] == 0 || can_step_early(static_cast<Way>(row[way]));
-        if (is_distinct && turn++ % every == first) {
-            rows.push_back(row);
-        }
-        for (factor = 0; factor < row.size() && ++row[factor] == choices[factor]; ++factor) {
-            row[factor] = 0;
-        }
-    }
-    return rows;
-}
-
-void compare(Row const& row, Draw& draw) {
+void compare(Choices const& row, Draw& draw) {
     switch (row[rule] % 3) {
     case 0: compare(plan_of<Sgd>(row, draw)); break;
     case 1: compare(plan_of<Adam>(row, draw)); break;
@@ -653,29 +600,9 @@ TEST_CASE(
     doctest::test_suite("[long]") * doctest::skip(!sums_have_one_order)
 ) {
     Draw draw{1};
-    if (char const* const product = std::getenv("JOINABLE_TEST_PRODUCT")) {
-        std::size_t first = 0;
-        std::size_t every = 1;
-        std::istringstream{product} >> first >> every;
-        for (Row const& row : all_rows(first, every)) {
-            std::string text;
-            for (std::size_t const choice : row) {
-                text += std::to_string(choice) + " ";
-            }
-            CAPTURE(text);
-            compare(row, draw);
-        }
-        return;
-    }
-    std::vector<Row> const rows = rows_with_all_pairs(draw);
-    CHECK(rows.size() >= choices[rule] * choices[way]); // as many pairs of these two
-    std::size_t turn = 0;
-    for (Row const& row : rows) {
-        if (!is_left_out(turn++, 3, 0)) {
-            CAPTURE(&row - rows.data());
-            compare(row, draw);
-        }
-    }
+    std::size_t const rows =
+        for_rows(choices, draw, is_distinct, [&](Choices const& row) { compare(row, draw); });
+    CHECK(rows >= choices[rule] * choices[way]); // as many pairs of these two
 }
 
 } // namespace

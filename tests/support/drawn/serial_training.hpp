@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <vector>
 
 #include <support/drawn/training.hpp>
@@ -350,7 +351,7 @@ private:
     // -- the step ------------------------------------------------------------------------------------------
 
     void step(Epoch const& epoch, std::size_t k) {
-        if (training_.has_owners() && !training_.reduces_to_owners()) {
+        if (training_.has_one_gradient && !training_.reduces_to_owners()) {
             check_one_gradient(epoch, k);
         }
         for (Rank& rank : ranks_) {
@@ -367,6 +368,19 @@ private:
                 reset(rank, training_.after_step);
             } else if (training_.reduces_to_owners()) {
                 reset(rank, Reset::zero); // what was sent or dropped does not count again
+            }
+        }
+        if (training_.has_one_gradient && !is_refused_) {
+            require_replicas();
+        }
+    }
+    /// @throws std::logic_error  the rules of this class step replicas apart.
+    void require_replicas() const {
+        for (Rank const& rank : ranks_) {
+            for (std::size_t p = 0; p < rank.values.size(); ++p) {
+                if (!are_same(rank.values[p], ranks_[0].values[p])) {
+                    throw std::logic_error{"replicas differ"};
+                }
             }
         }
     }
@@ -393,7 +407,8 @@ private:
             rank.values[p][i] = rounded(dtype, masters[i]);
         }
     }
-    /// A joined rank may have zeros where active ones have nothing to step by.
+    /// A joined rank may have zeros where active ones have nothing to step by: owners know better. With a Step it has to
+    /// have what the others have, which require_replicas() checks.
     void check_one_gradient(Epoch const& epoch, std::size_t k) {
         std::size_t lowest = 0;
         while (k >= epoch.lengths[lowest]) {
@@ -404,6 +419,9 @@ private:
             for (std::size_t r = 0; r < ranks_.size(); ++r) {
                 auto const& other = ranks_[r].gradients[p];
                 bool const is_active = k < epoch.lengths[r];
+                if (!is_active && !training_.has_owners()) {
+                    continue;
+                }
                 bool const is_same =
                     bool(meant) == bool(other) && (!meant || are_same(*meant, *other));
                 is_refused_ = is_refused_ || !(is_same || (!is_active && !meant));

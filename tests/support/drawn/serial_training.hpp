@@ -138,12 +138,6 @@ private:
     [[nodiscard]] bool has_map() const {
         return training_.options.find_unused || training_.options.static_graph;
     }
-    /// Data parallel models train over a communicator that has the members of the core only.
-    [[nodiscard]] bool saves_rounding(joinable::DType dtype) const {
-        bool const is_half = dtype == joinable::DType::f16 || dtype == joinable::DType::bf16;
-        bool const is_core = !training_.has_owners() || training_.model == Model::zero;
-        return sums_scale_ && is_half && !is_core;
-    }
     [[nodiscard]] bool is_alone() const { return training_.model == Model::zero_alone; }
 
     // -- windows that an epoch leaves open -----------------------------------------------------------------
@@ -631,7 +625,7 @@ private:
         }
         double const divisor =
             is_weighted ? static_cast<double>(weights) : divisor_of(epoch, k, parts);
-        std::vector<double> factors;
+        Numbers factors;
         for (Part const& part : parts) {
             bool const is_mean =
                 is_weighted && training_.options.gradient_kind == joinable::GradientKind::mean;
@@ -733,26 +727,23 @@ private:
         }
     }
 
-    [[nodiscard]] Numbers average_of(
-        std::size_t p, std::vector<Part> const& parts, std::vector<double> const& factors
-    ) const {
+    [[nodiscard]] Numbers
+    average_of(std::size_t p, std::vector<Part> const& parts, Numbers const& factors) const {
         Parameter const& parameter = training_.parameters[p];
         Numbers average;
+        // Data parallel models train over a communicator that has the members of the core only.
+        bool const is_core = !training_.has_owners() || training_.model == Model::zero;
         for (std::size_t i = 0; i < joinable::numel(parameter.extents); ++i) {
-            Numbers terms;
+            Numbers numbers;
+            Numbers used;
             for (std::size_t r = 0; r < ranks_.size(); ++r) {
                 auto const& gradient = ranks_[r].gradients[p];
-                bool const is_there = parts[r].takes[p] && gradient && factors[r] != 0.0;
-                if (!is_there) {
-                    terms.push_back(0.0);
-                } else if (saves_rounding(parameter.dtype)) {
-                    auto const factor = static_cast<float>(factors[r]);
-                    terms.push_back(static_cast<float>((*gradient)[i]) * factor);
-                } else {
-                    terms.push_back(times(parameter.dtype, (*gradient)[i], factors[r]));
-                }
+                bool const is_there = parts[r].takes[p] && gradient;
+                numbers.push_back(is_there ? (*gradient)[i] : 0.0);
+                used.push_back(is_there ? factors[r] : 0.0);
             }
-            average.push_back(sum_of(parameter.dtype, terms));
+            average.push_back(scaled_sum_of(parameter.dtype, numbers, used, sums_scale_ && !is_core)
+            );
         }
         return average;
     }

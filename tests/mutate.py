@@ -1402,7 +1402,7 @@ MUTATIONS = [
         "after-a-failed-guard-nobody-looks", "join/detail/impl/attachments.ipp",
         "        state->local_rounds_ = nullptr;\n        state->may_be_cleared_ = true;",
         "        state->local_rounds_ = nullptr;",
-        "participant/property.test.cpp", "any training*",
+        "participant/window.test.cpp",
     ),
     Mutation(
         "a-window-has-the-weight-of-its-last-batch", "join/detail/window.hpp",

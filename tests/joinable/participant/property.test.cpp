@@ -40,16 +40,15 @@ with_training(std::uint64_t seed, Dies dies, Run const& run, Choices const* row 
                 training.epochs[e].leave.reset(); // or the rank may not live to die
             }
         }
-        SerialTraining const serial{training, joinable::ScalesScatteredSums<RankCommunicator>};
-        if (serial.is_refused()) {
-            continue;
-        }
         try {
-            run(training, serial);
+            SerialTraining const serial{training, joinable::ScalesScatteredSums<RankCommunicator>};
+            if (!serial.is_refused()) {
+                run(training, serial);
+                return {};
+            }
         } catch (std::exception const& error) {
             return error.what();
         }
-        return {};
     }
     return "refused";
 }

@@ -402,7 +402,7 @@ private:
         }
     }
     /// A joined rank may have zeros where active ones have nothing to step by: owners know better. With a Step it has to
-    /// have what the others have, which require_replicas() checks.
+    /// have what the others have, which require_replicas() checks, unless these step by what no rank has cleared.
     void check_one_gradient(Epoch const& epoch, std::size_t k) {
         std::size_t lowest = 0;
         while (k >= epoch.lengths[lowest]) {
@@ -414,6 +414,8 @@ private:
                 auto const& other = ranks_[r].gradients[p];
                 bool const is_active = k < epoch.lengths[r];
                 if (!is_active && !training_.has_owners()) {
+                    bool const is_old = !used_[p] && meant && *meant != Numbers(meant->size());
+                    is_refused_ = is_refused_ || is_old;
                     continue;
                 }
                 bool const is_same =
@@ -640,14 +642,14 @@ private:
             end_windows(epoch, k);
             return;
         }
-        std::vector<bool> const used = used_by_some(parts);
+        used_ = used_by_some(parts);
         for (std::size_t const p : training_.trained()) {
             Numbers const average = average_of(p, parts, factors);
             bool const others_have_none = is_absent(p, k, epoch, parts);
             for (Rank& rank : ranks_) {
                 auto const r = static_cast<std::size_t>(rank.rank);
                 bool const has_joined = k >= epoch.lengths[r];
-                if (used[p]) {
+                if (used_[p]) {
                     receive(rank, p, has_joined, average);
                 } else if (!parts[r].passes && (has_joined || !parts[r].brings)) {
                     follow(rank, p, has_joined, others_have_none);
@@ -753,6 +755,7 @@ private:
     std::vector<Rank> ranks_;
     std::optional<std::vector<bool>> graph_; ///< what some rank used in the first iteration
     bool is_refused_ = false;
+    std::vector<bool> used_; ///< by some rank, per parameter, in the last round that synced
     std::vector<Numbers> first_values_;
     std::vector<std::optional<Numbers>> averages_; ///< those that only owners have, per parameter
     std::vector<std::vector<std::vector<Gradients>>> results_;

@@ -1399,7 +1399,18 @@ MUTATIONS = [
         "participant/property.test.cpp", "any training*",
     ),
     Mutation(
-        "after-a-failed-guard-nobody-looks", "join/detail/impl/attachments.ipp",
+        "a-failed-guard-of-shards-forgets-the-window", "join/detail/impl/attachments.ipp",
+        "if (state->session_ != nullptr && averages_ != Averages::none) {",
+        "if (state->session_ != nullptr && averages_ != Averages::none && state->session_->result()) {",
+        "participant/sharding_property.test.cpp", "any training*",
+    ),
+    Mutation(
+        "sharded-models-do-not-hear-of-the-end-of-a-guard", "participant/sharded/data_parallel.hpp",
+        "~Hook() { sharded_.end_guard(); }", "~Hook() = default;",
+        "participant/sharding_property.test.cpp", "any training*",
+    ),
+    Mutation(
+        "nobody-looks-after-a-guard", "join/detail/impl/attachments.ipp",
         "        state->local_rounds_ = nullptr;\n        state->may_be_cleared_ = true;",
         "        state->local_rounds_ = nullptr;",
         "participant/window.test.cpp",

@@ -2,6 +2,8 @@
 // Trainings drawn from seeds: whatever the model, the shards, the options and the failures, each
 // rank's gradients are those of a serial training, bit for bit, after every round, shadowed ones
 // too; and all ranks issue the same collectives. JOINABLE_TEST_SEEDS="first count" runs others.
+// A table has every pair of a training's choices; for its product of 4 million rows see
+// support/rows.hpp: where 1000 programs share it, one takes a minute.
 #include <cstdint>
 #include <cstdlib>
 #include <exception>

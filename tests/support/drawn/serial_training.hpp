@@ -497,7 +497,8 @@ private:
         Batch& batch = epoch.rounds[k].batches[static_cast<std::size_t>(rank.rank)];
         Accumulated& held = rank.held;
         bool const is_recording = training_.options.static_graph && !rank.is_recorded;
-        if (batch.fails == Fails::in_backward && plan.will_sync && rank.is_recorded &&
+        bool const may_fill = !training_.has_one_bucket || batch.marks.empty();
+        if (batch.fails == Fails::in_backward && plan.will_sync && rank.is_recorded && may_fill &&
             std::set<std::size_t>{batch.marks.begin(), batch.marks.end()}.size() !=
                 training_.trained().size()) {
             batch.fails = Fails::in_forward; // the first bucket may be on its way already
@@ -560,7 +561,8 @@ private:
             bring_accumulated(rank, part);
         } else if (batch.fails == Fails::in_backward && training_.finds_unused()) {
             for (std::size_t const p : training_.trained()) {
-                part.uses[p] = true; // said before the pass
+                // Said before the pass.
+                part.uses[p] = !batch.is_unused[p] || rank.accumulated[p];
             }
         }
         held = {};

@@ -139,6 +139,7 @@ struct Training {
     /// Engines of all ranks make and drop gradients alike, as engines do. Owners step a parameter once, for all ranks,
     /// and need it; replicas that a Step steps then stay equal.
     bool has_one_gradient = false;
+    bool has_one_bucket = false;
     joinable::Partition partition = joinable::Partition::by_parameters;
     std::optional<Death> death;
     joinable::DataParallelOptions options;
@@ -267,6 +268,10 @@ public:
             if (parameter.is_trained && !joinable::is_floating_point(parameter.dtype)) {
                 parameter.dtype = joinable::DType::f64;
             }
+            if (parameter.is_trained && training_.has_one_bucket) {
+                parameter.dtype = training_.options.gradient_as_bucket_view ? joinable::DType::f32
+                                                                            : joinable::DType::f64;
+            }
         }
         if (training_.options.static_graph) {
             draw_graphs();
@@ -320,6 +325,12 @@ private:
              Model::zero_alone}
         );
         training_.model = take(model, drawn);
+        training_.has_one_bucket =
+            draw_.one_in(3) && (!training_.has_owners() || training_.model == Model::zero);
+        if (training_.has_one_bucket) {
+            options.bucket_cap_bytes = options.first_bucket_bytes = 1U << 20U;
+            options.bucket_caps_bytes.clear();
+        }
         if (training_.model == Model::averages) {
             return;
         }
@@ -559,7 +570,8 @@ private:
                     batch.fails = epoch.has_loop() ? Fails::before_the_round : Fails::nowhere;
                 }
                 // Until the first bucket is full: where the graph is all of the model it is not.
-                if (training_.finds_unused() && batch.fails == Fails::in_backward) {
+                bool const may_fill = !training_.has_one_bucket || batch.marks.empty();
+                if (training_.finds_unused() && batch.fails == Fails::in_backward && may_fill) {
                     batch.is_unused.assign(batch.is_unused.size(), false);
                     batch.marks = ordered(training_.trained());
                 }

@@ -1405,11 +1405,6 @@ MUTATIONS = [
         "participant/sharding_property.test.cpp", "any training*",
     ),
     Mutation(
-        "sharded-models-do-not-hear-of-the-end-of-a-guard", "participant/sharded/data_parallel.hpp",
-        "~Hook() { sharded_.end_guard(); }", "~Hook() = default;",
-        "participant/sharding_property.test.cpp", "any training*",
-    ),
-    Mutation(
         "nobody-looks-after-a-guard", "join/detail/impl/attachments.ipp",
         "        state->local_rounds_ = nullptr;\n        state->may_be_cleared_ = true;",
         "        state->local_rounds_ = nullptr;",

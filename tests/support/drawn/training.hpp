@@ -211,8 +211,8 @@ inline constexpr Choices choices{8, 8, 4, 2, 3, 3, 2, 3, 3, 2, 2, 2, 2, 2, 2, 2,
 /// Whether no other row chooses the same training: where a choice has no effect, or cannot be made, a row has the
 /// first one of its factor.
 inline bool is_distinct(Choices const& row) {
-    auto const has = [&](Factor factor, auto... choices) {
-        return ((row[factor] == static_cast<std::size_t>(choices)) || ...);
+    auto const has = [&](Factor factor, auto... ones) {
+        return ((row[factor] == static_cast<std::size_t>(ones)) || ...);
     };
     auto const is_first = [&](auto... factors) { return ((row[factors] == 0) && ...); };
     bool const is_guarded = !has(guard, Guard::none, Guard::disabled);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 // Trainings with sharded optimizers, drawn from seeds: whatever the model, the rules, the partition and the
 // inputs, the values are those of the whole optimizer on every rank, bit for bit, after every guard. A rank may leave
-// the first of two guards between rounds. Of what matters most a table has every pair of choices over 20 rounds:
-// draws miss some, such as even inputs of 8 ranks.
-// JOINABLE_TEST_SEEDS="first count" runs other seeds. JOINABLE_TEST_PRODUCT="k n" runs every choice with every other
-// one, in place of pairs, where n programs share them and this is the kth, from 0: one of them takes some minutes.
+// the first of two guards between rounds. A table of the choices that matter most has every pair of them over 20
+// rounds: draws miss some, such as even inputs of 8 ranks. JOINABLE_TEST_SEEDS="first count" runs other seeds. For
+// the product of the table see support/rows.hpp: one program that runs all of it takes some minutes.
 #include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 

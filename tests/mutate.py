@@ -1904,6 +1904,30 @@ MUTATIONS = [
         "participant/window.test.cpp", "a window over the end*",
     ),
     Mutation(
+        "a-failed-guard-forgets-the-window", "join/detail/impl/attachments.ipp",
+        "if (state->session_ != nullptr && averages_ != Averages::none) {",
+        "if (state->session_ != nullptr && averages_ != Averages::none && state->session_->result()) {",
+        "participant/property.test.cpp", "any training*",
+    ),
+    Mutation(
+        "a-failed-guard-leaves-its-round-open", "participant/gradient_participant.hpp",
+        "        stage_ = Stage::idle;\n        hidden_.reset();\n        reducer_->forget_words();",
+        "        hidden_.reset();\n        reducer_->forget_words();",
+        "participant/property.test.cpp", "any training*",
+    ),
+    Mutation(
+        "a-failed-guard-of-shards-forgets-the-window", "join/detail/impl/attachments.ipp",
+        "if (state->session_ != nullptr && averages_ != Averages::none) {",
+        "if (state->session_ != nullptr && averages_ != Averages::none && state->session_->result()) {",
+        "participant/sharding_property.test.cpp", "any training*",
+    ),
+    Mutation(
+        "nobody-looks-after-a-guard", "join/detail/impl/attachments.ipp",
+        "        state->local_rounds_ = nullptr;\n        state->may_be_cleared_ = true;",
+        "        state->local_rounds_ = nullptr;",
+        "participant/window.test.cpp",
+    ),
+    Mutation(
         "a-window-has-the-weight-of-its-last-batch", "join/detail/window.hpp",
         "weight += own;", "weight = own;",
         "participant/property.test.cpp", "any training*",

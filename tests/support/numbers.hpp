@@ -51,6 +51,24 @@ inline double sum_of(joinable::DType dtype, Numbers const& numbers) {
     });
 }
 
+/// The sum of what ranks have, each times its factor. A factor of 0 takes nothing, not even a NaN. With `sums_scale` the
+/// communicator multiplies what it sums, which rounds numbers of 16 bits once.
+inline double scaled_sum_of(
+    joinable::DType dtype, Numbers const& numbers, Numbers const& factors, bool sums_scale
+) {
+    bool const rounds_once =
+        sums_scale && (dtype == joinable::DType::f16 || dtype == joinable::DType::bf16);
+    Numbers terms;
+    for (std::size_t r = 0; r < numbers.size(); ++r) {
+        terms.push_back(
+            factors[r] == 0.0 ? 0.0
+            : rounds_once     ? static_cast<float>(numbers[r]) * static_cast<float>(factors[r])
+                              : times(dtype, numbers[r], factors[r])
+        );
+    }
+    return sum_of(dtype, terms);
+}
+
 /// In row-major order.
 inline Numbers read(joinable::AnyView const& view) {
     Numbers numbers;

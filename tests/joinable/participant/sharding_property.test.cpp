@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 // Trainings with sharded optimizers, drawn from seeds: whatever the model, the rules, the partition and the
-// inputs, the values are those of the whole optimizer on every rank, bit for bit, after every guard. Of what
-// matters most a table has every pair of choices over 20 rounds: draws miss some, such as even inputs of 8 ranks.
-// JOINABLE_TEST_SEEDS="first count" runs other seeds. JOINABLE_TEST_PRODUCT="k n" runs every choice with every other
-// one, in place of pairs, where n programs share them and this is the kth, from 0: one of them takes some minutes.
+// inputs, the values are those of the whole optimizer on every rank, bit for bit, after every guard. A rank may leave
+// the first of two guards between rounds. A table of the choices that matter most has every pair of them over 20
+// rounds: draws miss some, such as even inputs of 8 ranks. JOINABLE_TEST_SEEDS="first count" runs other seeds. For
+// the product of the table see support/rows.hpp: one program that runs all of it takes some minutes.
 #include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 
@@ -14,7 +14,6 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <string>
 #include <type_traits>
@@ -27,6 +26,7 @@
 #include <support/draw.hpp>
 #include <support/gathered_param.hpp>
 #include <support/numbers.hpp>
+#include <support/rows.hpp>
 #include <support/strided_param.hpp>
 #include <support/volume.hpp>
 #include <support/whole_optimizer.hpp>
@@ -77,23 +77,40 @@ enum class Way {
     sharded_gradients,
     sharded_parameters
 };
+/// A rank leaves between rounds by an exception: before this round, or after its last one.
+struct Leave {
+    int rank;
+    int round;
+};
+/// A guard of an epoch, and the rounds in it.
+struct GuardPlan {
+    std::vector<int> lengths;
+    std::optional<Leave> leave;
+    int first_turn; ///< what passes do in a round comes from its turn
+
+    [[nodiscard]] int round_count() const {
+        return leave ? leave->round : *std::max_element(lengths.begin(), lengths.end());
+    }
+};
 struct EpochPlan {
     Way way;
     ZeroOptions options;
     int state_root; ///< which rank gathers the state afterwards
-    std::vector<int> lengths;
+    /// One guard, or, if a rank leaves the first one, two.
+    std::vector<GuardPlan> guards;
+    bool keeps_window; ///< of a guard that a rank left
     bool is_weighted;
     bool divides_by_all; ///< ranks, in place of those that are active
     int sync_every;
-    std::vector<bool> skips; ///< by round and rank
-    bool zeroes;             ///< gradients before a pass, in place of dropping them
+    std::vector<bool> skips; ///< by turn and rank
+    bool zeroes;             ///< gradients after a step, in place of dropping them
     bool steps_early;        ///< in the backward pass
     /// With sharded values: those of each group, or an empty list.
     std::vector<std::vector<std::size_t>> units;
     bool has_value_views; ///< values in buckets
     /// A partition of the user's own: the owners of each group, or empty lists.
     std::vector<std::vector<int>> owners;
-    std::vector<bool> evaluates; ///< by round: a forward pass alone
+    std::vector<bool> evaluates; ///< by turn: a forward pass alone
 };
 template <class Rule>
 struct TrainingPlan {
@@ -105,6 +122,7 @@ struct TrainingPlan {
 };
 
 constexpr int most_rounds = 20;
+constexpr int turns = 2 * most_rounds;
 
 template <class Rule>
 Rule draw_rule(Draw& draw) {
@@ -158,6 +176,23 @@ std::vector<std::size_t> draw_units(Draw& draw, std::size_t count, Way way) {
     return units;
 }
 
+GuardPlan draw_guard(Draw& draw, int world) {
+    GuardPlan plan{};
+    for (int rank = 0; rank < world; ++rank) {
+        plan.lengths.push_back(static_cast<int>(draw.below(6)));
+    }
+    return plan;
+}
+/// A rank leaves the guard of the epoch, and a second guard follows.
+void leave_guard(Draw& draw, EpochPlan& epoch) {
+    GuardPlan& guard = epoch.guards.front();
+    auto const rank = draw.below(guard.lengths.size());
+    auto const rounds = static_cast<std::size_t>(guard.lengths[rank]);
+    guard.leave = Leave{static_cast<int>(rank), static_cast<int>(draw.below(rounds + 1))};
+    epoch.guards.push_back(draw_guard(draw, static_cast<int>(guard.lengths.size())));
+    epoch.guards.back().first_turn = most_rounds;
+}
+
 EpochPlan draw_epoch(Draw& draw, int world, Way way, Groups const& groups) {
     EpochPlan plan;
     plan.way = way;
@@ -167,13 +202,11 @@ EpochPlan draw_epoch(Draw& draw, int world, Way way, Groups const& groups) {
     plan.options.reduces_gradients = is_alone;
     auto const ranks = static_cast<std::size_t>(world);
     plan.state_root = static_cast<int>(draw.below(ranks));
-    for (int rank = 0; rank < world; ++rank) {
-        plan.lengths.push_back(static_cast<int>(draw.below(6)));
-    }
+    plan.guards.push_back(draw_guard(draw, world));
     plan.is_weighted = draw.one_in(2);
     plan.divides_by_all = draw.one_in(2);
     plan.sync_every = is_alone || draw.one_in(2) ? 1 : 2;
-    for (std::size_t k = 0; k < ranks * most_rounds; ++k) {
+    for (std::size_t k = 0; k < ranks * turns; ++k) {
         plan.skips.push_back(!is_alone && plan.sync_every == 1 && draw.one_in(5));
     }
     plan.zeroes = draw.one_in(2);
@@ -190,8 +223,12 @@ EpochPlan draw_epoch(Draw& draw, int world, Way way, Groups const& groups) {
             owners.push_back(static_cast<int>(draw.below(ranks)));
         }
     }
-    for (int round = 0; round < most_rounds; ++round) {
+    for (int turn = 0; turn < turns; ++turn) {
         plan.evaluates.push_back(!is_alone && plan.sync_every == 1 && draw.one_in(6));
+    }
+    plan.keeps_window = draw.one_in(2);
+    if (draw.one_in(3)) {
+        leave_guard(draw, plan);
     }
     return plan;
 }
@@ -230,14 +267,12 @@ TrainingPlan<Rule> draw_training(Draw& draw) {
     return plan;
 }
 
-// -- one rank ----------------------------------------------------------------------------------------
+// -- what engines and the model of them share --------------------------------------------------------
 
 template <class Rule>
-class Engine {
+class Model {
 public:
-    using EngineGroups = std::vector<std::vector<StridedParam>>;
-
-    Engine(RankCommunicator& comm, TrainingPlan<Rule> const& plan) : comm_{comm}, plan_{plan} {
+    explicit Model(TrainingPlan<Rule> const& plan) : plan_{plan} {
         for (auto const& group : plan.groups) {
             auto& params = groups_.emplace_back();
             for (ParameterPlan const& p : group) {
@@ -261,22 +296,197 @@ public:
         }
     }
 
-    /// After each epoch: the values of all parameters.
-    std::vector<std::vector<Numbers>> train_whole() {
+protected:
+    [[nodiscard]] double rate_of(std::size_t group, std::size_t round) const {
+        return plan_.rules[group].learning_rate / static_cast<double>(1 + round % 3);
+    }
+    [[nodiscard]] static std::uint64_t weight_of(int rank, int turn) {
+        return static_cast<std::uint64_t>(1 + (rank + 2 * turn) % 3);
+    }
+    [[nodiscard]] static bool skips(EpochPlan const& epoch, int rank, int turn) {
+        auto const ranks = epoch.guards.front().lengths.size();
+        return epoch.skips[static_cast<std::size_t>(turn) * ranks + static_cast<std::size_t>(rank)];
+    }
+    /// Adds to `numbers` what a pass adds to the gradient of parameter `i`. Nothing, if the pass does not use it.
+    static bool add_gradient(int rank, int turn, std::size_t i, Numbers& numbers) {
+        auto const seed = static_cast<std::size_t>(rank * 7 + turn * 5) + i * 3;
+        if (seed % 6 == 0) {
+            return false;
+        }
+        for (std::size_t k = 0; k < numbers.size(); ++k) {
+            numbers[k] += (static_cast<double>((seed + k * 11) % 17) - 8.0) / 8.0;
+        }
+        return true;
+    }
+    [[nodiscard]] std::vector<WholeOptimizer<Rule>> whole_optimizers() {
         std::vector<WholeOptimizer<Rule>> whole;
         for (std::size_t g = 0; g < groups_.size(); ++g) {
             whole.emplace_back(groups_[g], plan_.rules[g]);
         }
+        return whole;
+    }
+    void step(std::vector<WholeOptimizer<Rule>>& whole, std::size_t round) const {
+        for (std::size_t g = 0; g < whole.size(); ++g) {
+            whole[g].rule.learning_rate = rate_of(g, round);
+            whole[g].step();
+        }
+    }
+    [[nodiscard]] std::vector<Numbers> read_values() const {
+        std::vector<Numbers> values;
+        for (StridedParam const* param : all_) {
+            values.push_back(read(param->value.view()));
+            CHECK(param->value.has_its_gaps());
+        }
+        return values;
+    }
+
+    TrainingPlan<Rule> const& plan_;
+    std::vector<std::vector<StridedParam>> groups_;
+    std::vector<StridedParam*> all_;
+};
+
+// -- the model: no communicator, no guard ------------------------------------------------------------
+
+/// The same training on one rank, by what the documentation says of averages. A guard that a rank leaves ends before
+/// that round, and what ranks hold then counts in the next guard.
+template <class Rule>
+class SerialModel : Model<Rule> {
+public:
+    using Model<Rule>::Model;
+
+    /// After each epoch: the values of all parameters.
+    std::vector<std::vector<Numbers>> train() {
+        auto whole = this->whole_optimizers();
         std::vector<std::vector<Numbers>> values;
-        for (EpochPlan const& epoch : plan_.epochs) {
-            Step step{comm_, [&](Round const& round) {
-                          for (std::size_t g = 0; g < whole.size(); ++g) {
-                              whole[g].rule.learning_rate = rate_of(g, round.number());
-                              whole[g].step();
-                          }
-                      }};
+        for (EpochPlan const& epoch : this->plan_.epochs) {
+            clear(held_);
+            for (GuardPlan const& guard : epoch.guards) {
+                for (Held& held :
+                     held_) { // where it begins, a rank looks if all its gradients are zeros
+                    bool const is_kept = epoch.keeps_window && !is_zero(held);
+                    held = is_kept ? std::move(held) : Held{};
+                }
+                for (int round = 0; round < guard.round_count(); ++round) {
+                    train_round(epoch, guard, round, whole);
+                }
+            }
+            values.push_back(this->read_values());
+        }
+        return values;
+    }
+
+private:
+    /// What a rank accumulated since the last round that synced.
+    struct Held {
+        std::vector<Numbers> gradients; ///< of all parameters, or an empty list
+        int batches = 0;
+        std::uint64_t weight = 0;
+    };
+
+    void clear(std::vector<Held>& held) const {
+        held.assign(static_cast<std::size_t>(this->plan_.world), Held{});
+    }
+    [[nodiscard]] static bool is_zero(Held const& held) {
+        return std::all_of(held.gradients.begin(), held.gradients.end(), [](Numbers const& all) {
+            return all == Numbers(all.size());
+        });
+    }
+
+    void train_round(
+        EpochPlan const& epoch,
+        GuardPlan const& guard,
+        int round,
+        std::vector<WholeOptimizer<Rule>>& whole
+    ) {
+        int const turn = guard.first_turn + round;
+        if (epoch.evaluates[static_cast<std::size_t>(turn)]) {
+            return;
+        }
+        for (int rank = 0; rank < this->plan_.world; ++rank) {
+            auto const r = static_cast<std::size_t>(rank);
+            if (round < guard.lengths[r] && !this->skips(epoch, rank, turn)) {
+                train_batch(held_[r], rank, turn);
+            }
+        }
+        if ((round + 1) % epoch.sync_every == 0) {
+            average(epoch);
+            clear(held_);
+            this->step(whole, static_cast<std::size_t>(round));
+        }
+    }
+    void train_batch(Held& held, int rank, int turn) {
+        held.gradients.resize(this->all_.size());
+        for (std::size_t i = 0; i < this->all_.size(); ++i) {
+            if (this->all_[i]->requires_grad) {
+                held.gradients[i].resize(this->all_[i]->value.view().numel());
+                this->add_gradient(rank, turn, i, held.gradients[i]);
+            }
+        }
+        ++held.batches;
+        held.weight += this->weight_of(rank, turn);
+    }
+
+    void average(EpochPlan const& epoch) {
+        std::uint64_t weights = 0;
+        int contributors = 0;
+        for (Held const& held : held_) {
+            weights += held.weight;
+            contributors += held.batches != 0 ? 1 : 0;
+        }
+        Numbers factors;
+        for (Held const& held : held_) {
+            double const divisor = epoch.divides_by_all ? this->plan_.world : contributors;
+            factors.push_back(
+                held.batches == 0 ? 0.0
+                : epoch.is_weighted
+                    ? static_cast<double>(held.weight) / static_cast<double>(weights)
+                    : 1.0 / divisor
+            );
+        }
+        for (std::size_t i = 0; i < this->all_.size(); ++i) {
+            if (!this->all_[i]->requires_grad) {
+                continue;
+            }
+            this->all_[i]->need_grad();
+            auto const& gradient = this->all_[i]->grad;
+            Numbers averages;
+            for (std::size_t k = 0; k < gradient.numel(); ++k) {
+                Numbers numbers;
+                for (Held const& held : held_) {
+                    numbers.push_back(held.batches == 0 ? 0.0 : held.gradients[i][k]);
+                }
+                averages.push_back(
+                    scaled_sum_of(gradient.dtype(), numbers, factors, joinable::ScalesScatteredSums<RankCommunicator>)
+                );
+            }
+            write(gradient, averages);
+        }
+    }
+
+    std::vector<Held> held_;
+};
+
+// -- one rank ----------------------------------------------------------------------------------------
+
+/// Thrown where a rank leaves a guard.
+struct RankLeft {};
+
+template <class Rule>
+class Engine : Model<Rule> {
+public:
+    Engine(RankCommunicator& comm, TrainingPlan<Rule> const& plan)
+        : Model<Rule>{plan}, comm_{comm} {}
+
+    /// With the whole optimizer on each rank. No rank leaves a guard, but the rounds are the same. For ranks whose sums
+    /// SerialModel does not know.
+    std::vector<std::vector<Numbers>> train_whole() {
+        leaves_ = false;
+        auto whole = this->whole_optimizers();
+        std::vector<std::vector<Numbers>> values;
+        for (EpochPlan const& epoch : this->plan_.epochs) {
+            Step step{comm_, [&](Round const& round) { this->step(whole, round.number()); }};
             train_by_model(epoch, step, [](std::size_t) {});
-            values.push_back(read_values());
+            values.push_back(this->read_values());
         }
         return values;
     }
@@ -284,7 +494,7 @@ public:
     std::vector<std::vector<Numbers>> train_sharded() {
         OptimizerState<Rule> state;
         std::vector<std::vector<Numbers>> values;
-        for (EpochPlan const& epoch : plan_.epochs) {
+        for (EpochPlan const& epoch : this->plan_.epochs) {
             auto const owners_of = [&](std::size_t g) {
                 bool const is_flat = epoch.options.partition == Partition::flat;
                 return is_flat && epoch.way != Way::not_sharded ? std::vector<int>{}
@@ -294,30 +504,34 @@ public:
                 for (std::size_t g = 1; g < groups.size(); ++g) {
                     if constexpr (requires { optimizer.use_all(); }) {
                         optimizer.add_parameter_group(
-                            groups[g], plan_.rules[g], owners_of(g), epoch.units[g]
+                            groups[g], this->plan_.rules[g], owners_of(g), epoch.units[g]
                         );
                     } else {
-                        optimizer.add_parameter_group(groups[g], plan_.rules[g], owners_of(g));
+                        optimizer.add_parameter_group(
+                            groups[g], this->plan_.rules[g], owners_of(g)
+                        );
                     }
                 }
                 if (!values.empty()) {
                     optimizer.load(state, (&epoch - 1)->state_root);
                 }
                 train([&](std::size_t round) { // on active ranks
-                    for (std::size_t g = 0; g < groups_.size(); ++g) {
-                        optimizer.rule(g).learning_rate = rate_of(g, round);
+                    for (std::size_t g = 0; g < this->groups_.size(); ++g) {
+                        optimizer.rule(g).learning_rate = this->rate_of(g, round);
                     }
                 });
                 optimizer.consolidate(epoch.state_root);
                 state =
                     comm_.rank() == epoch.state_root ? optimizer.state() : OptimizerState<Rule>{};
-                values.push_back(read_values());
+                values.push_back(this->read_values());
             };
             if (epoch.way == Way::beside_a_model || epoch.way == Way::alone) {
                 ZeroOptions options = epoch.options;
                 options.owners = owners_of(0);
-                ZeroRedundancyOptimizer zero{comm_, groups_[0], plan_.rules[0], options};
-                train_epoch(zero, groups_, [&](auto const& set_rates) {
+                ZeroRedundancyOptimizer zero{
+                    comm_, this->groups_[0], this->plan_.rules[0], options
+                };
+                train_epoch(zero, this->groups_, [&](auto const& set_rates) {
                     epoch.way == Way::alone ? train_alone(epoch, zero, set_rates)
                                             : train_by_model(epoch, zero, set_rates);
                 });
@@ -331,29 +545,29 @@ public:
                     .owners = owners_of(0),
                     .bucket_cap_bytes = epoch.options.bucket_cap_bytes,
                     .step_in_backward = epoch.steps_early,
-                    .gradient_as_bucket_view = plan_.data_parallel.gradient_as_bucket_view,
+                    .gradient_as_bucket_view = this->plan_.data_parallel.gradient_as_bucket_view,
                     .units = epoch.units[0],
                     .parameters_as_bucket_view = epoch.has_value_views,
                 };
                 reset_gradients(false); // they may lie in the buckets of an earlier model
                 // They may have values in memory of the library.
-                std::vector<std::vector<GatheredParam>> parameters(groups_.size());
-                for (std::size_t g = 0; g < groups_.size(); ++g) {
-                    for (StridedParam& param : groups_[g]) {
+                std::vector<std::vector<GatheredParam>> parameters(this->groups_.size());
+                for (std::size_t g = 0; g < this->groups_.size(); ++g) {
+                    for (StridedParam& param : this->groups_[g]) {
                         parameters[g].emplace_back(
                             std::shared_ptr<StridedParam>{std::shared_ptr<void>{}, &param}
                         );
                     }
                 }
-                ShardedDataParallel sharded{comm_, parameters[0], plan_.rules[0], options};
+                ShardedDataParallel sharded{comm_, parameters[0], this->plan_.rules[0], options};
                 train_epoch(sharded, parameters, [&](auto const& set_rates) {
-                    {
+                    in_guards(epoch, set_rates, [&](GuardPlan const& plan) {
                         Join guard{
                             participants(sharded),
                             divide_by_initial_world_size = epoch.divides_by_all
                         };
-                        train_in(guard, epoch, sharded, sharded, set_rates);
-                    }
+                        train_in(guard, epoch, plan, sharded, sharded, set_rates);
+                    });
                     auto const held = sharded.use_all();
                     for (auto& group : parameters) {
                         for (GatheredParam& param : group) {
@@ -369,43 +583,72 @@ public:
     }
 
 private:
-    [[nodiscard]] double rate_of(std::size_t group, std::size_t round) const {
-        return plan_.rules[group].learning_rate / static_cast<double>(1 + round % 3);
+    /// Runs the guards of an epoch. The rank that leaves one catches what it threw, and all others the failure.
+    template <class SetRates, class Run>
+    void in_guards(EpochPlan const& epoch, SetRates const& set_rates, Run const& run) {
+        for (GuardPlan guard : epoch.guards) {
+            if (guard.first_turn != 0) {
+                set_rates(0); // some ranks had set those of the round that did not take place
+                if (!epoch.keeps_window) {
+                    reset_gradients(epoch.zeroes);
+                }
+            }
+            auto const leave = guard.leave;
+            if (!leaves_ && leave) {
+                for (int& length : guard.lengths) {
+                    length = (std::min)(length, leave->round);
+                }
+                guard.leave.reset();
+            }
+            bool is_left = false;
+            try {
+                run(guard);
+            } catch (RankLeft const&) {
+                is_left = true;
+            } catch (joinable::PeerFailed const& error) {
+                is_left = guard.leave && error.rank() == guard.leave->rank;
+                if (!is_left) {
+                    throw;
+                }
+            }
+            CHECK(is_left == guard.leave.has_value());
+        }
     }
-    [[nodiscard]] RoundNotice notice_of(EpochPlan const& epoch, int round) const {
+    void may_leave(GuardPlan const& guard, int round) const {
+        if (guard.leave && guard.leave->rank == comm_.rank() && guard.leave->round == round) {
+            throw RankLeft{};
+        }
+    }
+    [[nodiscard]] RoundNotice notice_of(EpochPlan const& epoch, int round, int turn) const {
         RoundNotice notice{.will_sync = (round + 1) % epoch.sync_every == 0};
         if (epoch.is_weighted) {
-            notice.weight = static_cast<std::uint64_t>(1 + (comm_.rank() + 2 * round) % 3);
+            notice.weight = this->weight_of(comm_.rank(), turn);
         }
         return notice;
     }
 
     void use_values(auto const&... use) const {
-        for (std::size_t i = 0; i < all_.size(); i += 1 + all_.size() / 4) { // not all
+        for (std::size_t i = 0; i < this->all_.size(); i += 1 + this->all_.size() / 4) { // not all
             (static_cast<void>(use(i)), ...);
         }
     }
     template <class Ready>
-    void backward(int round, Ready const& ready) {
-        for (std::size_t i = all_.size(); i-- > 0;) {
-            StridedParam& param = *all_[i];
+    void backward(int turn, Ready const& ready) {
+        for (std::size_t i = this->all_.size(); i-- > 0;) {
+            StridedParam& param = *this->all_[i];
             if (!param.requires_grad) {
                 continue;
             }
-            auto const seed = static_cast<std::size_t>(comm_.rank() * 7 + round * 5) + i * 3;
-            if (seed % 6 != 0) { // else this pass does not use it
+            Numbers numbers = param.grad ? read(param.grad) : Numbers(param.value.view().numel());
+            if (this->add_gradient(comm_.rank(), turn, i, numbers)) {
                 param.need_grad();
-                Numbers numbers = read(param.grad);
-                for (std::size_t k = 0; k < numbers.size(); ++k) {
-                    numbers[k] += (static_cast<double>((seed + k * 11) % 17) - 8.0) / 8.0;
-                }
                 write(param.grad, numbers);
             }
             ready(i);
         }
     }
     void reset_gradients(bool zeroes) {
-        for (StridedParam* param : all_) {
+        for (StridedParam* param : this->all_) {
             if (param->grad && zeroes) {
                 write(param->grad, Numbers(param->grad.numel()));
             } else {
@@ -417,43 +660,44 @@ private:
     template <class Optimizer, class SetRates>
     void train_by_model(EpochPlan const& epoch, Optimizer& optimizer, SetRates const& set_rates) {
         reset_gradients(false);
-        DistributedDataParallel ddp{comm_, all_, plan_.data_parallel};
-        Join guard{
-            participants(ddp, optimizer), divide_by_initial_world_size = epoch.divides_by_all
-        };
-        train_in(guard, epoch, ddp, optimizer, set_rates);
+        DistributedDataParallel ddp{comm_, this->all_, this->plan_.data_parallel};
+        in_guards(epoch, set_rates, [&](GuardPlan const& plan) {
+            Join guard{
+                participants(ddp, optimizer), divide_by_initial_world_size = epoch.divides_by_all
+            };
+            train_in(guard, epoch, plan, ddp, optimizer, set_rates);
+        });
     }
-    template <class Guard, class Model, class Optimizer, class SetRates>
+    template <class Guard, class Trained, class Optimizer, class SetRates>
     void train_in(
         Guard& guard,
         EpochPlan const& epoch,
-        Model& model,
+        GuardPlan const& plan,
+        Trained& model,
         Optimizer& optimizer,
         SetRates const& set_rates
     ) {
-        auto const rank = static_cast<std::size_t>(comm_.rank());
-        for (int round = 0; round < epoch.lengths[rank]; ++round) {
-            RoundNotice const notice = notice_of(epoch, round);
-            if (epoch.evaluates[static_cast<std::size_t>(round)]) {
+        int const length = plan.lengths[static_cast<std::size_t>(comm_.rank())];
+        for (int round = 0; round < length; ++round) {
+            may_leave(plan, round);
+            int const turn = plan.first_turn + round;
+            RoundNotice const notice = notice_of(epoch, round, turn);
+            if (epoch.evaluates[static_cast<std::size_t>(turn)]) {
                 model.forward(
                     [&](auto const&... use) { use_values(use...); },
                     {.phase = joinable::Phase::evaluate}
                 );
                 continue;
             }
-            if (round % epoch.sync_every == 0) {
-                reset_gradients(epoch.zeroes);
-            }
-            auto const turn = static_cast<std::size_t>(round * comm_.size()) + rank;
             if (epoch.steps_early) {
                 set_rates(static_cast<std::size_t>(round));
             }
-            if (epoch.skips[turn]) {
+            if (this->skips(epoch, comm_.rank(), turn)) {
                 model.skip();
             } else {
                 model.forward([&](auto const&... use) { use_values(use...); }, notice);
                 model.backward([&](auto const& ready, auto const&... use) {
-                    backward(round, [&](std::size_t i) {
+                    backward(turn, [&](std::size_t i) {
                         (static_cast<void>(use(i)), ...);
                         ready(i);
                     });
@@ -464,43 +708,43 @@ private:
                     set_rates(guard.round().number());
                 }
                 optimizer.step();
+                reset_gradients(epoch.zeroes);
             }
         }
+        may_leave(plan, length);
         guard.finish();
     }
     template <class Optimizer, class SetRates>
     void train_alone(EpochPlan const& epoch, Optimizer& optimizer, SetRates const& set_rates) {
         reset_gradients(false); // they may lie in the buckets of an earlier model
-        Join guard{participants(optimizer), divide_by_initial_world_size = epoch.divides_by_all};
-        for (int round = 0; round < epoch.lengths[static_cast<std::size_t>(comm_.rank())];
-             ++round) {
-            reset_gradients(epoch.zeroes);
-            backward(round, [](std::size_t) {});
-            set_rates(static_cast<std::size_t>(round));
-            optimizer.step(notice_of(epoch, round));
-        }
-        guard.finish();
-    }
-
-    [[nodiscard]] std::vector<Numbers> read_values() const {
-        std::vector<Numbers> values;
-        for (StridedParam const* param : all_) {
-            values.push_back(read(param->value.view()));
-            CHECK(param->value.has_its_gaps());
-        }
-        return values;
+        in_guards(epoch, set_rates, [&](GuardPlan const& plan) {
+            Join guard{
+                participants(optimizer), divide_by_initial_world_size = epoch.divides_by_all
+            };
+            int const length = plan.lengths[static_cast<std::size_t>(comm_.rank())];
+            for (int round = 0; round < length; ++round) {
+                may_leave(plan, round);
+                int const turn = plan.first_turn + round;
+                reset_gradients(epoch.zeroes);
+                backward(turn, [](std::size_t) {});
+                set_rates(static_cast<std::size_t>(round));
+                optimizer.step(notice_of(epoch, round, turn));
+            }
+            may_leave(plan, length);
+            guard.finish();
+        });
     }
 
     RankCommunicator& comm_;
-    TrainingPlan<Rule> const& plan_;
-    EngineGroups groups_;
-    std::vector<StridedParam*> all_;
+    bool leaves_ = true;
 };
 
 template <class Rule>
 void compare(TrainingPlan<Rule> const& plan) {
+    using Values = std::vector<std::vector<Numbers>>;
+    Values const serial = sums_in_rank_order ? SerialModel<Rule>{plan}.train() : Values{};
     over_ranks({plan.world}, [&](RankCommunicator& comm) {
-        auto const whole = Engine<Rule>{comm, plan}.train_whole();
+        Values const whole = sums_in_rank_order ? serial : Engine<Rule>{comm, plan}.train_whole();
         CHECK(Engine<Rule>{comm, plan}.train_sharded() == whole);
     });
 }
@@ -539,55 +783,20 @@ enum Factor : std::size_t {
     views,
     world,
     inputs,
-    early
+    early,
+    leaves
 };
-using Row = std::array<std::size_t, 10>;
+using Choices = Row<11>;
 /// The rules: Sgd, Adam and AdamW, then with nesterov or amsgrad. The inputs: even, uneven, one rank without.
-constexpr Row choices{6, 2, 3, 2, 6, 2, 2, 5, 3, 2};
+constexpr Choices choices{6, 2, 3, 2, 6, 2, 2, 5, 3, 2, 2};
 
-/// Rows in which every choice of a factor meets every choice of every other one: of some that are drawn, always the
-/// one with the most pairs that no row has yet.
-std::vector<Row> rows_with_all_pairs(Draw& draw) {
-    std::set<std::array<std::size_t, 4>> missing; // a factor and its choice, another one and its
-    for (std::size_t a = 0; a < choices.size(); ++a) {
-        for (std::size_t b = a + 1; b < choices.size(); ++b) {
-            for (std::size_t pair = 0; pair < choices[a] * choices[b]; ++pair) {
-                missing.insert({a, pair % choices[a], b, pair / choices[a]});
-            }
-        }
-    }
-    std::vector<Row> rows;
-    while (!missing.empty()) {
-        auto const is_met = [](Row const& row, auto const& pair) {
-            return row[pair[0]] == pair[1] && row[pair[2]] == pair[3];
-        };
-        Row best{};
-        std::ptrdiff_t most = 0;
-        for (int candidate = 0; candidate < 50; ++candidate) {
-            Row row{};
-            for (std::size_t k = 0; k < row.size(); ++k) {
-                row[k] = draw.below(choices[k]);
-            }
-            auto const wanted = *missing.begin();
-            row[wanted[0]] = wanted[1];
-            row[wanted[2]] = wanted[3];
-            std::ptrdiff_t const met =
-                std::count_if(missing.begin(), missing.end(), [&](auto const& pair) {
-                    return is_met(row, pair);
-                });
-            if (met > most) {
-                best = row;
-                most = met;
-            }
-        }
-        rows.push_back(best);
-        std::erase_if(missing, [&](auto const& pair) { return is_met(best, pair); });
-    }
-    return rows;
+/// Steps in the backward pass only where they can be.
+bool is_distinct(Choices const& row) {
+    return row[early] == 0 || can_step_early(static_cast<Way>(row[way]));
 }
 
 template <class Rule>
-TrainingPlan<Rule> plan_of(Row const& row, Draw& draw) {
+TrainingPlan<Rule> plan_of(Choices const& row, Draw& draw) {
     TrainingPlan<Rule> plan;
     plan.world = group_of_participants(std::array{1, 2, 3, 4, 8}[row[world]]);
     for (std::size_t group = 0; group <= row[groups]; ++group) {
@@ -609,13 +818,19 @@ TrainingPlan<Rule> plan_of(Row const& row, Draw& draw) {
     }
     EpochPlan epoch = draw_epoch(draw, plan.world, static_cast<Way>(row[way]), plan.groups);
     epoch.options.partition = row[partition] == 0 ? Partition::by_parameters : Partition::flat;
-    for (std::size_t rank = 0; rank < epoch.lengths.size(); ++rank) {
+    epoch.guards.resize(1);
+    epoch.guards[0].leave.reset();
+    std::vector<int>& lengths = epoch.guards[0].lengths;
+    for (std::size_t rank = 0; rank < lengths.size(); ++rank) {
         // Each of 8 ranks runs out at another round.
-        epoch.lengths[rank] =
+        lengths[rank] =
             row[inputs] == 1 ? 1 + static_cast<int>(rank * 3 % most_rounds) : most_rounds;
     }
     if (row[inputs] == 2) {
-        epoch.lengths[draw.below(epoch.lengths.size())] = 0;
+        lengths[draw.below(lengths.size())] = 0;
+    }
+    if (row[leaves] == 1) {
+        leave_guard(draw, epoch);
     }
     epoch.steps_early = can_step_early(epoch.way) && row[early] == 1;
     plan.epochs.push_back(epoch);
@@ -623,24 +838,7 @@ TrainingPlan<Rule> plan_of(Row const& row, Draw& draw) {
     return plan;
 }
 
-/// Every choice with every other one, but steps in the backward pass only where they can be.
-std::vector<Row> all_rows(std::size_t first, std::size_t every) {
-    std::vector<Row> rows;
-    std::size_t turn = 0;
-    Row row{};
-    for (std::size_t factor = 0; factor < row.size();) {
-        bool const is_distinct = row[early] == 0 || can_step_early(static_cast<Way>(row[way]));
-        if (is_distinct && turn++ % every == first) {
-            rows.push_back(row);
-        }
-        for (factor = 0; factor < row.size() && ++row[factor] == choices[factor]; ++factor) {
-            row[factor] = 0;
-        }
-    }
-    return rows;
-}
-
-void compare(Row const& row, Draw& draw) {
+void compare(Choices const& row, Draw& draw) {
     switch (row[rule] % 3) {
     case 0: compare(plan_of<Sgd>(row, draw)); break;
     case 1: compare(plan_of<Adam>(row, draw)); break;
@@ -653,29 +851,9 @@ TEST_CASE(
     doctest::test_suite("[long]") * doctest::skip(!sums_have_one_order)
 ) {
     Draw draw{1};
-    if (char const* const product = std::getenv("JOINABLE_TEST_PRODUCT")) {
-        std::size_t first = 0;
-        std::size_t every = 1;
-        std::istringstream{product} >> first >> every;
-        for (Row const& row : all_rows(first, every)) {
-            std::string text;
-            for (std::size_t const choice : row) {
-                text += std::to_string(choice) + " ";
-            }
-            CAPTURE(text);
-            compare(row, draw);
-        }
-        return;
-    }
-    std::vector<Row> const rows = rows_with_all_pairs(draw);
-    CHECK(rows.size() >= choices[rule] * choices[way]); // as many pairs of these two
-    std::size_t turn = 0;
-    for (Row const& row : rows) {
-        if (!is_left_out(turn++, 3, 0)) {
-            CAPTURE(&row - rows.data());
-            compare(row, draw);
-        }
-    }
+    std::size_t const rows =
+        for_rows(choices, draw, is_distinct, [&](Choices const& row) { compare(row, draw); });
+    CHECK(rows >= choices[rule] * choices[way]); // as many pairs of these two
 }
 
 } // namespace

@@ -39,6 +39,9 @@ struct RankDied : std::runtime_error {
     RankDied() : std::runtime_error{"out of luck"} {}
 };
 
+/// Thrown where a rank leaves a guard.
+struct RankLeft {};
+
 /// One rank of a drawn training, over any communicator: throws where something differs from the
 /// serial one, or ranks issue different collectives.
 template <class Inner>
@@ -194,7 +197,7 @@ private:
                 model.discard_window();
             }
             if (plan().is_guarded()) {
-                run_guarded(run_round, comm, model, beside...);
+                run_until_left([&] { run_guarded(run_round, comm, model, beside...); });
             } else {
                 run_unguarded(run_round, model, beside...);
             }
@@ -206,9 +209,27 @@ private:
                 }
             }();
             are_gathered_ = true;
-            compare(plan().rounds.size());
+            compare(plan().round_count());
             are_gathered_ = false;
         }
+    }
+
+    /// The rank that leaves catches what it threw, and all others the failure that they hear of.
+    template <class Run>
+    void run_until_left(Run const& run) {
+        auto const& leave = plan().leave;
+        bool const is_left = leave && leave->rank != inner_.rank();
+        try {
+            run();
+        } catch (RankLeft const&) {
+            return;
+        } catch (joinable::PeerFailed const& error) {
+            if (!is_left || error.rank() != leave->rank) {
+                throw;
+            }
+            return;
+        }
+        require(!leave, "leaving", plan().round_count(), 0);
     }
 
     template <class RunRound, class Trained, class... Beside>
@@ -239,7 +260,7 @@ private:
         if (plan().is_periodic()) {
             options.sync_every = plan().sync_every;
             if (plan().average == Average::weighted) {
-                options.weight_per_input = 1 + me() % 3;
+                options.weight_per_input = plan().weight_per_input[me()];
             }
             if (plan().guard == Guard::known_lengths) {
                 options.inputs = plan().lengths[me()];
@@ -254,12 +275,18 @@ private:
             round_of(&guard, k);
             observer(k);
             may_die(k, Death::after_round);
+            may_leave(k + 1);
         };
         std::vector<std::size_t> rounds(plan().lengths[me()]);
         std::iota(rounds.begin(), rounds.end(), std::size_t{0});
+        auto const announce = [&](std::size_t k) { return notice_of(k); };
+        may_leave(0);
         if (plan().guard == Guard::look_ahead) {
-            auto const announce = [&](std::size_t k) { return notice_of(k); };
             for (std::size_t const k : guard.iterate(joinable::look_ahead, rounds, announce)) {
+                run_round(k);
+            }
+        } else if (plan().guard == Guard::iterate) {
+            for (std::size_t const k : guard.iterate(rounds, announce)) {
                 run_round(k);
             }
         } else {
@@ -280,6 +307,13 @@ private:
         if (death && death->rank == inner_.rank() && death->epoch == epoch_ && death->round == k &&
             death->place <= place) {
             throw RankDied{};
+        }
+    }
+    /// Between rounds: before round `k`.
+    void may_leave(std::size_t k) const {
+        auto const& leave = plan().leave;
+        if (leave && leave->rank == inner_.rank() && leave->round == k) {
+            throw RankLeft{};
         }
     }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <vector>
 
 #include <support/drawn/training.hpp>
@@ -137,12 +138,6 @@ private:
     [[nodiscard]] bool has_map() const {
         return training_.options.find_unused || training_.options.static_graph;
     }
-    /// Data parallel models train over a communicator that has the members of the core only.
-    [[nodiscard]] bool saves_rounding(joinable::DType dtype) const {
-        bool const is_half = dtype == joinable::DType::f16 || dtype == joinable::DType::bf16;
-        bool const is_core = !training_.has_owners() || training_.model == Model::zero;
-        return sums_scale_ && is_half && !is_core;
-    }
     [[nodiscard]] bool is_alone() const { return training_.model == Model::zero_alone; }
 
     // -- windows that an epoch leaves open -----------------------------------------------------------------
@@ -204,7 +199,8 @@ private:
         case Guard::disabled: return false;
         case Guard::look_ahead:
         case Guard::known_lengths: return true;
-        case Guard::next: return syncs;
+        case Guard::next:
+        case Guard::iterate: return syncs;
         default: return syncs && plan.resets_late;
         }
     }
@@ -217,53 +213,20 @@ private:
         values_.emplace_back();
         buffers_.emplace_back();
         begin_epoch(epoch);
-        for (std::size_t k = 0; k < epoch.rounds.size() && !is_refused_; ++k) {
-            RoundPlan& plan = epoch.rounds[k];
-            plan.resets_late = plan.resets_late && !plan.evaluates;
-            for (Rank const& rank : ranks_) {
-                bool const is_active = k < epoch.lengths[static_cast<std::size_t>(rank.rank)];
-                if (is_active && is_told(epoch, plan) && may_see(rank, epoch, plan)) {
-                    plan.reset = Reset::keep;
-                }
-            }
-            std::vector<Part> parts;
-            for (Rank& rank : ranks_) {
-                auto const r = static_cast<std::size_t>(rank.rank);
-                bool const is_active = k < epoch.lengths[r];
-                if (k == epoch.lengths[r]) {
-                    look(rank, looks(rank)); // before it says that it has no further input
-                }
-                if (is_active) {
-                    reset(rank, plan.resets_late ? Reset::keep : plan.reset);
-                    look(rank, may_see(rank, epoch, plan));
-                }
-                if (plan.evaluates) {
-                    continue;
-                }
-                Part part;
-                if (is_active) {
-                    part = train(rank, e, k);
-                } else {
-                    part = shadow(rank, epoch);
-                }
-                parts.push_back(part);
-            }
-            if (!plan.evaluates && plan.will_sync) {
-                reduce(epoch, k, parts);
-            }
-            pass_forward(e, k);
-            if (!plan.evaluates && plan.will_sync && training_.model != Model::averages) {
-                step(epoch, k);
-            }
-            record();
+        for (std::size_t k = 0; k < epoch.round_count() && !is_refused_; ++k) {
+            run_round(e, k);
+        }
+        if (epoch.leave && !is_refused_) {
+            hear_of_leave(e);
         }
         for (Rank& rank : ranks_) {
-            look(rank, epoch.is_guarded() && looks(rank)); // those that trained to the end, too
+            bool const ends = epoch.is_guarded() && !epoch.leave;
+            look(rank, ends && looks(rank)); // those that trained to the end, too
             for (std::size_t p = 0; p < rank.writers.size(); ++p) {
                 zero_if(rank, p, rank.writers[p] == Writer::joined);
             }
         }
-        if (epoch.is_guarded() && training_.options.sync_at_end) {
+        if (epoch.is_guarded() && !epoch.leave && training_.options.sync_at_end) {
             std::size_t authority = 0; // the highest of those that trained longest
             for (std::size_t r = 0; r < ranks_.size(); ++r) {
                 authority = epoch.lengths[r] >= epoch.lengths[authority] ? r : authority;
@@ -282,6 +245,92 @@ private:
         record();
     }
 
+    void run_round(std::size_t e, std::size_t k) {
+        Epoch& epoch = training_.epochs[e];
+        RoundPlan const& plan = epoch.rounds[k];
+        keep_what_is_told(epoch, k);
+        std::vector<Part> parts;
+        for (Rank& rank : ranks_) {
+            auto const r = static_cast<std::size_t>(rank.rank);
+            bool const is_active = k < epoch.lengths[r];
+            if (k == epoch.lengths[r]) {
+                look(rank, looks(rank)); // before it says that it has no further input
+            }
+            if (is_active) {
+                reset(rank, plan.resets_late ? Reset::keep : plan.reset);
+                look(rank, may_see(rank, epoch, plan));
+            }
+            if (plan.evaluates) {
+                continue;
+            }
+            parts.push_back(is_active ? train(rank, e, k) : shadow(rank, epoch));
+        }
+        if (!plan.evaluates && plan.will_sync) {
+            reduce(epoch, k, parts);
+        }
+        pass_forward(e, k);
+        if (!plan.evaluates && plan.will_sync && training_.model != Model::averages) {
+            step(epoch, k);
+        }
+        record();
+    }
+
+    /// Gradients that ranks have been told of are not cleared.
+    void keep_what_is_told(Epoch& epoch, std::size_t k) const {
+        RoundPlan& plan = epoch.rounds[k];
+        plan.resets_late = plan.resets_late && !plan.evaluates;
+        for (Rank const& rank : ranks_) {
+            bool const is_active = k < epoch.lengths[static_cast<std::size_t>(rank.rank)];
+            if (is_active && is_told(epoch, plan) && may_see(rank, epoch, plan)) {
+                plan.reset = Reset::keep;
+            }
+        }
+    }
+
+    /// The round that does not take place, because one rank has left. The others have begun it, each as far as its
+    /// first wait: nothing of it counts, but what an engine did to its gradients and buffers stays.
+    void hear_of_leave(std::size_t e) {
+        Epoch& epoch = training_.epochs[e];
+        std::size_t const k = epoch.leave->round;
+        if (k < epoch.rounds.size()) {
+            keep_what_is_told(epoch, k);
+        }
+        for (Rank& rank : ranks_) {
+            std::size_t const length = epoch.lengths[static_cast<std::size_t>(rank.rank)];
+            if (rank.rank == epoch.leave->rank) {
+                continue;
+            }
+            if (k >= length) {
+                look(rank, k == length && looks(rank));
+            } else if (!epoch.has_loop() && !(is_alone() && epoch.is_periodic())) {
+                begin_in_vain(rank, e, k); // else next() throws
+            }
+        }
+    }
+    void begin_in_vain(Rank& rank, std::size_t e, std::size_t k) const {
+        Epoch const& epoch = training_.epochs[e];
+        RoundPlan const& plan = epoch.rounds[k];
+        Batch const& batch = plan.batches[static_cast<std::size_t>(rank.rank)];
+        reset(rank, plan.resets_late ? Reset::keep : plan.reset);
+        look(rank, may_see(rank, epoch, plan));
+        if (is_alone()) { // it opens the round when gradients are there
+            for (std::size_t const p : batch.marks) {
+                add(rank, e, k, p);
+            }
+            return;
+        }
+        bool const sends_buffers_first =
+            training_.options.broadcast_buffers &&
+            training_.options.buffer_sync == joinable::BufferSync::before_forward;
+        bool const waits_before_pass = plan.evaluates || !plan.will_sync || sends_buffers_first ||
+                                       training_.model == Model::sharded_parameters;
+        bool const passes = batch.fails == Fails::nowhere || batch.fails == Fails::in_backward;
+        if (passes && !waits_before_pass) {
+            rank.buffer = statistic(rank.rank, e, k);
+            reset(rank, plan.resets_late ? plan.reset : Reset::keep);
+        }
+    }
+
     void record() {
         results_.back().emplace_back();
         values_.back().emplace_back();
@@ -296,7 +345,7 @@ private:
     // -- the step ------------------------------------------------------------------------------------------
 
     void step(Epoch const& epoch, std::size_t k) {
-        if (training_.has_owners() && !training_.reduces_to_owners()) {
+        if (training_.has_one_gradient && !training_.reduces_to_owners()) {
             check_one_gradient(epoch, k);
         }
         for (Rank& rank : ranks_) {
@@ -313,6 +362,19 @@ private:
                 reset(rank, training_.after_step);
             } else if (training_.reduces_to_owners()) {
                 reset(rank, Reset::zero); // what was sent or dropped does not count again
+            }
+        }
+        if (training_.has_one_gradient && !is_refused_) {
+            require_replicas();
+        }
+    }
+    /// @throws std::logic_error  the rules of this class step replicas apart.
+    void require_replicas() const {
+        for (Rank const& rank : ranks_) {
+            for (std::size_t p = 0; p < rank.values.size(); ++p) {
+                if (!are_same(rank.values[p], ranks_[0].values[p])) {
+                    throw std::logic_error{"replicas differ"};
+                }
             }
         }
     }
@@ -339,7 +401,8 @@ private:
             rank.values[p][i] = rounded(dtype, masters[i]);
         }
     }
-    /// A joined rank may have zeros where active ones have nothing to step by.
+    /// A joined rank may have zeros where active ones have nothing to step by: owners know better. With a Step it has to
+    /// have what the others have, which require_replicas() checks, unless these step by what no rank has cleared.
     void check_one_gradient(Epoch const& epoch, std::size_t k) {
         std::size_t lowest = 0;
         while (k >= epoch.lengths[lowest]) {
@@ -350,6 +413,11 @@ private:
             for (std::size_t r = 0; r < ranks_.size(); ++r) {
                 auto const& other = ranks_[r].gradients[p];
                 bool const is_active = k < epoch.lengths[r];
+                if (!is_active && !training_.has_owners()) {
+                    bool const is_old = !used_[p] && meant && *meant != Numbers(meant->size());
+                    is_refused_ = is_refused_ || is_old;
+                    continue;
+                }
                 bool const is_same =
                     bool(meant) == bool(other) && (!meant || are_same(*meant, *other));
                 is_refused_ = is_refused_ || !(is_same || (!is_active && !meant));
@@ -429,7 +497,8 @@ private:
         Batch& batch = epoch.rounds[k].batches[static_cast<std::size_t>(rank.rank)];
         Accumulated& held = rank.held;
         bool const is_recording = training_.options.static_graph && !rank.is_recorded;
-        if (batch.fails == Fails::in_backward && plan.will_sync && rank.is_recorded &&
+        bool const may_fill = !training_.has_one_bucket || batch.marks.empty();
+        if (batch.fails == Fails::in_backward && plan.will_sync && rank.is_recorded && may_fill &&
             std::set<std::size_t>{batch.marks.begin(), batch.marks.end()}.size() !=
                 training_.trained().size()) {
             batch.fails = Fails::in_forward; // the first bucket may be on its way already
@@ -492,7 +561,8 @@ private:
             bring_accumulated(rank, part);
         } else if (batch.fails == Fails::in_backward && training_.finds_unused()) {
             for (std::size_t const p : training_.trained()) {
-                part.uses[p] = true; // said before the pass
+                // Said before the pass.
+                part.uses[p] = !batch.is_unused[p] || rank.accumulated[p];
             }
         }
         held = {};
@@ -559,7 +629,7 @@ private:
         }
         double const divisor =
             is_weighted ? static_cast<double>(weights) : divisor_of(epoch, k, parts);
-        std::vector<double> factors;
+        Numbers factors;
         for (Part const& part : parts) {
             bool const is_mean =
                 is_weighted && training_.options.gradient_kind == joinable::GradientKind::mean;
@@ -574,14 +644,14 @@ private:
             end_windows(epoch, k);
             return;
         }
-        std::vector<bool> const used = used_by_some(parts);
+        used_ = used_by_some(parts);
         for (std::size_t const p : training_.trained()) {
             Numbers const average = average_of(p, parts, factors);
             bool const others_have_none = is_absent(p, k, epoch, parts);
             for (Rank& rank : ranks_) {
                 auto const r = static_cast<std::size_t>(rank.rank);
                 bool const has_joined = k >= epoch.lengths[r];
-                if (used[p]) {
+                if (used_[p]) {
                     receive(rank, p, has_joined, average);
                 } else if (!parts[r].passes && (has_joined || !parts[r].brings)) {
                     follow(rank, p, has_joined, others_have_none);
@@ -661,26 +731,23 @@ private:
         }
     }
 
-    [[nodiscard]] Numbers average_of(
-        std::size_t p, std::vector<Part> const& parts, std::vector<double> const& factors
-    ) const {
+    [[nodiscard]] Numbers
+    average_of(std::size_t p, std::vector<Part> const& parts, Numbers const& factors) const {
         Parameter const& parameter = training_.parameters[p];
         Numbers average;
+        // Data parallel models train over a communicator that has the members of the core only.
+        bool const is_core = !training_.has_owners() || training_.model == Model::zero;
         for (std::size_t i = 0; i < joinable::numel(parameter.extents); ++i) {
-            Numbers terms;
+            Numbers numbers;
+            Numbers used;
             for (std::size_t r = 0; r < ranks_.size(); ++r) {
                 auto const& gradient = ranks_[r].gradients[p];
-                bool const is_there = parts[r].takes[p] && gradient && factors[r] != 0.0;
-                if (!is_there) {
-                    terms.push_back(0.0);
-                } else if (saves_rounding(parameter.dtype)) {
-                    auto const factor = static_cast<float>(factors[r]);
-                    terms.push_back(static_cast<float>((*gradient)[i]) * factor);
-                } else {
-                    terms.push_back(times(parameter.dtype, (*gradient)[i], factors[r]));
-                }
+                bool const is_there = parts[r].takes[p] && gradient;
+                numbers.push_back(is_there ? (*gradient)[i] : 0.0);
+                used.push_back(is_there ? factors[r] : 0.0);
             }
-            average.push_back(sum_of(parameter.dtype, terms));
+            average.push_back(scaled_sum_of(parameter.dtype, numbers, used, sums_scale_ && !is_core)
+            );
         }
         return average;
     }
@@ -690,6 +757,7 @@ private:
     std::vector<Rank> ranks_;
     std::optional<std::vector<bool>> graph_; ///< what some rank used in the first iteration
     bool is_refused_ = false;
+    std::vector<bool> used_; ///< by some rank, per parameter, in the last round that synced
     std::vector<Numbers> first_values_;
     std::vector<std::optional<Numbers>> averages_; ///< those that only owners have, per parameter
     std::vector<std::vector<std::vector<Gradients>>> results_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <support/draw.hpp>
+#include <support/rows.hpp>
 #include <support/volume.hpp>
 
 #include <joinable/join/options.hpp>
@@ -62,7 +63,8 @@ enum class Guard {
     disabled,      ///< JoinOptions::enable is false
     notices,       ///< forward() opens rounds
     next,          ///< next() does
-    look_ahead,    ///< iterate() does, one element early
+    iterate,       ///< iterate() does
+    look_ahead,    ///< the same, one element early
     periods,       ///< forward() does, JoinOptions say the rest
     known_lengths, ///< nobody has to
 };
@@ -70,6 +72,13 @@ enum class Average { initial, active, weighted };
 
 /// What becomes of a window that the epoch before left open.
 enum class Leftover { kept, cleared, discarded };
+
+/// A rank leaves a guard by an exception before one of its rounds, or after its last one. All ranks hear of it, and go
+/// on with the next epoch.
+struct Leave {
+    int rank = 0;
+    std::size_t round = 0;
+};
 
 struct Epoch {
     Leftover leftover = Leftover::kept;
@@ -79,11 +88,13 @@ struct Epoch {
     bool carries = true;
     bool uses_no_sync = false; ///< in place of notices
     std::size_t sync_every = 1;
-    std::vector<std::size_t> lengths; ///< per rank
+    std::vector<std::size_t> lengths;            ///< per rank
+    std::vector<std::uint64_t> weight_per_input; ///< per rank, where JoinOptions say it
     std::vector<RoundPlan> rounds;
+    std::optional<Leave> leave;
 
     [[nodiscard]] bool has_loop() const {
-        return guard == Guard::next || guard == Guard::look_ahead;
+        return guard == Guard::next || guard == Guard::iterate || guard == Guard::look_ahead;
     }
     [[nodiscard]] bool is_guarded() const {
         return guard != Guard::none && guard != Guard::disabled;
@@ -92,6 +103,10 @@ struct Epoch {
     [[nodiscard]] bool is_periodic() const {
         return guard == Guard::periods || guard == Guard::known_lengths;
     }
+    /// Whether ranks say in each round that they go on, so that one can leave between rounds.
+    [[nodiscard]] bool can_be_left() const { return is_guarded() && guard != Guard::known_lengths; }
+    /// How many rounds take place.
+    [[nodiscard]] std::size_t round_count() const { return leave ? leave->round : rounds.size(); }
 };
 
 /// Where a rank dies, if it gets there.
@@ -121,6 +136,10 @@ struct Training {
     Reset after_step =
         Reset::keep; ///< what the engine does then; a Step does it on joined ranks, too
     bool attaches_momentum = false; ///< of a Step to the model
+    /// Engines of all ranks make and drop gradients alike, as engines do. Owners step a parameter once, for all ranks,
+    /// and need it; replicas that a Step steps then stay equal.
+    bool has_one_gradient = false;
+    bool has_one_bucket = false;
     joinable::Partition partition = joinable::Partition::by_parameters;
     std::optional<Death> death;
     joinable::DataParallelOptions options;
@@ -133,7 +152,6 @@ struct Training {
         return model == Model::sharded_gradients || model == Model::sharded_parameters ||
                model == Model::zero_alone;
     }
-    /// Owners step a parameter once, for all ranks, so ranks have to have one gradient of it.
     [[nodiscard]] bool has_owners() const {
         return model != Model::averages && model != Model::step;
     }
@@ -165,10 +183,68 @@ inline double statistic(int rank, std::size_t epoch, std::size_t round) {
     return 1000.0 * rank + 100.0 * static_cast<double>(epoch + 1) + static_cast<double>(round);
 }
 
+/// What a row of a table chooses. Its epochs have one kind of guard.
+enum Factor : std::size_t {
+    model,
+    guard,
+    fails,
+    leaves, ///< a rank leaves the first guard
+    leftover,
+    average,
+    carries,
+    after_step,
+    joined_gradients,
+    finds_unused,
+    is_static,
+    unused_gradients,
+    views,
+    kind,
+    broadcasts,
+    buffer_sync,
+    sync_at_end,
+    verify_ready,
+    partition,
+};
+using Choices = Row<19>;
+inline constexpr Choices choices{8, 8, 4, 2, 3, 3, 2, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2};
+
+/// Whether no other row chooses the same training: where a choice has no effect, or cannot be made, a row has the
+/// first one of its factor.
+inline bool is_distinct(Choices const& row) {
+    auto const has = [&](Factor factor, auto... ones) {
+        return ((row[factor] == static_cast<std::size_t>(ones)) || ...);
+    };
+    auto const is_first = [&](auto... factors) { return ((row[factors] == 0) && ...); };
+    bool const is_guarded = !has(guard, Guard::none, Guard::disabled);
+    bool const can_be_left = is_guarded && !has(guard, Guard::known_lengths);
+    bool const has_loop = has(guard, Guard::next, Guard::iterate, Guard::look_ahead);
+    bool const is_alone = has(model, Model::zero_alone);
+    bool const is_one_class = !has(model, Model::averages, Model::step, Model::zero); // it shards
+    bool const cuts = is_one_class && !has(model, Model::not_sharded);
+    bool const has_owned_gradients =
+        is_alone || has(model, Model::sharded_gradients, Model::sharded_parameters);
+    bool const is_untouched = has(joined_gradients, joinable::JoinedGradients::untouched);
+    bool const steps = !has(model, Model::averages);
+    return (is_guarded || (is_first(carries, joined_gradients, sync_at_end) && !has(average, 1))) &&
+           (can_be_left || is_first(leaves)) &&
+           (!is_alone || (has(fails, 0, has_loop ? 1 : 0) &&
+                          is_first(kind, broadcasts, buffer_sync, sync_at_end, verify_ready))) &&
+           (steps ? !is_untouched && (has(model, Model::step) || !is_first(after_step))
+                  : is_first(after_step)) &&
+           (!is_untouched || is_first(carries)) &&
+           (!is_one_class || is_first(finds_unused, is_static, joined_gradients, unused_gradients)
+           ) &&
+           (!has_owned_gradients || is_first(views)) &&
+           !(has(finds_unused, 1) && has(is_static, 1)) &&
+           (has(broadcasts, 1) || is_first(buffer_sync)) &&
+           (cuts || has(model, Model::zero) || is_first(partition));
+}
+
 class DrawTraining {
 public:
-    /// With `is_tame` nothing fails and all ranks have the same graph.
-    DrawTraining(std::uint64_t seed, bool is_tame) : draw_{seed}, is_tame_{is_tame} {}
+    /// With `is_tame` nothing fails and all ranks have the same graph. What a row chooses is not drawn.
+    DrawTraining(std::uint64_t seed, bool is_tame, Choices const* row = nullptr)
+        : draw_{seed}, is_tame_{is_tame}, row_{row} {}
 
     Training operator()() {
         training_.world = group_of_participants(draw_.one_of({1, 2, 3, 4, 8}));
@@ -180,8 +256,8 @@ public:
                                       training_.model == Model::sharded_parameters;
         std::size_t const settable =
             are_all_settable || draw_.one_in(2) ? count : draw_.below(count + 1);
-        bool const has_one_gradient = training_.has_owners() && training_.after_step == Reset::drop;
-        std::size_t releasable = draw_.one_in(2) || has_one_gradient ? settable : 0;
+        bool const drops_alike = training_.has_one_gradient && training_.after_step == Reset::drop;
+        std::size_t releasable = draw_.one_in(2) || drops_alike ? settable : 0;
         releasable =
             training_.reduces_to_owners() ? 0 : releasable; // they release what they copied
         for (std::size_t p = 0; p < count; ++p) {
@@ -192,11 +268,16 @@ public:
             if (parameter.is_trained && !joinable::is_floating_point(parameter.dtype)) {
                 parameter.dtype = joinable::DType::f64;
             }
+            if (parameter.is_trained && training_.has_one_bucket) {
+                parameter.dtype = training_.options.gradient_as_bucket_view ? joinable::DType::f32
+                                                                            : joinable::DType::f64;
+            }
         }
         if (training_.options.static_graph) {
             draw_graphs();
         }
-        for (std::size_t epochs = draw_.between(1, 4); epochs > 0; --epochs) {
+        std::size_t const epochs = draw_.between(1, 4);
+        while (training_.epochs.size() < (row_ != nullptr ? 2 : epochs)) {
             draw_epoch();
         }
         return training_;
@@ -223,9 +304,15 @@ public:
 private:
     [[nodiscard]] std::size_t world() const { return static_cast<std::size_t>(training_.world); }
 
+    /// What the row chooses, in place of what was drawn.
+    template <class T>
+    [[nodiscard]] T take(Factor factor, T drawn) const {
+        return row_ != nullptr ? static_cast<T>((*row_)[factor]) : drawn;
+    }
+
     void draw_model() {
         auto& options = training_.options;
-        training_.model = draw_.one_of(
+        auto const drawn = draw_.one_of(
             {Model::averages,
              Model::step,
              Model::step,
@@ -237,6 +324,13 @@ private:
              Model::sharded_parameters,
              Model::zero_alone}
         );
+        training_.model = take(model, drawn);
+        training_.has_one_bucket =
+            draw_.one_in(3) && (!training_.has_owners() || training_.model == Model::zero);
+        if (training_.has_one_bucket) {
+            options.bucket_cap_bytes = options.first_bucket_bytes = 1U << 20U;
+            options.bucket_caps_bytes.clear();
+        }
         if (training_.model == Model::averages) {
             return;
         }
@@ -245,12 +339,17 @@ private:
                 joinable::JoinedGradients::kept; // joined ranks step by averages
         }
         training_.attaches_momentum = draw_.one_in(2);
-        training_.after_step = draw_.one_of({Reset::keep, Reset::zero, Reset::drop});
+        training_.has_one_gradient = training_.has_owners() || draw_.one_in(2);
+        training_.after_step =
+            take(after_step, draw_.one_of({Reset::keep, Reset::zero, Reset::drop}));
         if (training_.has_owners() && training_.after_step == Reset::keep) {
             training_.after_step = Reset::zero;
         }
-        training_.partition =
-            draw_.one_in(2) ? joinable::Partition::by_parameters : joinable::Partition::flat;
+        training_.has_one_gradient =
+            training_.has_one_gradient && training_.after_step != Reset::keep;
+        training_.partition = take(
+            partition, draw_.one_of({joinable::Partition::by_parameters, joinable::Partition::flat})
+        );
         if (training_.is_sharded_model() || training_.model == Model::zero_alone) {
             // ShardedOptions have none of these.
             options.static_graph = false;
@@ -271,23 +370,29 @@ private:
         auto& options = training_.options;
         options.bucket_cap_bytes = draw_.one_of<std::size_t>({1, 40, 200, 1U << 20U});
         options.first_bucket_bytes = draw_.one_of<std::size_t>({1, 24, 1U << 20U});
-        options.gradient_as_bucket_view = draw_.one_in(2);
-        options.gradient_kind =
-            draw_.one_in(2) ? joinable::GradientKind::sum : joinable::GradientKind::mean;
-        options.find_unused = draw_.one_in(2);
-        options.static_graph = draw_.one_in(3);
-        options.rebuild_buckets = !draw_.one_in(3);
-        options.broadcast_buffers = !draw_.one_in(4);
-        options.buffer_sync = draw_.one_in(2) ? joinable::BufferSync::before_forward
-                                              : joinable::BufferSync::after_forward;
-        options.sync_at_end = draw_.one_in(2);
+        using joinable::BufferSync;
+        using joinable::GradientKind;
         using joinable::JoinedGradients;
-        options.joined_gradients = draw_.one_of(
-            {JoinedGradients::zeroed_at_end, JoinedGradients::kept, JoinedGradients::untouched}
+        using joinable::UnusedGradients;
+        options.gradient_as_bucket_view = take(views, draw_.one_in(2));
+        options.gradient_kind = take(kind, draw_.one_of({GradientKind::sum, GradientKind::mean}));
+        options.find_unused = take(finds_unused, draw_.one_in(2));
+        options.static_graph = take(is_static, draw_.one_in(3));
+        options.rebuild_buckets = !draw_.one_in(3);
+        options.broadcast_buffers = take(broadcasts, !draw_.one_in(4));
+        options.buffer_sync = take(
+            buffer_sync, draw_.one_of({BufferSync::before_forward, BufferSync::after_forward})
+        );
+        options.sync_at_end = take(sync_at_end, draw_.one_in(2));
+        options.joined_gradients = take(
+            joined_gradients,
+            draw_.one_of(
+                {JoinedGradients::zeroed_at_end, JoinedGradients::kept, JoinedGradients::untouched}
+            )
         );
         options.unused_gradients =
-            draw_.one_in(2) ? joinable::UnusedGradients::held : joinable::UnusedGradients::zero;
-        options.verify_ready = draw_.one_in(4);
+            take(unused_gradients, draw_.one_of({UnusedGradients::held, UnusedGradients::zero}));
+        options.verify_ready = take(verify_ready, draw_.one_in(4));
         if (draw_.one_in(3)) {
             for (std::size_t n = draw_.between(1, 3); n > 0; --n) {
                 options.bucket_caps_bytes.push_back(draw_.below(120));
@@ -328,7 +433,7 @@ private:
         bool const starts = !draw_.one_in(3);
         for (std::size_t rank = 0; rank < world(); ++rank) {
             parameter.gradient_strides.push_back(draw_strides(parameter.extents));
-            bool const own = training_.has_owners() ? starts : !draw_.one_in(3);
+            bool const own = training_.has_one_gradient ? starts : !draw_.one_in(3);
             parameter.starts_with_gradient.push_back(!has_set_grad || own);
         }
         training_.parameters.push_back(parameter);
@@ -348,21 +453,24 @@ private:
 
     void draw_epoch() {
         Epoch epoch;
-        epoch.guard = draw_.one_of(
+        auto const drawn = draw_.one_of(
             {Guard::none,
              Guard::disabled,
              Guard::notices,
              Guard::notices,
              Guard::next,
+             Guard::iterate,
              Guard::look_ahead,
              Guard::periods,
              Guard::known_lengths}
         );
-        epoch.average = draw_.one_of({Average::initial, Average::active, Average::weighted});
+        epoch.guard = take(guard, drawn);
+        epoch.average =
+            take(average, draw_.one_of({Average::initial, Average::active, Average::weighted}));
         draw_leftover(epoch);
         bool const is_untouched =
             training_.options.joined_gradients == joinable::JoinedGradients::untouched;
-        epoch.carries = !draw_.one_in(3) && !is_untouched;
+        epoch.carries = take(carries, !draw_.one_in(3)) && !is_untouched;
         epoch.uses_no_sync = (!epoch.is_guarded() || epoch.guard == Guard::notices) &&
                              draw_.one_in(2) && training_.model != Model::zero_alone;
         epoch.sync_every = draw_.between(1, 3);
@@ -375,22 +483,48 @@ private:
                                     : draw_.below(longest + 1)
             );
         }
+        for (std::size_t rank = 0; rank < world(); ++rank) {
+            epoch.weight_per_input.push_back(draw_.below(4));
+        }
         std::size_t const rounds = *std::max_element(epoch.lengths.begin(), epoch.lengths.end());
-        std::size_t const failing = is_tame_ ? 0 : draw_.one_of<std::size_t>({0, 0, 0, 1, 3, 8});
+        draw_leave(epoch);
+        std::size_t failing = draw_.one_of<std::size_t>({0, 0, 0, 1, 3, 8});
+        if (row_ != nullptr) {
+            failing = take(fails, Fails::nowhere) == Fails::nowhere ? 0 : 3;
+        }
+        failing = is_tame_ ? 0 : failing;
         for (std::size_t round = 0; round < rounds; ++round) {
             draw_round(epoch, round, failing);
         }
         training_.epochs.push_back(epoch);
     }
 
+    void draw_leave(Epoch& epoch) {
+        bool const is_left = take(leaves, draw_.one_in(3));
+        if (!epoch.can_be_left() || !is_left || (row_ != nullptr && !training_.epochs.empty())) {
+            return;
+        }
+        auto const& lengths = epoch.lengths;
+        auto const longest = std::max_element(lengths.begin(), lengths.end()) - lengths.begin();
+        std::size_t const rank =
+            draw_.one_in(2) ? draw_.below(world()) : static_cast<std::size_t>(longest);
+        // Look-ahead announces the next round within each round: a rank cannot leave between them.
+        std::size_t const last = epoch.guard == Guard::look_ahead ? 0 : lengths[rank];
+        bool const runs = last != 0 && !draw_.one_in(4);
+        epoch.leave = Leave{static_cast<int>(rank), runs ? draw_.between(1, last) : 0};
+    }
+
     /// Weights may not begin or end within a window.
     void draw_leftover(Epoch& epoch) {
-        epoch.leftover = draw_.one_of(
+        bool const was_left = !training_.epochs.empty() && training_.epochs.back().leave;
+        auto const drawn = draw_.one_of(
             {Leftover::kept, Leftover::kept, Leftover::kept, Leftover::cleared, Leftover::discarded}
         );
-        epoch.clearing = training_.has_owners() ? training_.after_step
-                                                : draw_.one_of({Reset::zero, Reset::drop});
-        if (!training_.epochs.empty() && draw_.one_in(2)) { // or most windows would be discarded
+        epoch.leftover = take(leftover, was_left && draw_.one_in(2) ? Leftover::kept : drawn);
+        epoch.clearing = training_.has_one_gradient ? training_.after_step
+                                                    : draw_.one_of({Reset::zero, Reset::drop});
+        if (!training_.epochs.empty() &&
+            (was_left || draw_.one_in(2))) { // or most windows would be discarded
             epoch.average = training_.epochs.back().average;
         }
         bool const was_weighted =
@@ -405,12 +539,15 @@ private:
     void draw_round(Epoch& epoch, std::size_t round, std::size_t failing) {
         RoundPlan plan;
         plan.reset = draw_.one_of({Reset::keep, Reset::zero, Reset::drop});
-        if (training_.has_owners()) {
+        if (training_.has_one_gradient) {
             plan.reset = draw_.one_in(4) ? training_.after_step : Reset::keep;
         }
         plan.resets_late = draw_.one_in(4);
         std::size_t const rounds = *std::max_element(epoch.lengths.begin(), epoch.lengths.end());
-        bool const leaves_window = draw_.one_in(round + 1 == rounds ? 2 : 3);
+        bool leaves_window = draw_.one_in(round + 1 == rounds ? 2 : 3);
+        if (epoch.leave && round + 1 == epoch.leave->round) {
+            leaves_window = !draw_.one_in(4);
+        }
         plan.will_sync = epoch.is_periodic() ? (round + 1) % epoch.sync_every == 0 : !leaves_window;
         plan.evaluates = !epoch.is_periodic() && draw_.one_in(round == 0 ? 3 : 8);
         bool const is_alone = training_.model == Model::zero_alone;
@@ -422,8 +559,10 @@ private:
         for (std::size_t rank = 0; rank < world(); ++rank) {
             Batch batch = draw_batch(epoch, rank);
             if (failing != 0 && draw_.one_in(failing)) {
-                batch.fails =
-                    draw_.one_of({Fails::before_the_round, Fails::in_forward, Fails::in_backward});
+                batch.fails = take(
+                    fails,
+                    draw_.one_of({Fails::before_the_round, Fails::in_forward, Fails::in_backward})
+                );
                 if (plan.evaluates && batch.fails == Fails::in_backward) {
                     batch.fails = Fails::in_forward;
                 }
@@ -431,7 +570,8 @@ private:
                     batch.fails = epoch.has_loop() ? Fails::before_the_round : Fails::nowhere;
                 }
                 // Until the first bucket is full: where the graph is all of the model it is not.
-                if (training_.finds_unused() && batch.fails == Fails::in_backward) {
+                bool const may_fill = !training_.has_one_bucket || batch.marks.empty();
+                if (training_.finds_unused() && batch.fails == Fails::in_backward && may_fill) {
                     batch.is_unused.assign(batch.is_unused.size(), false);
                     batch.marks = ordered(training_.trained());
                 }
@@ -458,8 +598,7 @@ private:
             }
         }
         batch.marks = ordered(batch.marks);
-        bool const is_fixed = epoch.is_periodic();
-        batch.weight = is_fixed ? 1 + rank % 3 : draw_.below(5);
+        batch.weight = epoch.is_periodic() ? epoch.weight_per_input[rank] : draw_.below(5);
         batch.says_weight = !epoch.is_guarded() || draw_.one_in(2);
         return batch;
     }
@@ -474,6 +613,7 @@ private:
 
     Draw draw_;
     bool is_tame_;
+    Choices const* row_;
     Training training_;
     std::vector<std::vector<std::size_t>> graphs_;
 };

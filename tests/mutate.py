@@ -1261,6 +1261,11 @@ MUTATIONS = [
         "checkpoint/checkpoint.test.cpp", "a rule whose number*",
     ),
     Mutation(
+        "sgd-takes-any-dampening", "optimizer/rules.hpp",
+        "if (!std::isfinite(dampening)) {", "if (false) {",
+        "optimizer/rules.test.cpp", "settings that make no sense*",
+    ),
+    Mutation(
         "consolidating-takes-any-rank", "participant/sharded/detail/state_exchange.hpp",
         'check_rank("to_rank", to_rank, comm.size());', "",
         "participant/zero_redundancy_optimizer.test.cpp", "what cannot be sharded*",

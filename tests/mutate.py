@@ -1266,6 +1266,11 @@ MUTATIONS = [
         "optimizer/rules.test.cpp", "settings that make no sense*",
     ),
     Mutation(
+        "an-optional-that-is-empty-is-none", "agreement/agreement_list.hpp",
+        'return is_optional<typename V::value_type> ? "a value (" + text + ")" : text;', "return text;",
+        "agreement/agreement_list.test.cpp", "other values*",
+    ),
+    Mutation(
         "consolidating-takes-any-rank", "participant/sharded/detail/state_exchange.hpp",
         'check_rank("to_rank", to_rank, comm.size());', "",
         "participant/zero_redundancy_optimizer.test.cpp", "what cannot be sharded*",

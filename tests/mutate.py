@@ -1252,13 +1252,28 @@ MUTATIONS = [
     # -- what a user changes, or a process does, between two steps ------------------------------------
     Mutation(
         "a-checkpoint-takes-any-number-of-states", "checkpoint/checkpoint.hpp",
-        "detail::check_state_counts(zero_.groups(), zero_.rules());", "",
+        "detail::check_before_save(zero_.groups(), zero_.rules());", "",
         "checkpoint/checkpoint.test.cpp", "a rule whose number*",
     ),
     Mutation(
         "consolidating-takes-any-number-of-states", "participant/sharded/detail/state_exchange.hpp",
-        "check_state_counts(groups, rules);", "",
+        "check_before_save(groups, rules);", "",
         "checkpoint/checkpoint.test.cpp", "a rule whose number*",
+    ),
+    Mutation(
+        "a-value-in-another-order-is-stepped", "participant/sharded/detail/plan.hpp",
+        "    }\n    check_layouts(group);", "    }",
+        "participant/zero_redundancy_optimizer.test.cpp", "a value whose elements*",
+    ),
+    Mutation(
+        "state-of-another-order-is-consolidated", "participant/sharded/detail/plan.hpp",
+        "        check_layouts(groups[k]);\n", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "a value whose elements*",
+    ),
+    Mutation(
+        "strides-of-one-element-are-compared", "participant/sharded/detail/impl/plan.ipp",
+        "a.extents()[d] != 1 && ", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "strides of a dimension*",
     ),
     Mutation(
         "sgd-takes-any-dampening", "optimizer/rules.hpp",

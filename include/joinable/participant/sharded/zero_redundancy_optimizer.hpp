@@ -92,7 +92,8 @@ public:
     /// gradients are reduced. Collective; blocks until all parameters are written. `notice` has the
     /// weight of this rank's batch, for ZeroOptions::reduces_gradients. Some parameters may be
     /// stepped after an error.
-    /// @throws ContractViolation  a gradient does not fit its value; a setting is invalid or
+    /// @throws ContractViolation  a gradient does not fit its value; a value has other extents, or its elements
+    ///         another order, than when it was given; a setting is invalid or
     ///         changes the amount of state; a value of 16 bits in host memory is not its rounded
     ///         master, see reload(); the round of the guard does not sync.
     /// @throws what the communicator throws.

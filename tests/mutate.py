@@ -1521,8 +1521,14 @@ MUTATIONS = [
     ),
     Mutation(
         "steps-in-disabled-guards-open-rounds", "join/detail/local_rounds.hpp",
-        "if (!opened_ || (!loop_opens_rounds_ && position < next_position_)) {", "if (!loop_opens_rounds_) {",
+        "bool const opens = !opened_ || (!loop_opens_rounds_ && position < next_position_);",
+        "bool const opens = !loop_opens_rounds_;",
         "participant/window.test.cpp", "a step hears of the window*",
+    ),
+    Mutation(
+        "steps-in-disabled-guards-run-in-any-round", "join/detail/turn_order.hpp",
+        "if (!takes_part(position, round)) {", "if (false) {",
+        "join/failure.test.cpp", "a participant that takes no part*",
     ),
     Mutation(
         "loops-of-disabled-guards-count-no-window", "join/detail/local_rounds.hpp",

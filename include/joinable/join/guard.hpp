@@ -430,7 +430,7 @@ private:
     detail::Deadlines deadlines_;
     detail::Session session_;
     std::unique_ptr<Hooks> hooks_;
-    detail::LocalRounds local_rounds_{options_}; ///< used when it is not enabled
+    detail::LocalRounds local_rounds_{options_, session_.turns()}; ///< used when it is not enabled
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
 };
 

@@ -75,8 +75,10 @@ struct RoundNotice {
 /// `weight_per_input` are given. `enable` must be the same, too: the others wait until the deadline
 /// for a rank that does not enter.
 struct JoinOptions {
-    /// False: nothing is sent, and ranks must have the same number of rounds. The other options, notices and
-    /// windows apply as in an enabled guard.
+    /// False: nothing is sent, and ranks must have the same number of rounds. Notices, windows, `weight_per_input` and
+    /// `sync_every` apply as in an enabled guard, and a step is refused in a round that does not sync. The other
+    /// options have no effect, keywords of participants and vote_stop() neither, and check_guard() and
+    /// list_claims() are not called.
     bool enable = true;
     EndPolicy end_policy = EndPolicy::drain;
     /// Overrides the deadline of the communicators inside the guard. Positive.

@@ -530,15 +530,18 @@ TEST_CASE(
 
 TEST_CASE("a participant that takes no part in a round and notifies all the same is told so") {
     for (int const size : groups_of_participants({1, 2, 3, 4, 8})) {
-        for (bool const has_loop : {false, true}) {
+        for (int const way : {0, 1, 2, 3}) {
+            bool const has_loop = way % 2 == 1;
+            bool const is_enabled = way < 2;
             CAPTURE(size);
             CAPTURE(has_loop);
+            CAPTURE(is_enabled);
             Shared<std::atomic<int>> summed;
             over_ranks({size}, [&](RankCommunicator& comm) {
                 AllReducer sum{comm};
                 joinable::Step step{comm, [] {}};
                 auto const train = [&] {
-                    Join guard{participants(sum, step), {.sync_every = 2}};
+                    Join guard{participants(sum, step), {.enable = is_enabled, .sync_every = 2}};
                     if (has_loop) {
                         guard.next(true);
                     }

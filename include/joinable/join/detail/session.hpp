@@ -98,6 +98,7 @@ public:
         return !outcome_.is_over() && !stopped_ && !has_ended_;
     }
 
+    [[nodiscard]] TurnOrder const& turns() const noexcept { return turns_; }
     /// Whether joined ranks step as active ones do, because a participant steps.
     [[nodiscard]] bool steps_joined_ranks() const noexcept { return turns_.any_steps(); }
 

@@ -95,7 +95,7 @@ public:
     /// @throws ContractViolation  a gradient does not fit its value; a value has other extents, or its elements
     ///         another order, than when it was given; a setting is invalid or
     ///         changes the amount of state; a value of 16 bits in host memory is not its rounded
-    ///         master, see reload(); the round of the guard does not sync.
+    ///         master, see reload(); the round of the guard, enabled or not, does not sync.
     /// @throws what the communicator throws.
     void step(RoundNotice const& notice = {}) {
         Round const round = notify_join_context(*this, notice);

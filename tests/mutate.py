@@ -1531,6 +1531,16 @@ MUTATIONS = [
         "join/failure.test.cpp", "a participant that takes no part*",
     ),
     Mutation(
+        "a-skip-with-a-weight-of-0-has-no-period", "join/options.hpp",
+        "notice.skips && options.weight_per_input ? notice.weight : OptionalWeight{};", "OptionalWeight{};",
+        "participant/window.test.cpp", "a skip that gives the weight 0*",
+    ),
+    Mutation(
+        "a-skip-with-a-weight-of-0-always-has-the-period", "join/options.hpp",
+        "notice.skips && options.weight_per_input ?", "notice.skips ?",
+        "participant/window.test.cpp", "a skip that gives the weight 0*",
+    ),
+    Mutation(
         "loops-of-disabled-guards-count-no-window", "join/detail/local_rounds.hpp",
         "window_.pass(false, notice, own);", "window_.pass(false, notice.phase);",
         "participant/window.test.cpp", "an optimizer that averages alone counts*",

@@ -896,4 +896,36 @@ TEST_CASE("an optimizer that averages alone counts what a loop has accumulated, 
     }
 }
 
+TEST_CASE("a skip that gives the weight 0 keeps the period of default notices, in any guard") {
+    for (bool const is_enabled : {false, true}) {
+        for (bool const has_default : {false, true}) {
+            over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {
+                Params params = make_params<double>({1});
+                DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+                JoinOptions options{.enable = is_enabled, .sync_every = 2};
+                if (has_default) {
+                    options.weight_per_input = 4;
+                }
+                Join guard{participants(ddp), options};
+                for (int batch = 0; batch < 2; ++batch) {
+                    if (comm.rank() == 0 && batch == 0) {
+                        ddp.skip({.weight = 0});
+                    } else if (has_default) {
+                        train(ddp, params, 4);
+                    } else { // what notices say themselves: each round syncs
+                        train(ddp, params, 4, {.weight = 4});
+                    }
+                    bool const syncs = !has_default || batch == 1;
+                    bool const has_trained = batch == 1 || comm.size() > 1;
+                    if (syncs) {
+                        CHECK(params[0].g(0) == doctest::Approx(has_trained ? 1 : 0));
+                        params[0].g(0) = 0;
+                    }
+                }
+                guard.finish();
+            });
+        }
+    }
+}
+
 } // namespace

@@ -331,7 +331,7 @@ MUTATIONS = [
     ),
     Mutation(
         "other-ranks-hear-of-a-changed-model-in-guards-only", "participant/gradient_participant.hpp",
-        "detail::abort_if_throws(comm_, compare);", "compare();",
+        "detail::abort_if_throws(comm_, check);", "check();",
         "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
     ),
     Mutation(
@@ -1516,7 +1516,7 @@ MUTATIONS = [
     ),
     Mutation(
         "skips-in-disabled-guards-open-a-round", "join/joinable.hpp",
-        ": state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch(state.position_)", ": false ? nullptr",
+        ": state.local_rounds_ != nullptr ? state.local_rounds_->announced_round(state.position_)", ": false ? nullptr",
         "participant/window.test.cpp", "a batch that a loop announced*",
     ),
     Mutation(
@@ -1539,6 +1539,11 @@ MUTATIONS = [
         "a-skip-with-a-weight-of-0-always-has-the-period", "join/options.hpp",
         "notice.skips && options.weight_per_input ?", "notice.skips ?",
         "participant/window.test.cpp", "a skip that gives the weight 0*",
+    ),
+    Mutation(
+        "a-pass-in-a-skipped-round-is-lost", "participant/gradient_participant.hpp",
+        "            require_no_skip(notice);\n", "",
+        "participant/window.test.cpp", "a model runs no pass*",
     ),
     Mutation(
         "loops-of-disabled-guards-count-no-window", "join/detail/local_rounds.hpp",

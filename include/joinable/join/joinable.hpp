@@ -49,7 +49,7 @@ struct AttachedState {
 };
 
 Session* session_of(JoinState const& state) noexcept;
-RoundNotice const* announced_batch(JoinState const& state);
+RoundNotice const* announced_round(JoinState const& state);
 
 /// Where the window of a participant ends outside a guard.
 enum class WindowEnd : std::uint8_t {
@@ -80,7 +80,7 @@ private:
     friend class detail::WindowOf;
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
-    friend RoundNotice const* detail::announced_batch(JoinState const& state);
+    friend RoundNotice const* detail::announced_round(JoinState const& state);
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
     /// @throws ContractViolation  see Window::require_continued.
@@ -176,12 +176,17 @@ inline Session* session_of(JoinState const& state) noexcept {
     return state.session_;
 }
 
-/// The notice by which next(), iterate() or an earlier participant of the open round announced a batch that the
-/// owner of `state` has yet to run; null if there is none. Local.
-inline RoundNotice const* announced_batch(JoinState const& state) {
-    return state.session_ != nullptr        ? state.session_->announced_batch(state.position_)
-           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch(state.position_)
+/// The notice by which next(), iterate() or an earlier participant opened the round in which the owner of `state`
+/// has yet to take part; null if there is none. Local.
+inline RoundNotice const* announced_round(JoinState const& state) {
+    return state.session_ != nullptr        ? state.session_->announced_round(state.position_)
+           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_round(state.position_)
                                             : nullptr;
+}
+/// The same, if it announced a batch. Null if that is skipped.
+inline RoundNotice const* announced_batch(JoinState const& state) {
+    RoundNotice const* const notice = announced_round(state);
+    return notice != nullptr && !notice->skips ? notice : nullptr;
 }
 
 /// Called before the owner of `state` communicates; error texts call it `name`.

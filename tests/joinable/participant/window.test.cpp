@@ -928,4 +928,42 @@ TEST_CASE("a skip that gives the weight 0 keeps the period of default notices, i
     }
 }
 
+TEST_CASE("a model runs no pass in a round that its rank skips, in any guard") {
+    for (bool const is_enabled : {false, true}) {
+        for (bool const by_loop : {false, true}) {
+            over_ranks({1, 2, 3}, [&](RankCommunicator& comm) {
+                Params one = make_params<double>({1});
+                Params two = make_params<double>({1});
+                DistributedDataParallel first{comm, one};
+                DistributedDataParallel second{comm, two};
+                bool const skips = comm.rank() == 0;
+                std::string text;
+                try {
+                    Join guard{participants(first, second), {.enable = is_enabled}};
+                    if (by_loop) {
+                        guard.next(true, {.skips = skips});
+                    }
+                    if (skips) {
+                        first.skip();
+                    } else {
+                        train(first, one, 1);
+                    }
+                    train(second, two, 1);
+                    guard.finish();
+                } catch (std::exception const& error) {
+                    text = error.what();
+                }
+                CAPTURE(text);
+                CHECK(
+                    text.find(
+                        "this round was announced as skipped on this rank, by the skip() of another participant or "
+                        "by RoundNotice::skips, so the gradients of this pass would not count; skip() this "
+                        "participant, too"
+                    ) != std::string::npos
+                );
+            });
+        }
+    }
+}
+
 } // namespace

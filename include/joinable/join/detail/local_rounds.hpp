@@ -55,11 +55,10 @@ public:
         return round_of(world_size, notice, window, rounds_ - 1);
     }
 
-    /// The notice of a batch that next(), or an earlier participant of the open round, announced to the
-    /// participant at `position`. Null if it is skipped, or there is none.
-    [[nodiscard]] RoundNotice const* announced_batch(std::size_t position) const noexcept {
-        bool const waits =
-            opened_ && !opened_->skips && (loop_opens_rounds_ || position >= next_position_);
+    /// The notice of the open round, if the participant at `position` has yet to take part in it. See
+    /// detail::announced_round.
+    [[nodiscard]] RoundNotice const* announced_round(std::size_t position) const noexcept {
+        bool const waits = opened_ && (loop_opens_rounds_ || position >= next_position_);
         return waits ? &*opened_ : nullptr;
     }
 

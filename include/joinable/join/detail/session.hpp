@@ -130,11 +130,10 @@ public:
     [[nodiscard]] bool loop_opens_rounds() const noexcept {
         return opened_ && opened_->opening != Opening::notification;
     }
-    /// The notice by which a loop, or an earlier participant of the open round, announced a batch that the
-    /// participant at `position` has yet to run. Null if it is skipped, or there is none. Local.
-    [[nodiscard]] RoundNotice const* announced_batch(std::size_t position) const {
-        bool const waits = opened_ && !opened_->notice.skips &&
-                           (loop_opens_rounds() || (is_answered() && turns_.next() == position));
+    /// See detail::announced_round. Local.
+    [[nodiscard]] RoundNotice const* announced_round(std::size_t position) const {
+        bool const waits =
+            opened_ && (loop_opens_rounds() || (is_answered() && turns_.next() == position));
         return waits ? &opened_->notice : nullptr;
     }
 

@@ -1546,6 +1546,16 @@ MUTATIONS = [
         "participant/window.test.cpp", "a model runs no pass*",
     ),
     Mutation(
+        "hooks-of-those-that-live-are-lost", "join/guard.hpp",
+        "if (hooks_ && !std::get<I>(attachments_).is_attached()) {", "if (hooks_) {",
+        "participant/without_pass.test.cpp", "a model that outlives*",
+    ),
+    Mutation(
+        "hooks-of-destroyed-participants-run-their-destructors", "join/guard.hpp",
+        "if (hooks_ && !std::get<I>(attachments_).is_attached()) {", "if (false) {",
+        "join/failure.test.cpp", "the hook of a participant*",
+    ),
+    Mutation(
         "loops-of-disabled-guards-count-no-window", "join/detail/local_rounds.hpp",
         "window_.pass(false, notice, own);", "window_.pass(false, notice.phase);",
         "participant/window.test.cpp", "an optimizer that averages alone counts*",

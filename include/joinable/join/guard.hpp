@@ -95,9 +95,8 @@ public:
     /// throws.
     ~Join() noexcept(false) {
         if (session_.has_lost_participant()) {
-            if (hooks_) { // not destroyed: they refer to what was
-                std::allocator<Hooks>{}.deallocate(hooks_.release(), 1);
-            }
+            lose_hooks(std::index_sequence_for<Js...>{});
+            release();
             if (!unwinding_.has_begun()) {
                 session_.require_told();
             }
@@ -314,6 +313,18 @@ private:
         hooks_.reset();
         deadlines_.restore();
         occupation_.end();
+    }
+
+    /// Hooks of destroyed participants refer to what was.
+    template <std::size_t... Is>
+    void lose_hooks(std::index_sequence<Is...>) noexcept {
+        [[maybe_unused]] auto const one =
+            [this]<std::size_t I>(std::integral_constant<std::size_t, I>) {
+                if (hooks_ && !std::get<I>(attachments_).is_attached()) {
+                    hooks_->template lose<I>();
+                }
+            };
+        (one(std::integral_constant<std::size_t, Is>{}), ...);
     }
 
     using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;

@@ -770,4 +770,37 @@ TEST_CASE(
     );
 }
 
+/// Its hook counts its destructions.
+struct Counted {
+    RankCommunicator& comm;
+    int& ended;
+    joinable::JoinState state = {};
+
+    struct Hook {
+        int& ended;
+        ~Hook() { ++ended; }
+        void main_hook() {}
+        void post_hook(bool) {}
+    };
+    Hook join_hook(joinable::arguments<joinable::keywords<>> const&) { return {ended}; }
+    RankCommunicator& join_communicator() { return comm; }
+    joinable::JoinState& join_state() { return state; }
+};
+
+TEST_CASE("the hook of a participant that is destroyed before its guard is not touched again") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        int destroyed = 0;
+        int alive = 0;
+        Counted survivor{comm, alive};
+        auto const run = [&] {
+            std::unique_ptr<Counted> lost{new Counted{comm, destroyed}};
+            Join guard{participants(*lost, survivor)};
+            lost.reset();
+        };
+        CHECK_THROWS_AS(run(), joinable::ContractViolation);
+        CHECK(destroyed == 0); // it may refer to what is no more
+        CHECK(alive == 1);
+    });
+}
+
 } // namespace

@@ -52,6 +52,8 @@ public:
     void attach(JoinState& state, LocalRounds& rounds, AttachedAs const& as) noexcept;
 
     void detach() noexcept;
+    /// False, too, once the participant is destroyed.
+    [[nodiscard]] bool is_attached() const noexcept { return attached_.state != nullptr; }
 
 private:
     void begin(JoinState& state, AttachedAs const& as) noexcept {

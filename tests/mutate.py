@@ -1331,7 +1331,7 @@ MUTATIONS = [
     ),
     Mutation(
         "windows-are-not-looked-at-before-guards", "participant/gradient_participant.hpp",
-        "!window().window().is_empty() &&", "false &&",
+        "return window().before_guard([this] { return are_cleared(); });", "return detail::Accumulated::none;",
         "participant/window.test.cpp", "a rank that cleared*",
     ),
     Mutation(
@@ -1544,6 +1544,16 @@ MUTATIONS = [
         "a-pass-in-a-skipped-round-is-lost", "participant/gradient_participant.hpp",
         "            require_no_skip(notice);\n", "",
         "participant/window.test.cpp", "a model runs no pass*",
+    ),
+    Mutation(
+        "zeros-of-one-model-are-cleared", "join/detail/entry.hpp",
+        "if (is_zeros && !has_numbers) {", "if (is_zeros) {",
+        "participant/window.test.cpp", "zeros of one model*",
+    ),
+    Mutation(
+        "zeros-of-one-model-are-looked-at-again", "join/detail/entry.hpp",
+        ".begin_guard(is_zeros);", ".begin_guard(false);",
+        "participant/window.test.cpp", "zeros of one model*",
     ),
     Mutation(
         "hooks-of-those-that-live-are-lost", "join/guard.hpp",

@@ -402,7 +402,7 @@ private:
     static detail::Window window_of(std::tuple<Js&...> const& joinables) {
         return std::apply(
             [](Js&... participant) {
-                (detail::forget_cleared(participant), ...);
+                detail::forget_cleared(participant...);
                 return detail::common_window({detail::NamedState{
                     &participant.join_state(),
                     detail::join_name_of(participant),

@@ -129,6 +129,19 @@ public:
                : state_.has_window_of_guard_ ? state_.local_rounds_->window()
                                              : state_.window_;
     }
+    /// What an owner that averages holds before a guard. `are_cleared()` looks at its gradients.
+    template <class F>
+    [[nodiscard]] Accumulated before_guard(F const& are_cleared) const {
+        return state_.attached_ != nullptr || window().is_empty() ? Accumulated::none
+               : are_cleared()                                    ? Accumulated::zeros
+                                                                  : Accumulated::numbers;
+    }
+    /// Before a guard begins. `holds_zeros`: what was not forgotten is zeros, so these are gradients.
+    void begin_guard(bool holds_zeros) noexcept {
+        if (state_.attached_ == nullptr) { // else another guard may refuse it
+            state_.may_be_cleared_ = !holds_zeros || window().is_empty();
+        }
+    }
     /// Whether gradients that hold something may have been cleared.
     [[nodiscard]] bool may_be_cleared() const noexcept { return state_.may_be_cleared_; }
     /// The first backward pass after a guard has begun or ended begins now, or its batch is skipped.

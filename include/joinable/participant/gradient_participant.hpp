@@ -253,7 +253,8 @@ public:
     /// rounds.
     ///
     /// It is seldom needed: where a guard begins, and until the first backward pass after a guard has begun or ended,
-    /// the participant looks whether all gradients are absent or zeros, and forgets the window then.
+    /// the participant looks whether all gradients are absent or zeros, and forgets the window then. Where a guard
+    /// begins and gradients of another of its models are not, zeros are gradients, and nothing is forgotten.
     /// @throws ContractViolation  inside an enabled guard, or a round is open. Nothing was changed.
     void discard_window() {
         require_outside("discard_window()");
@@ -339,13 +340,11 @@ public:
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
-    /// For guards: before they begin.
-    void forget_cleared() {
-        if (detail::session_of(state_) == nullptr && !window().window().is_empty() &&
-            are_cleared()) {
-            forget_window(false);
-        }
+    /// For guards, before they begin: what was accumulated, and how to forget it.
+    [[nodiscard]] detail::Accumulated accumulated_before_guard() const {
+        return window().before_guard([this] { return are_cleared(); });
     }
+    void forget_cleared() { forget_window(false); }
     /// For guards: joined ranks then keep what they accumulated.
     [[nodiscard]] bool leaves_joined_untouched() const noexcept {
         return module_->options().joined_gradients == JoinedGradients::untouched;

@@ -966,4 +966,32 @@ TEST_CASE("a model runs no pass in a round that its rank skips, in any guard") {
     }
 }
 
+TEST_CASE("zeros of one model are gradients where another one's are not cleared, in any guard") {
+    for (bool const is_enabled : {false, true}) {
+        over_ranks({1, 2, 4}, [&](RankCommunicator& comm) {
+            Params one = make_params<double>({1});
+            Params two = make_params<double>({1});
+            DistributedDataParallel first{comm, one, {.gradient_kind = GradientKind::sum}};
+            DistributedDataParallel second{comm, two, {.gradient_kind = GradientKind::sum}};
+            for (bool const syncs : {false, true}) {
+                Join guard{participants(first, second), {.enable = is_enabled}};
+                train(first, one, 2, {.will_sync = syncs, .weight = 2});
+                train(second, two, syncs ? 2 : 0, {.will_sync = syncs, .weight = 2});
+                guard.finish();
+            }
+            CHECK(one[0].g(0) == 1);
+            CHECK(two[0].g(0) == 0.5);
+            for (bool const syncs : {false, true}) { // all are cleared: forgotten, as ever
+                one[0].g(0) = two[0].g(0) = 0;
+                Join guard{participants(first, second), {.enable = is_enabled}};
+                train(first, one, 2, {.will_sync = syncs, .weight = 2});
+                train(second, two, 2, {.will_sync = syncs, .weight = 2});
+                guard.finish();
+            }
+            CHECK(one[0].g(0) == 1);
+            CHECK(two[0].g(0) == 1);
+        });
+    }
+}
+
 } // namespace

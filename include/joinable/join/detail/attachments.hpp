@@ -61,7 +61,6 @@ private:
         state.attached_ = &attached_;
         averages_ = as.averages;
         state.position_ = as.position;
-        state.may_be_cleared_ = true;
         forget_rounds();
     }
     /// A participant that averages nothing counts anew in each guard.

@@ -132,20 +132,17 @@ public:
     };
 
     /// Forgets what this rank accumulated in earlier guards, because its gradients were cleared. A guard does so
-    /// by itself where it begins and all gradients are absent or zeros. Local, outside a guard.
+    /// by itself where it begins and all gradients of its participants are absent or zeros. Local, outside a guard.
     /// @throws ContractViolation  called in a guard.
     void discard_window() {
         require_outside("discard_window()");
         detail::WindowOf{this->join_state()}.clear(false);
     }
-    /// For guards: before they begin.
-    void forget_cleared() {
-        detail::WindowOf window{this->join_state()};
-        if (detail::session_of(this->join_state()) == nullptr && !window.window().is_empty() &&
-            are_cleared()) {
-            window.clear(false);
-        }
+    /// For guards, before they begin: what was accumulated, and how to forget it.
+    [[nodiscard]] detail::Accumulated accumulated_before_guard() {
+        return detail::WindowOf{this->join_state()}.before_guard([this] { return are_cleared(); });
     }
+    void forget_cleared() { detail::WindowOf{this->join_state()}.clear(false); }
     /// For guards.
     [[nodiscard]] bool averages_gradients() const noexcept {
         return optimizer_options().reduces_gradients;

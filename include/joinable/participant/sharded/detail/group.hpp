@@ -44,7 +44,7 @@ struct ShardGroup {
     std::vector<std::uint64_t> steps = {}; ///< of each parameter of which this rank owns elements
     SteppedGradients gradients = {};       ///< unless they are reduced to owners
     std::vector<std::size_t> frozen = {};  ///< parameters that need no gradient
-    /// Of each parameter's value when it was given, as dense as in a bucket. The state keeps its order.
+    /// The values when they were given, as dense as in a bucket: the state has elements in their order.
     std::vector<AnyView> layouts = {};
     std::vector<std::size_t> units = {
     }; ///< where each begins among the shards, if values are sharded

@@ -521,7 +521,7 @@ MUTATIONS = [
     ),
     Mutation(
         "other-ranks-hear-of-a-changed-model-in-guards-only", "participant/gradient_participant.hpp",
-        "detail::abort_if_throws(comm_, compare);", "compare();",
+        "detail::abort_if_throws(comm_, check);", "check();",
         "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
     ),
     Mutation(
@@ -1769,13 +1769,38 @@ MUTATIONS = [
     # -- what a user changes, or a process does, between two steps ------------------------------------
     Mutation(
         "a-checkpoint-takes-any-number-of-states", "checkpoint/checkpoint.hpp",
-        "detail::check_state_counts(zero_.groups(), zero_.rules());", "",
+        "detail::check_before_save(zero_.groups(), zero_.rules());", "",
         "checkpoint/checkpoint.test.cpp", "a rule whose number*",
     ),
     Mutation(
         "consolidating-takes-any-number-of-states", "participant/sharded/detail/state_exchange.hpp",
-        "check_state_counts(groups, rules);", "",
+        "check_before_save(groups, rules);", "",
         "checkpoint/checkpoint.test.cpp", "a rule whose number*",
+    ),
+    Mutation(
+        "a-value-in-another-order-is-stepped", "participant/sharded/detail/plan.hpp",
+        "    }\n    check_layouts(group);", "    }",
+        "participant/zero_redundancy_optimizer.test.cpp", "a value whose elements*",
+    ),
+    Mutation(
+        "state-of-another-order-is-consolidated", "participant/sharded/detail/plan.hpp",
+        "        check_layouts(groups[k]);\n", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "a value whose elements*",
+    ),
+    Mutation(
+        "strides-of-one-element-are-compared", "participant/sharded/detail/impl/plan.ipp",
+        "a.extents()[d] != 1 && ", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "strides of a dimension*",
+    ),
+    Mutation(
+        "sgd-takes-any-dampening", "optimizer/rules.hpp",
+        "if (!std::isfinite(dampening)) {", "if (false) {",
+        "optimizer/rules.test.cpp", "settings that make no sense*",
+    ),
+    Mutation(
+        "an-optional-that-is-empty-is-none", "agreement/agreement_list.hpp",
+        'return is_optional<typename V::value_type> ? "a value (" + text + ")" : text;', "return text;",
+        "agreement/agreement_list.test.cpp", "other values*",
     ),
     Mutation(
         "consolidating-takes-any-rank", "participant/sharded/detail/state_exchange.hpp",
@@ -1823,7 +1848,7 @@ MUTATIONS = [
     ),
     Mutation(
         "windows-are-not-looked-at-before-guards", "participant/gradient_participant.hpp",
-        "!window().window().is_empty() &&", "false &&",
+        "return window().before_guard([this] { return are_cleared(); });", "return detail::Accumulated::none;",
         "participant/window.test.cpp", "a rank that cleared*",
     ),
     Mutation(
@@ -2032,13 +2057,54 @@ MUTATIONS = [
     ),
     Mutation(
         "skips-in-disabled-guards-open-a-round", "join/joinable.hpp",
-        ": state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch(state.position_)", ": false ? nullptr",
+        ": state.local_rounds_ != nullptr ? state.local_rounds_->announced_round(state.position_)", ": false ? nullptr",
         "participant/window.test.cpp", "a batch that a loop announced*",
     ),
     Mutation(
         "steps-in-disabled-guards-open-rounds", "join/detail/local_rounds.hpp",
-        "if (!opened_ || (!loop_opens_rounds_ && position < next_position_)) {", "if (!loop_opens_rounds_) {",
+        "bool const opens = !opened_ || (!loop_opens_rounds_ && position < next_position_);",
+        "bool const opens = !loop_opens_rounds_;",
         "participant/window.test.cpp", "a step hears of the window*",
+    ),
+    Mutation(
+        "steps-in-disabled-guards-run-in-any-round", "join/detail/turn_order.hpp",
+        "if (!takes_part(position, round)) {", "if (false) {",
+        "join/failure.test.cpp", "a participant that takes no part*",
+    ),
+    Mutation(
+        "a-skip-with-a-weight-of-0-has-no-period", "join/options.hpp",
+        "notice.skips && options.weight_per_input ? notice.weight : OptionalWeight{};", "OptionalWeight{};",
+        "participant/window.test.cpp", "a skip that gives the weight 0*",
+    ),
+    Mutation(
+        "a-skip-with-a-weight-of-0-always-has-the-period", "join/options.hpp",
+        "notice.skips && options.weight_per_input ?", "notice.skips ?",
+        "participant/window.test.cpp", "a skip that gives the weight 0*",
+    ),
+    Mutation(
+        "a-pass-in-a-skipped-round-is-lost", "participant/gradient_participant.hpp",
+        "            require_no_skip(notice);\n", "",
+        "participant/window.test.cpp", "a model runs no pass*",
+    ),
+    Mutation(
+        "zeros-of-one-model-are-cleared", "join/detail/entry.hpp",
+        "if (is_zeros && !has_numbers) {", "if (is_zeros) {",
+        "participant/window.test.cpp", "zeros of one model*",
+    ),
+    Mutation(
+        "zeros-of-one-model-are-looked-at-again", "join/detail/entry.hpp",
+        ".begin_guard(is_zeros);", ".begin_guard(false);",
+        "participant/window.test.cpp", "zeros of one model*",
+    ),
+    Mutation(
+        "hooks-of-those-that-live-are-lost", "join/guard.hpp",
+        "if (hooks_ && !std::get<I>(attachments_).is_attached()) {", "if (hooks_) {",
+        "participant/without_pass.test.cpp", "a model that outlives*",
+    ),
+    Mutation(
+        "hooks-of-destroyed-participants-run-their-destructors", "join/guard.hpp",
+        "if (hooks_ && !std::get<I>(attachments_).is_attached()) {", "if (false) {",
+        "join/failure.test.cpp", "the hook of a participant*",
     ),
     Mutation(
         "loops-of-disabled-guards-count-no-window", "join/detail/local_rounds.hpp",

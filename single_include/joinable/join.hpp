@@ -5495,7 +5495,11 @@ std::string agreed_text(V const& value, bool is_inside = false) {
     } else if constexpr (std::is_convertible_v<V const&, std::string_view>) {
         return is_inside ? in_quotes(value) : std::string{std::string_view{value}};
     } else if constexpr (is_optional<V>) {
-        return value ? agreed_text(*value, true) : "no value";
+        if (!value) {
+            return "no value";
+        }
+        std::string text = agreed_text(*value, true);
+        return is_optional<typename V::value_type> ? "a value (" + text + ")" : text;
     } else {
         std::string text;
         for (auto const& element : value) {
@@ -9016,8 +9020,10 @@ struct RoundNotice {
 /// `weight_per_input` are given. `enable` must be the same, too: the others wait until the deadline
 /// for a rank that does not enter.
 struct JoinOptions {
-    /// False: nothing is sent, and ranks must have the same number of rounds. The other options, notices and
-    /// windows apply as in an enabled guard.
+    /// False: nothing is sent, and ranks must have the same number of rounds. Notices, windows, `weight_per_input` and
+    /// `sync_every` apply as in an enabled guard, and a step is refused in a round that does not sync. The other
+    /// options have no effect, keywords of participants and vote_stop() neither, and check_guard() and
+    /// list_claims() are not called.
     bool enable = true;
     EndPolicy end_policy = EndPolicy::drain;
     /// Overrides the deadline of the communicators inside the guard. Positive.
@@ -9028,7 +9034,8 @@ struct JoinOptions {
     std::optional<std::size_t> inputs = {};
     /// The weight of a default notice.
     detail::OptionalWeight weight_per_input = {};
-    /// With default notices only every `sync_every`th training round of this guard syncs.
+    /// With default notices only every `sync_every`th training round of this guard syncs. Such a round may be skipped
+    /// by `skip()`, or with `weight_per_input` by `skip({.weight = 0})`.
     std::size_t sync_every = 1;
     /// A rank that runs out adds what it accumulated in rounds that did not sync to the next
     /// reduction, once. False drops it, as PyTorch does.
@@ -9042,12 +9049,15 @@ struct JoinOptions {
 namespace detail {
 
 /// The notice of a round after `round` training rounds. A default notice, or one that sets only `skips`, gets
-/// the options' weight and sync period.
+/// the options' weight and sync period; so does one that skips with a weight of its own, where default ones have
+/// a weight.
 [[nodiscard]] inline RoundNotice
 completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noexcept {
-    if (notice == RoundNotice{.skips = notice.skips}) {
+    OptionalWeight const own =
+        notice.skips && options.weight_per_input ? notice.weight : OptionalWeight{};
+    if (notice == RoundNotice{.weight = own, .skips = notice.skips}) {
         notice.will_sync = (round + 1) % options.sync_every == 0;
-        notice.weight = options.weight_per_input;
+        notice.weight = own ? own : options.weight_per_input;
     }
     return notice;
 }
@@ -9737,6 +9747,9 @@ JOINABLE_DEFINITION Verdict judge(RollCallLanes const& totals, EndPolicy policy)
 // ---- joinable/join/detail/window.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// Before a guard, a participant's gradients of batches that no round has reduced.
+enum class Accumulated : std::uint8_t { none, zeros, numbers };
 
 /// The training rounds since the last one that synced, as one rank counts them. It lives across guards,
 /// because gradients do, and ends where gradients are reduced.
@@ -10474,17 +10487,248 @@ template <class T>
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/join/detail/turn_order.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+[[noreturn]] inline void throw_violation(std::string const& text) {
+    throw ContractViolation{text};
+}
+
+/// The facts about a participant that a session needs.
+struct ParticipantInfo {
+    std::string
+        name; ///< a copy: the end of a guard may come when the participant's own is destroyed
+    bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
+    std::string_view verb = {};                 ///< the member that notifies, if it is given
+    bool steps = false;                         ///< the model's parameters, on joined ranks too
+};
+
+/// The turns of participants inside a round. A part begins with the participant's notification. It
+/// ends with the next participant's notification or, if it was held open, with done(). Positions
+/// are in hook order.
+class TurnOrder {
+public:
+    explicit TurnOrder(std::vector<ParticipantInfo> participants)
+        : participants_{std::move(participants)} {}
+
+    [[nodiscard]] std::string name(std::size_t position) const;
+
+    [[nodiscard]] bool any_steps() const noexcept {
+        return std::any_of(participants_.begin(), participants_.end(), [](auto const& info) {
+            return info.steps;
+        });
+    }
+    [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
+        auto* const asks = participants_[position].takes_part;
+        return asks == nullptr || asks(round);
+    }
+    /// The first participant, from `from` on, that takes part in the round.
+    [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const;
+    /// The participant whose part comes next in the open round, if any.
+    [[nodiscard]] std::optional<std::size_t> next() const {
+        return round_ ? first(*round_, cursor_) : std::nullopt;
+    }
+
+    /// @throws ContractViolation  the participant takes no part in the round.
+    void require_part(std::size_t position, Round const& round) const {
+        if (!takes_part(position, round)) {
+            throw_violation(takes_no_part(position, round));
+        }
+    }
+    /// @throws ContractViolation  the round that `opener` announces begins with another
+    ///         participant.
+    void require_first(std::size_t opener, Round const& announced) const;
+
+    void open(Round const& round) {
+        round_ = round;
+        cursor_ = 0;
+    }
+    void close() {
+        round_.reset();
+        done();
+    }
+    void begin(std::size_t position) {
+        cursor_ = position + 1;
+        is_open_ = true;
+    }
+    void hold(std::size_t position) { held_by_ = position; }
+    void done() {
+        held_by_.reset();
+        is_open_ = false;
+    }
+
+    /// Begins the part of `position` in the open round. Returns false if `position` may open the
+    /// next round; with `loop_opens_rounds` it may not.
+    /// @throws ContractViolation  it is not its turn.
+    bool take_turn(std::size_t position, bool loop_opens_rounds);
+
+    /// @throws ContractViolation  a part is held open, or a participant is missing.
+    void require_complete() const;
+
+    /// Whether a part has begun and not ended. A part without done() ends with the next part.
+    [[nodiscard]] bool is_open() const noexcept { return is_open_ || held_by_; }
+    /// Whether no participant owes a collective.
+    [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
+
+private:
+    [[nodiscard]] std::string_view verb(std::size_t position) const {
+        return participants_[position].verb;
+    }
+    /// The verb that follows its name in error texts.
+    [[nodiscard]] std::string notified(std::size_t position) const;
+    /// The end of a text: the order of the participants that take part in the round.
+    [[nodiscard]] std::string order(Round const& round) const;
+    [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const;
+
+    std::vector<ParticipantInfo> participants_;
+    std::optional<Round> round_;
+    std::size_t cursor_ = 0; ///< parts before this position have begun
+    std::optional<std::size_t> held_by_;
+    bool is_open_ = false;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/join/detail/impl/turn_order.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::string TurnOrder::name(std::size_t position) const {
+    return concat("participant ", position, " (", participants_[position].name, ")");
+}
+
+JOINABLE_DEFINITION std::optional<std::size_t>
+TurnOrder::first(Round const& round, std::size_t from) const {
+    for (std::size_t i = from; i < participants_.size(); ++i) {
+        if (takes_part(i, round)) {
+            return i;
+        }
+    }
+    return {};
+}
+
+JOINABLE_DEFINITION void
+TurnOrder::require_first(std::size_t opener, Round const& announced) const {
+    auto const expected = first(announced);
+    if (!expected) {
+        throw_violation(takes_no_part(opener, announced));
+    }
+    if (expected != opener) {
+        if (round_ && !takes_part(opener, *round_)) {
+            throw_violation(takes_no_part(opener, *round_));
+        }
+        throw_violation(
+            name(opener) + notified(opener) + " first in round " + to_text(announced.number()) +
+            ", but the first one in hook order is " + name(*expected) + order(announced)
+        );
+    }
+}
+
+JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_opens_rounds) {
+    if (held_by_) {
+        throw_violation(concat(
+            name(position),
+            notified(position),
+            " while the part of ",
+            name(*held_by_),
+            " is held open",
+            round_ ? order(*round_) : ""
+        ));
+    }
+    auto const expected = next();
+    if (expected == position) {
+        begin(position);
+        return true;
+    }
+    if (expected) {
+        throw_violation(
+            name(position) + notified(position) + " in round " + to_text(round_->number()) +
+            ", but the next one in hook order is " + name(*expected) + order(*round_)
+        );
+    }
+    if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {
+        throw_violation(takes_no_part(position, *round_));
+    }
+    if (loop_opens_rounds && round_) {
+        throw_violation(
+            name(position) + notified(position) + " again in round " + to_text(round_->number()) +
+            "; call next() before each round"
+        );
+    }
+    if (loop_opens_rounds) {
+        throw_violation(concat(name(position), notified(position), " before next() opened a round")
+        );
+    }
+    return false;
+}
+
+JOINABLE_DEFINITION void TurnOrder::require_complete() const {
+    if (held_by_) {
+        throw_violation(concat(
+            "the part of ",
+            name(*held_by_),
+            " in round ",
+            round_->number(),
+            " is still held open (a forward without its backward?)"
+        ));
+    }
+    if (auto const missing = next()) {
+        throw_violation(concat(
+            name(*missing),
+            " takes part in round ",
+            round_->number(),
+            ", but did not ",
+            verb(*missing).empty() ? "notify" : "call ",
+            verb(*missing),
+            order(*round_)
+        ));
+    }
+}
+
+JOINABLE_DEFINITION std::string TurnOrder::notified(std::size_t position) const {
+    return verb(position).empty() ? " notified" : concat(" called ", verb(position));
+}
+
+JOINABLE_DEFINITION std::string TurnOrder::order(Round const& round) const {
+    std::string text;
+    for (auto i = first(round); i; i = first(round, *i + 1)) {
+        text += text.empty() ? "; the order of such a round is " : ", then ";
+        text += verb(*i).empty() ? name(*i) : concat(verb(*i), " of ", name(*i));
+    }
+    return text;
+}
+
+JOINABLE_DEFINITION std::string
+TurnOrder::takes_no_part(std::size_t position, Round const& round) const {
+    return concat(
+        name(position),
+        " takes no part in round ",
+        round.number(),
+        round.will_sync() ? ", which syncs" : ", which does not sync",
+        verb(position).empty() ? "; notify" : concat("; call ", verb(position)),
+        " only in rounds that concern it"
+    );
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/join/detail/local_rounds.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The rounds of a guard that is not enabled. Nothing is sent, but the options and the notices of next() apply to
-/// the participants as in an enabled guard. A participant that takes part in some rounds only, such as a step, knows
-/// the window from here; the others count their own.
+/// the participants as in an enabled guard, and none runs in a round in which it takes no part. A participant that
+/// takes part in some rounds only, such as a step, knows the window from here; the others count their own.
 class LocalRounds {
 public:
-    explicit LocalRounds(JoinOptions const& options) : options_{options} {}
-    LocalRounds(LocalRounds const&) = delete; // knows the options by address
+    LocalRounds(JoinOptions const& options, TurnOrder const& turns)
+        : options_{options}, turns_{turns} {}
+    LocalRounds(LocalRounds const&) = delete; // knows both by address
     LocalRounds& operator=(LocalRounds const&) = delete;
 
     /// `window` is what this rank holds when the guard begins.
@@ -10501,27 +10745,29 @@ public:
     }
     /// What the participant at `position` announces. If next() opens no rounds, the first one in hook order does, and
     /// later ones follow; a notice that does not repeat the opener's is for its participant alone.
-    /// @throws ContractViolation  see Window::require_continued.
+    /// @throws ContractViolation  it takes no part in the round; see Window::require_continued.
     [[nodiscard]] RoundNotice announce(std::size_t position, RoundNotice const& notice) {
-        if (!opened_ || (!loop_opens_rounds_ && position < next_position_)) {
+        bool const opens = !opened_ || (!loop_opens_rounds_ && position < next_position_);
+        RoundNotice const own = opens ? completed(notice, options_, training_rounds_)
+                                : repeats(notice, *opened_) ? *opened_
+                                                            : notice;
+        turns_.require_part(position, round_of(world_size_, own, {}, rounds_ - (opens ? 0 : 1)));
+        if (opens) {
             count(notice);
         }
         next_position_ = position + 1;
-        return repeats(notice, *opened_) ? *opened_ : notice;
+        return own;
     }
     /// The open round of a participant that announced `notice` and holds `window`.
     [[nodiscard]] Round
     round_of(int world_size, RoundNotice const& notice, Window const& window) const noexcept {
-        Round round = Round::outside_guard(world_size, notice, window);
-        round.number_ = rounds_ - 1;
-        return round;
+        return round_of(world_size, notice, window, rounds_ - 1);
     }
 
-    /// The notice of a batch that next(), or an earlier participant of the open round, announced to the
-    /// participant at `position`. Null if it is skipped, or there is none.
-    [[nodiscard]] RoundNotice const* announced_batch(std::size_t position) const noexcept {
-        bool const waits =
-            opened_ && !opened_->skips && (loop_opens_rounds_ || position >= next_position_);
+    /// The notice of the open round, if the participant at `position` has yet to take part in it. See
+    /// detail::announced_round.
+    [[nodiscard]] RoundNotice const* announced_round(std::size_t position) const noexcept {
+        bool const waits = opened_ && (loop_opens_rounds_ || position >= next_position_);
         return waits ? &*opened_ : nullptr;
     }
 
@@ -10545,6 +10791,13 @@ public:
     }
 
 private:
+    [[nodiscard]] static Round round_of(
+        int world_size, RoundNotice const& notice, Window const& window, std::size_t number
+    ) noexcept {
+        Round round = Round::outside_guard(world_size, notice, window);
+        round.number_ = number;
+        return round;
+    }
     [[nodiscard]] static bool accumulates(RoundNotice const& notice) noexcept {
         return notice.phase == Phase::train && !notice.will_sync;
     }
@@ -10564,6 +10817,7 @@ private:
     }
 
     JoinOptions const& options_;
+    TurnOrder const& turns_;
     int world_size_ = 1;
     std::optional<RoundNotice> opened_; ///< by which round_ was opened
     Round round_;
@@ -11006,231 +11260,6 @@ JOINABLE_DEFINITION RoundCode Rounds::agreed_code() const noexcept {
 
 #endif
 
-// ---- joinable/join/detail/turn_order.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-[[noreturn]] inline void throw_violation(std::string const& text) {
-    throw ContractViolation{text};
-}
-
-/// The facts about a participant that a session needs.
-struct ParticipantInfo {
-    std::string
-        name; ///< a copy: the end of a guard may come when the participant's own is destroyed
-    bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
-    std::string_view verb = {};                 ///< the member that notifies, if it is given
-    bool steps = false;                         ///< the model's parameters, on joined ranks too
-};
-
-/// The turns of participants inside a round. A part begins with the participant's notification. It
-/// ends with the next participant's notification or, if it was held open, with done(). Positions
-/// are in hook order.
-class TurnOrder {
-public:
-    explicit TurnOrder(std::vector<ParticipantInfo> participants)
-        : participants_{std::move(participants)} {}
-
-    [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
-    [[nodiscard]] std::string name(std::size_t position) const;
-
-    [[nodiscard]] bool any_steps() const noexcept {
-        return std::any_of(participants_.begin(), participants_.end(), [](auto const& info) {
-            return info.steps;
-        });
-    }
-    [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
-        auto* const asks = participants_[position].takes_part;
-        return asks == nullptr || asks(round);
-    }
-    /// The first participant, from `from` on, that takes part in the round.
-    [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const;
-    /// The participant whose part comes next in the open round, if any.
-    [[nodiscard]] std::optional<std::size_t> next() const {
-        return round_ ? first(*round_, cursor_) : std::nullopt;
-    }
-
-    /// @throws ContractViolation  the round that `opener` announces begins with another
-    ///         participant.
-    void require_first(std::size_t opener, Round const& announced) const;
-
-    void open(Round const& round) {
-        round_ = round;
-        cursor_ = 0;
-    }
-    void close() {
-        round_.reset();
-        done();
-    }
-    void begin(std::size_t position) {
-        cursor_ = position + 1;
-        is_open_ = true;
-    }
-    void hold(std::size_t position) { held_by_ = position; }
-    void done() {
-        held_by_.reset();
-        is_open_ = false;
-    }
-
-    /// Begins the part of `position` in the open round. Returns false if `position` may open the
-    /// next round; with `loop_opens_rounds` it may not.
-    /// @throws ContractViolation  it is not its turn.
-    bool take_turn(std::size_t position, bool loop_opens_rounds);
-
-    /// @throws ContractViolation  a part is held open, or a participant is missing.
-    void require_complete() const;
-
-    /// Whether a part has begun and not ended. A part without done() ends with the next part.
-    [[nodiscard]] bool is_open() const noexcept { return is_open_ || held_by_; }
-    /// Whether no participant owes a collective.
-    [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
-
-private:
-    [[nodiscard]] std::string_view verb(std::size_t position) const {
-        return participants_[position].verb;
-    }
-    /// The verb that follows its name in error texts.
-    [[nodiscard]] std::string notified(std::size_t position) const;
-    /// The end of a text: the order of the participants that take part in the round.
-    [[nodiscard]] std::string order(Round const& round) const;
-    [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const;
-
-    std::vector<ParticipantInfo> participants_;
-    std::optional<Round> round_;
-    std::size_t cursor_ = 0; ///< parts before this position have begun
-    std::optional<std::size_t> held_by_;
-    bool is_open_ = false;
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/join/detail/impl/turn_order.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION std::string TurnOrder::name(std::size_t position) const {
-    return concat("participant ", position, " (", participants_[position].name, ")");
-}
-
-JOINABLE_DEFINITION std::optional<std::size_t>
-TurnOrder::first(Round const& round, std::size_t from) const {
-    for (std::size_t i = from; i < participants_.size(); ++i) {
-        if (takes_part(i, round)) {
-            return i;
-        }
-    }
-    return {};
-}
-
-JOINABLE_DEFINITION void
-TurnOrder::require_first(std::size_t opener, Round const& announced) const {
-    auto const expected = first(announced);
-    if (!expected) {
-        throw_violation(takes_no_part(opener, announced));
-    }
-    if (expected != opener) {
-        if (round_ && !takes_part(opener, *round_)) {
-            throw_violation(takes_no_part(opener, *round_));
-        }
-        throw_violation(
-            name(opener) + notified(opener) + " first in round " + to_text(announced.number()) +
-            ", but the first one in hook order is " + name(*expected) + order(announced)
-        );
-    }
-}
-
-JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_opens_rounds) {
-    if (held_by_) {
-        throw_violation(concat(
-            name(position),
-            notified(position),
-            " while the part of ",
-            name(*held_by_),
-            " is held open",
-            round_ ? order(*round_) : ""
-        ));
-    }
-    auto const expected = next();
-    if (expected == position) {
-        begin(position);
-        return true;
-    }
-    if (expected) {
-        throw_violation(
-            name(position) + notified(position) + " in round " + to_text(round_->number()) +
-            ", but the next one in hook order is " + name(*expected) + order(*round_)
-        );
-    }
-    if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {
-        throw_violation(takes_no_part(position, *round_));
-    }
-    if (loop_opens_rounds && round_) {
-        throw_violation(
-            name(position) + notified(position) + " again in round " + to_text(round_->number()) +
-            "; call next() before each round"
-        );
-    }
-    if (loop_opens_rounds) {
-        throw_violation(concat(name(position), notified(position), " before next() opened a round")
-        );
-    }
-    return false;
-}
-
-JOINABLE_DEFINITION void TurnOrder::require_complete() const {
-    if (held_by_) {
-        throw_violation(concat(
-            "the part of ",
-            name(*held_by_),
-            " in round ",
-            round_->number(),
-            " is still held open (a forward without its backward?)"
-        ));
-    }
-    if (auto const missing = next()) {
-        throw_violation(concat(
-            name(*missing),
-            " takes part in round ",
-            round_->number(),
-            ", but did not ",
-            verb(*missing).empty() ? "notify" : "call ",
-            verb(*missing),
-            order(*round_)
-        ));
-    }
-}
-
-JOINABLE_DEFINITION std::string TurnOrder::notified(std::size_t position) const {
-    return verb(position).empty() ? " notified" : concat(" called ", verb(position));
-}
-
-JOINABLE_DEFINITION std::string TurnOrder::order(Round const& round) const {
-    std::string text;
-    for (auto i = first(round); i; i = first(round, *i + 1)) {
-        text += text.empty() ? "; the order of such a round is " : ", then ";
-        text += verb(*i).empty() ? name(*i) : concat(verb(*i), " of ", name(*i));
-    }
-    return text;
-}
-
-JOINABLE_DEFINITION std::string
-TurnOrder::takes_no_part(std::size_t position, Round const& round) const {
-    return concat(
-        name(position),
-        " takes no part in round ",
-        round.number(),
-        round.will_sync() ? ", which syncs" : ", which does not sync",
-        verb(position).empty() ? "; notify" : concat("; call ", verb(position)),
-        " only in rounds that concern it"
-    );
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
 // ---- joinable/join/detail/session.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -11313,6 +11342,7 @@ public:
         return !outcome_.is_over() && !stopped_ && !has_ended_;
     }
 
+    [[nodiscard]] TurnOrder const& turns() const noexcept { return turns_; }
     /// Whether joined ranks step as active ones do, because a participant steps.
     [[nodiscard]] bool steps_joined_ranks() const noexcept { return turns_.any_steps(); }
 
@@ -11344,11 +11374,10 @@ public:
     [[nodiscard]] bool loop_opens_rounds() const noexcept {
         return opened_ && opened_->opening != Opening::notification;
     }
-    /// The notice by which a loop, or an earlier participant of the open round, announced a batch that the
-    /// participant at `position` has yet to run. Null if it is skipped, or there is none. Local.
-    [[nodiscard]] RoundNotice const* announced_batch(std::size_t position) const {
-        bool const waits = opened_ && !opened_->notice.skips &&
-                           (loop_opens_rounds() || (is_answered() && turns_.next() == position));
+    /// See detail::announced_round. Local.
+    [[nodiscard]] RoundNotice const* announced_round(std::size_t position) const {
+        bool const waits =
+            opened_ && (loop_opens_rounds() || (is_answered() && turns_.next() == position));
         return waits ? &opened_->notice : nullptr;
     }
 
@@ -12193,7 +12222,7 @@ struct AttachedState {
 };
 
 Session* session_of(JoinState const& state) noexcept;
-RoundNotice const* announced_batch(JoinState const& state);
+RoundNotice const* announced_round(JoinState const& state);
 
 /// Where the window of a participant ends outside a guard.
 enum class WindowEnd : std::uint8_t {
@@ -12224,7 +12253,7 @@ private:
     friend class detail::WindowOf;
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
-    friend RoundNotice const* detail::announced_batch(JoinState const& state);
+    friend RoundNotice const* detail::announced_round(JoinState const& state);
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
     /// @throws ContractViolation  see Window::require_continued.
@@ -12273,6 +12302,19 @@ public:
                : state_.has_window_of_guard_ ? state_.local_rounds_->window()
                                              : state_.window_;
     }
+    /// What an owner that averages holds before a guard. `are_cleared()` looks at its gradients.
+    template <class F>
+    [[nodiscard]] Accumulated before_guard(F const& are_cleared) const {
+        return state_.attached_ != nullptr || window().is_empty() ? Accumulated::none
+               : are_cleared()                                    ? Accumulated::zeros
+                                                                  : Accumulated::numbers;
+    }
+    /// Before a guard begins. `holds_zeros`: what was not forgotten is zeros, so these are gradients.
+    void begin_guard(bool holds_zeros) noexcept {
+        if (state_.attached_ == nullptr) { // else another guard may refuse it
+            state_.may_be_cleared_ = !holds_zeros || window().is_empty();
+        }
+    }
     /// Whether gradients that hold something may have been cleared.
     [[nodiscard]] bool may_be_cleared() const noexcept { return state_.may_be_cleared_; }
     /// The first backward pass after a guard has begun or ended begins now, or its batch is skipped.
@@ -12320,12 +12362,17 @@ inline Session* session_of(JoinState const& state) noexcept {
     return state.session_;
 }
 
-/// The notice by which next(), iterate() or an earlier participant of the open round announced a batch that the
-/// owner of `state` has yet to run; null if there is none. Local.
-inline RoundNotice const* announced_batch(JoinState const& state) {
-    return state.session_ != nullptr        ? state.session_->announced_batch(state.position_)
-           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch(state.position_)
+/// The notice by which next(), iterate() or an earlier participant opened the round in which the owner of `state`
+/// has yet to take part; null if there is none. Local.
+inline RoundNotice const* announced_round(JoinState const& state) {
+    return state.session_ != nullptr        ? state.session_->announced_round(state.position_)
+           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_round(state.position_)
                                             : nullptr;
+}
+/// The same, if it announced a batch. Null if that is skipped.
+inline RoundNotice const* announced_batch(JoinState const& state) {
+    RoundNotice const* const notice = announced_round(state);
+    return notice != nullptr && !notice->skips ? notice : nullptr;
 }
 
 /// Called before the owner of `state` communicates; error texts call it `name`.
@@ -12784,6 +12831,8 @@ public:
     void attach(JoinState& state, LocalRounds& rounds, AttachedAs const& as) noexcept;
 
     void detach() noexcept;
+    /// False, too, once the participant is destroyed.
+    [[nodiscard]] bool is_attached() const noexcept { return attached_.state != nullptr; }
 
 private:
     void begin(JoinState& state, AttachedAs const& as) noexcept {
@@ -12791,7 +12840,6 @@ private:
         state.attached_ = &attached_;
         averages_ = as.averages;
         state.position_ = as.position;
-        state.may_be_cleared_ = true;
         forget_rounds();
     }
     /// A participant that averages nothing counts anew in each guard.
@@ -13032,8 +13080,18 @@ struct HookSlot {
     template <class... Ks>
     explicit HookSlot(J& joinable, KeywordArgument<Ks> const&... keywords)
         : hook{joinable.join_hook(arguments_from<J>(keywords...))} {}
+    HookSlot(HookSlot const&) = delete;
+    HookSlot& operator=(HookSlot const&) = delete;
+    ~HookSlot() {
+        if (!is_lost) {
+            std::destroy_at(std::addressof(hook));
+        }
+    }
 
-    join_hook_t<J> hook;
+    union {
+        join_hook_t<J> hook;
+    };
+    bool is_lost = false; ///< it refers to a participant that is destroyed
 };
 
 template <class Indices, class... Js>
@@ -13061,6 +13119,12 @@ public:
         run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
     }
 
+    /// Leaves the hook of a participant that is destroyed as it is. `Index` is in argument order.
+    template <std::size_t Index>
+    void lose() noexcept {
+        slot<Index>().is_lost = true;
+    }
+
     /// The facts about a participant that a session needs.
     template <class J>
     static ParticipantInfo describe(J const& joinable) {
@@ -13078,9 +13142,13 @@ public:
 
 private:
     template <std::size_t Index>
-    auto& hook() {
+    auto& slot() noexcept {
         using J = std::tuple_element_t<Index, std::tuple<Js...>>;
-        return static_cast<HookSlot<Index, J>&>(slots_).hook;
+        return static_cast<HookSlot<Index, J>&>(slots_);
+    }
+    template <std::size_t Index>
+    auto& hook() noexcept {
+        return slot<Index>().hook;
     }
 
     template <std::size_t... Is>
@@ -13206,12 +13274,34 @@ Averages averages_of(J const& joinable) {
                               : Averages::gradients;
 }
 
-/// Before a guard: a participant that averages forgets what it accumulated, if its gradients were cleared.
 template <class J>
-void forget_cleared(J& joinable) {
-    if constexpr (requires { joinable.forget_cleared(); }) {
-        joinable.forget_cleared();
+Accumulated accumulated_by(J& joinable) {
+    if constexpr (requires { joinable.accumulated_before_guard(); }) {
+        if (averages_of(joinable) != Averages::none) {
+            return joinable.accumulated_before_guard();
+        }
     }
+    return Accumulated::none;
+}
+
+/// Before a guard: participants that average forget what they accumulated, if the gradients of all were cleared.
+/// Beside another's numbers, zeros are gradients.
+template <class... Js>
+void forget_cleared(Js&... joinables) {
+    std::array<Accumulated, sizeof...(Js)> const held{{accumulated_by(joinables)...}};
+    bool const has_numbers =
+        std::find(held.begin(), held.end(), Accumulated::numbers) != held.end();
+    std::size_t i = 0;
+    auto const one = [&]<class J>(J& joinable) {
+        bool const is_zeros = held[i++] == Accumulated::zeros;
+        if constexpr (requires { joinable.forget_cleared(); }) {
+            if (is_zeros && !has_numbers) {
+                joinable.forget_cleared();
+            }
+        }
+        WindowOf{joinable.join_state()}.begin_guard(is_zeros);
+    };
+    (one(joinables), ...);
 }
 
 template <class J>
@@ -13494,9 +13584,8 @@ public:
     /// throws.
     ~Join() noexcept(false) {
         if (session_.has_lost_participant()) {
-            if (hooks_) { // not destroyed: they refer to what was
-                std::allocator<Hooks>{}.deallocate(hooks_.release(), 1);
-            }
+            lose_hooks(std::index_sequence_for<Js...>{});
+            release();
             if (!unwinding_.has_begun()) {
                 session_.require_told();
             }
@@ -13715,6 +13804,18 @@ private:
         occupation_.end();
     }
 
+    /// Hooks of destroyed participants refer to what was.
+    template <std::size_t... Is>
+    void lose_hooks(std::index_sequence<Is...>) noexcept {
+        [[maybe_unused]] auto const one =
+            [this]<std::size_t I>(std::integral_constant<std::size_t, I>) {
+                if (hooks_ && !std::get<I>(attachments_).is_attached()) {
+                    hooks_->template lose<I>();
+                }
+            };
+        (one(std::integral_constant<std::size_t, Is>{}), ...);
+    }
+
     using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;
 
     template <class K, class... Given>
@@ -13790,7 +13891,7 @@ private:
     static detail::Window window_of(std::tuple<Js&...> const& joinables) {
         return std::apply(
             [](Js&... participant) {
-                (detail::forget_cleared(participant), ...);
+                detail::forget_cleared(participant...);
                 return detail::common_window({detail::NamedState{
                     &participant.join_state(),
                     detail::join_name_of(participant),
@@ -13829,7 +13930,7 @@ private:
     detail::Deadlines deadlines_;
     detail::Session session_;
     std::unique_ptr<Hooks> hooks_;
-    detail::LocalRounds local_rounds_{options_}; ///< used when it is not enabled
+    detail::LocalRounds local_rounds_{options_, session_.turns()}; ///< used when it is not enabled
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
 };
 
@@ -15089,7 +15190,8 @@ public:
     /// `pass` returns. Collective over the active ranks. If `pass` throws, the round is open for
     /// the others: continue with skip().
     /// @throws ContractViolation  in training, a parameter was unfrozen, or its value has another
-    ///         dtype, other extents or another device than when it was listed. Outside an enabled
+    ///         dtype, other extents or another device than when it was listed; or the open round was
+    ///         announced as skipped on this rank, and `notice` does not say so. Outside an enabled
     ///         guard this aborts the communicator.
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
@@ -15241,7 +15343,8 @@ public:
     /// rounds.
     ///
     /// It is seldom needed: where a guard begins, and until the first backward pass after a guard has begun or ended,
-    /// the participant looks whether all gradients are absent or zeros, and forgets the window then.
+    /// the participant looks whether all gradients are absent or zeros, and forgets the window then. Where a guard
+    /// begins and gradients of another of its models are not, zeros are gradients, and nothing is forgotten.
     /// @throws ContractViolation  inside an enabled guard, or a round is open. Nothing was changed.
     void discard_window() {
         require_outside("discard_window()");
@@ -15264,6 +15367,8 @@ public:
     /// evaluation where next() or iterate() opened it and no further round, and where passes communicate. If the
     /// weights sum to 0, because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
     /// and in one that is not enabled, call `skip({.weight = 0})` if the others give a weight.
+    /// Call it for each model of a guard that has yet to run the batch: forward() is refused in a round that is
+    /// announced as skipped.
     /// With a shadowed() communicator it is a ContractViolation, because others wait for this rank
     /// within their passes. Collective: blocks until the averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
@@ -15325,13 +15430,11 @@ public:
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
-    /// For guards: before they begin.
-    void forget_cleared() {
-        if (detail::session_of(state_) == nullptr && !window().window().is_empty() &&
-            are_cleared()) {
-            forget_window(false);
-        }
+    /// For guards, before they begin: what was accumulated, and how to forget it.
+    [[nodiscard]] detail::Accumulated accumulated_before_guard() const {
+        return window().before_guard([this] { return are_cleared(); });
     }
+    void forget_cleared() { forget_window(false); }
     /// For guards: joined ranks then keep what they accumulated.
     [[nodiscard]] bool leaves_joined_untouched() const noexcept {
         return module_->options().joined_gradients == JoinedGradients::untouched;
@@ -15480,6 +15583,7 @@ protected:
                 };
             }
             check_listed(notice);
+            require_no_skip(notice);
             open_round(notice);
             ranges_.open_forward(reducer_->timeline());
         });
@@ -15490,8 +15594,25 @@ protected:
         if (!trains(notice)) {
             return;
         }
-        auto const compare = [&] { listed_->require_same(name_in_texts()); };
-        detail::session_of(state_) != nullptr ? compare() : detail::abort_if_throws(comm_, compare);
+        told_to_others([&] { listed_->require_same(name_in_texts()); });
+    }
+    /// In a round that is announced as skipped this rank counts nothing, so its pass would be lost.
+    void require_no_skip(RoundNotice const& notice) {
+        auto const* const announced = detail::announced_round(state_);
+        if (announced != nullptr && announced->skips && announced->phase == Phase::train &&
+            !notice.skips) {
+            told_to_others([] {
+                throw ContractViolation{
+                    "this round was announced as skipped on this rank, by the skip() of another participant or by "
+                    "RoundNotice::skips, so the gradients of this pass would not count; skip() this participant, too"
+                };
+            });
+        }
+    }
+    /// What `check` throws on this rank alone. Outside an enabled guard the others would wait for it.
+    template <class Check>
+    void told_to_others(Check const& check) {
+        detail::session_of(state_) != nullptr ? check() : detail::abort_if_throws(comm_, check);
     }
     /// Whether the round of a notice trains: another participant, or a loop, may have announced it.
     [[nodiscard]] bool trains(RoundNotice const& notice) const {
@@ -16172,7 +16293,8 @@ public:
     Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}
 
     /// Local, apart from the notification.
-    /// @throws ContractViolation  the round of the guard does not sync: ranks would step apart.
+    /// @throws ContractViolation  the round of the guard, enabled or not, does not sync: ranks would step
+    ///         apart.
     void step() {
         Round const round = notify_join_context(*this);
         detail::run_part(*this, round, [&] { run(round); });

@@ -517,8 +517,9 @@ enum class Partition : std::uint8_t {
     /// Whole parameters. From the largest to the smallest, each goes to the rank that owns the
     /// fewest elements so far; the lowest such rank wins ties.
     by_parameters,
-    /// The same number of elements for each rank, across parameter boundaries. Values and gradients
-    /// must be dense and laid out alike.
+    /// The same number of elements for each rank, across parameter boundaries, in the order in which
+    /// they lie in memory. An owner copies a value that is not dense, and a gradient that is not laid
+    /// out as its value, whole with each step; ZeroOptions::before_step refuses such gradients.
     flat,
 };
 
@@ -1066,6 +1067,11 @@ inline void Sgd::check() const {
     detail::check_setting("Sgd", "learning_rate", learning_rate);
     detail::check_setting("Sgd", "momentum", momentum);
     detail::check_setting("Sgd", "weight_decay", weight_decay);
+    if (!std::isfinite(dampening)) {
+        throw ContractViolation{
+            detail::concat("Sgd::dampening is ", dampening, "; give a finite number")
+        };
+    }
     if (nesterov && (momentum <= 0.0 || dampening != 0.0)) {
         throw ContractViolation{detail::concat(
             "Sgd::nesterov needs a momentum and no dampening, but momentum is ",
@@ -3012,6 +3018,8 @@ struct ShardGroup {
     std::vector<std::uint64_t> steps = {}; ///< of each parameter of which this rank owns elements
     SteppedGradients gradients = {};       ///< unless they are reduced to owners
     std::vector<std::size_t> frozen = {};  ///< parameters that need no gradient
+    /// The values when they were given, as dense as in a bucket: the state has elements in their order.
+    std::vector<AnyView> layouts = {};
     std::vector<std::size_t> units = {
     }; ///< where each begins among the shards, if values are sharded
     /// The values, if they lie in buckets or are sharded; in the latter case `parameters` are
@@ -4563,6 +4571,7 @@ void cut_group(
     std::vector<std::size_t> sizes;
     for (std::size_t i = 0; i < group.parameters.size(); ++i) {
         AnyView const value = group.parameters[i].value();
+        group.layouts.push_back(OptimizerShard::place_of(value, nullptr));
         if (!group.parameters[i].requires_grad()) {
             group.frozen.push_back(i);
             continue;
@@ -4657,11 +4666,14 @@ void check_state_count(ShardGroup const& group, Rule const& rule) {
         )};
     }
 }
-/// The same for all groups and their rules.
+/// Checks that the elements of each stepped value lie in the order in which the state has them.
+void check_layouts(ShardGroup const& group);
+/// Both, for all groups and their rules.
 template <class Rules>
-void check_state_counts(std::span<ShardGroup const> groups, Rules const& rules) {
+void check_before_save(std::span<ShardGroup const> groups, Rules const& rules) {
     for (std::size_t k = 0; k < groups.size(); ++k) {
         check_state_count(groups[k], rules[k]);
+        check_layouts(groups[k]);
     }
 }
 
@@ -4686,6 +4698,7 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
             )};
         }
     }
+    check_layouts(group);
 }
 
 }}} // namespace joinable::v0::detail
@@ -4794,6 +4807,41 @@ JOINABLE_DEFINITION void agree_on_options(AgreementList& list, ZeroOptions const
         shared.push_back(object.bytes());
     }
     list.add("bytes of shared objects", shared);
+}
+
+/// Whether the strides of two dense tensors of the same extents differ at most where they do not matter.
+[[nodiscard]] inline bool has_order_of(AnyView const& a, AnyView const& b) {
+    for (std::size_t d = 0; a.numel() != 0 && d < a.extents().size(); ++d) {
+        if (a.extents()[d] != 1 && a.strides()[d] != b.strides()[d]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+JOINABLE_DEFINITION void check_layouts(ShardGroup const& group) {
+    for (OptimizerShard const& shard : group.shards) {
+        for (ShardPiece const& piece : shard.bucket().pieces) {
+            AnyView const& given = group.layouts[piece.parameter];
+            AnyView const value = group.parameters[piece.parameter].value();
+            AnyView const now = OptimizerShard::place_of(value, nullptr);
+            if (piece.begin == 0 && !(is_like(now, given) && has_order_of(now, given))) {
+                throw ContractViolation{concat(
+                    describe_parameter(group.parameters, piece.parameter),
+                    " is ",
+                    to_text(now),
+                    " with strides ",
+                    to_text(now.strides()),
+                    " now, but was ",
+                    to_text(given),
+                    " with strides ",
+                    to_text(given.strides()),
+                    " when it was given, and the optimizer keeps its elements in that order; give the value "
+                    "that layout on every rank, or make a new optimizer"
+                )};
+            }
+        }
+    }
 }
 
 JOINABLE_DEFINITION void
@@ -4987,7 +5035,7 @@ public:
         std::optional<StateMessages> messages;
         together([&] {
             check_rank("to_rank", to_rank, comm.size());
-            check_state_counts(groups, rules);
+            check_before_save(groups, rules);
             gathered_.reset();
             messages.emplace(groups, device_of(comm));
             if (is_root) {
@@ -6170,9 +6218,10 @@ public:
     /// gradients are reduced. Collective; blocks until all parameters are written. `notice` has the
     /// weight of this rank's batch, for ZeroOptions::reduces_gradients. Some parameters may be
     /// stepped after an error.
-    /// @throws ContractViolation  a gradient does not fit its value; a setting is invalid or
+    /// @throws ContractViolation  a gradient does not fit its value; a value has other extents, or its elements
+    ///         another order, than when it was given; a setting is invalid or
     ///         changes the amount of state; a value of 16 bits in host memory is not its rounded
-    ///         master, see reload(); the round of the guard does not sync.
+    ///         master, see reload(); the round of the guard, enabled or not, does not sync.
     /// @throws what the communicator throws.
     void step(RoundNotice const& notice = {}) {
         Round const round = notify_join_context(*this, notice);
@@ -6209,20 +6258,17 @@ public:
     };
 
     /// Forgets what this rank accumulated in earlier guards, because its gradients were cleared. A guard does so
-    /// by itself where it begins and all gradients are absent or zeros. Local, outside a guard.
+    /// by itself where it begins and all gradients of its participants are absent or zeros. Local, outside a guard.
     /// @throws ContractViolation  called in a guard.
     void discard_window() {
         require_outside("discard_window()");
         detail::WindowOf{this->join_state()}.clear(false);
     }
-    /// For guards: before they begin.
-    void forget_cleared() {
-        detail::WindowOf window{this->join_state()};
-        if (detail::session_of(this->join_state()) == nullptr && !window.window().is_empty() &&
-            are_cleared()) {
-            window.clear(false);
-        }
+    /// For guards, before they begin: what was accumulated, and how to forget it.
+    [[nodiscard]] detail::Accumulated accumulated_before_guard() {
+        return detail::WindowOf{this->join_state()}.before_guard([this] { return are_cleared(); });
     }
+    void forget_cleared() { detail::WindowOf{this->join_state()}.clear(false); }
     /// For guards.
     [[nodiscard]] bool averages_gradients() const noexcept {
         return optimizer_options().reduces_gradients;

@@ -70,7 +70,11 @@ std::string agreed_text(V const& value, bool is_inside = false) {
     } else if constexpr (std::is_convertible_v<V const&, std::string_view>) {
         return is_inside ? in_quotes(value) : std::string{std::string_view{value}};
     } else if constexpr (is_optional<V>) {
-        return value ? agreed_text(*value, true) : "no value";
+        if (!value) {
+            return "no value";
+        }
+        std::string text = agreed_text(*value, true);
+        return is_optional<typename V::value_type> ? "a value (" + text + ")" : text;
     } else {
         std::string text;
         for (auto const& element : value) {

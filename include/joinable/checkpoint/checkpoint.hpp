@@ -212,7 +212,7 @@ private:
         std::vector<std::uint64_t> words; // steps of each parameter, hash of each tensor
         detail::PartsOnHost on_host = parts_on_host();
         detail::on_all_ranks(control, [&](AgreementList&) {
-            detail::check_state_counts(zero_.groups(), zero_.rules());
+            detail::check_before_save(zero_.groups(), zero_.rules());
             layout.emplace(layout_by(file_, zero_.rules()));
             layout->place();
             parts = layout->own_state();

@@ -95,9 +95,8 @@ public:
     /// throws.
     ~Join() noexcept(false) {
         if (session_.has_lost_participant()) {
-            if (hooks_) { // not destroyed: they refer to what was
-                std::allocator<Hooks>{}.deallocate(hooks_.release(), 1);
-            }
+            lose_hooks(std::index_sequence_for<Js...>{});
+            release();
             if (!unwinding_.has_begun()) {
                 session_.require_told();
             }
@@ -316,6 +315,18 @@ private:
         occupation_.end();
     }
 
+    /// Hooks of destroyed participants refer to what was.
+    template <std::size_t... Is>
+    void lose_hooks(std::index_sequence<Is...>) noexcept {
+        [[maybe_unused]] auto const one =
+            [this]<std::size_t I>(std::integral_constant<std::size_t, I>) {
+                if (hooks_ && !std::get<I>(attachments_).is_attached()) {
+                    hooks_->template lose<I>();
+                }
+            };
+        (one(std::integral_constant<std::size_t, Is>{}), ...);
+    }
+
     using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;
 
     template <class K, class... Given>
@@ -391,7 +402,7 @@ private:
     static detail::Window window_of(std::tuple<Js&...> const& joinables) {
         return std::apply(
             [](Js&... participant) {
-                (detail::forget_cleared(participant), ...);
+                detail::forget_cleared(participant...);
                 return detail::common_window({detail::NamedState{
                     &participant.join_state(),
                     detail::join_name_of(participant),
@@ -430,7 +441,7 @@ private:
     detail::Deadlines deadlines_;
     detail::Session session_;
     std::unique_ptr<Hooks> hooks_;
-    detail::LocalRounds local_rounds_{options_}; ///< used when it is not enabled
+    detail::LocalRounds local_rounds_{options_, session_.turns()}; ///< used when it is not enabled
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
 };
 

@@ -49,7 +49,7 @@ struct AttachedState {
 };
 
 Session* session_of(JoinState const& state) noexcept;
-RoundNotice const* announced_batch(JoinState const& state);
+RoundNotice const* announced_round(JoinState const& state);
 
 /// Where the window of a participant ends outside a guard.
 enum class WindowEnd : std::uint8_t {
@@ -80,7 +80,7 @@ private:
     friend class detail::WindowOf;
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
-    friend RoundNotice const* detail::announced_batch(JoinState const& state);
+    friend RoundNotice const* detail::announced_round(JoinState const& state);
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
     /// @throws ContractViolation  see Window::require_continued.
@@ -129,6 +129,19 @@ public:
                : state_.has_window_of_guard_ ? state_.local_rounds_->window()
                                              : state_.window_;
     }
+    /// What an owner that averages holds before a guard. `are_cleared()` looks at its gradients.
+    template <class F>
+    [[nodiscard]] Accumulated before_guard(F const& are_cleared) const {
+        return state_.attached_ != nullptr || window().is_empty() ? Accumulated::none
+               : are_cleared()                                    ? Accumulated::zeros
+                                                                  : Accumulated::numbers;
+    }
+    /// Before a guard begins. `holds_zeros`: what was not forgotten is zeros, so these are gradients.
+    void begin_guard(bool holds_zeros) noexcept {
+        if (state_.attached_ == nullptr) { // else another guard may refuse it
+            state_.may_be_cleared_ = !holds_zeros || window().is_empty();
+        }
+    }
     /// Whether gradients that hold something may have been cleared.
     [[nodiscard]] bool may_be_cleared() const noexcept { return state_.may_be_cleared_; }
     /// The first backward pass after a guard has begun or ended begins now, or its batch is skipped.
@@ -176,12 +189,17 @@ inline Session* session_of(JoinState const& state) noexcept {
     return state.session_;
 }
 
-/// The notice by which next(), iterate() or an earlier participant of the open round announced a batch that the
-/// owner of `state` has yet to run; null if there is none. Local.
-inline RoundNotice const* announced_batch(JoinState const& state) {
-    return state.session_ != nullptr        ? state.session_->announced_batch(state.position_)
-           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_batch(state.position_)
+/// The notice by which next(), iterate() or an earlier participant opened the round in which the owner of `state`
+/// has yet to take part; null if there is none. Local.
+inline RoundNotice const* announced_round(JoinState const& state) {
+    return state.session_ != nullptr        ? state.session_->announced_round(state.position_)
+           : state.local_rounds_ != nullptr ? state.local_rounds_->announced_round(state.position_)
                                             : nullptr;
+}
+/// The same, if it announced a batch. Null if that is skipped.
+inline RoundNotice const* announced_batch(JoinState const& state) {
+    RoundNotice const* const notice = announced_round(state);
+    return notice != nullptr && !notice->skips ? notice : nullptr;
 }
 
 /// Called before the owner of `state` communicates; error texts call it `name`.

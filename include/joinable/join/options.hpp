@@ -75,8 +75,10 @@ struct RoundNotice {
 /// `weight_per_input` are given. `enable` must be the same, too: the others wait until the deadline
 /// for a rank that does not enter.
 struct JoinOptions {
-    /// False: nothing is sent, and ranks must have the same number of rounds. The other options, notices and
-    /// windows apply as in an enabled guard.
+    /// False: nothing is sent, and ranks must have the same number of rounds. Notices, windows, `weight_per_input` and
+    /// `sync_every` apply as in an enabled guard, and a step is refused in a round that does not sync. The other
+    /// options have no effect, keywords of participants and vote_stop() neither, and check_guard() and
+    /// list_claims() are not called.
     bool enable = true;
     EndPolicy end_policy = EndPolicy::drain;
     /// Overrides the deadline of the communicators inside the guard. Positive.
@@ -87,7 +89,8 @@ struct JoinOptions {
     std::optional<std::size_t> inputs = {};
     /// The weight of a default notice.
     detail::OptionalWeight weight_per_input = {};
-    /// With default notices only every `sync_every`th training round of this guard syncs.
+    /// With default notices only every `sync_every`th training round of this guard syncs. Such a round may be skipped
+    /// by `skip()`, or with `weight_per_input` by `skip({.weight = 0})`.
     std::size_t sync_every = 1;
     /// A rank that runs out adds what it accumulated in rounds that did not sync to the next
     /// reduction, once. False drops it, as PyTorch does.
@@ -101,12 +104,15 @@ struct JoinOptions {
 namespace detail {
 
 /// The notice of a round after `round` training rounds. A default notice, or one that sets only `skips`, gets
-/// the options' weight and sync period.
+/// the options' weight and sync period; so does one that skips with a weight of its own, where default ones have
+/// a weight.
 [[nodiscard]] inline RoundNotice
 completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noexcept {
-    if (notice == RoundNotice{.skips = notice.skips}) {
+    OptionalWeight const own =
+        notice.skips && options.weight_per_input ? notice.weight : OptionalWeight{};
+    if (notice == RoundNotice{.weight = own, .skips = notice.skips}) {
         notice.will_sync = (round + 1) % options.sync_every == 0;
-        notice.weight = options.weight_per_input;
+        notice.weight = own ? own : options.weight_per_input;
     }
     return notice;
 }

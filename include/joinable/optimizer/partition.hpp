@@ -20,8 +20,9 @@ enum class Partition : std::uint8_t {
     /// Whole parameters. From the largest to the smallest, each goes to the rank that owns the
     /// fewest elements so far; the lowest such rank wins ties.
     by_parameters,
-    /// The same number of elements for each rank, across parameter boundaries. Values and gradients
-    /// must be dense and laid out alike.
+    /// The same number of elements for each rank, across parameter boundaries, in the order in which
+    /// they lie in memory. An owner copies a value that is not dense, and a gradient that is not laid
+    /// out as its value, whole with each step; ZeroOptions::before_step refuses such gradients.
     flat,
 };
 

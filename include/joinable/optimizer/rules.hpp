@@ -206,6 +206,11 @@ inline void Sgd::check() const {
     detail::check_setting("Sgd", "learning_rate", learning_rate);
     detail::check_setting("Sgd", "momentum", momentum);
     detail::check_setting("Sgd", "weight_decay", weight_decay);
+    if (!std::isfinite(dampening)) {
+        throw ContractViolation{
+            detail::concat("Sgd::dampening is ", dampening, "; give a finite number")
+        };
+    }
     if (nesterov && (momentum <= 0.0 || dampening != 0.0)) {
         throw ContractViolation{detail::concat(
             "Sgd::nesterov needs a momentum and no dampening, but momentum is ",

@@ -100,7 +100,8 @@ public:
     /// `pass` returns. Collective over the active ranks. If `pass` throws, the round is open for
     /// the others: continue with skip().
     /// @throws ContractViolation  in training, a parameter was unfrozen, or its value has another
-    ///         dtype, other extents or another device than when it was listed. Outside an enabled
+    ///         dtype, other extents or another device than when it was listed; or the open round was
+    ///         announced as skipped on this rank, and `notice` does not say so. Outside an enabled
     ///         guard this aborts the communicator.
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
@@ -252,7 +253,8 @@ public:
     /// rounds.
     ///
     /// It is seldom needed: where a guard begins, and until the first backward pass after a guard has begun or ended,
-    /// the participant looks whether all gradients are absent or zeros, and forgets the window then.
+    /// the participant looks whether all gradients are absent or zeros, and forgets the window then. Where a guard
+    /// begins and gradients of another of its models are not, zeros are gradients, and nothing is forgotten.
     /// @throws ContractViolation  inside an enabled guard, or a round is open. Nothing was changed.
     void discard_window() {
         require_outside("discard_window()");
@@ -275,6 +277,8 @@ public:
     /// evaluation where next() or iterate() opened it and no further round, and where passes communicate. If the
     /// weights sum to 0, because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,
     /// and in one that is not enabled, call `skip({.weight = 0})` if the others give a weight.
+    /// Call it for each model of a guard that has yet to run the batch: forward() is refused in a round that is
+    /// announced as skipped.
     /// With a shadowed() communicator it is a ContractViolation, because others wait for this rank
     /// within their passes. Collective: blocks until the averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
@@ -336,13 +340,11 @@ public:
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
-    /// For guards: before they begin.
-    void forget_cleared() {
-        if (detail::session_of(state_) == nullptr && !window().window().is_empty() &&
-            are_cleared()) {
-            forget_window(false);
-        }
+    /// For guards, before they begin: what was accumulated, and how to forget it.
+    [[nodiscard]] detail::Accumulated accumulated_before_guard() const {
+        return window().before_guard([this] { return are_cleared(); });
     }
+    void forget_cleared() { forget_window(false); }
     /// For guards: joined ranks then keep what they accumulated.
     [[nodiscard]] bool leaves_joined_untouched() const noexcept {
         return module_->options().joined_gradients == JoinedGradients::untouched;
@@ -491,6 +493,7 @@ protected:
                 };
             }
             check_listed(notice);
+            require_no_skip(notice);
             open_round(notice);
             ranges_.open_forward(reducer_->timeline());
         });
@@ -501,8 +504,25 @@ protected:
         if (!trains(notice)) {
             return;
         }
-        auto const compare = [&] { listed_->require_same(name_in_texts()); };
-        detail::session_of(state_) != nullptr ? compare() : detail::abort_if_throws(comm_, compare);
+        told_to_others([&] { listed_->require_same(name_in_texts()); });
+    }
+    /// In a round that is announced as skipped this rank counts nothing, so its pass would be lost.
+    void require_no_skip(RoundNotice const& notice) {
+        auto const* const announced = detail::announced_round(state_);
+        if (announced != nullptr && announced->skips && announced->phase == Phase::train &&
+            !notice.skips) {
+            told_to_others([] {
+                throw ContractViolation{
+                    "this round was announced as skipped on this rank, by the skip() of another participant or by "
+                    "RoundNotice::skips, so the gradients of this pass would not count; skip() this participant, too"
+                };
+            });
+        }
+    }
+    /// What `check` throws on this rank alone. Outside an enabled guard the others would wait for it.
+    template <class Check>
+    void told_to_others(Check const& check) {
+        detail::session_of(state_) != nullptr ? check() : detail::abort_if_throws(comm_, check);
     }
     /// Whether the round of a notice trains: another participant, or a loop, may have announced it.
     [[nodiscard]] bool trains(RoundNotice const& notice) const {

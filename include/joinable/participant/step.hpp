@@ -34,7 +34,8 @@ public:
     Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}
 
     /// Local, apart from the notification.
-    /// @throws ContractViolation  the round of the guard does not sync: ranks would step apart.
+    /// @throws ContractViolation  the round of the guard, enabled or not, does not sync: ranks would step
+    ///         apart.
     void step() {
         Round const round = notify_join_context(*this);
         detail::run_part(*this, round, [&] { run(round); });

@@ -69,6 +69,12 @@ TEST_CASE("other values have other texts") {
     CHECK(text_of(Strings{"\\"}) == "[\"\\\\\"]");
     CHECK(text_of(std::optional<std::string>{"no value"}) == "\"no value\"");
     CHECK(text_of(std::optional<std::string>{}) == "no value");
+    using Nested = std::optional<std::optional<int>>;
+    CHECK(text_of(Nested{}) == "no value");
+    CHECK(text_of(Nested{std::optional<int>{}}) == "a value (no value)");
+    CHECK(text_of(Nested{7}) == "a value (7)");
+    using Deep = std::optional<Nested>;
+    CHECK(text_of(Deep{Nested{}}) != text_of(Deep{Nested{std::optional<int>{}}}));
 }
 
 TEST_CASE("labels carry the title of their section") {

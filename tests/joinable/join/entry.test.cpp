@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -254,6 +255,9 @@ inline constexpr struct log_file_t : joinable::keyword<log_file_t, std::string> 
     using keyword::operator=;
     static constexpr bool per_rank = true;
 } log_file{};
+inline constexpr struct limit_t : joinable::keyword<limit_t, std::optional<int>> {
+    using keyword::operator=;
+} limit{};
 inline constexpr struct custom_t : joinable::keyword<custom_t, Custom> {
     using keyword::operator=;
     static void agree_on(AgreementList& list, Custom const& value) {
@@ -264,7 +268,7 @@ inline constexpr struct custom_t : joinable::keyword<custom_t, Custom> {
 template <class Comm>
 struct Keyed : Plain<Comm> {
     using Plain<Comm>::Plain;
-    using join_keywords = joinable::keywords<scale_t, log_file_t, custom_t>;
+    using join_keywords = joinable::keywords<scale_t, log_file_t, limit_t, custom_t>;
     typename Plain<Comm>::Hook join_hook(joinable::arguments<join_keywords> const&) { return {}; }
 };
 
@@ -283,6 +287,13 @@ TEST_CASE("keyword values that differ are named, and not given is a value of its
                       Join guard{participants(a)};
                   }
               }).text == start + "scale: rank 0 has no value, rank 1 has 0");
+        CHECK(mismatch_of([&] {
+                  if (is_odd) {
+                      Join guard{participants(a), limit = std::optional<int>{}};
+                  } else {
+                      Join guard{participants(a)};
+                  }
+              }).text == start + "limit: rank 0 has no value, rank 1 has a value (no value)");
         CHECK(mismatch_of([&] {
                   if (is_odd) {
                       Join guard{participants(a)};

@@ -549,15 +549,18 @@ TEST_CASE(
 
 TEST_CASE("a participant that takes no part in a round and notifies all the same is told so") {
     for (int const size : groups_of_participants({1, 2, 3, 4, 8})) {
-        for (bool const has_loop : {false, true}) {
+        for (int const way : {0, 1, 2, 3}) {
+            bool const has_loop = way % 2 == 1;
+            bool const is_enabled = way < 2;
             CAPTURE(size);
             CAPTURE(has_loop);
+            CAPTURE(is_enabled);
             Shared<std::atomic<int>> summed;
             over_ranks({size}, [&](RankCommunicator& comm) {
                 AllReducer sum{comm};
                 joinable::Step step{comm, [] {}};
                 auto const train = [&] {
-                    Join guard{participants(sum, step), {.sync_every = 2}};
+                    Join guard{participants(sum, step), {.enable = is_enabled, .sync_every = 2}};
                     if (has_loop) {
                         guard.next(true);
                     }
@@ -798,6 +801,39 @@ TEST_CASE("a guard leaves a participant alone that lies where its own was destro
     lost.reset();
     CHECK((*reducer)() == 1);
     CHECK(guard.finish().rounds == 1);
+}
+
+/// Its hook counts its destructions.
+struct Counted {
+    RankCommunicator& comm;
+    int& ended;
+    joinable::JoinState state = {};
+
+    struct Hook {
+        int& ended;
+        ~Hook() { ++ended; }
+        void main_hook() {}
+        void post_hook(bool) {}
+    };
+    Hook join_hook(joinable::arguments<joinable::keywords<>> const&) { return {ended}; }
+    RankCommunicator& join_communicator() { return comm; }
+    joinable::JoinState& join_state() { return state; }
+};
+
+TEST_CASE("the hook of a participant that is destroyed before its guard is not touched again") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        int destroyed = 0;
+        int alive = 0;
+        Counted survivor{comm, alive};
+        auto const run = [&] {
+            std::unique_ptr<Counted> lost{new Counted{comm, destroyed}};
+            Join guard{participants(*lost, survivor)};
+            lost.reset();
+        };
+        CHECK_THROWS_AS(run(), joinable::ContractViolation);
+        CHECK(destroyed == 0); // it may refer to what is no more
+        CHECK(alive == 1);
+    });
 }
 
 } // namespace

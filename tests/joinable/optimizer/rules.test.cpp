@@ -255,6 +255,12 @@ TEST_CASE("settings that make no sense are refused by name") {
     );
     CHECK(!refusal(Sgd{.momentum = 0.9, .dampening = 0.1, .nesterov = true}).empty());
     CHECK(refusal(Sgd{.momentum = 0.9, .dampening = 0.1}).empty());
+    CHECK(refusal(Sgd{.momentum = 0.9, .dampening = -0.1}).empty());
+    CHECK(
+        refusal(Sgd{.momentum = 0.9, .dampening = NAN}) ==
+        "Sgd::dampening is nan; give a finite number"
+    );
+    CHECK(!refusal(Sgd{.momentum = 0.9, .dampening = HUGE_VAL}).empty());
     CHECK(refusal(AdamW{}).empty());
 }
 

@@ -994,4 +994,102 @@ TEST_CASE("an optimizer that averages alone counts what a loop has accumulated, 
     }
 }
 
+TEST_CASE("a skip that gives the weight 0 keeps the period of default notices, in any guard") {
+    for (bool const is_enabled : {false, true}) {
+        for (bool const has_default : {false, true}) {
+            over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {
+                Params params = make_params<double>({1});
+                DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+                JoinOptions options{.enable = is_enabled, .sync_every = 2};
+                if (has_default) {
+                    options.weight_per_input = 4;
+                }
+                Join guard{participants(ddp), options};
+                for (int batch = 0; batch < 2; ++batch) {
+                    if (comm.rank() == 0 && batch == 0) {
+                        ddp.skip({.weight = 0});
+                    } else if (has_default) {
+                        train(ddp, params, 4);
+                    } else { // what notices say themselves: each round syncs
+                        train(ddp, params, 4, {.weight = 4});
+                    }
+                    bool const syncs = !has_default || batch == 1;
+                    bool const has_trained = batch == 1 || comm.size() > 1;
+                    if (syncs) {
+                        CHECK(params[0].g(0) == doctest::Approx(has_trained ? 1 : 0));
+                        params[0].g(0) = 0;
+                    }
+                }
+                guard.finish();
+            });
+        }
+    }
+}
+
+TEST_CASE("a model runs no pass in a round that its rank skips, in any guard") {
+    for (bool const is_enabled : {false, true}) {
+        for (bool const by_loop : {false, true}) {
+            over_ranks({1, 2, 3}, [&](RankCommunicator& comm) {
+                Params one = make_params<double>({1});
+                Params two = make_params<double>({1});
+                DistributedDataParallel first{comm, one};
+                DistributedDataParallel second{comm, two};
+                bool const skips = comm.rank() == 0;
+                std::string text;
+                try {
+                    Join guard{participants(first, second), {.enable = is_enabled}};
+                    if (by_loop) {
+                        guard.next(true, {.skips = skips});
+                    }
+                    if (skips) {
+                        first.skip();
+                    } else {
+                        train(first, one, 1);
+                    }
+                    train(second, two, 1);
+                    guard.finish();
+                } catch (std::exception const& error) {
+                    text = error.what();
+                }
+                CAPTURE(text);
+                CHECK(
+                    text.find(
+                        "this round was announced as skipped on this rank, by the skip() of another participant or "
+                        "by RoundNotice::skips, so the gradients of this pass would not count; skip() this "
+                        "participant, too"
+                    ) != std::string::npos
+                );
+            });
+        }
+    }
+}
+
+TEST_CASE("zeros of one model are gradients where another one's are not cleared, in any guard") {
+    for (bool const is_enabled : {false, true}) {
+        over_ranks({1, 2, 4}, [&](RankCommunicator& comm) {
+            Params one = make_params<double>({1});
+            Params two = make_params<double>({1});
+            DistributedDataParallel first{comm, one, {.gradient_kind = GradientKind::sum}};
+            DistributedDataParallel second{comm, two, {.gradient_kind = GradientKind::sum}};
+            for (bool const syncs : {false, true}) {
+                Join guard{participants(first, second), {.enable = is_enabled}};
+                train(first, one, 2, {.will_sync = syncs, .weight = 2});
+                train(second, two, syncs ? 2 : 0, {.will_sync = syncs, .weight = 2});
+                guard.finish();
+            }
+            CHECK(one[0].g(0) == 1);
+            CHECK(two[0].g(0) == 0.5);
+            for (bool const syncs : {false, true}) { // all are cleared: forgotten, as ever
+                one[0].g(0) = two[0].g(0) = 0;
+                Join guard{participants(first, second), {.enable = is_enabled}};
+                train(first, one, 2, {.will_sync = syncs, .weight = 2});
+                train(second, two, 2, {.will_sync = syncs, .weight = 2});
+                guard.finish();
+            }
+            CHECK(one[0].g(0) == 1);
+            CHECK(two[0].g(0) == 1);
+        });
+    }
+}
+
 } // namespace

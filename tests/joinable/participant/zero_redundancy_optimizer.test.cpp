@@ -1056,6 +1056,52 @@ TEST_CASE("a parameter that is sent from where it is may get another layout betw
     });
 }
 
+TEST_CASE("a value whose elements come in another order keeps no state of the old one") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
+            Shape const extents{2, 2};
+            auto const tensor = [&](Shape const& strides, Numbers const& numbers) {
+                OwnedTensor made{DType::f32, extents, strides};
+                write(made.view(), numbers);
+                return made;
+            };
+            std::vector<StridedParam> params;
+            params.push_back({{tensor({2, 1}, Numbers(4)), tensor({2, 1}, {1.0, 2.0, 4.0, 8.0}), {}}
+            });
+            params[0].grad = params[0].own.view();
+            Sgd const rule{.learning_rate = 1.0, .momentum = 0.5};
+            ZeroRedundancyOptimizer zero{comm, params, rule, {.partition = partition}};
+            zero.step();
+            params[0].value = tensor({1, 2}, read(params[0].value.view()));
+            std::string const text =
+                "parameter 0 is f32 (2, 2) with strides (1, 2) now, but was f32 (2, 2) with strides (2, 1) when it "
+                "was given, and the optimizer keeps its elements in that order; give the value that layout on "
+                "every rank, or make a new optimizer";
+            CHECK_THROWS_WITH_AS(zero.step(), text.c_str(), ContractViolation);
+            CHECK_THROWS_WITH_AS(zero.consolidate(), text.c_str(), ContractViolation);
+            params[0].value = tensor({5, 1}, read(params[0].value.view())); // padded rows
+            zero.step();
+            CHECK(read(params[0].value.view()) == Numbers{-2.5, -5.0, -10.0, -20.0});
+        }
+    });
+}
+
+TEST_CASE("strides of a dimension of one element may change") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        Shape const extents{1, 2};
+        std::vector<StridedParam> params;
+        params.push_back({{{DType::f32, extents, {2, 1}}, {DType::f32, extents, {2, 1}}, {}}});
+        params[0].need_grad();
+        write(params[0].value.view(), {1.0, 2.0});
+        write(params[0].grad, {1.0, 1.0});
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 0.5}};
+        params[0].value = OwnedTensor{DType::f32, extents, {7, 1}};
+        write(params[0].value.view(), {3.0, 4.0});
+        zero.step();
+        CHECK(read(params[0].value.view()) == Numbers{2.5, 3.5});
+    });
+}
+
 /// What all ranks throw when each makes an optimizer.
 template <class F>
 std::string refusal(F const& f) {

@@ -52,6 +52,8 @@ public:
     void attach(JoinState& state, LocalRounds& rounds, AttachedAs const& as) noexcept;
 
     void detach() noexcept;
+    /// False, too, once the participant is destroyed.
+    [[nodiscard]] bool is_attached() const noexcept { return attached_.state != nullptr; }
 
 private:
     void begin(JoinState& state, AttachedAs const& as) noexcept {
@@ -59,7 +61,6 @@ private:
         state.attached_ = &attached_;
         averages_ = as.averages;
         state.position_ = as.position;
-        state.may_be_cleared_ = true;
         forget_rounds();
     }
     /// A participant that averages nothing counts anew in each guard.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -97,12 +99,34 @@ Averages averages_of(J const& joinable) {
                               : Averages::gradients;
 }
 
-/// Before a guard: a participant that averages forgets what it accumulated, if its gradients were cleared.
 template <class J>
-void forget_cleared(J& joinable) {
-    if constexpr (requires { joinable.forget_cleared(); }) {
-        joinable.forget_cleared();
+Accumulated accumulated_by(J& joinable) {
+    if constexpr (requires { joinable.accumulated_before_guard(); }) {
+        if (averages_of(joinable) != Averages::none) {
+            return joinable.accumulated_before_guard();
+        }
     }
+    return Accumulated::none;
+}
+
+/// Before a guard: participants that average forget what they accumulated, if the gradients of all were cleared.
+/// Beside another's numbers, zeros are gradients.
+template <class... Js>
+void forget_cleared(Js&... joinables) {
+    std::array<Accumulated, sizeof...(Js)> const held{{accumulated_by(joinables)...}};
+    bool const has_numbers =
+        std::find(held.begin(), held.end(), Accumulated::numbers) != held.end();
+    std::size_t i = 0;
+    auto const one = [&]<class J>(J& joinable) {
+        bool const is_zeros = held[i++] == Accumulated::zeros;
+        if constexpr (requires { joinable.forget_cleared(); }) {
+            if (is_zeros && !has_numbers) {
+                joinable.forget_cleared();
+            }
+        }
+        WindowOf{joinable.join_state()}.begin_guard(is_zeros);
+    };
+    (one(joinables), ...);
 }
 
 template <class J>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -38,8 +39,18 @@ struct HookSlot {
     template <class... Ks>
     explicit HookSlot(J& joinable, KeywordArgument<Ks> const&... keywords)
         : hook{joinable.join_hook(arguments_from<J>(keywords...))} {}
+    HookSlot(HookSlot const&) = delete;
+    HookSlot& operator=(HookSlot const&) = delete;
+    ~HookSlot() {
+        if (!is_lost) {
+            std::destroy_at(std::addressof(hook));
+        }
+    }
 
-    join_hook_t<J> hook;
+    union {
+        join_hook_t<J> hook;
+    };
+    bool is_lost = false; ///< it refers to a participant that is destroyed
 };
 
 template <class Indices, class... Js>
@@ -67,6 +78,12 @@ public:
         run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
     }
 
+    /// Leaves the hook of a participant that is destroyed as it is. `Index` is in argument order.
+    template <std::size_t Index>
+    void lose() noexcept {
+        slot<Index>().is_lost = true;
+    }
+
     /// The facts about a participant that a session needs.
     template <class J>
     static ParticipantInfo describe(J const& joinable) {
@@ -84,9 +101,13 @@ public:
 
 private:
     template <std::size_t Index>
-    auto& hook() {
+    auto& slot() noexcept {
         using J = std::tuple_element_t<Index, std::tuple<Js...>>;
-        return static_cast<HookSlot<Index, J>&>(slots_).hook;
+        return static_cast<HookSlot<Index, J>&>(slots_);
+    }
+    template <std::size_t Index>
+    auto& hook() noexcept {
+        return slot<Index>().hook;
     }
 
     template <std::size_t... Is>

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include <joinable/join/detail/turn_order.hpp>
 #include <joinable/join/detail/window.hpp>
 #include <joinable/join/options.hpp>
 #include <joinable/join/round.hpp>
@@ -12,12 +13,13 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The rounds of a guard that is not enabled. Nothing is sent, but the options and the notices of next() apply to
-/// the participants as in an enabled guard. A participant that takes part in some rounds only, such as a step, knows
-/// the window from here; the others count their own.
+/// the participants as in an enabled guard, and none runs in a round in which it takes no part. A participant that
+/// takes part in some rounds only, such as a step, knows the window from here; the others count their own.
 class LocalRounds {
 public:
-    explicit LocalRounds(JoinOptions const& options) : options_{options} {}
-    LocalRounds(LocalRounds const&) = delete; // knows the options by address
+    LocalRounds(JoinOptions const& options, TurnOrder const& turns)
+        : options_{options}, turns_{turns} {}
+    LocalRounds(LocalRounds const&) = delete; // knows both by address
     LocalRounds& operator=(LocalRounds const&) = delete;
 
     /// `window` is what this rank holds when the guard begins.
@@ -34,27 +36,29 @@ public:
     }
     /// What the participant at `position` announces. If next() opens no rounds, the first one in hook order does, and
     /// later ones follow; a notice that does not repeat the opener's is for its participant alone.
-    /// @throws ContractViolation  see Window::require_continued.
+    /// @throws ContractViolation  it takes no part in the round; see Window::require_continued.
     [[nodiscard]] RoundNotice announce(std::size_t position, RoundNotice const& notice) {
-        if (!opened_ || (!loop_opens_rounds_ && position < next_position_)) {
+        bool const opens = !opened_ || (!loop_opens_rounds_ && position < next_position_);
+        RoundNotice const own = opens ? completed(notice, options_, training_rounds_)
+                                : repeats(notice, *opened_) ? *opened_
+                                                            : notice;
+        turns_.require_part(position, round_of(world_size_, own, {}, rounds_ - (opens ? 0 : 1)));
+        if (opens) {
             count(notice);
         }
         next_position_ = position + 1;
-        return repeats(notice, *opened_) ? *opened_ : notice;
+        return own;
     }
     /// The open round of a participant that announced `notice` and holds `window`.
     [[nodiscard]] Round
     round_of(int world_size, RoundNotice const& notice, Window const& window) const noexcept {
-        Round round = Round::outside_guard(world_size, notice, window);
-        round.number_ = rounds_ - 1;
-        return round;
+        return round_of(world_size, notice, window, rounds_ - 1);
     }
 
-    /// The notice of a batch that next(), or an earlier participant of the open round, announced to the
-    /// participant at `position`. Null if it is skipped, or there is none.
-    [[nodiscard]] RoundNotice const* announced_batch(std::size_t position) const noexcept {
-        bool const waits =
-            opened_ && !opened_->skips && (loop_opens_rounds_ || position >= next_position_);
+    /// The notice of the open round, if the participant at `position` has yet to take part in it. See
+    /// detail::announced_round.
+    [[nodiscard]] RoundNotice const* announced_round(std::size_t position) const noexcept {
+        bool const waits = opened_ && (loop_opens_rounds_ || position >= next_position_);
         return waits ? &*opened_ : nullptr;
     }
 
@@ -78,6 +82,13 @@ public:
     }
 
 private:
+    [[nodiscard]] static Round round_of(
+        int world_size, RoundNotice const& notice, Window const& window, std::size_t number
+    ) noexcept {
+        Round round = Round::outside_guard(world_size, notice, window);
+        round.number_ = number;
+        return round;
+    }
     [[nodiscard]] static bool accumulates(RoundNotice const& notice) noexcept {
         return notice.phase == Phase::train && !notice.will_sync;
     }
@@ -97,6 +108,7 @@ private:
     }
 
     JoinOptions const& options_;
+    TurnOrder const& turns_;
     int world_size_ = 1;
     std::optional<RoundNotice> opened_; ///< by which round_ was opened
     Round round_;

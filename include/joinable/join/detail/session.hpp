@@ -98,6 +98,7 @@ public:
         return !outcome_.is_over() && !stopped_ && !has_ended_;
     }
 
+    [[nodiscard]] TurnOrder const& turns() const noexcept { return turns_; }
     /// Whether joined ranks step as active ones do, because a participant steps.
     [[nodiscard]] bool steps_joined_ranks() const noexcept { return turns_.any_steps(); }
 
@@ -129,11 +130,10 @@ public:
     [[nodiscard]] bool loop_opens_rounds() const noexcept {
         return opened_ && opened_->opening != Opening::notification;
     }
-    /// The notice by which a loop, or an earlier participant of the open round, announced a batch that the
-    /// participant at `position` has yet to run. Null if it is skipped, or there is none. Local.
-    [[nodiscard]] RoundNotice const* announced_batch(std::size_t position) const {
-        bool const waits = opened_ && !opened_->notice.skips &&
-                           (loop_opens_rounds() || (is_answered() && turns_.next() == position));
+    /// See detail::announced_round. Local.
+    [[nodiscard]] RoundNotice const* announced_round(std::size_t position) const {
+        bool const waits =
+            opened_ && (loop_opens_rounds() || (is_answered() && turns_.next() == position));
         return waits ? &opened_->notice : nullptr;
     }
 

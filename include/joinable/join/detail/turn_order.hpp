@@ -36,7 +36,6 @@ public:
     explicit TurnOrder(std::vector<ParticipantInfo> participants)
         : participants_{std::move(participants)} {}
 
-    [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
     [[nodiscard]] std::string name(std::size_t position) const;
 
     [[nodiscard]] bool any_steps() const noexcept {
@@ -55,6 +54,12 @@ public:
         return round_ ? first(*round_, cursor_) : std::nullopt;
     }
 
+    /// @throws ContractViolation  the participant takes no part in the round.
+    void require_part(std::size_t position, Round const& round) const {
+        if (!takes_part(position, round)) {
+            throw_violation(takes_no_part(position, round));
+        }
+    }
     /// @throws ContractViolation  the round that `opener` announces begins with another
     ///         participant.
     void require_first(std::size_t opener, Round const& announced) const;

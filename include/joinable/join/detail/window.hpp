@@ -11,6 +11,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// Before a guard, a participant's gradients of batches that no round has reduced.
+enum class Accumulated : std::uint8_t { none, zeros, numbers };
+
 /// The training rounds since the last one that synced, as one rank counts them. It lives across guards,
 /// because gradients do, and ends where gradients are reduced.
 struct Window {

@@ -92,9 +92,10 @@ public:
     /// gradients are reduced. Collective; blocks until all parameters are written. `notice` has the
     /// weight of this rank's batch, for ZeroOptions::reduces_gradients. Some parameters may be
     /// stepped after an error.
-    /// @throws ContractViolation  a gradient does not fit its value; a setting is invalid or
+    /// @throws ContractViolation  a gradient does not fit its value; a value has other extents, or its elements
+    ///         another order, than when it was given; a setting is invalid or
     ///         changes the amount of state; a value of 16 bits in host memory is not its rounded
-    ///         master, see reload(); the round of the guard does not sync.
+    ///         master, see reload(); the round of the guard, enabled or not, does not sync.
     /// @throws what the communicator throws.
     void step(RoundNotice const& notice = {}) {
         Round const round = notify_join_context(*this, notice);
@@ -131,20 +132,17 @@ public:
     };
 
     /// Forgets what this rank accumulated in earlier guards, because its gradients were cleared. A guard does so
-    /// by itself where it begins and all gradients are absent or zeros. Local, outside a guard.
+    /// by itself where it begins and all gradients of its participants are absent or zeros. Local, outside a guard.
     /// @throws ContractViolation  called in a guard.
     void discard_window() {
         require_outside("discard_window()");
         detail::WindowOf{this->join_state()}.clear(false);
     }
-    /// For guards: before they begin.
-    void forget_cleared() {
-        detail::WindowOf window{this->join_state()};
-        if (detail::session_of(this->join_state()) == nullptr && !window.window().is_empty() &&
-            are_cleared()) {
-            window.clear(false);
-        }
+    /// For guards, before they begin: what was accumulated, and how to forget it.
+    [[nodiscard]] detail::Accumulated accumulated_before_guard() {
+        return detail::WindowOf{this->join_state()}.before_guard([this] { return are_cleared(); });
     }
+    void forget_cleared() { detail::WindowOf{this->join_state()}.clear(false); }
     /// For guards.
     [[nodiscard]] bool averages_gradients() const noexcept {
         return optimizer_options().reduces_gradients;

@@ -44,6 +44,8 @@ struct ShardGroup {
     std::vector<std::uint64_t> steps = {}; ///< of each parameter of which this rank owns elements
     SteppedGradients gradients = {};       ///< unless they are reduced to owners
     std::vector<std::size_t> frozen = {};  ///< parameters that need no gradient
+    /// The values when they were given, as dense as in a bucket: the state has elements in their order.
+    std::vector<AnyView> layouts = {};
     std::vector<std::size_t> units = {
     }; ///< where each begins among the shards, if values are sharded
     /// The values, if they lie in buckets or are sharded; in the latter case `parameters` are

@@ -147,6 +147,7 @@ void cut_group(
     std::vector<std::size_t> sizes;
     for (std::size_t i = 0; i < group.parameters.size(); ++i) {
         AnyView const value = group.parameters[i].value();
+        group.layouts.push_back(OptimizerShard::place_of(value, nullptr));
         if (!group.parameters[i].requires_grad()) {
             group.frozen.push_back(i);
             continue;
@@ -241,11 +242,14 @@ void check_state_count(ShardGroup const& group, Rule const& rule) {
         )};
     }
 }
-/// The same for all groups and their rules.
+/// Checks that the elements of each stepped value lie in the order in which the state has them.
+void check_layouts(ShardGroup const& group);
+/// Both, for all groups and their rules.
 template <class Rules>
-void check_state_counts(std::span<ShardGroup const> groups, Rules const& rules) {
+void check_before_save(std::span<ShardGroup const> groups, Rules const& rules) {
     for (std::size_t k = 0; k < groups.size(); ++k) {
         check_state_count(groups[k], rules[k]);
+        check_layouts(groups[k]);
     }
 }
 
@@ -270,6 +274,7 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
             )};
         }
     }
+    check_layouts(group);
 }
 
 }}} // namespace joinable::v0::detail

@@ -58,7 +58,7 @@ public:
         std::optional<StateMessages> messages;
         together([&] {
             check_rank("to_rank", to_rank, comm.size());
-            check_state_counts(groups, rules);
+            check_before_save(groups, rules);
             gathered_.reset();
             messages.emplace(groups, device_of(comm));
             if (is_root) {

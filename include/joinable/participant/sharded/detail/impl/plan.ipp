@@ -107,6 +107,41 @@ JOINABLE_DEFINITION void agree_on_options(AgreementList& list, ZeroOptions const
     list.add("bytes of shared objects", shared);
 }
 
+/// Whether the strides of two dense tensors of the same extents differ at most where they do not matter.
+[[nodiscard]] inline bool has_order_of(AnyView const& a, AnyView const& b) {
+    for (std::size_t d = 0; a.numel() != 0 && d < a.extents().size(); ++d) {
+        if (a.extents()[d] != 1 && a.strides()[d] != b.strides()[d]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+JOINABLE_DEFINITION void check_layouts(ShardGroup const& group) {
+    for (OptimizerShard const& shard : group.shards) {
+        for (ShardPiece const& piece : shard.bucket().pieces) {
+            AnyView const& given = group.layouts[piece.parameter];
+            AnyView const value = group.parameters[piece.parameter].value();
+            AnyView const now = OptimizerShard::place_of(value, nullptr);
+            if (piece.begin == 0 && !(is_like(now, given) && has_order_of(now, given))) {
+                throw ContractViolation{concat(
+                    describe_parameter(group.parameters, piece.parameter),
+                    " is ",
+                    to_text(now),
+                    " with strides ",
+                    to_text(now.strides()),
+                    " now, but was ",
+                    to_text(given),
+                    " with strides ",
+                    to_text(given.strides()),
+                    " when it was given, and the optimizer keeps its elements in that order; give the value "
+                    "that layout on every rank, or make a new optimizer"
+                )};
+            }
+        }
+    }
+}
+
 JOINABLE_DEFINITION void
 check_averaged(ShardGroup const& group, std::vector<void const*> const& averaged) {
     std::vector<void const*> sorted = averaged;

@@ -1033,6 +1033,21 @@ MUTATIONS = [
         "checkpoint/detail/file.test.cpp", "a rank that writes much*",
     ),
     Mutation(
+        "a-large-part-is-hashed-without-a-sign-of-life", "checkpoint/detail/tensor_part.hpp",
+        "            renewal.has_passed(some * element);\n        }\n        return sum;", "        }\n        return sum;",
+        "checkpoint/detail/file.test.cpp", "a checkpoint renews deadlines*",
+    ),
+    Mutation(
+        "only-own-elements-count-for-a-sign-of-life", "checkpoint/detail/tensor_part.hpp",
+        "if (i % places.size() == places.size() - 1) {", "if (filled != 0 && i % places.size() == places.size() - 1) {",
+        "checkpoint/detail/file.test.cpp", "a rank says that it is alive each 8 MiB*",
+    ),
+    Mutation(
+        "every-few-elements-are-a-sign-of-life", "checkpoint/detail/tensor_part.hpp",
+        "if (bytes_ >= piece_bytes) {", "if (bytes_ != 0) {",
+        "checkpoint/detail/file.test.cpp", "a rank says that it is alive each 8 MiB*",
+    ),
+    Mutation(
         "folders-must-sync", "checkpoint/detail/file.hpp",
         "if (!try_sync(::fsync) && errno != EINVAL) {", "if (!try_sync(::fsync)) {",
         "checkpoint/detail/file.test.cpp", "a folder that cannot be synced*",

@@ -115,6 +115,11 @@ MUTATIONS = [
         "return member != rank++;", "return rank++ == 0 && member != 0;",
         "join/failure_in_group.test.cpp", "a group says whether*",
     ),
+    Mutation(
+        "a-split-is-an-all-gather-to-the-others", "communicator/shared_memory/group/impl/board_communicator.ipp",
+        "request.signature.collective = split_collective;", "",
+        "communicator/shared_memory/split.test.cpp", "a split that a rank does not call*",
+    ),
     # -- what a job leaves behind -------------------------------------------------------------------
     Mutation(
         "a-leftover-of-another-size-blocks-a-job", "communicator/shared_memory/process/named_segment.hpp",

@@ -30,6 +30,7 @@
 #include <support/polling.hpp>
 #include <support/shared.hpp>
 #include <support/tells_reason.hpp>
+#include <support/thrown_by.hpp>
 #include <support/time_of_death.hpp>
 #include <support/volume.hpp>
 #include <support/wait_until.hpp>
@@ -553,6 +554,25 @@ TEST_CASE("a deadline over Gloo names the rank that did not arrive, on all, in w
             ++over;
         });
     }
+}
+
+TEST_CASE("a split over Gloo that a rank does not call times out by its name") {
+    run_gloo_ranks({2}, [&](GlooCommunicator& comm) {
+        comm.barrier();
+        comm.set_deadline(comm.rank() == 0 ? 100ms : 60s);
+        check_thrown<joinable::TimedOut>(
+            std::vector{1},
+            "rank 1 did not arrive within 0.1 s, while rank 0 waits in split",
+            [&] {
+                if (comm.rank() == 0) {
+                    auto const group = comm.split(0, 0);
+                } else {
+                    wait_until([&] { return comm.is_aborted(); });
+                    comm.barrier();
+                }
+            }
+        );
+    });
 }
 
 TEST_CASE("a rank over Gloo that keeps itself alive is waited for, in tests, too") {

@@ -120,6 +120,11 @@ MUTATIONS = [
         "request.signature.collective = split_collective;", "",
         "communicator/shared_memory/split.test.cpp", "a split that a rank does not call*",
     ),
+    Mutation(
+        "a-rank-alone-has-no-deadline", "communicator/self.hpp",
+        "return std::exchange(deadline_, deadline);", "return deadline;",
+        "join/attachments.test.cpp", "a rank alone takes a timeout*",
+    ),
     # -- what a job leaves behind -------------------------------------------------------------------
     Mutation(
         "a-leftover-of-another-size-blocks-a-job", "communicator/shared_memory/process/named_segment.hpp",

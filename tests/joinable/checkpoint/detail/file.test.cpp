@@ -2,7 +2,6 @@
 // What a checkpoint asks of the system when it writes.
 #include <joinable/checkpoint/detail/file.hpp>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -44,9 +43,6 @@ using joinable_tests::Folder;
 using namespace joinable::detail;
 
 struct Noting : joinable::SelfCommunicator {
-    static std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        return deadline;
-    }
     static void keep_alive() { *log_of_calls += 'a'; }
 };
 

@@ -125,6 +125,11 @@ MUTATIONS = [
         "return std::exchange(deadline_, deadline);", "return deadline;",
         "join/attachments.test.cpp", "a rank alone takes a timeout*",
     ),
+    Mutation(
+        "a-text-is-cut-within-a-character", "detail/text.hpp",
+        "(static_cast<unsigned char>(text[length]) & 0xc0U) == 0x80U", "false",
+        "agreement/agree.test.cpp", "texts that are too long*",
+    ),
     # -- what a job leaves behind -------------------------------------------------------------------
     Mutation(
         "a-leftover-of-another-size-blocks-a-job", "communicator/shared_memory/process/named_segment.hpp",

@@ -717,7 +717,7 @@ TEST_CASE("no hooks pile up on a parameter that a pass returns") {
     });
 }
 
-TEST_CASE("an input that passes return has one hook, and none once the model or the pass is gone") {
+TEST_CASE("an input that passes return has one hook, and none after the model has ended") {
     run_ranks({1, 2}, [](ThreadCommunicator& comm) {
         Net model;
         Tensor const kept = torch::ones({3, 3}, torch::kDouble).requires_grad_();

@@ -1783,8 +1783,9 @@ public:
     [[nodiscard]] GlooMeeting split(int color, int key) {
         return ended_by_failure([&] {
             take_over_from_parent();
-            GlooArrival arrival{{split_collective}, rank(), size()};
-            arrive(arrival, {}).wait();
+            Descriptor const split{split_collective};
+            GlooArrival arrival{split, rank(), size()};
+            arrive(arrival, split).wait();
             compare_arrivals();
             if (auto const reason = arrival.difference()) {
                 fail(*reason);

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -554,6 +555,31 @@ TEST_CASE("a deadline over Gloo names the rank that did not arrive, on all, in w
             ++over;
         });
     }
+}
+
+TEST_CASE("a rank over Gloo that cannot start a thread for messages says so, and ends in order") {
+    std::atomic<bool> is_over{false};
+    run_gloo_ranks({2}, [&](GlooCommunicator& comm) {
+        comm.barrier();
+        if (comm.rank() == 1) {
+            wait_until([&] { return is_over.load(); });
+            return;
+        }
+        pthread_attr_t before;
+        pthread_attr_t more_than_any_memory;
+        REQUIRE(pthread_getattr_default_np(&before) == 0);
+        REQUIRE(pthread_attr_init(&more_than_any_memory) == 0);
+        REQUIRE(pthread_attr_setstacksize(&more_than_any_memory, std::size_t{1} << 50U) == 0);
+        REQUIRE(pthread_setattr_default_np(&more_than_any_memory) == 0);
+        std::int32_t value = 0;
+        CHECK_THROWS_WITH_AS(
+            comm.send({&value, 1, DType::i32}, 1),
+            doctest::Contains("the thread that sends to rank 1 by Gloo could not be started: "),
+            joinable::CommunicationError
+        );
+        pthread_setattr_default_np(&before);
+        is_over = true;
+    });
 }
 
 TEST_CASE("a split over Gloo that a rank does not call times out by its name") {

@@ -126,6 +126,21 @@ MUTATIONS = [
         "if (names_others(recorded_->ranks)) {", "if (false) {",
         "join/failure.test.cpp", "ranks that another communicator names*",
     ),
+    Mutation(
+        "a-split-is-an-all-gather-to-the-others", "communicator/shared_memory/group/impl/board_communicator.ipp",
+        "request.signature.collective = split_collective;", "",
+        "communicator/shared_memory/split.test.cpp", "a split that a rank does not call*",
+    ),
+    Mutation(
+        "a-rank-alone-has-no-deadline", "communicator/self.hpp",
+        "return std::exchange(deadline_, deadline);", "return deadline;",
+        "join/attachments.test.cpp", "a rank alone takes a timeout*",
+    ),
+    Mutation(
+        "a-text-is-cut-within-a-character", "detail/text.hpp",
+        "(static_cast<unsigned char>(text[length]) & 0xc0U) == 0x80U", "false",
+        "agreement/agree.test.cpp", "texts that are too long*",
+    ),
     # -- what a job leaves behind -------------------------------------------------------------------
     Mutation(
         "a-leftover-of-another-size-blocks-a-job", "communicator/shared_memory/process/named_segment.hpp",
@@ -896,11 +911,6 @@ MUTATIONS = [
         "participant/accumulation.test.cpp", "once a bucket is on its way*",
     ),
     Mutation(
-        "hooks-of-a-lost-participant-end", "join/guard.hpp",
-        "std::allocator<Hooks>{}.deallocate(hooks_.release(), 1);", "",
-        "participant/without_pass.test.cpp", "a model that is destroyed before its guard*",
-    ),
-    Mutation(
         "guards-end-well-without-a-participant", "join/guard.hpp",
         "session_.require_told();", "",
         "participant/without_pass.test.cpp", "a model that is destroyed before its guard*",
@@ -1474,6 +1484,21 @@ MUTATIONS = [
         "a-large-file-is-synced-at-once", "checkpoint/detail/tensor_part.hpp",
         "if (unsynced_ >= bytes_per_sync) {", "if (false) {",
         "checkpoint/detail/file.test.cpp", "a rank that writes much*",
+    ),
+    Mutation(
+        "a-large-part-is-hashed-without-a-sign-of-life", "checkpoint/detail/tensor_part.hpp",
+        "            renewal.has_passed(some * element);\n        }\n        return sum;", "        }\n        return sum;",
+        "checkpoint/detail/file.test.cpp", "a checkpoint renews deadlines*",
+    ),
+    Mutation(
+        "only-own-elements-count-for-a-sign-of-life", "checkpoint/detail/tensor_part.hpp",
+        "if (i % places.size() == places.size() - 1) {", "if (filled != 0 && i % places.size() == places.size() - 1) {",
+        "checkpoint/detail/file.test.cpp", "a rank says that it is alive each 8 MiB*",
+    ),
+    Mutation(
+        "every-few-elements-are-a-sign-of-life", "checkpoint/detail/tensor_part.hpp",
+        "if (bytes_ >= piece_bytes) {", "if (bytes_ != 0) {",
+        "checkpoint/detail/file.test.cpp", "a rank says that it is alive each 8 MiB*",
     ),
     Mutation(
         "folders-must-sync", "checkpoint/detail/file.hpp",

@@ -305,7 +305,7 @@ struct Provided {
     /// If parts have counts: all of them, where other ranks than the root have them, too; in an all_to_all from
     /// each rank to each.
     Counts known = {};
-    Buffer memory = {}; ///< for all parts; may be `in`, which then changes
+    Buffer memory = {}; ///< for all parts; may be `in`, which then changes, except in an all_to_all
 };
 
 /// A collective that a communicator lacks, made of sums and broadcasts of whole buffers. All are posted at once.
@@ -792,7 +792,7 @@ consteval bool fits_any() {
 /// joinable::AnyCommunicator owns{std::make_unique<joinable::MpiCommunicator>(MPI_COMM_WORLD)};
 /// @endcode
 ///
-/// A collective costs one virtual call more and allocates nothing more. In host memory, all_gather, gather, scatter,
+/// A collective of the transport costs one virtual call more and allocates nothing more. In host memory, all_gather, gather, scatter,
 /// all_to_all, reduce, reduce_scatter and scaled sums that the transport lacks are made of its all_reduce and
 /// broadcast of whole buffers. A scaled sum then rounds each product to the dtype, in the buffer, before ranks compare
 /// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and

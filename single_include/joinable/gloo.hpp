@@ -302,7 +302,7 @@ public:
         }
         for (auto& [key, lane] : lanes_) {
             lane->has_work.notify_one();
-            lane->thread.join();
+            lane->thread.reset(); // waits for it
         }
     }
 
@@ -389,7 +389,7 @@ private:
         bool is_broken = false;
         std::string error = {};
         std::condition_variable has_work = {};
-        std::thread thread = {};
+        std::optional<BackgroundThread> thread = {};
     };
     using Lock = std::unique_lock<std::mutex>;
 
@@ -403,13 +403,23 @@ private:
         has_moved_.notify_all();
     }
     [[nodiscard]] Lane& lane_of(bool is_send, int peer) {
-        auto& lane = lanes_[{is_send, peer}];
-        if (lane == nullptr) {
-            lane = std::make_unique<Lane>(mesh_, is_send, peer);
-            WithoutSigpipe const at_thread;
-            lane->thread = std::thread{[this, &lane = *lane] { run(lane); }};
+        std::pair const key{is_send, peer};
+        if (auto const known = lanes_.find(key); known != lanes_.end()) {
+            return *known->second;
         }
-        return *lane;
+        Lane& lane =
+            *lanes_.emplace(key, std::make_unique<Lane>(mesh_, is_send, peer)).first->second;
+        char const* const does = is_send ? "sends to" : "receives from";
+        try {
+            static_cast<void>(lane.thread.emplace(
+                concat("the thread that ", does, " rank ", peer, " by Gloo"),
+                [this, &lane] { run(lane); }
+            ));
+        } catch (...) {
+            lanes_.erase(key);
+            throw;
+        }
+        return lane;
     }
 
     // -- two sides --------------------------------------------------------------------------------
@@ -1666,8 +1676,9 @@ public:
             fail({FailureKind::communication, {}, blame(error.what())});
         }
         control_.barrier();
-        WithoutSigpipe const at_worker;
-        worker_ = std::thread{[this] { work(); }};
+        static_cast<void>(worker_.emplace(
+            concat("the thread of rank ", rank(), "'s collectives by Gloo"), [this] { work(); }
+        ));
     }
     GlooRank(GlooRank const&) = delete;
     GlooRank& operator=(GlooRank const&) = delete;
@@ -1783,8 +1794,9 @@ public:
     [[nodiscard]] GlooMeeting split(int color, int key) {
         return ended_by_failure([&] {
             take_over_from_parent();
-            GlooArrival arrival{{split_collective}, rank(), size()};
-            arrive(arrival, {}).wait();
+            Descriptor const split{split_collective};
+            GlooArrival arrival{split, rank(), size()};
+            arrive(arrival, split).wait();
             compare_arrivals();
             if (auto const reason = arrival.difference()) {
                 fail(*reason);
@@ -1812,8 +1824,8 @@ public:
             is_closing_ = true;
         }
         has_work_.notify_one();
-        worker_.join();
-        open_.clear(); // waits for arrivals of other ranks
+        worker_.reset(); // waits for it
+        open_.clear();   // waits for arrivals of other ranks
         messages_.reset();
         mesh_.reset();
     }
@@ -2093,7 +2105,7 @@ private:
     std::condition_variable has_progress_;
     std::deque<Operation*> queue_; ///< the first one is under way
     bool is_closing_ = false;
-    std::thread worker_;
+    std::optional<BackgroundThread> worker_;
 };
 
 }}} // namespace joinable::v0::detail

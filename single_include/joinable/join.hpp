@@ -777,6 +777,27 @@ inline std::string ranks_text(std::vector<int> const& ranks) {
     return concat(ranks.size() == 1 ? "rank " : "ranks ", ranks);
 }
 
+/// The end of a text that was cut.
+inline constexpr std::string_view cut_mark = "...";
+/// How many bytes to keep of a text longer than `most` bytes, before that mark. It keeps whole
+/// UTF-8 characters.
+[[nodiscard]] inline std::size_t
+length_before_cut(std::string_view text, std::size_t most) noexcept {
+    std::size_t length = most - cut_mark.size();
+    while (length != 0 && (static_cast<unsigned char>(text[length]) & 0xc0U) == 0x80U) {
+        --length;
+    }
+    return length;
+}
+/// The same text, cut if it is longer.
+[[nodiscard]] inline std::string cut_text(std::string text, std::size_t most) {
+    if (text.size() > most) {
+        text.resize(length_before_cut(text, most));
+        text += cut_mark;
+    }
+    return text;
+}
+
 }}} // namespace joinable::v0::detail
 
 // ---- joinable/tensor/shape.hpp
@@ -1026,6 +1047,8 @@ struct DeviceId {
 /// | `static DeviceId device(T const& t);`            | optional; else the host                  |
 /// | `static constexpr bool is_column_major = true;`  | optional: the first dimension varies     |
 /// |                                                  | fastest; else the last one does          |
+/// | `static void check_reduction(T const& t,         | optional: throws if collectives may not  |
+/// | ReduceOp op);`                                   | combine such elements by `op`            |
 /// | `static constexpr bool is_expression = true;`    | instead of all others: T has no memory,  |
 /// |                                                  | and an error text says so                |
 template <class T>
@@ -5165,6 +5188,15 @@ consteval void check_written_tensor() {
     (void)models_tensor<T>();
 }
 
+/// The elements that are reduced. @throws ContractViolation  its type does not reduce them so, though
+/// its dtype would: see tensor_traits.
+template <class T>
+void check_reduced_tensor(T const& tensor, ReduceOp op) {
+    if constexpr (requires { traits_of<T>::check_reduction(tensor, op); }) {
+        traits_of<T>::check_reduction(tensor, op);
+    }
+}
+
 template <class T>
 concept communicator_to_use =
     std::is_lvalue_reference_v<T> && Communicator<std::remove_reference_t<T>>;
@@ -5208,6 +5240,7 @@ template <class First, class... Rest>
 template <Communicator Comm, class T>
 [[nodiscard]] auto all_reduce(Comm& comm, T&& tensor, ReduceOp op = ReduceOp::sum) {
     detail::check_written_tensor<T>();
+    detail::check_reduced_tensor(tensor, op);
     return comm.all_reduce(joinable::to_buffer(tensor), op);
 }
 
@@ -5237,6 +5270,7 @@ template <Communicator Comm, class T>
         "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'; add "
         "it, or use one that models Reduces"
     );
+    detail::check_reduced_tensor(tensor, op);
     return comm.reduce(joinable::to_buffer(tensor), op, root);
 }
 
@@ -5270,6 +5304,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
         "Buffer out, ReduceOp)' without and with counts; add it, or use one that models "
         "ReduceScatters"
     );
+    detail::check_reduced_tensor(in, op);
     return comm.reduce_scatter(
         joinable::to_const_buffer(in), joinable::to_buffer(out), op, detail::Counts{counts}...
     );
@@ -9363,11 +9398,7 @@ HashAgreement::is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept
 }
 
 JOINABLE_DEFINITION void write_text(std::span<std::uint64_t> words, std::string_view text) {
-    std::size_t const space = 8 * words.size();
-    std::string written{text.substr(0, space)};
-    if (text.size() > space) {
-        written.replace(space - 3, 3, "...");
-    }
+    std::string const written = cut_text(std::string{text}, 8 * words.size());
     std::memcpy(words.data(), written.data(), written.size());
 }
 
@@ -18619,21 +18650,6 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// The maximum length of a reason's text between ranks, in bytes.
 inline constexpr std::size_t most_reason_text = 4000;
-/// The end of a text that was cut.
-inline constexpr std::string_view cut_mark = "...";
-/// How many bytes to keep of a text longer than `most` bytes, before that mark. It keeps whole
-/// UTF-8 characters.
-[[nodiscard]] inline std::size_t
-length_before_cut(std::string_view text, std::size_t most = most_reason_text) noexcept {
-    std::size_t length = most - cut_mark.size();
-    while (length != 0 && (static_cast<unsigned char>(text[length]) & 0xc0U) == 0x80U) {
-        --length;
-    }
-    return length;
-}
-
-/// The same text, cut if it is longer.
-[[nodiscard]] std::string cut_text(std::string text, std::size_t most = most_reason_text);
 
 /// The bytes of a packed reason before its ranks: kind, has_left, how many bytes have the bits of ranks, origin.
 inline constexpr std::size_t bytes_before_ranks = 8;
@@ -18819,14 +18835,6 @@ template <class Sent, class Expected>
 #include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION std::string cut_text(std::string text, std::size_t most) {
-    if (text.size() > most) {
-        text.resize(length_before_cut(text, most));
-        text += cut_mark;
-    }
-    return text;
-}
 
 JOINABLE_DEFINITION std::size_t
 pack(AbortReason const& reason, std::span<std::byte> into) noexcept {
@@ -19772,6 +19780,11 @@ public:
     void run(std::size_t begin, std::size_t end) const;
 
 private:
+    /// Ranks that split gather what they chose.
+    [[nodiscard]] Collective moved() const noexcept {
+        return signature_.collective == split_collective ? Collective::all_gather
+                                                         : signature_.collective;
+    }
     /// The number of elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 
@@ -20391,7 +20404,7 @@ JOINABLE_DEFINITION void reduce_to(
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION int Exchange::blocks() const noexcept {
-    switch (signature_.collective) {
+    switch (moved()) {
     case Collective::all_reduce:
     case Collective::broadcast:
     case Collective::barrier:
@@ -20403,7 +20416,7 @@ JOINABLE_DEFINITION int Exchange::blocks() const noexcept {
 }
 
 JOINABLE_DEFINITION std::size_t Exchange::size_of_block(int b) const noexcept {
-    switch (signature_.collective) {
+    switch (moved()) {
     case Collective::all_gather: return share(b, 0);
     case Collective::gather: return share(b, signature_.root);
     case Collective::reduce_scatter:
@@ -20423,7 +20436,7 @@ JOINABLE_DEFINITION Block Exchange::block(int b) const noexcept {
         }
         return sum;
     };
-    switch (signature_.collective) {
+    switch (moved()) {
     case Collective::broadcast: return {size, signature_.root};
     case Collective::reduce: return {size, every_rank, signature_.root};
     case Collective::all_gather: return {size, b, every_rank, 0, before()};
@@ -21705,9 +21718,14 @@ template <class Rank, class Work>
 typename BoardCommunicator<Rank, Work>::Slot
 BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
     check_color(color);
+    auto const gather = [&](ConstBuffer in, Buffer out) { // errors call it split
+        Request request = RequestsOf{rank(), size()}.all_gather(in, out);
+        request.signature.collective = split_collective;
+        post(request).wait();
+    };
     std::array<std::int32_t, 2> const mine{color, key};
     std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
-    this->all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32}).wait();
+    gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
     std::vector<int> members;
     for (int other = 0; other < size(); ++other) {
         if (all[static_cast<std::size_t>(other)][0] == color) {
@@ -21721,7 +21739,7 @@ BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
     int const maker = members.front();
     std::uint64_t const made = rank() == maker ? rank_.make_group(members) : 0;
     std::vector<std::uint64_t> places(all.size());
-    this->all_gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64}).wait();
+    gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64});
     std::uint64_t const place = places[static_cast<std::size_t>(maker)];
     if (place == 0) {
         throw CommunicationError{concat(
@@ -25896,6 +25914,15 @@ public:
     [[nodiscard]] bool is_aborted() const noexcept { return reason_.has_value(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return reason_; }
 
+    /// Local. No wait of a single rank lasts. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return std::exchange(deadline_, deadline);
+    }
+    /// Local. Does nothing, because no other rank waits.
+    void keep_alive() const noexcept {}
+    /// Local. None.
+    [[nodiscard]] std::vector<int> missing_ranks() const noexcept { return {}; }
+
 private:
     friend class detail::BasicCollectives<SelfCommunicator, CompletedWork>;
 
@@ -25919,6 +25946,7 @@ private:
     }
 
     std::optional<AbortReason> reason_;
+    std::chrono::nanoseconds deadline_ = default_deadline;
 };
 
 }} // namespace joinable::v0

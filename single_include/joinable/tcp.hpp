@@ -2258,7 +2258,7 @@ TcpRank::check_clock(std::uint64_t sequence, std::chrono::nanoseconds longest_ga
 
 JOINABLE_DEFINITION void
 TcpRank::ask_for_more(std::uint64_t sequence, std::string const& meanwhile) {
-    std::string const text = cut_text(meanwhile);
+    std::string const text = cut_text(meanwhile, most_reason_text);
     Overdue& overdue = *overdue_of(sequence);
     overdue.deadline = (std::max)(deadline_, std::chrono::nanoseconds{0});
     FrameHeader header;

@@ -171,6 +171,8 @@ static_assert(collects_everything<SelfCommunicator> && collects_everything<Threa
 static_assert(SendsAndReceives<ThreadCommunicator> && Splits<ThreadCommunicator>);
 static_assert(RenewsDeadline<ThreadCommunicator> && ReportsMissing<ThreadCommunicator>);
 static_assert(TellsReason<SelfCommunicator> && TellsReason<ThreadCommunicator>);
+static_assert(RenewsDeadline<SelfCommunicator> && RenewsDeadline<ThreadCommunicator>);
+static_assert(ReportsMissing<SelfCommunicator> && ReportsMissing<ThreadCommunicator>);
 static_assert(!AllGathers<joinable_tests::CoreOnly<ThreadCommunicator>>);
 static_assert(ScalesSums<ThreadCommunicator> && ScalesSums<SelfCommunicator>);
 struct Scaling : Core {

@@ -222,12 +222,12 @@ private:
             words = layout->own_steps();
             std::size_t const parameters = words.size();
             words.resize(parameters + layout->tensors().size());
+            detail::DeadlineRenewal renewal{control};
             for (detail::TensorPart const& part : parts) {
                 detail::StoredTensor const& tensor = layout->tensors()[part.tensor];
                 on_host.read(tensor, part, [&](detail::TensorPart const& here) {
-                    words[parameters + part.tensor] += hash_part(tensor, here);
+                    words[parameters + part.tensor] += hash_part(tensor, here, renewal);
                 });
-                control.keep_alive();
             }
         });
         control.sum(words);

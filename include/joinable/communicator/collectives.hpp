@@ -28,6 +28,15 @@ consteval void check_written_tensor() {
     (void)models_tensor<T>();
 }
 
+/// The elements that are reduced. @throws ContractViolation  its type does not reduce them so, though
+/// its dtype would: see tensor_traits.
+template <class T>
+void check_reduced_tensor(T const& tensor, ReduceOp op) {
+    if constexpr (requires { traits_of<T>::check_reduction(tensor, op); }) {
+        traits_of<T>::check_reduction(tensor, op);
+    }
+}
+
 template <class T>
 concept communicator_to_use =
     std::is_lvalue_reference_v<T> && Communicator<std::remove_reference_t<T>>;
@@ -71,6 +80,7 @@ template <class First, class... Rest>
 template <Communicator Comm, class T>
 [[nodiscard]] auto all_reduce(Comm& comm, T&& tensor, ReduceOp op = ReduceOp::sum) {
     detail::check_written_tensor<T>();
+    detail::check_reduced_tensor(tensor, op);
     return comm.all_reduce(joinable::to_buffer(tensor), op);
 }
 
@@ -100,6 +110,7 @@ template <Communicator Comm, class T>
         "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'; add "
         "it, or use one that models Reduces"
     );
+    detail::check_reduced_tensor(tensor, op);
     return comm.reduce(joinable::to_buffer(tensor), op, root);
 }
 
@@ -133,6 +144,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
         "Buffer out, ReduceOp)' without and with counts; add it, or use one that models "
         "ReduceScatters"
     );
+    detail::check_reduced_tensor(in, op);
     return comm.reduce_scatter(
         joinable::to_const_buffer(in), joinable::to_buffer(out), op, detail::Counts{counts}...
     );

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
@@ -39,6 +41,15 @@ public:
     [[nodiscard]] bool is_aborted() const noexcept { return reason_.has_value(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return reason_; }
 
+    /// Local. No wait of a single rank lasts. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return std::exchange(deadline_, deadline);
+    }
+    /// Local. Does nothing, because no other rank waits.
+    void keep_alive() const noexcept {}
+    /// Local. None.
+    [[nodiscard]] std::vector<int> missing_ranks() const noexcept { return {}; }
+
 private:
     friend class detail::BasicCollectives<SelfCommunicator, CompletedWork>;
 
@@ -62,6 +73,7 @@ private:
     }
 
     std::optional<AbortReason> reason_;
+    std::chrono::nanoseconds deadline_ = default_deadline;
 };
 
 }} // namespace joinable::v0

@@ -30,7 +30,7 @@ struct Provided {
     /// If parts have counts: all of them, where other ranks than the root have them, too; in an all_to_all from
     /// each rank to each.
     Counts known = {};
-    Buffer memory = {}; ///< for all parts; may be `in`, which then changes
+    Buffer memory = {}; ///< for all parts; may be `in`, which then changes, except in an all_to_all
 };
 
 /// A collective that a communicator lacks, made of sums and broadcasts of whole buffers. All are posted at once.

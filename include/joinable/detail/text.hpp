@@ -100,4 +100,25 @@ inline std::string ranks_text(std::vector<int> const& ranks) {
     return concat(ranks.size() == 1 ? "rank " : "ranks ", ranks);
 }
 
+/// The end of a text that was cut.
+inline constexpr std::string_view cut_mark = "...";
+/// How many bytes to keep of a text longer than `most` bytes, before that mark. It keeps whole
+/// UTF-8 characters.
+[[nodiscard]] inline std::size_t
+length_before_cut(std::string_view text, std::size_t most) noexcept {
+    std::size_t length = most - cut_mark.size();
+    while (length != 0 && (static_cast<unsigned char>(text[length]) & 0xc0U) == 0x80U) {
+        --length;
+    }
+    return length;
+}
+/// The same text, cut if it is longer.
+[[nodiscard]] inline std::string cut_text(std::string text, std::size_t most) {
+    if (text.size() > most) {
+        text.resize(length_before_cut(text, most));
+        text += cut_mark;
+    }
+    return text;
+}
+
 }}} // namespace joinable::v0::detail

@@ -339,6 +339,44 @@ private:
     std::optional<c10::Stream> caller_; ///< none: all is in host memory
 };
 
+/// Hooks on the outputs of a pass. Those of most end with the graph. A leaf, such as an input that
+/// the pass returns, lives on: it has one hook, however many passes return it.
+class TorchOutputs {
+public:
+    using Hook = std::function<void(at::Tensor const&)>;
+
+    void follow(std::vector<at::Tensor> const& outputs, Hook const& hook) {
+        std::vector<Leaf> leaves;
+        for (at::Tensor const& output : outputs) {
+            Weak const weak{output.getIntrusivePtr()};
+            auto const is_same = [&](Leaf const& leaf) { return leaf.tensor == weak; };
+            if (std::any_of(leaves.begin(), leaves.end(), is_same)) {
+                continue;
+            }
+            auto const known = std::find_if(leaves_.begin(), leaves_.end(), is_same);
+            if (known != leaves_.end()) {
+                leaves.push_back(std::move(*known));
+                leaves_.erase(known);
+            } else if (unsigned const number = output.register_hook(hook); output.is_leaf()) {
+                leaves.push_back({weak, number});
+            }
+        }
+        for (Leaf const& leaf : std::exchange(leaves_, std::move(leaves))) {
+            if (auto tensor = leaf.tensor.lock()) {
+                at::Tensor{std::move(tensor)}.remove_hook(leaf.hook);
+            }
+        }
+    }
+
+private:
+    using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    struct Leaf {
+        Weak tensor; ///< does not keep its memory
+        unsigned hook;
+    };
+    std::vector<Leaf> leaves_; ///< of the last pass
+};
+
 template <class...>
 inline constexpr bool is_torch_pass = false;
 template <class First, class... Rest>
@@ -358,6 +396,24 @@ concept torch_optional = requires(T const& value) {
     *value;
 };
 
+/// Whether a result of this type can have a tensor that is found.
+template <class T>
+consteval bool may_have_tensors() {
+    if constexpr (std::same_as<T, at::Tensor>) {
+        return true;
+    } else if constexpr (torch_optional<T>) {
+        return may_have_tensors<std::remove_cvref_t<decltype(*std::declval<T const&>())>>();
+    } else if constexpr (torch_range<T>) {
+        return may_have_tensors<
+            std::remove_cvref_t<decltype(*std::begin(std::declval<T const&>()))>>();
+    } else if constexpr (torch_tuple<T>) {
+        return []<std::size_t... I>(std::index_sequence<I...>) {
+            return (may_have_tensors<std::remove_cvref_t<std::tuple_element_t<I, T>>>() || ...);
+        }(std::make_index_sequence<std::tuple_size_v<T>>{});
+    } else {
+        return false;
+    }
+}
 /// Appends the tensors that need gradients. Returns false if it cannot look into the result of a
 /// pass.
 template <class T>
@@ -473,7 +529,10 @@ public:
           } {}
 
     /// Gradients stay, in their own memory, as do handles and views of them that others keep.
-    ~DistributedDataParallel() { views_->leave(); }
+    ~DistributedDataParallel() {
+        followed_.follow({}, {});
+        views_->leave();
+    }
 
     /// Announces a round and runs the module's forward(inputs...), which overlaps with the roll
     /// call. Collective over the active ranks. If it throws, continue with skip().
@@ -511,7 +570,7 @@ public:
             Base::forward(std::forward<Pass>(pass), notice);
             follow_outputs(0);
         } else {
-            auto outputs = Base::forward(std::forward<Pass>(pass), notice);
+            decltype(auto) outputs = Base::forward(std::forward<Pass>(pass), notice);
             follow_outputs(outputs);
             return outputs;
         }
@@ -655,7 +714,7 @@ private:
             std::vector<at::Tensor> tensors;
             bool const has_all = detail::append_outputs(outputs, tensors);
             if (finds_unused_) {
-                if (!has_all) {
+                if (!has_all || !detail::may_have_tensors<Outputs>()) {
                     throw ContractViolation{
                         "find_unused reads the graph of what forward() returns; return tensors, or optionals, tuples "
                         "or ranges of them"
@@ -663,20 +722,20 @@ private:
                 }
                 unused_ = gradients_.unused_in(tensors);
             }
-            for (at::Tensor const& tensor : tensors) {
-                if (gradients_.watches(tensor)) {
-                    continue; // a hook on a parameter would stay there
-                }
-                tensor.register_hook([this,
-                                      alive = std::weak_ptr<char>{is_alive_}](at::Tensor const&) {
+            std::erase_if(tensors, [&](at::Tensor const& tensor) {
+                return gradients_.watches(tensor); // a hook on a parameter would stay there
+            });
+            followed_.follow(
+                tensors,
+                [this, alive = std::weak_ptr<char>{is_alive_}](at::Tensor const&) {
                     if (!alive.expired() && gradients_.are_accumulated()) {
                         expect_end();
                         if (finds_unused_) { // the graph may reach no parameter
                             begin_reduction();
                         }
                     }
-                });
-            }
+                }
+            );
         });
     }
 
@@ -690,6 +749,7 @@ private:
     bool expects_end_ = false;
     bool has_warned_ = false; ///< about an optimizer that is behind
     std::vector<std::size_t> unused_;
+    detail::TorchOutputs followed_;
     std::shared_ptr<char> is_alive_ = std::make_shared<char>();
 };
 

@@ -13,6 +13,7 @@
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/parameter.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 #include <joinable/tensor/traits.hpp>
 
 /// @file
@@ -36,6 +37,8 @@
 /// | kHalf, kBFloat16    | f16, bf16 | channels_last, views           | their strides                           |
 /// | kChar, kByte, kBool | i8, u8, u8 | sparse, quantised, complex    | ContractViolation; complex buffers of a |
 /// |                     |           |                                | module are sent as bytes                |
+///
+/// kBool has no sum: reduce it by another operation.
 
 namespace joinable { inline namespace v0 {
 
@@ -103,6 +106,14 @@ struct tensor_traits<at::Tensor> {
             )};
         }
         return {DeviceKind::cuda, device.index()};
+    }
+    static void check_reduction(at::Tensor const& t, ReduceOp op) {
+        if (op == ReduceOp::sum && t.scalar_type() == c10::ScalarType::Bool) {
+            throw ContractViolation{
+                "a torch::Tensor of type Bool has no sum, as 1 + 1 is no bool; reduce it by bit_or or max (is it "
+                "true anywhere) or by bit_and or min (everywhere), or convert it with to(torch::kInt)"
+            };
+        }
     }
 };
 

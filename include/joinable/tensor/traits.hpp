@@ -55,6 +55,8 @@ struct DeviceId {
 /// | `static DeviceId device(T const& t);`            | optional; else the host                  |
 /// | `static constexpr bool is_column_major = true;`  | optional: the first dimension varies     |
 /// |                                                  | fastest; else the last one does          |
+/// | `static void check_reduction(T const& t,         | optional: throws if collectives may not  |
+/// | ReduceOp op);`                                   | combine such elements by `op`            |
 /// | `static constexpr bool is_expression = true;`    | instead of all others: T has no memory,  |
 /// |                                                  | and an error text says so                |
 template <class T>

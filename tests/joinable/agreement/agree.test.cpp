@@ -268,6 +268,17 @@ TEST_CASE("texts that are too long end with dots, and the value is still said") 
             failed.text ==
             (fails ? std::string(500, 'e') : "rank 1 failed: " + std::string(253, 'e') + "...")
         );
+        auto const umlauts = [](int count) { // of two bytes, none of which is cut
+            std::string text;
+            for (int i = 0; i < count; ++i) {
+                text += "\u00e4";
+            }
+            return text;
+        };
+        CHECK(
+            outcome_of(comm, {}, fails ? error(umlauts(200)) : nullptr).text ==
+            (fails ? umlauts(200) : "rank 1 failed: " + umlauts(126) + "...")
+        );
     });
 }
 

@@ -94,6 +94,36 @@ TEST_CASE("collectives take torch tensors, and refuse those with gaps") {
     });
 }
 
+TEST_CASE("tensors of bools have no sum, but other reductions, and travel") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        using joinable::ReduceOp;
+        std::vector<Tensor> const flags(
+            static_cast<std::size_t>(comm.size()), torch::full({2}, comm.rank() == 0, torch::kBool)
+        );
+        Tensor flag = flags[0].clone();
+        Tensor const all = torch::zeros({2 * comm.size()}, torch::kBool);
+        char const* const text =
+            "a torch::Tensor of type Bool has no sum, as 1 + 1 is no bool; reduce it by bit_or or max (is it true "
+            "anywhere) or by bit_and or min (everywhere), or convert it with to(torch::kInt)";
+        CHECK_THROWS_WITH_AS(joinable::all_reduce(comm, flag).wait(), text, ContractViolation);
+        CHECK_THROWS_WITH_AS(
+            joinable::reduce(comm, flag, ReduceOp::sum, 0).wait(), text, ContractViolation
+        );
+        CHECK_THROWS_WITH_AS(
+            joinable::reduce_scatter(comm, all, flag).wait(), text, ContractViolation
+        );
+        joinable::all_reduce(comm, flag, ReduceOp::bit_or).wait();
+        CHECK(flag.all().item<bool>());
+        flag = flags[0].clone();
+        joinable::all_reduce(comm, flag, ReduceOp::min).wait();
+        CHECK(flag.any().item<bool>() == (comm.size() == 1));
+        joinable::all_gather(comm, flags[0], all).wait();
+        CHECK(all.sum().item<int>() == 2);
+        joinable::broadcast(comm, flag = flags[0].clone(), 0).wait();
+        CHECK(flag.all().item<bool>());
+    });
+}
+
 // ---- training
 
 /// y = V tanh(W x + b) + c in doubles, and a branch that only some passes take.
@@ -687,6 +717,57 @@ TEST_CASE("no hooks pile up on a parameter that a pass returns") {
     });
 }
 
+TEST_CASE("an input that passes return has one hook, and none after the model has ended") {
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        Net model;
+        Tensor const kept = torch::ones({3, 3}, torch::kDouble).requires_grad_();
+        Tensor const once = torch::ones({3, 3}, torch::kDouble).requires_grad_();
+        auto const hooks_of = [](Tensor const& tensor) {
+            int alive = 0;
+            auto const* const meta = torch::autograd::impl::get_autograd_meta(tensor);
+            if (meta != nullptr && meta->cpp_hooks_list_) {
+                CHECK(meta->cpp_hooks_list_->size() == 1); // what is removed leaves its place
+                for (auto const& hook : *meta->cpp_hooks_list_) {
+                    alive += hook ? 1 : 0;
+                }
+            }
+            return alive;
+        };
+        {
+            joinable::torch::DistributedDataParallel ddp{comm, model};
+            for (int round = 0; round < 4; ++round) {
+                model->zero_grad(true);
+                auto const [outputs, same, other] = ddp.forward([&] {
+                    return std::tuple{
+                        model->forward(kept, true), kept, round == 1 ? once : Tensor{}
+                    };
+                });
+                (outputs.sum() + same.sum()).backward();
+                CHECK(hooks_of(kept) == 1);
+                CHECK(hooks_of(once) == (round == 1 ? 1 : 0));
+            }
+            CHECK(model->branch->weight.grad()[0][0].item<double>() == 3);
+        }
+        CHECK(hooks_of(kept) == 0);
+        kept.sum().backward();
+    });
+}
+
+TEST_CASE("a pass that returns a reference gives that reference") {
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        Net model;
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        Tensor kept;
+        auto&& outputs = ddp.forward([&]() -> Tensor& {
+            return kept = model->forward(torch::ones({3, 3}, torch::kDouble), true);
+        });
+        static_assert(std::same_as<decltype(outputs), Tensor&>);
+        REQUIRE(&outputs == &kept);
+        outputs.sum().backward();
+        CHECK(model->branch->weight.grad()[0][0].item<double>() == 3);
+    });
+}
+
 TEST_CASE("buffers of complex and 16-bit integers take rank 0's elements") {
     run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
         ReturnsParameter model;
@@ -844,10 +925,22 @@ TEST_CASE("with find_unused a pass returns what can be looked into") {
             return std::pair{outputs, std::vector<c10::optional<Tensor>>{outputs * 2, {}}};
         });
         loss_of(first + *rest[0], batch).backward();
-        CHECK_THROWS_WITH(
-            ddp.forward([&] { return Outputs{model->forward(batch.inputs)}; }),
+        char const* const text =
             "find_unused reads the graph of what forward() returns; return tensors, or optionals, tuples or ranges "
-            "of them"
+            "of them";
+        CHECK_THROWS_WITH(ddp.forward([&] { return Outputs{model->forward(batch.inputs)}; }), text);
+        ddp.skip();
+        Tensor loss; // without a tensor all parameters would count as unused
+        CHECK_THROWS_WITH(
+            ddp.forward([&] { loss = loss_of(model->forward(batch.inputs), batch); }), text
+        );
+        ddp.skip();
+        CHECK_THROWS_WITH(
+            ddp.forward([&] {
+                loss = loss_of(model->forward(batch.inputs), batch);
+                return std::pair{loss.item<double>(), std::vector<int>{}};
+            }),
+            text
         );
     });
 }

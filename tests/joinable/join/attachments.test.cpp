@@ -13,6 +13,7 @@
 #include <support/recording_communicator.hpp>
 #include <support/volume.hpp>
 
+#include <joinable/communicator/self.hpp>
 #include <joinable/join/guard.hpp>
 
 namespace {
@@ -53,6 +54,17 @@ TEST_CASE("a guard that has finished makes room for the next in the same scope")
         CHECK(second.finish().rounds == 2);
         CHECK(first.finish().rounds == result.rounds);
     });
+}
+
+TEST_CASE("a rank alone takes a timeout, and its communicator gets its own deadline back") {
+    joinable::SelfCommunicator comm;
+    CHECK(comm.set_deadline(std::chrono::seconds{50}) == joinable::default_deadline);
+    AllReducer reducer{comm};
+    Join guard{participants(reducer), {.timeout = std::chrono::seconds{40}}};
+    CHECK(reducer() == 1);
+    guard.finish();
+    CHECK(comm.set_deadline(std::chrono::seconds{60}) == std::chrono::seconds{50});
+    CHECK(comm.missing_ranks().empty());
 }
 
 TEST_CASE(

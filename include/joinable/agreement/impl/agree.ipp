@@ -39,11 +39,7 @@ HashAgreement::is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept
 }
 
 JOINABLE_DEFINITION void write_text(std::span<std::uint64_t> words, std::string_view text) {
-    std::size_t const space = 8 * words.size();
-    std::string written{text.substr(0, space)};
-    if (text.size() > space) {
-        written.replace(space - 3, 3, "...");
-    }
+    std::string const written = cut_text(std::string{text}, 8 * words.size());
     std::memcpy(words.data(), written.data(), written.size());
 }
 

@@ -44,10 +44,34 @@ struct TensorPart {
     }
 };
 
+/// Renews the deadline of the ranks that wait for this one, each time that it has gone through
+/// another piece_bytes. Pieces are large, because a renewal is a message to every rank.
+class DeadlineRenewal {
+public:
+    static constexpr std::size_t piece_bytes = std::size_t{8} << 20U;
+
+    explicit DeadlineRenewal(ControlCommunicator& control) noexcept : control_{control} {}
+
+    void has_passed(std::size_t bytes) {
+        bytes_ += bytes;
+        if (bytes_ >= piece_bytes) {
+            bytes_ = 0;
+            control_.keep_alive();
+        }
+    }
+
+private:
+    ControlCommunicator& control_;
+    std::size_t bytes_ = 0; ///< since the last renewal
+};
+
 /// Calls `f(first, places)` for runs of elements that are adjacent in row-major order. `first` is
-/// the row-major number of the first one; `places` are the addresses.
+/// the row-major number of the first one; `places` are the addresses. It also goes through the
+/// elements that the part does not have.
 template <class F>
-void for_each_run(StoredTensor const& tensor, TensorPart const& part, F const& f) {
+void for_each_run(
+    StoredTensor const& tensor, TensorPart const& part, DeadlineRenewal& renewal, F const& f
+) {
     std::array<std::byte*, 1024> places;
     std::size_t filled = 0;
     Shape const& extents = tensor.extents;
@@ -64,6 +88,9 @@ void for_each_run(StoredTensor const& tensor, TensorPart const& part, F const& f
         if (filled != 0 && (!is_ours || filled == places.size())) {
             f(i + (is_ours ? 1 : 0) - filled, std::span{places}.first(filled));
             filled = 0;
+        }
+        if (i % places.size() == places.size() - 1) {
+            renewal.has_passed(places.size() * size_of(tensor.dtype));
         }
         for (std::size_t d = extents.size(); d-- > 0;) {
             place += part.strides[d];
@@ -86,13 +113,21 @@ void for_each_run(StoredTensor const& tensor, TensorPart const& part, F const& f
     return is_contiguous(tensor.extents, part.strides);
 }
 
-inline std::uint64_t hash_part(StoredTensor const& tensor, TensorPart const& part) {
-    if (is_in_order(tensor, part)) {
-        std::byte const* const data = part.at(part.begin, tensor.dtype);
-        return hash_elements(data, part.begin, part.size, tensor.dtype);
-    }
+inline std::uint64_t
+hash_part(StoredTensor const& tensor, TensorPart const& part, DeadlineRenewal& renewal) {
     std::uint64_t sum = 0;
-    for_each_run(tensor, part, [&](std::size_t first, std::span<std::byte* const> places) {
+    if (is_in_order(tensor, part)) {
+        std::size_t const element = size_of(tensor.dtype);
+        std::size_t const piece = DeadlineRenewal::piece_bytes / element;
+        for (std::size_t done = 0; done < part.size; done += piece) {
+            std::size_t const some = (std::min)(part.size - done, piece);
+            std::size_t const first = part.begin + done;
+            sum += hash_elements(part.at(first, tensor.dtype), first, some, tensor.dtype);
+            renewal.has_passed(some * element);
+        }
+        return sum;
+    }
+    for_each_run(tensor, part, renewal, [&](std::size_t first, std::span<std::byte* const> places) {
         for (std::size_t k = 0; k < places.size(); ++k) {
             sum += hash_elements(places[k], first + k, 1, tensor.dtype);
         }
@@ -168,7 +203,7 @@ class FileData {
 public:
     /// The data begins at byte `first` of the file.
     FileData(File const& file, std::uint64_t first, ControlCommunicator& control) noexcept
-        : file_{file}, first_{first}, control_{control} {}
+        : file_{file}, first_{first}, renewal_{control} {}
 
     void write(StoredTensor const& tensor, TensorPart const& part) {
         move(
@@ -206,13 +241,12 @@ public:
             file_.read(buffer_.data(), some * element, place_of(tensor, first + done));
             sum += hash_elements(buffer_.data(), first + done, some, tensor.dtype);
             done += some;
-            control_.keep_alive();
+            renewal_.has_passed(some * element);
         }
         return sum;
     }
 
 private:
-    static constexpr std::size_t piece_bytes = std::size_t{8} << 20U;
     static constexpr std::size_t bytes_per_sync = std::size_t{64} << 20U;
 
     [[nodiscard]] std::uint64_t place_of(StoredTensor const& tensor, std::size_t i) const noexcept {
@@ -228,28 +262,34 @@ private:
             std::byte* const data = part.at(part.begin, tensor.dtype);
             std::uint64_t const at = place_of(tensor, part.begin);
             std::size_t const bytes = part.size * element;
-            for (std::size_t done = 0; done < bytes; done += piece_bytes) {
-                transfer(data + done, (std::min)(bytes - done, piece_bytes), at + done);
-                control_.keep_alive();
+            std::size_t const piece = DeadlineRenewal::piece_bytes;
+            for (std::size_t done = 0; done < bytes; done += piece) {
+                std::size_t const some = (std::min)(bytes - done, piece);
+                transfer(data + done, some, at + done);
+                renewal_.has_passed(some);
             }
             return;
         }
         buffer_.resize(1024 * sizeof(double));
-        for_each_run(tensor, part, [&](std::size_t first, std::span<std::byte* const> places) {
-            for (std::size_t k = 0; writes && k < places.size(); ++k) {
-                std::memcpy(buffer_.data() + k * element, places[k], element);
+        for_each_run(
+            tensor,
+            part,
+            renewal_,
+            [&](std::size_t first, std::span<std::byte* const> places) {
+                for (std::size_t k = 0; writes && k < places.size(); ++k) {
+                    std::memcpy(buffer_.data() + k * element, places[k], element);
+                }
+                transfer(buffer_.data(), places.size() * element, place_of(tensor, first));
+                for (std::size_t k = 0; !writes && k < places.size(); ++k) {
+                    std::memcpy(places[k], buffer_.data() + k * element, element);
+                }
             }
-            transfer(buffer_.data(), places.size() * element, place_of(tensor, first));
-            for (std::size_t k = 0; !writes && k < places.size(); ++k) {
-                std::memcpy(places[k], buffer_.data() + k * element, element);
-            }
-            control_.keep_alive();
-        });
+        );
     }
 
     File const& file_;
     std::uint64_t first_;
-    ControlCommunicator& control_;
+    DeadlineRenewal renewal_;
     std::vector<std::byte> buffer_;
     std::size_t unsynced_ = 0; ///< bytes that were written since the last sync
 };

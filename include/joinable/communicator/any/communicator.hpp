@@ -250,7 +250,7 @@ consteval bool fits_any() {
 /// joinable::AnyCommunicator owns{std::make_unique<joinable::MpiCommunicator>(MPI_COMM_WORLD)};
 /// @endcode
 ///
-/// A collective costs one virtual call more and allocates nothing more. In host memory, all_gather, gather, scatter,
+/// A collective of the transport costs one virtual call more and allocates nothing more. In host memory, all_gather, gather, scatter,
 /// all_to_all, reduce, reduce_scatter and scaled sums that the transport lacks are made of its all_reduce and
 /// broadcast of whole buffers. A scaled sum then rounds each product to the dtype, in the buffer, before ranks compare
 /// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and

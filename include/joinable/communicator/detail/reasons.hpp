@@ -24,21 +24,6 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// The maximum length of a reason's text between ranks, in bytes.
 inline constexpr std::size_t most_reason_text = 4000;
-/// The end of a text that was cut.
-inline constexpr std::string_view cut_mark = "...";
-/// How many bytes to keep of a text longer than `most` bytes, before that mark. It keeps whole
-/// UTF-8 characters.
-[[nodiscard]] inline std::size_t
-length_before_cut(std::string_view text, std::size_t most = most_reason_text) noexcept {
-    std::size_t length = most - cut_mark.size();
-    while (length != 0 && (static_cast<unsigned char>(text[length]) & 0xc0U) == 0x80U) {
-        --length;
-    }
-    return length;
-}
-
-/// The same text, cut if it is longer.
-[[nodiscard]] std::string cut_text(std::string text, std::size_t most = most_reason_text);
 
 /// The bytes of a packed reason before its ranks: kind, has_left, how many bytes have the bits of ranks, origin.
 inline constexpr std::size_t bytes_before_ranks = 8;

@@ -14,6 +14,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/hierarchical/detail/engine.hpp>
@@ -191,7 +192,11 @@ public:
         choices.back().color = engine_.can_split() ? 0 : 1;
         detail::GroupChoice& own = choices[static_cast<std::size_t>(rank())];
         own = {color, key};
-        this->all_reduce({choices.data(), 2 * choices.size(), DType::i32}, ReduceOp::bit_or).wait();
+        detail::Request request = detail::RequestsOf{rank(), size()}.all_reduce(
+            {choices.data(), 2 * choices.size(), DType::i32}, ReduceOp::bit_or
+        );
+        request.signature.collective = detail::split_collective; // errors call it so
+        post(request).wait();
         if (choices.back().color != 0) {
             throw ContractViolation{
                 "split needs the split() of both levels, but the communicator of a machine's ranks or that of the "

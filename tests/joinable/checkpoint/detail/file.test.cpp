@@ -2,8 +2,8 @@
 // What a checkpoint asks of the system when it writes.
 #include <joinable/checkpoint/detail/file.hpp>
 
-#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,8 +14,11 @@
 #include <support/folder.hpp>
 
 #include <joinable/agreement/control.hpp>
+#include <joinable/checkpoint/checkpoint.hpp>
 #include <joinable/checkpoint/detail/tensor_part.hpp>
 #include <joinable/communicator/self.hpp>
+#include <joinable/optimizer/rules.hpp>
+#include <joinable/participant/sharded/optimizer.hpp>
 
 namespace {
 
@@ -40,9 +43,6 @@ using joinable_tests::Folder;
 using namespace joinable::detail;
 
 struct Noting : joinable::SelfCommunicator {
-    static std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        return deadline;
-    }
     static void keep_alive() { *log_of_calls += 'a'; }
 };
 
@@ -63,6 +63,78 @@ TEST_CASE("a rank that writes much syncs between pieces, and then says that it i
     }
     log_of_calls = nullptr;
     CHECK(log == "aaaaaaasaaaaaaaasaaaaa");
+}
+
+TEST_CASE(
+    "a rank says that it is alive each 8 MiB that it hashes or writes, in any order of elements"
+) {
+    constexpr std::size_t rows = 1024;
+    constexpr std::size_t columns = 3 * 1024;
+    Folder const folder;
+    File const file{folder.file("data"), File::Access::create};
+    Noting comm;
+    ControlOver<Noting&> control{comm};
+    std::vector<double> values(rows * columns); // 24 MiB
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = static_cast<double>(i);
+    }
+    StoredTensor const tensor{"values", DType::f64, {rows, columns}};
+    auto* const data_of = reinterpret_cast<std::byte*>(values.data());
+    auto const log_of = [&](auto const& f) {
+        std::string log;
+        log_of_calls = &log;
+        f();
+        log_of_calls = nullptr;
+        return log;
+    };
+    auto const hash_of = [&](TensorPart const& part) {
+        std::uint64_t sum = 0;
+        CHECK(log_of([&] {
+                  DeadlineRenewal renewal{control};
+                  sum = hash_part(tensor, part, renewal);
+              }) == "aaa");
+        return sum;
+    };
+    TensorPart const in_order{0, data_of, 0, {columns, 1}, {columns, 1}, 0, values.size()};
+    CHECK(hash_of(in_order) == hash_elements(data_of, 0, values.size(), DType::f64));
+    TensorPart const by_columns{0, data_of, 0, {1, rows}, {1, rows}, 0, values.size()};
+    TensorPart few = by_columns; // it goes through the others'
+    few.size = values.size() / 2;
+    TensorPart rest = few;
+    rest.begin = few.size;
+    std::uint64_t const hash = hash_of(by_columns);
+    CHECK(hash == hash_of(few) + hash_of(rest));
+    FileData data{file, 0, control};
+    CHECK(log_of([&] { data.write(tensor, by_columns); }) == "aaa");
+    File const reading{folder.file("data"), File::Access::read};
+    FileData written{reading, 0, control};
+    CHECK(log_of([&] { written.read(tensor, by_columns); }) == "aaa");
+    CHECK(log_of([&] { CHECK(written.hash(tensor, 0, values.size()) == hash); }) == "aaa");
+    StoredTensor const small{"small", DType::f64, {rows}};
+    TensorPart const part{0, data_of, 0, {1}, {1}, 0, rows}; // 8 KiB
+    CHECK(log_of([&] {
+              for (int i = 0; i < 2048; ++i) {
+                  data.write(small, part);
+              }
+          }) == "aa");
+}
+
+TEST_CASE("a checkpoint renews deadlines while it hashes a large parameter, too") {
+    Folder const folder;
+    Noting comm;
+    struct Param {
+        std::vector<float> value;
+        std::vector<float> grad;
+    };
+    std::vector<float> const values(std::size_t{4} << 20U); // 16 MiB
+    std::vector<Param> params{{values, values}};
+    joinable::ZeroRedundancyOptimizer zero{comm, params, joinable::Sgd{}};
+    joinable::Checkpoint save{zero, folder.file("model")};
+    std::string log;
+    log_of_calls = &log;
+    save.write();
+    log_of_calls = nullptr;
+    CHECK(log == "aaaa"); // 2 while it hashes, 2 while it writes
 }
 
 TEST_CASE("a folder that cannot be synced does not keep a file from replacing another") {

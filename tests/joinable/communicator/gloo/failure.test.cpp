@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -30,6 +31,7 @@
 #include <support/polling.hpp>
 #include <support/shared.hpp>
 #include <support/tells_reason.hpp>
+#include <support/thrown_by.hpp>
 #include <support/time_of_death.hpp>
 #include <support/volume.hpp>
 #include <support/wait_until.hpp>
@@ -562,6 +564,50 @@ TEST_CASE("a deadline over Gloo names the rank that did not arrive, on all, in w
             ++over;
         });
     }
+}
+
+TEST_CASE("a rank over Gloo that cannot start a thread for messages says so, and ends in order") {
+    std::atomic<bool> is_over{false};
+    run_gloo_ranks({2}, [&](GlooCommunicator& comm) {
+        comm.barrier();
+        if (comm.rank() == 1) {
+            wait_until([&] { return is_over.load(); });
+            return;
+        }
+        pthread_attr_t before;
+        pthread_attr_t more_than_any_memory;
+        REQUIRE(pthread_getattr_default_np(&before) == 0);
+        REQUIRE(pthread_attr_init(&more_than_any_memory) == 0);
+        REQUIRE(pthread_attr_setstacksize(&more_than_any_memory, std::size_t{1} << 50U) == 0);
+        REQUIRE(pthread_setattr_default_np(&more_than_any_memory) == 0);
+        std::int32_t value = 0;
+        CHECK_THROWS_WITH_AS(
+            comm.send({&value, 1, DType::i32}, 1),
+            doctest::Contains("the thread that sends to rank 1 by Gloo could not be started: "),
+            joinable::CommunicationError
+        );
+        pthread_setattr_default_np(&before);
+        is_over = true;
+    });
+}
+
+TEST_CASE("a split over Gloo that a rank does not call times out by its name") {
+    run_gloo_ranks({2}, [&](GlooCommunicator& comm) {
+        comm.barrier();
+        comm.set_deadline(comm.rank() == 0 ? 100ms : 60s);
+        check_thrown<joinable::TimedOut>(
+            std::vector{1},
+            "rank 1 did not arrive within 0.1 s, while rank 0 waits in split",
+            [&] {
+                if (comm.rank() == 0) {
+                    auto const group = comm.split(0, 0);
+                } else {
+                    wait_until([&] { return comm.is_aborted(); });
+                    comm.barrier();
+                }
+            }
+        );
+    });
 }
 
 TEST_CASE("a rank over Gloo that keeps itself alive is waited for, in tests, too") {

@@ -91,6 +91,44 @@ TEST_CASE("a communicator cannot be moved, and its type says so; a group is made
     });
 }
 
+TEST_CASE("a split that a rank does not call times out, or is a Mismatch, by its name") {
+    using namespace std::chrono_literals;
+    run_all_ranks({2, 3}, [](auto& comm) {
+        comm.barrier();
+        comm.set_deadline(comm.rank() == 0 ? 100ms : 60s);
+        int const late = comm.size() - 1;
+        check_thrown<joinable::TimedOut>(
+            std::vector{late},
+            "rank " + std::to_string(late) +
+                " did not arrive within 0.1 s, while rank 0 waits in split",
+            [&] {
+                if (comm.rank() == late) {
+                    wait_until([&] { return comm.is_aborted(); });
+                    comm.barrier();
+                } else {
+                    auto const group = comm.split(0, 0);
+                }
+            }
+        );
+    });
+    run_all_ranks({2}, [](auto& comm) {
+        check_thrown<joinable::Mismatch>(
+            std::vector{1},
+            "ranks run different collectives: rank 0 split, rank 1 all_gather of 2 i32",
+            [&] {
+                if (comm.rank() == 0) {
+                    auto const group = comm.split(0, 0);
+                } else { // of as many elements
+                    std::array<std::int32_t, 2> const mine{};
+                    std::array<std::int32_t, 4> all{};
+                    comm.all_gather({mine.data(), 2, DType::i32}, {all.data(), 4, DType::i32})
+                        .wait();
+                }
+            }
+        );
+    });
+}
+
 TEST_CASE("equal keys keep the order of the ranks") {
     run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         auto const group = comm.split(5, 0);

@@ -16,14 +16,6 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION std::string cut_text(std::string text, std::size_t most) {
-    if (text.size() > most) {
-        text.resize(length_before_cut(text, most));
-        text += cut_mark;
-    }
-    return text;
-}
-
 JOINABLE_DEFINITION std::size_t
 pack(AbortReason const& reason, std::span<std::byte> into) noexcept {
     auto const bits = into.subspan(bytes_before_ranks, max_ranks / 8);

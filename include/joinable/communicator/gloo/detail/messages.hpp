@@ -17,14 +17,15 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/background_thread.hpp>
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/gloo/detail/mesh.hpp>
 #include <joinable/detail/hash.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -73,7 +74,7 @@ public:
         }
         for (auto& [key, lane] : lanes_) {
             lane->has_work.notify_one();
-            lane->thread.join();
+            lane->thread.reset(); // waits for it
         }
     }
 
@@ -160,7 +161,7 @@ private:
         bool is_broken = false;
         std::string error = {};
         std::condition_variable has_work = {};
-        std::thread thread = {};
+        std::optional<BackgroundThread> thread = {};
     };
     using Lock = std::unique_lock<std::mutex>;
 
@@ -174,13 +175,23 @@ private:
         has_moved_.notify_all();
     }
     [[nodiscard]] Lane& lane_of(bool is_send, int peer) {
-        auto& lane = lanes_[{is_send, peer}];
-        if (lane == nullptr) {
-            lane = std::make_unique<Lane>(mesh_, is_send, peer);
-            WithoutSigpipe const at_thread;
-            lane->thread = std::thread{[this, &lane = *lane] { run(lane); }};
+        std::pair const key{is_send, peer};
+        if (auto const known = lanes_.find(key); known != lanes_.end()) {
+            return *known->second;
         }
-        return *lane;
+        Lane& lane =
+            *lanes_.emplace(key, std::make_unique<Lane>(mesh_, is_send, peer)).first->second;
+        char const* const does = is_send ? "sends to" : "receives from";
+        try {
+            static_cast<void>(lane.thread.emplace(
+                concat("the thread that ", does, " rank ", peer, " by Gloo"),
+                [this, &lane] { run(lane); }
+            ));
+        } catch (...) {
+            lanes_.erase(key);
+            throw;
+        }
+        return lane;
     }
 
     // -- two sides --------------------------------------------------------------------------------

@@ -12,11 +12,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/background_thread.hpp>
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/polling.hpp>
@@ -64,8 +64,9 @@ public:
             fail({FailureKind::communication, {}, blame(error.what())});
         }
         control_.barrier();
-        WithoutSigpipe const at_worker;
-        worker_ = std::thread{[this] { work(); }};
+        static_cast<void>(worker_.emplace(
+            concat("the thread of rank ", rank(), "'s collectives by Gloo"), [this] { work(); }
+        ));
     }
     GlooRank(GlooRank const&) = delete;
     GlooRank& operator=(GlooRank const&) = delete;
@@ -181,8 +182,9 @@ public:
     [[nodiscard]] GlooMeeting split(int color, int key) {
         return ended_by_failure([&] {
             take_over_from_parent();
-            GlooArrival arrival{{split_collective}, rank(), size()};
-            arrive(arrival, {}).wait();
+            Descriptor const split{split_collective};
+            GlooArrival arrival{split, rank(), size()};
+            arrive(arrival, split).wait();
             compare_arrivals();
             if (auto const reason = arrival.difference()) {
                 fail(*reason);
@@ -210,8 +212,8 @@ public:
             is_closing_ = true;
         }
         has_work_.notify_one();
-        worker_.join();
-        open_.clear(); // waits for arrivals of other ranks
+        worker_.reset(); // waits for it
+        open_.clear();   // waits for arrivals of other ranks
         messages_.reset();
         mesh_.reset();
     }
@@ -491,7 +493,7 @@ private:
     std::condition_variable has_progress_;
     std::deque<Operation*> queue_; ///< the first one is under way
     bool is_closing_ = false;
-    std::thread worker_;
+    std::optional<BackgroundThread> worker_;
 };
 
 }}} // namespace joinable::v0::detail

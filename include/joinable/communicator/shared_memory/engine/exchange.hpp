@@ -56,6 +56,11 @@ public:
     void run(std::size_t begin, std::size_t end) const;
 
 private:
+    /// Ranks that split gather what they chose.
+    [[nodiscard]] Collective moved() const noexcept {
+        return signature_.collective == split_collective ? Collective::all_gather
+                                                         : signature_.collective;
+    }
     /// The number of elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 

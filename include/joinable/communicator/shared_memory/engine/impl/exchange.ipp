@@ -13,7 +13,7 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION int Exchange::blocks() const noexcept {
-    switch (signature_.collective) {
+    switch (moved()) {
     case Collective::all_reduce:
     case Collective::broadcast:
     case Collective::barrier:
@@ -25,7 +25,7 @@ JOINABLE_DEFINITION int Exchange::blocks() const noexcept {
 }
 
 JOINABLE_DEFINITION std::size_t Exchange::size_of_block(int b) const noexcept {
-    switch (signature_.collective) {
+    switch (moved()) {
     case Collective::all_gather: return share(b, 0);
     case Collective::gather: return share(b, signature_.root);
     case Collective::reduce_scatter:
@@ -45,7 +45,7 @@ JOINABLE_DEFINITION Block Exchange::block(int b) const noexcept {
         }
         return sum;
     };
-    switch (signature_.collective) {
+    switch (moved()) {
     case Collective::broadcast: return {size, signature_.root};
     case Collective::reduce: return {size, every_rank, signature_.root};
     case Collective::all_gather: return {size, b, every_rank, 0, before()};

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/detail/text.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -44,9 +45,14 @@ template <class Rank, class Work>
 typename BoardCommunicator<Rank, Work>::Slot
 BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
     check_color(color);
+    auto const gather = [&](ConstBuffer in, Buffer out) { // errors call it split
+        Request request = RequestsOf{rank(), size()}.all_gather(in, out);
+        request.signature.collective = split_collective;
+        post(request).wait();
+    };
     std::array<std::int32_t, 2> const mine{color, key};
     std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
-    this->all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32}).wait();
+    gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
     std::vector<int> members;
     for (int other = 0; other < size(); ++other) {
         if (all[static_cast<std::size_t>(other)][0] == color) {
@@ -60,7 +66,7 @@ BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
     int const maker = members.front();
     std::uint64_t const made = rank() == maker ? rank_.make_group(members) : 0;
     std::vector<std::uint64_t> places(all.size());
-    this->all_gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64}).wait();
+    gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64});
     std::uint64_t const place = places[static_cast<std::size_t>(maker)];
     if (place == 0) {
         throw CommunicationError{concat(

@@ -325,18 +325,19 @@ class Reference(Copy):
             ),
         )
 
-    def test_a_public_name_that_no_page_mentions_fails_unless_it_is_listed(self):
+    def test_a_public_name_without_an_example_fails_unless_it_is_listed(self):
         self.append(
             "include/joinable/core.hpp",
             "namespace joinable { inline namespace v0 {\n/// Documented.\nvoid told_to_nobody();\n"
-            "}} // namespace joinable::v0\n",
+            "/// Documented.\nvoid told_in_code();\n}} // namespace joinable::v0\n",
         )
-        self.append("README.md", "`visit_dtype`\n")
+        self.append("examples/README.md", "`told_to_nobody()`\n```cpp\ntold_in_code(); // told_to_nobody()\n```\n")
+        self.append("tests/reference/unmentioned.txt", "told_in_code\n")
         self.fails(
             self.script,
             saying=(
-                "told_to_nobody is public, but no page of the guide and no example mentions it",
-                "visit_dtype is mentioned now, or not public: take it out of",
+                "told_to_nobody is public, but has no example: write one in",
+                "told_in_code has an example now, or is not public: take it out of",
             ),
         )
 

@@ -7,7 +7,7 @@
 | block                            | what is done with it                                               |
 |----------------------------------|--------------------------------------------------------------------|
 | cpp with a main()                | a program, built by the CMakeLists.txt that the page prints         |
-| cpp that begins with an #include | a source file, compiled where its headers are found                 |
+| cpp that begins with an #include | of a source file, compiled where its headers are found              |
 | and has no main()                |                                                                     |
 | cpp that begins with a template  | a declaration, beside the engine of tests/support/readme.hpp        |
 | cpp that calls run_threads() or  | the body of main()                                                  |
@@ -20,8 +20,8 @@
 
 A block that ends with "// Output:" prints the lines behind it, one with "// Throws: E" ends by that
 exception, and no other one throws. None takes a minute, and each runs in an empty folder. A block with a Checkpoint
-is skipped where nlohmann_json is not found. Declarations are those of their page. README.md has its first code before line 25
-and at most 150 lines.
+is skipped where nlohmann_json is not found. Declarations are those of their page. README.md has its first code
+before line 25 and at most 150 lines.
 """
 import argparse
 import pathlib
@@ -35,8 +35,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "examples/README.md", "examples/reference.md"]
 # What headers of the library need, of libraries that may be missing.
 NEEDED = {
-    "joinable/checkpoint.hpp": "nlohmann/json_fwd.hpp", "joinable/gloo.hpp": "gloo/config.h", "joinable/mpi.hpp": "mpi.h",
-    "joinable/nccl.hpp": "nccl.h", "joinable/nccl_graphs.hpp": "nccl.h", "joinable/nvtx.hpp": "nvtx3/nvToolsExt.h",
+    "joinable/checkpoint.hpp": "nlohmann/json_fwd.hpp", "joinable/gloo.hpp": "gloo/config.h",
+    "joinable/interop/torch.hpp": "torch/torch.h", "joinable/mpi.hpp": "mpi.h", "joinable/nccl.hpp": "nccl.h",
+    "joinable/nccl_graphs.hpp": "nccl.h", "joinable/nvtx.hpp": "nvtx3/nvToolsExt.h",
 }
 LIMIT = 60  # seconds, for what ends in a fraction of one
 BODY = """
@@ -185,19 +186,21 @@ def check_fragments(blocks, options, work):
 
 
 def check_sources(blocks, options, work):
+    """One source file of a page's blocks that include other libraries."""
+    found = []
     for block in blocks:
-        if not block.is_source():
-            continue
-        needed = [NEEDED[name] for name in re.findall(r"#include <(.*)>", block.text) if name in NEEDED]
-        missing = [name for name in needed if not has_header(options, name)]
-        if missing:
-            print(f"skipped: {block.place}: {missing[0]} is not found")
-            continue
-        source = work / f"{block.name}.cpp"
-        source.write_text(block.code, encoding="utf-8")
+        if block.is_source():
+            needed = [NEEDED[name] for name in re.findall(r"#include <(.*)>", block.text) if name in NEEDED]
+            missing = [name for name in needed if not has_header(options, name)]
+            found += [] if missing else [block.code]
+            if missing:
+                print(f"skipped: {block.place}: {missing[0]} is not found")
+    if found:
+        (work / "sources.cpp").write_text("".join(found), encoding="utf-8")
         build(
             options.compiler, *options.options.split(), "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
-            f"-I{options.include}", *system_headers(options), "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX", source,
+            f"-I{options.include}", *system_headers(options), "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX",
+            work / "sources.cpp",
         )
 
 
@@ -259,7 +262,7 @@ parser.add_argument("--compiler", default="g++")
 parser.add_argument("--include", type=pathlib.Path, default=ROOT / "include")
 parser.add_argument("--library", help="compiled once, for the fragments; without it they have it in headers")
 parser.add_argument("--options", default="", help="further options of the compiler")
-parser.add_argument("--headers", default="", help="folders of the headers of MPI and NCCL, with : between them")
+parser.add_argument("--headers", default="", help="folders of the headers of MPI, NCCL and libtorch, with : between them")
 parser.add_argument("--page", action="append", help="one page or several, instead of all")
 parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/readme")
 options = parser.parse_args()

@@ -4,9 +4,9 @@
 
 No errors are members of classes and deduction guides without a docstring (trivial ones have none),
 and that doxygen knows nothing of std::ranges, where it sees a specialisation. Two errors are added: a
-public concept without a page, or without the table of its expressions, and a public name without an example: that is in
-no block of code of a page, all of which tests/readme.py compiles, and in no program of examples/. Text and comments do
-not count. unmentioned.txt lists the names that were public before there was this rule.
+public concept without a page, or without the table of its expressions, and a public name without an example: no block of
+code of a page, all of which tests/readme.py compiles, and no program of examples/ has joinable:: with that name. Text and
+comments do not count.
 """
 import pathlib
 import re
@@ -41,28 +41,24 @@ def public_names():
     return {name.removeprefix("joinable::") for name in types | members}
 
 
-def words_of_code():
-    """The words in the code of README.md, the guide and the examples, without comments."""
-    words = set()
+def names_in_code():
+    """The names behind joinable:: in the code of README.md, the guide and the examples, without comments."""
+    names = set()
     for path in [ROOT / "README.md", *(ROOT / "examples").rglob("*")]:
         if path.suffix not in (".md", ".hpp", ".cpp", ".cu"):
             continue
         code = path.read_text(encoding="utf-8")
         if path.suffix == ".md":
             code = "\n".join(re.findall(r"(?ms)^```\w*\n(.*?)^```$", code))
-        words.update(re.findall(r"\w+", re.sub(r"//.*", "", code)))
-    return words
+        for qualified in re.findall(r"joinable::((?:\w+::)*\w+)", re.sub(r"//.*", "", code)):
+            parts = qualified.split("::")  # of Sharding::none, Sharding is a name
+            names.update("::".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return names
 
 
 def errors_of_names():
-    names, words = public_names(), words_of_code()
-    lines = (ROOT / "tests/reference/unmentioned.txt").read_text(encoding="utf-8").splitlines()
-    listed = {line for line in lines if not line.startswith("#")}
-    unmentioned = {name for name in names if name.rpartition("::")[2] not in words}
-    for name in sorted(unmentioned - listed):
+    for name in sorted(public_names() - names_in_code()):
         yield f"{name} is public, but has no example: write one in examples/reference.md, or move it to detail"
-    for name in sorted(listed - unmentioned):
-        yield f"{name} has an example now, or is not public: take it out of tests/reference/unmentioned.txt"
 
 
 shutil.rmtree(OUTPUT / "xml", ignore_errors=True)

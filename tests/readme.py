@@ -20,7 +20,7 @@
 
 A block that ends with "// Output:" prints the lines behind it, one with "// Throws: E" ends by that
 exception, and no other one throws. None takes a minute, and each runs in an empty folder. A block with a Checkpoint
-is skipped where nlohmann_json is not found. Declarations are those of their page. README.md has its first code
+is skipped where nlohmann_json is not found. Declarations are those of README.md and of the page. README.md has its first code
 before line 25 and at most 150 lines.
 """
 import argparse
@@ -73,6 +73,7 @@ class Block:
     """A block of code of a page."""
 
     def __init__(self, page, line, language, code):
+        self.page = page
         self.place = f"{page}:{line}"
         self.language = language
         self.code = f'#line {line + 1} "{page}"\n{code}'  # so that compilers name the page
@@ -160,7 +161,7 @@ def has_header(options, name):
 
 
 def check_fragments(blocks, options, work):
-    """One program of a page's declarations and fragments."""
+    """One program of a page's fragments."""
     fragments = [block for block in blocks if block.is_fragment()]
     json = NEEDED["joinable/checkpoint.hpp"]
     if any("joinable::Checkpoint" in block.text for block in fragments) and not has_header(options, json):
@@ -171,7 +172,8 @@ def check_fragments(blocks, options, work):
     if not fragments:
         return []
     parts = ["#include <support/readme.hpp>\n"]
-    parts += [block.code for block in blocks if block.is_declaration()]
+    declaring = list(blocks_of("README.md")) + (blocks if blocks[0].page != "README.md" else [])
+    parts += [block.code for block in declaring if block.is_declaration()]
     parts += [block.wrapped() for block in fragments]
     parts.append("\nint main(int, char** arguments) {\n    std::string_view const argument{arguments[1]};")
     parts += [block.call() for block in fragments]

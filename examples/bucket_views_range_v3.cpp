@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // Prints how the gradients of a model are cut into buckets, as a table made by range-v3 pipelines.
-// Then prints how many buckets other caps would give, without allocating memory for them.
+// Then prints how many buckets other caps would give, without allocating memory for them, and which
+// inputs each rank gets and which ranks are active in each round.
 #include <joinable/interop/range_v3.hpp>
 #include <joinable/join.hpp>
 
@@ -126,6 +127,28 @@ int main() {
         auto const buckets = parameters | rv::reverse | joinable::views::bucketed({cap});
         std::printf("%3zu KiB per bucket: %zd buckets\n", cap / kib, ranges::distance(buckets));
     }
+
+    std::printf("\n");
+    std::string const inputs = "abcdefg";
+    constexpr int world = 3;
+    std::vector<std::size_t> lengths;
+    for (int const rank : rv::iota(0, world)) {
+        auto const block = inputs | joinable::views::contiguous_shard(rank, world);
+        auto const dealt = inputs | joinable::views::strided_shard(rank, world);
+        lengths.push_back(static_cast<std::size_t>(ranges::distance(block)));
+        std::printf(
+            "rank %d has %s in blocks, and %s one by one\n",
+            rank,
+            (block | ranges::to<std::string>).c_str(),
+            (dealt | ranges::to<std::string>).c_str()
+        );
+    }
+    std::printf("ranks in each round:");
+    for (auto && active : joinable::views::rounds(lengths)) {
+        std::printf(" %zd", ranges::distance(active));
+    }
+    auto last = joinable::views::active_ranks(lengths, 2);
+    std::printf("; rank %d is the last\n", *last.begin());
 }
 
 // Output:
@@ -146,3 +169,8 @@ int main() {
 //  16 KiB per bucket: 9 buckets
 //  64 KiB per bucket: 4 buckets
 // 256 KiB per bucket: 2 buckets
+//
+// rank 0 has abc in blocks, and adg one by one
+// rank 1 has de in blocks, and be one by one
+// rank 2 has fg in blocks, and cf one by one
+// ranks in each round: 3 3 1; rank 0 is the last

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Compiles and runs the code in README.md and the guide exactly as it is printed.
+"""Compiles and runs the code in README.md, the guide and the examples of all names exactly as it is printed.
 
   python3 tests/readme.py --compiler g++ --include include --work build/readme
 
 | block                            | what is done with it                                               |
 |----------------------------------|--------------------------------------------------------------------|
 | cpp with a main()                | a program, built by the CMakeLists.txt that the page prints         |
+| cpp that begins with an #include | of a source file, compiled where its headers are found              |
+| and has no main()                |                                                                     |
 | cpp that begins with a template  | a declaration, beside the engine of tests/support/readme.hpp        |
 | cpp that calls run_threads() or  | the body of main()                                                  |
-| run_processes()                  |                                                                    |
+| run_processes(), or that needs   |                                                                    |
+| none of the next row's three     |                                                                    |
 | other cpp                        | what one of two ranks does: `comm`, `model` and `batches` are there |
 | cmake                            | the CMakeLists.txt: configured with this tree as joinable           |
 | cuda                             | a source file for nvcc, where it is found                           |
@@ -17,8 +20,8 @@
 
 A block that ends with "// Output:" prints the lines behind it, one with "// Throws: E" ends by that
 exception, and no other one throws. None takes a minute, and each runs in an empty folder. A block with a Checkpoint
-is skipped where nlohmann_json is not found. README.md has its first code before line 25
-and at most 150 lines.
+is skipped where nlohmann_json is not found. Declarations are those of README.md and of the page. README.md has its first code
+before line 25 and at most 150 lines.
 """
 import argparse
 import pathlib
@@ -29,7 +32,13 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "examples/README.md"]
+PAGES = ["README.md", "examples/README.md", "examples/reference.md"]
+# What headers of the library need, of libraries that may be missing.
+NEEDED = {
+    "joinable/checkpoint.hpp": "nlohmann/json_fwd.hpp", "joinable/gloo.hpp": "gloo/config.h",
+    "joinable/interop/torch.hpp": "torch/torch.h", "joinable/mpi.hpp": "mpi.h", "joinable/nccl.hpp": "nccl.h",
+    "joinable/nccl_graphs.hpp": "nccl.h", "joinable/nvtx.hpp": "nvtx3/nvToolsExt.h",
+}
 LIMIT = 60  # seconds, for what ends in a fraction of one
 BODY = """
 static void {name}() {{
@@ -64,6 +73,7 @@ class Block:
     """A block of code of a page."""
 
     def __init__(self, page, line, language, code):
+        self.page = page
         self.place = f"{page}:{line}"
         self.language = language
         self.code = f'#line {line + 1} "{page}"\n{code}'  # so that compilers name the page
@@ -83,12 +93,16 @@ class Block:
     def is_declaration(self):
         return self.is_cpp() and self.text.startswith("template")
 
+    def is_source(self):
+        return self.is_cpp() and self.text.startswith("#include") and not self.is_program()
+
     def is_fragment(self):
-        return self.is_cpp() and not self.is_program() and not self.is_declaration()
+        return self.is_cpp() and not (self.is_program() or self.is_declaration() or self.is_source())
 
     def wrapped(self):
-        starts_ranks = re.search(r"joinable::run_(threads|processes)\(", self.code)
-        return (BODY if starts_ranks else RANK).format(name=self.name, code=self.code)
+        starts_ranks = re.search(r"joinable::run_(threads|processes)\(", self.text)
+        is_of_rank = re.search(r"\b(comm|model|batches)\b", self.text)
+        return (RANK if is_of_rank and not starts_ranks else BODY).format(name=self.name, code=self.code)
 
     def call(self):
         form = CALL_THAT_THROWS if self.exception else CALL
@@ -133,24 +147,33 @@ def check(block, *command):
     return []
 
 
-def has_json(options):
-    """Whether the compiler finds nlohmann_json, which <joinable/checkpoint.hpp> needs."""
+def system_headers(options):
+    """Where other libraries are. The compiler finds /usr/include by itself, and only in its own place."""
+    return [f"-isystem{path}" for path in options.headers.split(":") if path and path != "/usr/include"]
+
+
+def has_header(options, name):
     done = subprocess.run(
-        [options.compiler, "-x", "c++", "-fsyntax-only", "-"], input="#include <nlohmann/json_fwd.hpp>\n",
+        [options.compiler, *system_headers(options), "-x", "c++", "-fsyntax-only", "-"], input=f"#include <{name}>\n",
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, check=False,
     )
     return done.returncode == 0
 
 
 def check_fragments(blocks, options, work):
+    """One program of a page's fragments."""
     fragments = [block for block in blocks if block.is_fragment()]
-    if not has_json(options):
+    json = NEEDED["joinable/checkpoint.hpp"]
+    if any("joinable::Checkpoint" in block.text for block in fragments) and not has_header(options, json):
         for block in fragments:
             if "joinable::Checkpoint" in block.text:
-                print(f"skipped: {block.place}: nlohmann_json is not found")
+                print(f"skipped: {block.place}: {json} is not found")
         fragments = [block for block in fragments if "joinable::Checkpoint" not in block.text]
-    parts = ["#include <string_view>\n#include <support/readme.hpp>\n"]
-    parts += [block.code for block in blocks if block.is_declaration()]
+    if not fragments:
+        return []
+    parts = ["#include <support/readme.hpp>\n"]
+    declaring = list(blocks_of("README.md")) + (blocks if blocks[0].page != "README.md" else [])
+    parts += [block.code for block in declaring if block.is_declaration()]
     parts += [block.wrapped() for block in fragments]
     parts.append("\nint main(int, char** arguments) {\n    std::string_view const argument{arguments[1]};")
     parts += [block.call() for block in fragments]
@@ -162,6 +185,25 @@ def check_fragments(blocks, options, work):
         f"-I{options.include}", f"-I{ROOT / 'tests'}", "-pthread", work / "fragments.cpp", *once, "-o", work / "fragments",
     )
     return [e for block in fragments for e in check(block, work / "fragments", block.name)]
+
+
+def check_sources(blocks, options, work):
+    """One source file of a page's blocks that include other libraries."""
+    found = []
+    for block in blocks:
+        if block.is_source():
+            needed = [NEEDED[name] for name in re.findall(r"#include <(.*)>", block.text) if name in NEEDED]
+            missing = [name for name in needed if not has_header(options, name)]
+            found += [] if missing else [block.code]
+            if missing:
+                print(f"skipped: {block.place}: {missing[0]} is not found")
+    if found:
+        (work / "sources.cpp").write_text("".join(found), encoding="utf-8")
+        build(
+            options.compiler, *options.options.split(), "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
+            f"-I{options.include}", *system_headers(options), "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX",
+            work / "sources.cpp",
+        )
 
 
 def check_program(page, blocks, options, work):
@@ -222,19 +264,22 @@ parser.add_argument("--compiler", default="g++")
 parser.add_argument("--include", type=pathlib.Path, default=ROOT / "include")
 parser.add_argument("--library", help="compiled once, for the fragments; without it they have it in headers")
 parser.add_argument("--options", default="", help="further options of the compiler")
+parser.add_argument("--headers", default="", help="folders of the headers of MPI, NCCL and libtorch, with : between them")
+parser.add_argument("--page", action="append", help="one page or several, instead of all")
 parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/readme")
 options = parser.parse_args()
 options.work = options.work.resolve()
 options.work.mkdir(parents=True, exist_ok=True)
-pages = {page: list(blocks_of(page)) for page in PAGES}
+pages = {page: list(blocks_of(page)) for page in options.page or PAGES}
 every = [block for blocks in pages.values() for block in blocks]
 
-errors = check_shape(pages["README.md"]) + check_scripts(every)
+errors = (check_shape(pages["README.md"]) if "README.md" in pages else []) + check_scripts(every)
 tested = ("cmake", "cpp", "cuda", "sh")
 errors += [f"{b.place}: the language is none that is tested" for b in every if b.language not in tested]
 check_cuda(every, options, options.work)
-errors += check_fragments(every, options, options.work)
 for page, blocks in pages.items():
+    errors += check_fragments(blocks, options, options.work)
+    check_sources(blocks, options, options.work)
     errors += check_program(page, blocks, options, options.work)
 for error in errors:
     print(error, file=sys.stderr)

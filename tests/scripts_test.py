@@ -287,7 +287,8 @@ class Readme(Copy):
         self.replace("README.md", "// learned 3.00", "// learned 4.00")
         self.replace("README.md", "bash tests/run.sh", "bash tests/walk.sh")
         self.append("README.md", "\n```rust\nfn main() {}\n```\n")
-        (self.root / "examples/README.md").write_text("")  # nothing wrong is there, and its code takes longest
+        for page in ("README.md", "reference.md"):  # nothing wrong is there, and their code takes longest
+            (self.root / "examples" / page).write_text("")
         status, output = self.run_script(self.script)
         self.assertEqual(status, 1, output)
         for text in (
@@ -299,6 +300,21 @@ class Readme(Copy):
     def test_what_does_not_compile_fails_and_names_its_line(self):
         self.replace("examples/README.md", "ddp.skip();", "ddp.skips();")
         self.fails(self.script, saying="examples/README.md:")
+
+
+    def test_a_block_of_a_source_file_is_compiled_and_one_without_its_library_skipped(self):
+        page = self.root / "examples/reference.md"
+        page.write_text(
+            "```cpp\n#include <vector>\nint size(std::vectors<int> const&);\n```\n"
+            "```cpp\n#include <joinable/nccl.hpp>\nan error;\n```\n"
+        )
+        self.replace(self.script, '"nccl.h"', '"no_such.h"')
+        arguments = (self.script, "--page", "examples/reference.md")
+        self.fails(*arguments, saying="examples/reference.md:3:")
+        page.write_text(page.read_text().replace("vectors", "vector"))
+        status, output = self.run_script(*arguments)
+        self.assertEqual(status, 0, output)
+        self.assertIn("skipped: examples/reference.md:5: no_such.h is not found", output)
 
 
 @unittest.skipUnless(shutil.which("doxygen"), "doxygen is not installed")
@@ -325,20 +341,21 @@ class Reference(Copy):
             ),
         )
 
-    def test_a_public_name_that_no_page_mentions_fails_unless_it_is_listed(self):
+    def test_a_public_name_without_an_example_fails(self):
         self.append(
             "include/joinable/core.hpp",
             "namespace joinable { inline namespace v0 {\n/// Documented.\nvoid told_to_nobody();\n"
-            "}} // namespace joinable::v0\n",
+            "/// Documented.\nvoid told_in_code();\n}} // namespace joinable::v0\n",
         )
-        self.append("README.md", "`visit_dtype`\n")
-        self.fails(
-            self.script,
-            saying=(
-                "told_to_nobody is public, but no page of the guide and no example mentions it",
-                "visit_dtype is mentioned now, or not public: take it out of",
-            ),
+        self.append(
+            "examples/README.md",
+            "`joinable::told_to_nobody()`\n```cpp\njoinable::told_in_code(); // joinable::told_to_nobody()\n"
+            "other::told_to_nobody();\n```\n",
         )
+        status, output = self.run_script(self.script)
+        self.assertEqual(status, 1, output)
+        self.assertIn("told_to_nobody is public, but has no example: write one in", output)
+        self.assertNotIn("told_in_code", output)
 
 
 @unittest.skipUnless(shutil.which("clang++-19"), "clang++-19 is not installed")

@@ -4,8 +4,9 @@
 
 No errors are members of classes and deduction guides without a docstring (trivial ones have none),
 and that doxygen knows nothing of std::ranges, where it sees a specialisation. Two errors are added: a
-public concept without a page, or without the table of its expressions, and a public name that no page of the guide and
-no example mentions. unmentioned.txt lists the names that were public before there was this rule.
+public concept without a page, or without the table of its expressions, and a public name without an example: no block of
+code of a page, all of which tests/readme.py compiles, and no program of examples/ has joinable:: with that name. Text and
+comments do not count.
 """
 import pathlib
 import re
@@ -40,22 +41,24 @@ def public_names():
     return {name.removeprefix("joinable::") for name in types | members}
 
 
-def mentioned_words():
-    """The words of README.md, the guide and the examples."""
-    paths = [ROOT / "README.md", ROOT / "tests/benchmarks/README.md"]
-    paths += [path for path in (ROOT / "examples").rglob("*") if path.suffix in (".md", ".hpp", ".cpp", ".cu")]
-    return {word for path in paths for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+def names_in_code():
+    """The names behind joinable:: in the code of README.md, the guide and the examples, without comments."""
+    names = set()
+    for path in [ROOT / "README.md", *(ROOT / "examples").rglob("*")]:
+        if path.suffix not in (".md", ".hpp", ".cpp", ".cu"):
+            continue
+        code = path.read_text(encoding="utf-8")
+        if path.suffix == ".md":
+            code = "\n".join(re.findall(r"(?ms)^```\w*\n(.*?)^```$", code))
+        for qualified in re.findall(r"joinable::((?:\w+::)*\w+)", re.sub(r"//.*", "", code)):
+            parts = qualified.split("::")  # of Sharding::none, Sharding is a name
+            names.update("::".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return names
 
 
 def errors_of_names():
-    names, words = public_names(), mentioned_words()
-    lines = (ROOT / "tests/reference/unmentioned.txt").read_text(encoding="utf-8").splitlines()
-    listed = {line for line in lines if not line.startswith("#")}
-    unmentioned = {name for name in names if name.rpartition("::")[2] not in words}
-    for name in sorted(unmentioned - listed):
-        yield f"{name} is public, but no page of the guide and no example mentions it: mention it, or move it to detail"
-    for name in sorted(listed - unmentioned):
-        yield f"{name} is mentioned now, or not public: take it out of tests/reference/unmentioned.txt"
+    for name in sorted(public_names() - names_in_code()):
+        yield f"{name} is public, but has no example: write one in examples/reference.md, or move it to detail"
 
 
 shutil.rmtree(OUTPUT / "xml", ignore_errors=True)

@@ -4,10 +4,12 @@
 // What the fragments of code in README.md and the guide are written beside: an engine of the reader's, with the parts
 // that the text takes for granted.
 
+#include <joinable/algorithms.hpp>
 #include <joinable/any_communicator.hpp>
 #include <joinable/hierarchical.hpp>
 #include <joinable/join.hpp>
 #include <joinable/shadowed.hpp>
+#include <joinable/tcp.hpp>
 #include <joinable/trace.hpp>
 #include <joinable/zero.hpp>
 #if __has_include(<nlohmann/json.hpp>)

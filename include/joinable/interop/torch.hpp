@@ -103,63 +103,61 @@ private:
     std::vector<Weak> storages_;
 };
 
-}}} // namespace joinable::v0::detail
-
-namespace joinable { inline namespace v0 { namespace torch {
-
 /// A tensor of a module by its name, for error texts.
-struct NamedTensor {
+struct NamedTorchTensor {
     std::string name;
-    at::Tensor tensor;                              ///< shares the module's memory
-    std::shared_ptr<detail::TorchViews> views = {}; ///< where its gradient is noted, if it is
+    at::Tensor tensor;                      ///< shares the module's memory
+    std::shared_ptr<TorchViews> views = {}; ///< where its gradient is noted, if it is
 };
 /// A buffer of a module. One whose elements have no DType, such as complex ones, is its bytes: a
 /// buffer is only copied.
-struct BufferTensor {
+struct TorchBuffer {
     at::Tensor tensor; ///< shares the module's memory
 };
 
-}}} // namespace joinable::v0::torch
+}}} // namespace joinable::v0::detail
 
 namespace joinable { inline namespace v0 {
 
 template <>
-struct parameter_traits<torch::NamedTensor> {
+struct parameter_traits<detail::NamedTorchTensor> {
     using Tensor = parameter_traits<at::Tensor>;
     static constexpr bool is_handle = true;
 
-    static at::Tensor* value(torch::NamedTensor& p) noexcept { return &p.tensor; }
-    static at::Tensor* grad(torch::NamedTensor& p) { return Tensor::grad(p.tensor); }
-    static bool requires_grad(torch::NamedTensor const& p) { return p.tensor.requires_grad(); }
-    static std::string_view name(torch::NamedTensor const& p) noexcept { return p.name; }
-    static void set_grad(torch::NamedTensor& p, AnyView const& view) {
+    static at::Tensor* value(detail::NamedTorchTensor& p) noexcept { return &p.tensor; }
+    static at::Tensor* grad(detail::NamedTorchTensor& p) { return Tensor::grad(p.tensor); }
+    static bool requires_grad(detail::NamedTorchTensor const& p) {
+        return p.tensor.requires_grad();
+    }
+    static std::string_view name(detail::NamedTorchTensor const& p) noexcept { return p.name; }
+    static void set_grad(detail::NamedTorchTensor& p, AnyView const& view) {
         Tensor::set_grad(p.tensor, view);
         if (p.views) {
             p.views->add(p.tensor.grad());
         }
     }
-    static void release_grad(torch::NamedTensor& p) { Tensor::release_grad(p.tensor); }
+    static void release_grad(detail::NamedTorchTensor& p) { Tensor::release_grad(p.tensor); }
 };
 
 template <>
-struct tensor_traits<torch::BufferTensor> {
+struct tensor_traits<detail::TorchBuffer> {
     using Traits = tensor_traits<at::Tensor>;
 
-    static DType dtype(torch::BufferTensor const& b) {
+    static DType dtype(detail::TorchBuffer const& b) {
         return is_bytes(b) ? DType::u8 : Traits::dtype(b.tensor);
     }
-    static void* data(torch::BufferTensor const& b) { return Traits::data(b.tensor); }
-    static Shape extents(torch::BufferTensor const& b) {
+    static void* data(detail::TorchBuffer const& b) { return Traits::data(b.tensor); }
+    static Shape extents(detail::TorchBuffer const& b) {
         return is_bytes(b) ? Shape{b.tensor.nbytes()}
                            : Shape(detail::shape_of(Traits::extents(b.tensor)));
     }
-    static Shape strides(torch::BufferTensor const& b) {
+    static Shape strides(detail::TorchBuffer const& b) {
         return is_bytes(b) ? Shape{1} : Shape(detail::shape_of(Traits::strides(b.tensor)));
     }
-    static DeviceId device(torch::BufferTensor const& b) { return Traits::device(b.tensor); }
+    static DeviceId device(detail::TorchBuffer const& b) { return Traits::device(b.tensor); }
 
 private:
-    static bool is_bytes(torch::BufferTensor const& b) {
+    static bool is_bytes(detail::TorchBuffer const& b) {
         at::Tensor const& tensor = detail::strided(b.tensor);
         if (tensor.is_quantized() || detail::known_dtype_of_torch(tensor.scalar_type())) {
             return false;
@@ -237,7 +235,7 @@ public:
     /// Calls `ready(i)` within the backward passes of all graphs, during the lifetime of this
     /// object.
     void watch(
-        std::vector<torch::NamedTensor> const& parameters,
+        std::vector<NamedTorchTensor> const& parameters,
         std::function<void(std::size_t)> const& ready
     ) {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -447,9 +445,9 @@ bool append_outputs(T const& value, std::vector<at::Tensor>& outputs) {
 
 /// The tensors of a module by name, each once.
 template <class Items>
-std::vector<torch::NamedTensor>
+std::vector<NamedTorchTensor>
 distinct_tensors(Items const& items, std::shared_ptr<TorchViews> const& views = {}) {
-    std::vector<torch::NamedTensor> tensors;
+    std::vector<NamedTorchTensor> tensors;
     std::unordered_set<void const*> seen;
     for (auto const& item : items) {
         at::Tensor const& tensor = item.value();
@@ -483,8 +481,8 @@ ParameterList parameters(Module&& module) {
 
 template <class Module>
 BufferList buffers(Module&& module) {
-    std::vector<BufferTensor> tensors;
-    for (NamedTensor const& buffer :
+    std::vector<detail::TorchBuffer> tensors;
+    for (detail::NamedTorchTensor const& buffer :
          detail::distinct_tensors(detail::torch_module_of(module).named_buffers())) {
         tensors.push_back({buffer.tensor});
     }
@@ -620,7 +618,7 @@ public:
     void check_guard(GuardView const& guard) const {
         Base::check_guard(guard);
         std::unordered_set<void const*> listed;
-        for (NamedTensor const& parameter : listed_) {
+        for (detail::NamedTorchTensor const& parameter : listed_) {
             listed.insert(parameter.tensor.unsafeGetTensorImpl());
         }
         for (auto const& [name, tensor, views] :
@@ -740,7 +738,7 @@ private:
     }
 
     Module& module_;
-    std::vector<NamedTensor> listed_; ///< parameters
+    std::vector<detail::NamedTorchTensor> listed_; ///< parameters
     std::shared_ptr<void> keep_;
     detail::TorchGradients gradients_;
     std::shared_ptr<detail::TorchViews> views_;

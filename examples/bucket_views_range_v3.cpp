@@ -144,7 +144,7 @@ int main() {
         );
     }
     std::printf("ranks in each round:");
-    for (auto && active : joinable::views::rounds(lengths)) {
+    for (auto&& active : joinable::views::rounds(lengths)) {
         std::printf(" %zd", ranges::distance(active));
     }
     auto last = joinable::views::active_ranks(lengths, 2);

@@ -311,7 +311,8 @@ TEST_CASE("a model is in no round once an exception has left a guard in one of i
             ddp.forward([] {});
             ddp.backward([](auto) { throw OutOfMemory{}; });
         };
-        CHECK_THROWS(train()); // on all ranks: OutOfMemory, or PeerFailed where another one was faster
+        CHECK_THROWS(train()
+        ); // on all ranks: OutOfMemory, or PeerFailed where another one was faster
         CHECK_NOTHROW(ddp.discard_window());
         CHECK_NOTHROW(ddp.set_buffer_hook({}));
     });

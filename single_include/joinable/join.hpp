@@ -15640,10 +15640,10 @@ protected:
             });
         }
     }
-    /// What `check` throws on this rank alone. Outside an enabled guard the others would wait for it.
-    template <class Check>
-    void told_to_others(Check const& check) {
-        detail::session_of(state_) != nullptr ? check() : detail::abort_if_throws(comm_, check);
+    /// What f() throws on this rank alone. Outside an enabled guard the others would wait for it.
+    template <class F>
+    void told_to_others(F const& f) {
+        detail::session_of(state_) != nullptr ? f() : detail::abort_if_throws(comm_, f);
     }
     /// Whether the round of a notice trains: another participant, or a loop, may have announced it.
     [[nodiscard]] bool trains(RoundNotice const& notice) const {

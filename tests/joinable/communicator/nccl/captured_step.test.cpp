@@ -368,7 +368,7 @@ TEST_CASE("a gradient that a captured step and another participant average is re
         CapturedStep captured{comm, {last_two(params[1].grad)}, [](auto const&) {}};
         joinable::DistributedDataParallel ddp{comm, params};
         CHECK_THROWS_WITH_AS(
-            (joinable::Join{joinable::participants(captured, ddp), joinable::control(hosts)}),
+            (void)(joinable::Join{joinable::participants(captured, ddp), joinable::control(hosts)}),
             doctest::Contains(
                 "participant 0 (CapturedStep) and participant 1 (DistributedDataParallel) both "
                 "average gradient 0, which is parameter 1 of the second one, so it would be averaged twice"

@@ -536,7 +536,7 @@ MUTATIONS = [
     ),
     Mutation(
         "other-ranks-hear-of-a-changed-model-in-guards-only", "participant/gradient_participant.hpp",
-        "detail::abort_if_throws(comm_, check);", "check();",
+        "detail::abort_if_throws(comm_, f);", "f();",
         "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
     ),
     Mutation(

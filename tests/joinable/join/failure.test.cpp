@@ -828,6 +828,7 @@ TEST_CASE("the hook of a participant that is destroyed before its guard is not t
         auto const run = [&] {
             std::unique_ptr<Counted> lost{new Counted{comm, destroyed}};
             Join guard{participants(*lost, survivor)};
+            comm.barrier(); // all have entered before the first one leaves
             lost.reset();
         };
         CHECK_THROWS_AS(run(), joinable::ContractViolation);

@@ -126,8 +126,9 @@ public:
 
     explicit BucketArenas(BufferMemory const& memory) : memory_{memory} {}
 
-    /// Makes the first `count` arenas at least this large.
+    /// Makes the first `count` arenas at least this large. Taking no more than these allocates nothing.
     void reserve(std::size_t count, std::size_t bytes) {
+        free_.reserve(count);
         for (std::size_t k = 0; k < count; ++k) {
             static_cast<void>(data(k, bytes));
         }

@@ -1923,6 +1923,13 @@ std::optional<std::pair<std::size_t, std::size_t>> find_shared(
     std::function<AnyView(std::size_t)> const& view_of,
     std::function<bool(std::size_t, std::size_t)> const& counts
 );
+/// The same for the views of the indices below `count`.
+std::optional<std::pair<std::size_t, std::size_t>> find_shared(
+    std::size_t count,
+    std::function<AnyView(std::size_t)> const& view_of,
+    std::function<bool(std::size_t, std::size_t)> const& counts = [](std::size_t,
+                                                                     std::size_t) { return true; }
+);
 
 } // namespace detail
 
@@ -2098,6 +2105,18 @@ JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>> find_shar
         }
     }
     return least;
+}
+
+JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>> find_shared(
+    std::size_t count,
+    std::function<AnyView(std::size_t)> const& view_of,
+    std::function<bool(std::size_t, std::size_t)> const& counts
+) {
+    std::vector<AddressRange> ranges;
+    for (std::size_t i = 0; i < count; ++i) {
+        ranges.push_back(AddressRange::of(view_of(i), i));
+    }
+    return find_shared(std::move(ranges), view_of, counts);
 }
 
 }}} // namespace joinable::v0::detail
@@ -11194,7 +11213,7 @@ JOINABLE_DEFINITION Verdict Rounds::take_carry(Verdict verdict) {
     carry_ += roll_call_.carry();
     RollCallLanes const& totals = roll_call_.totals();
     bool const tells = totals.silent != totals.active;
-    bool const is_carried = agreed_code().syncs && options_.carry_accumulated && carry_.ranks != 0;
+    bool const is_carried = carry_.ranks != 0 && options_.carry_accumulated && agreed_code().syncs;
     if (!is_carried || carry_.weighted == (tells && totals.weighted == 0 ? 0 : carry_.ranks) ||
         (!tells && carry_.weighted == 0)) {
         return verdict;
@@ -12135,7 +12154,6 @@ private:
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <string>
-#include <utility>
 
 namespace joinable { inline namespace v0 {
 
@@ -12186,12 +12204,8 @@ JOINABLE_DEFINITION void ParameterClaims::require_disjoint(
     if (claims.empty() || claims.front().participant == claims.back().participant) {
         return; // a participant has checked its own
     }
-    std::vector<detail::AddressRange> ranges;
-    for (std::size_t k = 0; k < claims.size(); ++k) {
-        ranges.push_back(detail::AddressRange::of(claims[k].view, k));
-    }
     auto const shared = detail::find_shared(
-        std::move(ranges),
+        claims.size(),
         [&](std::size_t k) { return claims[k].view; },
         [&](std::size_t a, std::size_t b) { return claims[a].participant != claims[b].participant; }
     );
@@ -14626,15 +14640,7 @@ agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) 
 JOINABLE_DEFINITION void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 ) {
-    std::vector<AddressRange> ranges;
-    for (std::size_t i = 0; i < list.size(); ++i) {
-        ranges.push_back(AddressRange::of(view_of(list[i]), i));
-    }
-    auto const shared = find_shared(
-        std::move(ranges),
-        [&](std::size_t i) { return view_of(list[i]); },
-        [](std::size_t, std::size_t) { return true; }
-    );
+    auto const shared = find_shared(list.size(), [&](std::size_t i) { return view_of(list[i]); });
     if (shared) {
         throw ContractViolation{
             to_text(what) + to_text(describe_parameter(list, shared->first)) + " and " +

@@ -154,6 +154,13 @@ std::optional<std::pair<std::size_t, std::size_t>> find_shared(
     std::function<AnyView(std::size_t)> const& view_of,
     std::function<bool(std::size_t, std::size_t)> const& counts
 );
+/// The same for the views of the indices below `count`.
+std::optional<std::pair<std::size_t, std::size_t>> find_shared(
+    std::size_t count,
+    std::function<AnyView(std::size_t)> const& view_of,
+    std::function<bool(std::size_t, std::size_t)> const& counts = [](std::size_t,
+                                                                     std::size_t) { return true; }
+);
 
 } // namespace detail
 

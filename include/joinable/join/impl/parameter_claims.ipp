@@ -4,7 +4,6 @@
 #include <joinable/join/parameter_claims.hpp>
 
 #include <string>
-#include <utility>
 
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -60,12 +59,8 @@ JOINABLE_DEFINITION void ParameterClaims::require_disjoint(
     if (claims.empty() || claims.front().participant == claims.back().participant) {
         return; // a participant has checked its own
     }
-    std::vector<detail::AddressRange> ranges;
-    for (std::size_t k = 0; k < claims.size(); ++k) {
-        ranges.push_back(detail::AddressRange::of(claims[k].view, k));
-    }
     auto const shared = detail::find_shared(
-        std::move(ranges),
+        claims.size(),
         [&](std::size_t k) { return claims[k].view; },
         [&](std::size_t a, std::size_t b) { return claims[a].participant != claims[b].participant; }
     );

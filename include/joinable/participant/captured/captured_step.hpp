@@ -198,15 +198,9 @@ private:
         if (gradients_.empty()) {
             throw ContractViolation{"a captured step averages gradients, but was given none"};
         }
-        std::vector<detail::AddressRange> ranges;
-        for (std::size_t i = 0; i < gradients_.size(); ++i) {
-            ranges.push_back(detail::AddressRange::of(view_of(gradients_[i]), i));
-        }
-        auto const shared = detail::find_shared(
-            std::move(ranges),
-            [&](std::size_t i) { return view_of(gradients_[i]); },
-            [](std::size_t, std::size_t) { return true; }
-        );
+        auto const shared = detail::find_shared(gradients_.size(), [&](std::size_t i) {
+            return view_of(gradients_[i]);
+        });
         if (shared) {
             throw ContractViolation{detail::concat(
                 "gradients ",

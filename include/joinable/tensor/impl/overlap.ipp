@@ -171,4 +171,16 @@ JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>> find_shar
     return least;
 }
 
+JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>> find_shared(
+    std::size_t count,
+    std::function<AnyView(std::size_t)> const& view_of,
+    std::function<bool(std::size_t, std::size_t)> const& counts
+) {
+    std::vector<AddressRange> ranges;
+    for (std::size_t i = 0; i < count; ++i) {
+        ranges.push_back(AddressRange::of(view_of(i), i));
+    }
+    return find_shared(std::move(ranges), view_of, counts);
+}
+
 }}} // namespace joinable::v0::detail

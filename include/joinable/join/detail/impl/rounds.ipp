@@ -89,7 +89,7 @@ JOINABLE_DEFINITION Verdict Rounds::take_carry(Verdict verdict) {
     carry_ += roll_call_.carry();
     RollCallLanes const& totals = roll_call_.totals();
     bool const tells = totals.silent != totals.active;
-    bool const is_carried = agreed_code().syncs && options_.carry_accumulated && carry_.ranks != 0;
+    bool const is_carried = carry_.ranks != 0 && options_.carry_accumulated && agreed_code().syncs;
     if (!is_carried || carry_.weighted == (tells && totals.weighted == 0 ? 0 : carry_.ranks) ||
         (!tells && carry_.weighted == 0)) {
         return verdict;

@@ -71,15 +71,7 @@ agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) 
 JOINABLE_DEFINITION void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 ) {
-    std::vector<AddressRange> ranges;
-    for (std::size_t i = 0; i < list.size(); ++i) {
-        ranges.push_back(AddressRange::of(view_of(list[i]), i));
-    }
-    auto const shared = find_shared(
-        std::move(ranges),
-        [&](std::size_t i) { return view_of(list[i]); },
-        [](std::size_t, std::size_t) { return true; }
-    );
+    auto const shared = find_shared(list.size(), [&](std::size_t i) { return view_of(list[i]); });
     if (shared) {
         throw ContractViolation{
             to_text(what) + to_text(describe_parameter(list, shared->first)) + " and " +

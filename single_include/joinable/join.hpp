@@ -13581,7 +13581,7 @@ namespace joinable { inline namespace v0 {
 /// Cost: one sum of seven words per round, and one more message when a rank arrives or fails.
 /// Nothing with known lengths (JoinOptions::inputs).
 template <class... Js>
-class [[nodiscard("a Join guards until it is destroyed: give it a name")]] Join {
+class Join { // not [[nodiscard]] itself: nvcc then warns of std::optional<Join>::emplace()
     using Sequence = hook_sequence<Js...>;
     using Hooks = detail::GuardHooks<Js...>;
 

@@ -187,9 +187,7 @@ Exposure measure_passes(
 ) {
     std::optional<joinable::Join<Participant>> guard;
     if (how.has_guard) {
-        static_cast<void>(
-            guard.emplace(joinable::participants(participant), joinable::control(hosts))
-        ); // nvcc takes it for a guard without a name
+        guard.emplace(joinable::participants(participant), joinable::control(hosts));
     }
     Exposure const result = measure_exposure(engine, rounds, [&] {
         if (how.has_weights) {

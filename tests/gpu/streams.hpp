@@ -323,8 +323,7 @@ void check_training(ThreadHosts& hosts, Machine const& machine, Training const& 
     };
     std::optional<joinable::Join<decltype(ddp)>> guard;
     if (training.has_guard) {
-        static_cast<void>(guard.emplace(joinable::participants(ddp), joinable::control(hosts))
-        ); // nvcc takes it for a guard without a name
+        guard.emplace(joinable::participants(ddp), joinable::control(hosts));
     }
     auto const iterate = [&](int round) {
         cudaStream_t const stream = streams.enter(round);

@@ -122,6 +122,36 @@ MUTATIONS = [
         "join/failure_in_group.test.cpp", "a group says whether*",
     ),
     Mutation(
+        "a-refused-part-is-not-told", "join/detail/impl/session.ipp",
+        "recorded([&] { begin_part(position, notice); });", "begin_part(position, notice);",
+        "join/failure.test.cpp", "what a guard refuses*",
+    ),
+    Mutation(
+        "a-refused-vote-is-not-told", "join/guard.hpp",
+        "recorded([&] { session_.vote_stop(); });", "session_.vote_stop();",
+        "join/failure.test.cpp", "what a guard refuses*",
+    ),
+    Mutation(
+        "a-refused-look-ahead-is-not-told", "join/guard.hpp",
+        "recorded([&] { session_.look_ahead(notice); });", "session_.look_ahead(notice);",
+        "join/failure.test.cpp", "what a guard refuses*",
+    ),
+    Mutation(
+        "a-handled-exception-hides-the-text-of-fail", "join/detail/session.hpp",
+        "outcome_.fail_with(text);", "outcome_.forget();\n        outcome_.record(text);",
+        "join/failure.test.cpp", "guard.fail(text)*",
+    ),
+    Mutation(
+        "votes-are-lost-where-nothing-carries-them", "join/detail/impl/session.ipp",
+        "if (!options_.enable) {", "if (false) {",
+        "join/failure.test.cpp", "a guard that is not enabled has no roll call*",
+    ),
+    Mutation(
+        "who-disturbs-an-announced-round-is-not-named", "join/detail/impl/session.ipp",
+        "bool const is_other = caller && caller != opener;", "bool const is_other = false;",
+        "join/failure.test.cpp", "a participant that is missing? out of turn*",
+    ),
+    Mutation(
         "guards-blame-ranks-that-they-do-not-have", "join/detail/guard_outcome.hpp",
         "if (names_others(recorded_->ranks)) {", "if (false) {",
         "join/failure.test.cpp", "ranks that another communicator names*",

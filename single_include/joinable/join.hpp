@@ -9076,8 +9076,8 @@ struct RoundNotice {
 struct JoinOptions {
     /// False: nothing is sent, and ranks must have the same number of rounds. Notices, windows, `weight_per_input` and
     /// `sync_every` apply as in an enabled guard, and a step is refused in a round that does not sync. The other
-    /// options have no effect, keywords of participants and vote_stop() neither, and check_guard() and
-    /// list_claims() are not called.
+    /// options have no effect, keywords of participants neither, check_guard() and list_claims() are not called, and
+    /// vote_stop() is refused.
     bool enable = true;
     EndPolicy end_policy = EndPolicy::drain;
     /// Overrides the deadline of the communicators inside the guard. Positive.
@@ -10563,6 +10563,8 @@ public:
         : participants_{std::move(participants)} {}
 
     [[nodiscard]] std::string name(std::size_t position) const;
+    /// The name and what it called.
+    [[nodiscard]] std::string call(std::size_t position) const;
 
     [[nodiscard]] bool any_steps() const noexcept {
         return std::any_of(participants_.begin(), participants_.end(), [](auto const& info) {
@@ -10625,8 +10627,6 @@ private:
     [[nodiscard]] std::string_view verb(std::size_t position) const {
         return participants_[position].verb;
     }
-    /// The verb that follows its name in error texts.
-    [[nodiscard]] std::string notified(std::size_t position) const;
     /// The end of a text: the order of the participants that take part in the round.
     [[nodiscard]] std::string order(Round const& round) const;
     [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const;
@@ -10671,7 +10671,7 @@ TurnOrder::require_first(std::size_t opener, Round const& announced) const {
             throw_violation(takes_no_part(opener, *round_));
         }
         throw_violation(
-            name(opener) + notified(opener) + " first in round " + to_text(announced.number()) +
+            call(opener) + " first in round " + to_text(announced.number()) +
             ", but the first one in hook order is " + name(*expected) + order(announced)
         );
     }
@@ -10680,8 +10680,7 @@ TurnOrder::require_first(std::size_t opener, Round const& announced) const {
 JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_opens_rounds) {
     if (held_by_) {
         throw_violation(concat(
-            name(position),
-            notified(position),
+            call(position),
             " while the part of ",
             name(*held_by_),
             " is held open",
@@ -10695,7 +10694,7 @@ JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_op
     }
     if (expected) {
         throw_violation(
-            name(position) + notified(position) + " in round " + to_text(round_->number()) +
+            call(position) + " in round " + to_text(round_->number()) +
             ", but the next one in hook order is " + name(*expected) + order(*round_)
         );
     }
@@ -10704,13 +10703,12 @@ JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_op
     }
     if (loop_opens_rounds && round_) {
         throw_violation(
-            name(position) + notified(position) + " again in round " + to_text(round_->number()) +
+            call(position) + " again in round " + to_text(round_->number()) +
             "; call next() before each round"
         );
     }
     if (loop_opens_rounds) {
-        throw_violation(concat(name(position), notified(position), " before next() opened a round")
-        );
+        throw_violation(concat(call(position), " before next() opened a round"));
     }
     return false;
 }
@@ -10738,8 +10736,9 @@ JOINABLE_DEFINITION void TurnOrder::require_complete() const {
     }
 }
 
-JOINABLE_DEFINITION std::string TurnOrder::notified(std::size_t position) const {
-    return verb(position).empty() ? " notified" : concat(" called ", verb(position));
+JOINABLE_DEFINITION std::string TurnOrder::call(std::size_t position) const {
+    return name(position) +
+           (verb(position).empty() ? " notified" : concat(" called ", verb(position)));
 }
 
 JOINABLE_DEFINITION std::string TurnOrder::order(Round const& round) const {
@@ -10905,6 +10904,11 @@ public:
                 recorded_->message = text;
             }
         }
+    }
+    /// This rank fails with a text that the program chose, and that says more than any exception.
+    void fail_with(std::string_view text) {
+        recorded_ = failure_of({});
+        recorded_->message = text;
     }
     /// Keeps the reason of a failed roll call, which all ranks throw, unless a reason was kept
     /// before.
@@ -11408,6 +11412,18 @@ public:
     }
 
     void record_failure(std::string_view text) { outcome_.record(text); }
+    /// What f() throws will leave the guard, and peers see its text.
+    template <class F>
+    decltype(auto) recorded(F const& f) {
+        try {
+            return f();
+        } catch (...) {
+            outcome_.record({});
+            throw;
+        }
+    }
+    /// The text that peers see, whatever exception leaves the guard.
+    void fail(std::string_view text) { outcome_.fail_with(text); }
     void forget_failure() noexcept { outcome_.forget(); }
 
     [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
@@ -11471,6 +11487,8 @@ private:
 
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
 
+    void begin_part(std::size_t position, RoundNotice const& notice);
+
     /// Waits for the answer of a posted roll call, if there is one, and acts on it.
     void hear_verdict();
 
@@ -11495,7 +11513,8 @@ private:
 
     void check_later_notice(std::size_t position, RoundNotice const& notice) const;
 
-    void require_no_announcement() const;
+    /// Nobody calls it if the guard ends or opens a round itself.
+    void require_no_announcement(std::optional<std::size_t> caller = {}) const;
 
     void require_complete_round() const {
         require_no_announcement();
@@ -11684,10 +11703,13 @@ JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
 
 JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice const& notice) {
     outcome_.require_alive();
-    if (is_shadowing_) {
-        return; // a hook may run code of active ranks
+    if (!is_shadowing_) { // a hook may run code of active ranks
+        recorded([&] { begin_part(position, notice); });
     }
-    require_no_announcement();
+}
+
+JOINABLE_DEFINITION void Session::begin_part(std::size_t position, RoundNotice const& notice) {
+    require_no_announcement(position);
     if (turns_.take_turn(position, loop_opens_rounds())) {
         check_later_notice(position, notice);
         return;
@@ -11702,13 +11724,13 @@ JOINABLE_DEFINITION void Session::require_followed(std::string_view name) {
     if (!runs_rounds() || is_shadowing_ || turns_.is_open()) {
         return;
     }
-    std::string const text = concat(
-        name,
-        " is used while its communicator is in a guard that does not list it, so joined ranks would not "
-        "follow; add it to the guard's participants(...), or call it after finish()"
-    );
-    outcome_.record(text); // it is no participant, so nobody else would
-    throw_violation(text);
+    recorded([&] { // it is no participant, so nobody else would
+        throw_violation(concat(
+            name,
+            " is used while its communicator is in a guard that does not list it, so joined ranks would not "
+            "follow; add it to the guard's participants(...), or call it after finish()"
+        ));
+    });
 }
 
 JOINABLE_DEFINITION bool
@@ -11744,6 +11766,9 @@ JOINABLE_DEFINITION void Session::look_ahead(std::optional<RoundNotice> const& n
 }
 
 JOINABLE_DEFINITION void Session::vote_stop() {
+    if (!options_.enable) {
+        throw_violation("vote_stop() needs roll calls; leave JoinOptions::enable true to vote");
+    }
     if (opened_ && opened_->opening == Opening::notification) {
         throw_violation(
             "vote_stop() needs a loop that runs on next() or iterate(), so that no rank "
@@ -11900,13 +11925,17 @@ Session::check_later_notice(std::size_t position, RoundNotice const& notice) con
     }
 }
 
-JOINABLE_DEFINITION void Session::require_no_announcement() const {
+JOINABLE_DEFINITION void Session::require_no_announcement(std::optional<std::size_t> caller) const {
     if (!is_answered()) {
+        std::size_t const opener = opened_ ? opened_->opener : 0;
+        bool const is_other = caller && caller != opener;
         throw_violation(concat(
-            turns_.name(opened_ ? opened_->opener : 0),
+            is_other ? turns_.call(*caller) + ", but " : "",
+            turns_.name(opener),
             " announced round ",
             rounds_.roll_call().rounds(),
-            ", but never waited for it (a forward without its backward?)"
+            is_other ? ", and has not waited for it" : ", but never waited for it",
+            " (a forward without its backward?)"
         ));
     }
 }
@@ -13651,13 +13680,7 @@ public:
     /// also when all ranks agreed to stop.
     /// @throws what a roll call throws: see PendingRound::wait.
     bool next(bool have_input, RoundNotice const& notice = {}) {
-        if (!options_.enable) {
-            if (have_input) {
-                local_rounds_.open(notice);
-            }
-            return have_input;
-        }
-        return recorded([&] { return session_.next(have_input, notice, detail::Opening::next); });
+        return next(have_input, notice, detail::Opening::next);
     }
 
     /// Calls next() for each element of a range:
@@ -13705,11 +13728,9 @@ public:
 
     /// Votes to stop all ranks together. The next roll call carries the vote, and no rank runs that
     /// round. Local.
-    /// @throws ContractViolation  notifications open the rounds.
+    /// @throws ContractViolation  notifications open the rounds, or the guard is not enabled: it has no roll calls.
     void vote_stop() {
-        if (options_.enable) {
-            session_.vote_stop();
-        }
+        recorded([&] { session_.vote_stop(); });
     }
 
     /// Tells the others that this rank is still working (a validation, a checkpoint). They wait for
@@ -13726,11 +13747,9 @@ public:
         }
     }
 
-    /// Local. Keeps the text that peers see if an exception leaves the guard in this round.
-    void fail(std::string_view text) {
-        session_.forget_failure();
-        session_.record_failure(text);
-    }
+    /// Local. Keeps the text that peers see if an exception leaves the guard in this round, in place of
+    /// the exception's own.
+    void fail(std::string_view text) { session_.fail(text); }
 
     [[nodiscard]] bool enabled() const noexcept { return options_.enable; }
 
@@ -13822,21 +13841,24 @@ private:
     /// What f() throws will leave the guard, and peers see its text.
     template <class F>
     decltype(auto) recorded(F const& f) {
-        try {
-            return f();
-        } catch (...) {
-            session_.record_failure({});
-            throw;
-        }
+        return session_.recorded(f);
     }
     bool next_ahead(bool have_input, RoundNotice const& notice) {
-        return options_.enable ? session_.next(have_input, notice, detail::Opening::look_ahead)
-                               : next(have_input, notice);
+        return next(have_input, notice, detail::Opening::look_ahead);
     }
     void announce_ahead(std::optional<RoundNotice> const& notice) {
         if (options_.enable) {
-            session_.look_ahead(notice);
+            recorded([&] { session_.look_ahead(notice); });
         }
+    }
+    bool next(bool have_input, RoundNotice const& notice, detail::Opening opening) {
+        if (!options_.enable) {
+            if (have_input) {
+                local_rounds_.open(notice);
+            }
+            return have_input;
+        }
+        return recorded([&] { return session_.next(have_input, notice, opening); });
     }
 
     /// Restores everything that the guard attached.

@@ -1321,6 +1321,7 @@ struct MpiOperation {
     int peer = -1;            ///< of a message
     bool is_send = false;
     int tag = 0;
+    std::string_view called;          ///< in texts, if it is not named as MPI's
     std::vector<std::uint64_t> words; ///< of all ranks, while they compare
     WaitClock polled;
     MpiQuestion question;    ///< asked at its deadline
@@ -1338,6 +1339,9 @@ struct MpiOperation {
     /// Whether the comparison, if any, is over. This does not change when an abort comes.
     [[nodiscard]] bool moves_data() const noexcept { return words.empty(); }
     [[nodiscard]] std::string text() const {
+        if (!called.empty()) {
+            return to_text(called);
+        }
         if (!is_message()) {
             return signature().text();
         }
@@ -1541,6 +1545,11 @@ enum class MpiMeeting : std::uint64_t {
     split = 0x7469'6c70'7326'494d,
     share = 0x6572'6168'7326'494d,
 };
+[[nodiscard]] constexpr std::string_view name_of(MpiMeeting meeting) noexcept {
+    return meeting == MpiMeeting::split   ? "split"
+           : meeting == MpiMeeting::share ? "share"
+                                          : "another collective";
+}
 /// `words` has two words from each rank: its MpiMeeting, or a word of another collective, and one
 /// more.
 [[nodiscard]] inline std::optional<AbortReason>
@@ -1550,11 +1559,7 @@ difference_of_meetings(std::span<std::uint64_t const> words) {
 
         bool operator==(Meeting const&) const = default;
         [[nodiscard]] static bool is_agreement() noexcept { return false; }
-        [[nodiscard]] std::string_view text() const noexcept {
-            return word == MpiMeeting::split   ? "split"
-                   : word == MpiMeeting::share ? "share"
-                                               : "another collective";
-        }
+        [[nodiscard]] std::string_view text() const noexcept { return name_of(word); }
     };
     return find_difference(static_cast<int>(words.size() / 2), [&](int rank) {
         return Meeting{static_cast<MpiMeeting>(words[2 * static_cast<std::size_t>(rank)])};
@@ -3599,7 +3604,8 @@ private:
             auto work = all_gather(
                 {own.data(), own.size(), DType::u64}, {all.data(), all.size(), DType::u64}
             );
-            with_rank(work, [](detail::MpiRank& rank, detail::MpiOperation& operation) {
+            with_rank(work, [&](detail::MpiRank& rank, detail::MpiOperation& operation) {
+                operation.called = name_of(meeting);
                 rank.finish_meeting(operation);
             });
         }

@@ -117,13 +117,7 @@ public:
     /// also when all ranks agreed to stop.
     /// @throws what a roll call throws: see PendingRound::wait.
     bool next(bool have_input, RoundNotice const& notice = {}) {
-        if (!options_.enable) {
-            if (have_input) {
-                local_rounds_.open(notice);
-            }
-            return have_input;
-        }
-        return recorded([&] { return session_.next(have_input, notice, detail::Opening::next); });
+        return next(have_input, notice, detail::Opening::next);
     }
 
     /// Calls next() for each element of a range:
@@ -171,11 +165,9 @@ public:
 
     /// Votes to stop all ranks together. The next roll call carries the vote, and no rank runs that
     /// round. Local.
-    /// @throws ContractViolation  notifications open the rounds.
+    /// @throws ContractViolation  notifications open the rounds, or the guard is not enabled: it has no roll calls.
     void vote_stop() {
-        if (options_.enable) {
-            session_.vote_stop();
-        }
+        recorded([&] { session_.vote_stop(); });
     }
 
     /// Tells the others that this rank is still working (a validation, a checkpoint). They wait for
@@ -192,11 +184,9 @@ public:
         }
     }
 
-    /// Local. Keeps the text that peers see if an exception leaves the guard in this round.
-    void fail(std::string_view text) {
-        session_.forget_failure();
-        session_.record_failure(text);
-    }
+    /// Local. Keeps the text that peers see if an exception leaves the guard in this round, in place of
+    /// the exception's own.
+    void fail(std::string_view text) { session_.fail(text); }
 
     [[nodiscard]] bool enabled() const noexcept { return options_.enable; }
 
@@ -288,21 +278,24 @@ private:
     /// What f() throws will leave the guard, and peers see its text.
     template <class F>
     decltype(auto) recorded(F const& f) {
-        try {
-            return f();
-        } catch (...) {
-            session_.record_failure({});
-            throw;
-        }
+        return session_.recorded(f);
     }
     bool next_ahead(bool have_input, RoundNotice const& notice) {
-        return options_.enable ? session_.next(have_input, notice, detail::Opening::look_ahead)
-                               : next(have_input, notice);
+        return next(have_input, notice, detail::Opening::look_ahead);
     }
     void announce_ahead(std::optional<RoundNotice> const& notice) {
         if (options_.enable) {
-            session_.look_ahead(notice);
+            recorded([&] { session_.look_ahead(notice); });
         }
+    }
+    bool next(bool have_input, RoundNotice const& notice, detail::Opening opening) {
+        if (!options_.enable) {
+            if (have_input) {
+                local_rounds_.open(notice);
+            }
+            return have_input;
+        }
+        return recorded([&] { return session_.next(have_input, notice, opening); });
     }
 
     /// Restores everything that the guard attached.

@@ -77,8 +77,8 @@ struct RoundNotice {
 struct JoinOptions {
     /// False: nothing is sent, and ranks must have the same number of rounds. Notices, windows, `weight_per_input` and
     /// `sync_every` apply as in an enabled guard, and a step is refused in a round that does not sync. The other
-    /// options have no effect, keywords of participants and vote_stop() neither, and check_guard() and
-    /// list_claims() are not called.
+    /// options have no effect, keywords of participants neither, check_guard() and list_claims() are not called, and
+    /// vote_stop() is refused.
     bool enable = true;
     EndPolicy end_policy = EndPolicy::drain;
     /// Overrides the deadline of the communicators inside the guard. Positive.

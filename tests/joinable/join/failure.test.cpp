@@ -536,6 +536,21 @@ TEST_CASE(
         "is held open"
     );
     says(
+        violation_of([](auto&, auto& a, auto& b) {
+            static_cast<void>(joinable::announce_round(a));
+            b();
+        }),
+        "participant 1 (AllReducer) notified, but participant 0 (AllReducer) announced round 0, and has not waited "
+        "for it (a forward without its backward?)"
+    );
+    says(
+        violation_of([](auto&, auto& a, auto&) {
+            static_cast<void>(joinable::announce_round(a));
+            a();
+        }),
+        "participant 0 (AllReducer) announced round 0, but never waited for it (a forward without its backward?)"
+    );
+    says(
         violation_of([](auto& guard, auto&, auto&) {
             guard.next(true, {.weight = std::uint64_t{1} << 50U});
         }),
@@ -545,6 +560,122 @@ TEST_CASE(
         violation_of([](auto& guard, auto&, auto&) { guard.next(true, {.weight = -1}); }),
         "a weight of -1 is negative; give the number of samples or tokens"
     );
+}
+
+TEST_CASE("what a guard refuses on one rank is told to the others") {
+    using Guard = Join<AllReducer<RankCommunicator>>;
+    struct Misuse {
+        char const* told;
+        std::function<void(Guard&, AllReducer<RankCommunicator>&, bool is_own)> run;
+    };
+    Misuse const misuses[] = {
+        {"rank 0 failed: vote_stop() needs a loop that runs on next() or iterate(), so that no rank computes a "
+         "round that was stopped",
+         [](auto& guard, auto& reducer, bool is_own) {
+             reducer();
+             if (is_own) {
+                 guard.vote_stop();
+             }
+             reducer();
+         }},
+        {"rank 0 failed: participant 0 (AllReducer) notified again in round 0; call next() before each round",
+         [](auto& guard, auto& reducer, bool is_own) {
+             guard.next(true);
+             reducer();
+             if (is_own) {
+                 reducer();
+             }
+             guard.next(true);
+         }},
+        {"rank 0 failed: a weight of -1 is negative; give the number of samples or tokens",
+         [](auto&, auto& reducer, bool is_own) {
+             reducer();
+             static_cast<void>(joinable::notify_join_context(reducer, {.weight = is_own ? -1 : 1}));
+         }},
+        {"rank 0 failed: the loader is broken",
+         [](auto& guard, auto& reducer, bool is_own) {
+             std::vector<int> const batches{0, 1, 2};
+             auto const announce = [&](int batch) {
+                 if (is_own && batch == 1) {
+                     throw Injected{"the loader is broken"};
+                 }
+                 return joinable::RoundNotice{};
+             };
+             for (int const batch : guard.iterate(joinable::look_ahead, batches, announce)) {
+                 CHECK(batch < 3);
+                 reducer();
+             }
+         }},
+        {"rank 0 failed: a weight of -1 is negative; give the number of samples or tokens",
+         [](auto& guard, auto& reducer, bool is_own) {
+             std::vector<int> const batches{0, 1, 2};
+             auto const announce = [&](int batch) {
+                 return joinable::RoundNotice{.weight = is_own && batch == 1 ? -1 : 1};
+             };
+             for (int const batch : guard.iterate(joinable::look_ahead, batches, announce)) {
+                 CHECK(batch < 3);
+                 reducer();
+             }
+         }},
+    };
+    for (Misuse const& misuse : misuses) {
+        CAPTURE(misuse.told);
+        over_ranks({2, 4}, [&](RankCommunicator& comm) {
+            AllReducer reducer{comm};
+            reducer.ends_its_part = true;
+            std::string told;
+            try {
+                Join guard{participants(reducer)};
+                misuse.run(guard, reducer, comm.rank() == 0);
+                guard.finish();
+            } catch (joinable::PeerFailed const& error) {
+                told = error.what();
+            } catch (joinable::ContractViolation const&) {
+                told = "its own";
+            } catch (Injected const&) {
+                told = "its own";
+            }
+            CHECK(told == (comm.rank() == 0 ? "its own" : misuse.told));
+        });
+    }
+}
+
+TEST_CASE("guard.fail(text) in a handler says more than the exception that is handled") {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        reducer.ends_its_part = true;
+        auto const run = [&] {
+            Join guard{participants(reducer)};
+            reducer();
+            if (comm.rank() == 1) {
+                try {
+                    throw Injected{"bad bytes"};
+                } catch (Injected const&) {
+                    guard.fail("shard 7 is damaged");
+                    throw;
+                }
+            }
+            guard.finish();
+        };
+        if (comm.rank() == 1) {
+            CHECK_THROWS_AS(run(), Injected);
+        } else {
+            CHECK_THROWS_WITH_AS(run(), "rank 1 failed: shard 7 is damaged", joinable::PeerFailed);
+        }
+    });
+}
+
+TEST_CASE("a guard that is not enabled has no roll call that could carry a vote") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        Join guard{participants(reducer), {.enable = false}};
+        CHECK(guard.next(true));
+        CHECK_THROWS_WITH_AS(
+            guard.vote_stop(),
+            "vote_stop() needs roll calls; leave JoinOptions::enable true to vote",
+            joinable::ContractViolation
+        );
+    });
 }
 
 TEST_CASE("a participant that takes no part in a round and notifies all the same is told so") {

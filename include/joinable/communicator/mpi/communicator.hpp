@@ -286,7 +286,8 @@ private:
             auto work = all_gather(
                 {own.data(), own.size(), DType::u64}, {all.data(), all.size(), DType::u64}
             );
-            with_rank(work, [](detail::MpiRank& rank, detail::MpiOperation& operation) {
+            with_rank(work, [&](detail::MpiRank& rank, detail::MpiOperation& operation) {
+                operation.called = name_of(meeting);
                 rank.finish_meeting(operation);
             });
         }

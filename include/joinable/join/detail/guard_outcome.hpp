@@ -35,6 +35,11 @@ public:
             }
         }
     }
+    /// This rank fails with a text that the program chose, and that says more than any exception.
+    void fail_with(std::string_view text) {
+        recorded_ = failure_of({});
+        recorded_->message = text;
+    }
     /// Keeps the reason of a failed roll call, which all ranks throw, unless a reason was kept
     /// before.
     void record_end_of_roll_calls(AbortReason const& reason) {

@@ -114,6 +114,18 @@ public:
     }
 
     void record_failure(std::string_view text) { outcome_.record(text); }
+    /// What f() throws will leave the guard, and peers see its text.
+    template <class F>
+    decltype(auto) recorded(F const& f) {
+        try {
+            return f();
+        } catch (...) {
+            outcome_.record({});
+            throw;
+        }
+    }
+    /// The text that peers see, whatever exception leaves the guard.
+    void fail(std::string_view text) { outcome_.fail_with(text); }
     void forget_failure() noexcept { outcome_.forget(); }
 
     [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
@@ -177,6 +189,8 @@ private:
 
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
 
+    void begin_part(std::size_t position, RoundNotice const& notice);
+
     /// Waits for the answer of a posted roll call, if there is one, and acts on it.
     void hear_verdict();
 
@@ -201,7 +215,8 @@ private:
 
     void check_later_notice(std::size_t position, RoundNotice const& notice) const;
 
-    void require_no_announcement() const;
+    /// Nobody calls it if the guard ends or opens a round itself.
+    void require_no_announcement(std::optional<std::size_t> caller = {}) const;
 
     void require_complete_round() const {
         require_no_announcement();

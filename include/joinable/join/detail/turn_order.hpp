@@ -37,6 +37,8 @@ public:
         : participants_{std::move(participants)} {}
 
     [[nodiscard]] std::string name(std::size_t position) const;
+    /// The name and what it called.
+    [[nodiscard]] std::string call(std::size_t position) const;
 
     [[nodiscard]] bool any_steps() const noexcept {
         return std::any_of(participants_.begin(), participants_.end(), [](auto const& info) {
@@ -99,8 +101,6 @@ private:
     [[nodiscard]] std::string_view verb(std::size_t position) const {
         return participants_[position].verb;
     }
-    /// The verb that follows its name in error texts.
-    [[nodiscard]] std::string notified(std::size_t position) const;
     /// The end of a text: the order of the participants that take part in the round.
     [[nodiscard]] std::string order(Round const& round) const;
     [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const;

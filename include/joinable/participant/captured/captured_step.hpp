@@ -126,9 +126,11 @@ public:
     ///         gradients, or NCCL would round the factor of a sum too much, see GradientKind::sum.
     void step(RoundNotice notice = {}) {
         if (!notice.will_sync || notice.phase != Phase::train) {
-            throw ContractViolation{"a captured step reduces gradients in each of its rounds, but "
-                                    "was given a notice of a "
-                                    "round that does not; leave will_sync and phase as they are"};
+            std::string_view const text =
+                "a captured step reduces gradients in each of its rounds, but was given a notice of a "
+                "round that does not; leave will_sync and phase as they are";
+            detail::record_failure(*this, text);
+            throw ContractViolation{std::string{text}};
         }
         Round const round = notify_join_context(*this, notice);
         detail::run_part(*this, round, [&] {

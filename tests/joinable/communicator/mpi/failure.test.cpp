@@ -26,6 +26,7 @@
 #include <support/shared.hpp>
 #include <support/tells_reason.hpp>
 #include <support/thrown_by.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/progress_thread.hpp>
@@ -163,6 +164,32 @@ TEST_CASE(
 TEST_CASE("a process that a rank over MPI has forked says nothing for it, and cannot go on as it") {
     MpiCommunicator comm{MPI_COMM_WORLD};
     check_helpers_of(comm);
+}
+
+TEST_CASE("a rank that does not come is missed in a split or a share, not in what they are made of"
+) {
+    for (bool const shares : {false, true}) {
+        run_mpi_groups({2, 4}, [&](MPI_Comm group) {
+            MpiCommunicator comm{group, {.deadline = std::chrono::milliseconds{200}}};
+            if (comm.rank() == 1) {
+                wait_until([&] { return comm.is_aborted(); });
+                return;
+            }
+            auto const failure = thrown_by<joinable::TimedOut>([&] {
+                if (shares) {
+                    static_cast<void>(comm.share(8));
+                } else {
+                    static_cast<void>(comm.split(0, 0));
+                }
+            });
+            CHECK(failure.ranks() == std::vector{1});
+            std::string const text = failure.what();
+            CHECK(
+                text.substr(text.rfind(" waits in ")) ==
+                (shares ? " waits in share" : " waits in split")
+            );
+        });
+    }
 }
 
 TEST_CASE("an abort of a group does not reach the one that it was split from") {

@@ -63,6 +63,11 @@ enum class MpiMeeting : std::uint64_t {
     split = 0x7469'6c70'7326'494d,
     share = 0x6572'6168'7326'494d,
 };
+[[nodiscard]] constexpr std::string_view name_of(MpiMeeting meeting) noexcept {
+    return meeting == MpiMeeting::split   ? "split"
+           : meeting == MpiMeeting::share ? "share"
+                                          : "another collective";
+}
 /// `words` has two words from each rank: its MpiMeeting, or a word of another collective, and one
 /// more.
 [[nodiscard]] inline std::optional<AbortReason>
@@ -72,11 +77,7 @@ difference_of_meetings(std::span<std::uint64_t const> words) {
 
         bool operator==(Meeting const&) const = default;
         [[nodiscard]] static bool is_agreement() noexcept { return false; }
-        [[nodiscard]] std::string_view text() const noexcept {
-            return word == MpiMeeting::split   ? "split"
-                   : word == MpiMeeting::share ? "share"
-                                               : "another collective";
-        }
+        [[nodiscard]] std::string_view text() const noexcept { return name_of(word); }
     };
     return find_difference(static_cast<int>(words.size() / 2), [&](int rank) {
         return Meeting{static_cast<MpiMeeting>(words[2 * static_cast<std::size_t>(rank)])};

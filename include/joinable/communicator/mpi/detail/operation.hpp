@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -52,6 +53,7 @@ struct MpiOperation {
     int peer = -1;            ///< of a message
     bool is_send = false;
     int tag = 0;
+    std::string_view called;          ///< in texts, if it is not named as MPI's
     std::vector<std::uint64_t> words; ///< of all ranks, while they compare
     WaitClock polled;
     MpiQuestion question;    ///< asked at its deadline
@@ -69,6 +71,9 @@ struct MpiOperation {
     /// Whether the comparison, if any, is over. This does not change when an abort comes.
     [[nodiscard]] bool moves_data() const noexcept { return words.empty(); }
     [[nodiscard]] std::string text() const {
+        if (!called.empty()) {
+            return to_text(called);
+        }
         if (!is_message()) {
             return signature().text();
         }

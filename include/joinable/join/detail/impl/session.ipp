@@ -100,10 +100,13 @@ JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
 
 JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice const& notice) {
     outcome_.require_alive();
-    if (is_shadowing_) {
-        return; // a hook may run code of active ranks
+    if (!is_shadowing_) { // a hook may run code of active ranks
+        recorded([&] { begin_part(position, notice); });
     }
-    require_no_announcement();
+}
+
+JOINABLE_DEFINITION void Session::begin_part(std::size_t position, RoundNotice const& notice) {
+    require_no_announcement(position);
     if (turns_.take_turn(position, loop_opens_rounds())) {
         check_later_notice(position, notice);
         return;
@@ -118,13 +121,13 @@ JOINABLE_DEFINITION void Session::require_followed(std::string_view name) {
     if (!runs_rounds() || is_shadowing_ || turns_.is_open()) {
         return;
     }
-    std::string const text = concat(
-        name,
-        " is used while its communicator is in a guard that does not list it, so joined ranks would not "
-        "follow; add it to the guard's participants(...), or call it after finish()"
-    );
-    outcome_.record(text); // it is no participant, so nobody else would
-    throw_violation(text);
+    recorded([&] { // it is no participant, so nobody else would
+        throw_violation(concat(
+            name,
+            " is used while its communicator is in a guard that does not list it, so joined ranks would not "
+            "follow; add it to the guard's participants(...), or call it after finish()"
+        ));
+    });
 }
 
 JOINABLE_DEFINITION bool
@@ -160,6 +163,9 @@ JOINABLE_DEFINITION void Session::look_ahead(std::optional<RoundNotice> const& n
 }
 
 JOINABLE_DEFINITION void Session::vote_stop() {
+    if (!options_.enable) {
+        throw_violation("vote_stop() needs roll calls; leave JoinOptions::enable true to vote");
+    }
     if (opened_ && opened_->opening == Opening::notification) {
         throw_violation(
             "vote_stop() needs a loop that runs on next() or iterate(), so that no rank "
@@ -316,13 +322,17 @@ Session::check_later_notice(std::size_t position, RoundNotice const& notice) con
     }
 }
 
-JOINABLE_DEFINITION void Session::require_no_announcement() const {
+JOINABLE_DEFINITION void Session::require_no_announcement(std::optional<std::size_t> caller) const {
     if (!is_answered()) {
+        std::size_t const opener = opened_ ? opened_->opener : 0;
+        bool const is_other = caller && caller != opener;
         throw_violation(concat(
-            turns_.name(opened_ ? opened_->opener : 0),
+            is_other ? turns_.call(*caller) + ", but " : "",
+            turns_.name(opener),
             " announced round ",
             rounds_.roll_call().rounds(),
-            ", but never waited for it (a forward without its backward?)"
+            is_other ? ", and has not waited for it" : ", but never waited for it",
+            " (a forward without its backward?)"
         ));
     }
 }

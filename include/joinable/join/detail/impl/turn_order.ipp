@@ -32,7 +32,7 @@ TurnOrder::require_first(std::size_t opener, Round const& announced) const {
             throw_violation(takes_no_part(opener, *round_));
         }
         throw_violation(
-            name(opener) + notified(opener) + " first in round " + to_text(announced.number()) +
+            call(opener) + " first in round " + to_text(announced.number()) +
             ", but the first one in hook order is " + name(*expected) + order(announced)
         );
     }
@@ -41,8 +41,7 @@ TurnOrder::require_first(std::size_t opener, Round const& announced) const {
 JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_opens_rounds) {
     if (held_by_) {
         throw_violation(concat(
-            name(position),
-            notified(position),
+            call(position),
             " while the part of ",
             name(*held_by_),
             " is held open",
@@ -56,7 +55,7 @@ JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_op
     }
     if (expected) {
         throw_violation(
-            name(position) + notified(position) + " in round " + to_text(round_->number()) +
+            call(position) + " in round " + to_text(round_->number()) +
             ", but the next one in hook order is " + name(*expected) + order(*round_)
         );
     }
@@ -65,13 +64,12 @@ JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_op
     }
     if (loop_opens_rounds && round_) {
         throw_violation(
-            name(position) + notified(position) + " again in round " + to_text(round_->number()) +
+            call(position) + " again in round " + to_text(round_->number()) +
             "; call next() before each round"
         );
     }
     if (loop_opens_rounds) {
-        throw_violation(concat(name(position), notified(position), " before next() opened a round")
-        );
+        throw_violation(concat(call(position), " before next() opened a round"));
     }
     return false;
 }
@@ -99,8 +97,9 @@ JOINABLE_DEFINITION void TurnOrder::require_complete() const {
     }
 }
 
-JOINABLE_DEFINITION std::string TurnOrder::notified(std::size_t position) const {
-    return verb(position).empty() ? " notified" : concat(" called ", verb(position));
+JOINABLE_DEFINITION std::string TurnOrder::call(std::size_t position) const {
+    return name(position) +
+           (verb(position).empty() ? " notified" : concat(" called ", verb(position)));
 }
 
 JOINABLE_DEFINITION std::string TurnOrder::order(Round const& round) const {

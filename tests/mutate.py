@@ -546,7 +546,8 @@ MUTATIONS = [
     ),
     Mutation(
         "joined-ranks-hear-no-text-of-a-stranger", "join/detail/impl/session.ipp",
-        "outcome_.record(text); // it is no participant, so nobody else would", "",
+        "recorded([&] { // it is no participant, so nobody else would",
+        "[](auto const& f) { f(); }([&] { // it is no participant, so nobody else would",
         "participant/guarded_optimizers.test.cpp", "an optimizer that the guard*",
     ),
     Mutation(
@@ -824,7 +825,7 @@ MUTATIONS = [
     # -- rounds -------------------------------------------------------------------------------------
     Mutation(
         "texts-of-ranges-are-lost", "join/guard.hpp",
-        "            session_.record_failure({});\n            throw;", "            throw;",
+        "return session_.recorded(f);", "return f();",
         "join/guarded_range.test.cpp", "what a range throws*",
     ),
     Mutation(
@@ -899,9 +900,8 @@ MUTATIONS = [
         "join/failure.test.cpp", "peers are told of the failure*",
     ),
     Mutation(
-        "a-text-does-not-replace-what-was-handled", "join/guard.hpp",
-        "        session_.forget_failure();\n        session_.record_failure(text);",
-        "        session_.record_failure(text);",
+        "a-text-does-not-replace-what-was-handled", "join/detail/session.hpp",
+        "outcome_.fail_with(text);", "outcome_.record(text);",
         "join/failure.test.cpp", "peers are told of the failure*",
     ),
     Mutation(

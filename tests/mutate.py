@@ -953,7 +953,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-skip-keeps-its-weight", "join/detail/rounds.hpp",
-        "return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);",
+        "return is_scheduled() ? notice.weight.value_or(0) : own_weight(notice);",
         "return notice.weight.value_or(0);",
         "join/accumulation.test.cpp",
     ),
@@ -1010,8 +1010,8 @@ MUTATIONS = [
         "participant/joined_gradients.test.cpp", "untouched*",
     ),
     Mutation(
-        "late-gradients-are-sent", "participant/detail/ready_check.hpp",
-        "if (now != mark->hash && !is_gone) {", "if (false) {",
+        "late-gradients-are-sent", "participant/detail/impl/ready_check.ipp",
+        "if (now != mark.hash && !is_gone) {", "if (false) {",
         "participant/verify_ready.test.cpp",
     ),
     Mutation(
@@ -1020,8 +1020,8 @@ MUTATIONS = [
         "participant/verify_ready.test.cpp", "*sharded model*",
     ),
     Mutation(
-        "earlier-marks-are-checked", "participant/detail/ready_check.hpp",
-        "is_checked[mark->i] = true;", "",
+        "earlier-marks-are-checked", "participant/detail/impl/ready_check.ipp",
+        "is_checked[mark.i] = true;", "",
         "participant/verify_ready.test.cpp",
     ),
     Mutation(
@@ -2153,12 +2153,12 @@ MUTATIONS = [
     ),
     Mutation(
         "hooks-of-those-that-live-are-lost", "join/guard.hpp",
-        "if (hooks_ && !std::get<I>(attachments_).is_attached()) {", "if (hooks_) {",
+        "hooks_->are_lost[i] = !attachments_[i].is_attached();", "hooks_->are_lost[i] = true;",
         "participant/without_pass.test.cpp", "a model that outlives*",
     ),
     Mutation(
         "hooks-of-destroyed-participants-run-their-destructors", "join/guard.hpp",
-        "if (hooks_ && !std::get<I>(attachments_).is_attached()) {", "if (false) {",
+        "hooks_->are_lost[i] = !attachments_[i].is_attached();", "",
         "join/failure.test.cpp", "the hook of a participant*",
     ),
     Mutation(

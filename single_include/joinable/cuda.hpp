@@ -338,20 +338,24 @@ template <bool exist = has_streaming_stores>
     }
 }
 
-/// A loop over elements, compiled for each instruction set. `Loop::run<width>(done, arguments...)` goes
+/// The bytes of a register, for loops that need to know.
+template <std::size_t bytes>
+using Width = std::integral_constant<std::size_t, bytes>;
+
+/// A loop over elements, compiled for each instruction set. `Loop::run(width, done, arguments...)` goes
 /// from element `done` on, with registers of at most `width` bytes. Where there is AVX2, `done` is what
 /// `Loop::convert(arguments...)` has done before, because only a function for AVX2 can inline its
 /// conversions.
 template <class Loop, class... Arguments>
 struct CompiledLoop {
     JOINABLE_LOOP static void baseline(Arguments... arguments) noexcept {
-        Loop::template run<16>(0, arguments...);
+        Loop::run(Width<16>{}, 0, arguments...);
     }
     JOINABLE_LOOP_AVX2 static void avx2(Arguments... arguments) noexcept {
-        Loop::template run<32>(Loop::convert(arguments...), arguments...);
+        Loop::run(Width<32>{}, Loop::convert(arguments...), arguments...);
     }
     JOINABLE_LOOP_AVX512 static void avx512(Arguments... arguments) noexcept {
-        Loop::template run<64>(Loop::convert(arguments...), arguments...);
+        Loop::run(Width<64>{}, Loop::convert(arguments...), arguments...);
     }
     /// The function for this processor, or for an instruction set that it has.
     [[nodiscard]] static auto* of(InstructionSet set = instruction_set()) noexcept {
@@ -427,9 +431,9 @@ inline constexpr bool is_of_halves<Operation> = true;
 /// Applies an operation to rows.
 template <class Operation>
 struct ApplyLoop {
-    template <std::size_t>
     [[gnu::always_inline]] static void
-    run(std::size_t done,
+    run(std::size_t /*width*/,
+        std::size_t done,
         Operation const& operation,
         Rows<std::byte const> from,
         Rows<std::byte> to,
@@ -675,7 +679,8 @@ template <class Bits, class Register, bool streams = false>
 template <class Bits, bool streams>
 struct TransposeLoop {
     template <std::size_t width>
-    [[gnu::always_inline]] static void run(std::size_t, Plane const& plane) noexcept {
+    [[gnu::always_inline]] static void
+    run(Width<width>, std::size_t /*done*/, Plane const& plane) noexcept {
         using Register = std::
             conditional_t<width == 16, Bytes16, std::conditional_t<width == 32, Bytes32, Bytes64>>;
         transpose_plane<Bits, Register, streams>(plane);
@@ -788,10 +793,8 @@ private:
             }
         }
         has_tiles_ = across != rank_ - 1;
-        if (has_tiles_) {
-            auto const first = levels_.begin() + static_cast<std::ptrdiff_t>(across);
-            auto const last = levels_.begin() + static_cast<std::ptrdiff_t>(rank_) - 1;
-            std::rotate(first, first + 1, last);
+        for (; across + 2 < rank_; ++across) { // to the place before the innermost one
+            std::swap(levels_[across], levels_[across + 1]);
         }
     }
 

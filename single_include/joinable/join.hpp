@@ -2402,6 +2402,7 @@ struct Assign {
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2446,20 +2447,24 @@ template <bool exist = has_streaming_stores>
     }
 }
 
-/// A loop over elements, compiled for each instruction set. `Loop::run<width>(done, arguments...)` goes
+/// The bytes of a register, for loops that need to know.
+template <std::size_t bytes>
+using Width = std::integral_constant<std::size_t, bytes>;
+
+/// A loop over elements, compiled for each instruction set. `Loop::run(width, done, arguments...)` goes
 /// from element `done` on, with registers of at most `width` bytes. Where there is AVX2, `done` is what
 /// `Loop::convert(arguments...)` has done before, because only a function for AVX2 can inline its
 /// conversions.
 template <class Loop, class... Arguments>
 struct CompiledLoop {
     JOINABLE_LOOP static void baseline(Arguments... arguments) noexcept {
-        Loop::template run<16>(0, arguments...);
+        Loop::run(Width<16>{}, 0, arguments...);
     }
     JOINABLE_LOOP_AVX2 static void avx2(Arguments... arguments) noexcept {
-        Loop::template run<32>(Loop::convert(arguments...), arguments...);
+        Loop::run(Width<32>{}, Loop::convert(arguments...), arguments...);
     }
     JOINABLE_LOOP_AVX512 static void avx512(Arguments... arguments) noexcept {
-        Loop::template run<64>(Loop::convert(arguments...), arguments...);
+        Loop::run(Width<64>{}, Loop::convert(arguments...), arguments...);
     }
     /// The function for this processor, or for an instruction set that it has.
     [[nodiscard]] static auto* of(InstructionSet set = instruction_set()) noexcept {
@@ -2535,9 +2540,9 @@ inline constexpr bool is_of_halves<Operation> = true;
 /// Applies an operation to rows.
 template <class Operation>
 struct ApplyLoop {
-    template <std::size_t>
     [[gnu::always_inline]] static void
-    run(std::size_t done,
+    run(std::size_t /*width*/,
+        std::size_t done,
         Operation const& operation,
         Rows<std::byte const> from,
         Rows<std::byte> to,
@@ -2791,7 +2796,8 @@ template <class Bits, class Register, bool streams = false>
 template <class Bits, bool streams>
 struct TransposeLoop {
     template <std::size_t width>
-    [[gnu::always_inline]] static void run(std::size_t, Plane const& plane) noexcept {
+    [[gnu::always_inline]] static void
+    run(Width<width>, std::size_t /*done*/, Plane const& plane) noexcept {
         using Register = std::
             conditional_t<width == 16, Bytes16, std::conditional_t<width == 32, Bytes32, Bytes64>>;
         transpose_plane<Bits, Register, streams>(plane);
@@ -2821,7 +2827,7 @@ using TransposeLoops = CompiledLoop<TransposeLoop<Bits, streams>, Plane>;
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <type_traits>
+#include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2914,10 +2920,8 @@ private:
             }
         }
         has_tiles_ = across != rank_ - 1;
-        if (has_tiles_) {
-            auto const first = levels_.begin() + static_cast<std::ptrdiff_t>(across);
-            auto const last = levels_.begin() + static_cast<std::ptrdiff_t>(rank_) - 1;
-            std::rotate(first, first + 1, last);
+        for (; across + 2 < rank_; ++across) { // to the place before the innermost one
+            std::swap(levels_[across], levels_[across + 1]);
         }
     }
 
@@ -5989,28 +5993,12 @@ struct Order {
 template <std::size_t N>
 using Edges = std::array<std::array<bool, N>, N>; ///< [i][j]: hook i runs before hook j
 
-template <class Phase, class... Hooks>
-consteval auto edges_of() {
-    constexpr std::size_t n = sizeof...(Hooks);
-    Edges<n> edges{};
-    std::size_t row = 0;
-    auto const fill_row = [&]<class H>(std::type_identity<H>) {
-        std::size_t column = 0;
-        auto const fill = [&]<class Other>(std::type_identity<Other>) {
-            edges[row][column] =
-                row != column &&
-                (contains_label<
-                     typename label_of<Other>::type,
-                     typename Phase::template before<H>> ||
-                 contains_label<typename label_of<H>::type, typename Phase::template after<Other>>);
-            ++column;
-        };
-        (fill(std::type_identity<Hooks>{}), ...);
-        ++row;
-    };
-    (fill_row(std::type_identity<Hooks>{}), ...);
-    return edges;
-}
+template <class Phase, class H, class Other>
+inline constexpr bool runs_before =
+    contains_label<typename label_of<Other>::type, typename Phase::template before<H>> ||
+    contains_label<typename label_of<H>::type, typename Phase::template after<Other>>;
+template <class Phase, class H, class... Hooks>
+inline constexpr std::array<bool, sizeof...(Hooks)> edges_from{{runs_before<Phase, H, Hooks>...}};
 
 /// Kahn's algorithm (1962), always taking the lowest ready index, `preferred` ones first. The order
 /// is unique, stable, and the same on every rank. Hooks that remain are also peeled from the end,
@@ -6021,7 +6009,7 @@ constexpr Order<N> solve(Edges<N> const& edges, std::array<bool, N> const& prefe
     std::array<bool, N> done{};
     auto const is_free = [&](std::size_t i, bool from_the_end) {
         for (std::size_t j = 0; j < N; ++j) {
-            if (!done[j] && (from_the_end ? edges[i][j] : edges[j][i])) {
+            if (i != j && !done[j] && (from_the_end ? edges[i][j] : edges[j][i])) {
                 return false;
             }
         }
@@ -6068,8 +6056,9 @@ struct hooks_on_cycle {
 
 template <class Phase, class... Hooks>
 struct ordered_hooks {
-    static constexpr Order<sizeof...(Hooks)> order =
-        solve<sizeof...(Hooks)>(edges_of<Phase, Hooks...>(), {{gives_notice<Hooks>...}});
+    static constexpr Order<sizeof...(Hooks)> order = solve<sizeof...(Hooks)>(
+        {{edges_from<Phase, Hooks, Hooks...>...}}, {{gives_notice<Hooks>...}}
+    );
 
     template <class Cycle, std::size_t Index, class... Rest>
     struct collect : std::type_identity<Cycle> {};
@@ -9069,6 +9058,17 @@ struct RoundNotice {
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;
 };
 
+namespace detail {
+/// Whether such a round reduces gradients: an evaluation has none.
+[[nodiscard]] constexpr bool syncs(RoundNotice const& notice) noexcept {
+    return notice.will_sync && notice.phase == Phase::train;
+}
+/// Of this rank's input: 0 if it skips.
+[[nodiscard]] constexpr std::uint64_t own_weight(RoundNotice const& notice) noexcept {
+    return notice.skips ? 0 : notice.weight.value_or(0);
+}
+} // namespace detail
+
 /// Options of a guard. These must be the same on every rank, or all ranks throw Mismatch when they
 /// enter: `end_policy`, `sync_every`, `carry_accumulated`, and whether `inputs` and
 /// `weight_per_input` are given. `enable` must be the same, too: the others wait until the deadline
@@ -9904,11 +9904,11 @@ public:
         Round round;
         round.active_count_ = round.contributor_count_ = world_size;
         round.phase_ = notice.phase;
-        round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
+        round.will_sync_ = detail::syncs(notice);
         round.is_weighted_ = notice.weight.has_value() || (notice.skips && window.is_weighted);
         round.contributes_ = !notice.skips || window.is_open();
         round.weight_ = round.weight_sum_ =
-            (notice.skips ? 0 : notice.weight.value_or(0)) + (round.will_sync_ ? window.weight : 0);
+            detail::own_weight(notice) + (round.will_sync_ ? window.weight : 0);
         round.accumulated_rounds_ = window.rounds;
         return round;
     }
@@ -10852,7 +10852,7 @@ private:
     }
     void count(RoundNotice const& given) {
         RoundNotice const notice = completed(given, options_, training_rounds_);
-        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+        std::uint64_t const own = own_weight(notice);
         window_.require_continued(notice, own);
         opened_ = notice;
         next_position_ = 0;
@@ -11003,9 +11003,7 @@ struct Announcement {
     Opening opening = Opening::notification;
     std::size_t opener = 0; ///< the participant that notifies
 
-    [[nodiscard]] bool syncs() const noexcept {
-        return notice.will_sync && notice.phase == Phase::train;
-    }
+    [[nodiscard]] bool syncs() const noexcept { return detail::syncs(notice); }
 };
 
 /// The rounds of a guard on one rank. Announcing a round posts its roll call, hear() waits for the verdict,
@@ -11101,13 +11099,13 @@ private:
     [[nodiscard]] bool contributes(Announcement const& announcement) const noexcept {
         return !announcement.notice.skips || window_.is_open();
     }
-    /// 0 if it skips. With known lengths a rank that skips keeps the promised weight.
-    [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
-        return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);
+    /// With known lengths a rank that skips keeps the promised weight.
+    [[nodiscard]] std::uint64_t promised_weight(RoundNotice const& notice) const noexcept {
+        return is_scheduled() ? notice.weight.value_or(0) : own_weight(notice);
     }
     /// A round that syncs includes the weight held since the last one that did.
     [[nodiscard]] std::uint64_t weight_of(Announcement const& announcement) const noexcept {
-        return own_weight(announcement.notice) + (announcement.syncs() ? window_.weight : 0);
+        return promised_weight(announcement.notice) + (announcement.syncs() ? window_.weight : 0);
     }
     [[nodiscard]] std::uint32_t take_vote() noexcept {
         return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
@@ -11159,7 +11157,7 @@ JOINABLE_DEFINITION void Rounds::exchange_lengths() {
 
 JOINABLE_DEFINITION RoundNotice Rounds::completed(RoundNotice const& notice) const {
     RoundNotice const full = detail::completed(notice, options_, training_rounds_);
-    window_.require_continued(full, own_weight(full));
+    window_.require_continued(full, promised_weight(full));
     return full;
 }
 
@@ -11276,7 +11274,7 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     }
     announced_ = own && code.syncs ? window_ : Window{};
     if (own) {
-        window_.pass(code.syncs, own->notice, own_weight(own->notice));
+        window_.pass(code.syncs, own->notice, promised_weight(own->notice));
     } else {
         if (code.syncs && !takes_carry && window_.is_open()) {
             dropped_ = window_;
@@ -12340,7 +12338,7 @@ private:
                                 : local_rounds_->round_of(world_size, notice, window);
         bool const ends = round.will_sync() && end == detail::WindowEnd::opening;
         if (!has_window_of_guard_) {
-            std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+            std::uint64_t const own = detail::own_weight(notice);
             window_.require_continued(notice, own);
             if (!round.will_sync() || ends) {
                 window_.pass(ends, notice, own);
@@ -12953,7 +12951,11 @@ public:
     void restore() noexcept;
 
 private:
-    std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
+    struct Overridden {
+        ControlCommunicator* communicator;
+        std::chrono::nanoseconds deadline;
+    };
+    std::vector<Overridden> before_;
 };
 
 /// @throws ContractViolation  an option is out of its range.
@@ -13064,13 +13066,13 @@ JOINABLE_DEFINITION void Deadlines::exchange(
             throw ContractViolation{"JoinOptions::timeout needs communicators that "
                                     "have set_deadline()"};
         }
-        before_.emplace_back(communicator, *before);
+        before_.push_back({communicator, *before});
     }
 }
 
 JOINABLE_DEFINITION void Deadlines::restore() noexcept {
     for (; !before_.empty(); before_.pop_back()) { // the last one first: one may set another's
-        before_.back().first->exchange_deadline(before_.back().second);
+        before_.back().communicator->exchange_deadline(before_.back().deadline);
     }
 }
 
@@ -13152,12 +13154,12 @@ arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
 template <std::size_t Index, class J>
 struct HookSlot {
     template <class... Ks>
-    explicit HookSlot(J& joinable, KeywordArgument<Ks> const&... keywords)
-        : hook{joinable.join_hook(arguments_from<J>(keywords...))} {}
+    HookSlot(J& joinable, bool const& is_lost, KeywordArgument<Ks> const&... keywords)
+        : hook{joinable.join_hook(arguments_from<J>(keywords...))}, is_lost_{is_lost} {}
     HookSlot(HookSlot const&) = delete;
     HookSlot& operator=(HookSlot const&) = delete;
     ~HookSlot() {
-        if (!is_lost) {
+        if (!is_lost_) {
             std::destroy_at(std::addressof(hook));
         }
     }
@@ -13165,7 +13167,9 @@ struct HookSlot {
     union {
         join_hook_t<J> hook;
     };
-    bool is_lost = false; ///< it refers to a participant that is destroyed
+
+private:
+    bool const& is_lost_;
 };
 
 template <class Indices, class... Js>
@@ -13173,8 +13177,12 @@ struct HookSlots;
 template <std::size_t... Is, class... Js>
 struct HookSlots<std::index_sequence<Is...>, Js...> : HookSlot<Is, Js>... {
     template <class... Ks>
-    explicit HookSlots(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
-        : HookSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
+    HookSlots(
+        std::tuple<Js&...> const& joinables,
+        std::array<bool, sizeof...(Js)> const& are_lost,
+        KeywordArgument<Ks> const&... keywords
+    )
+        : HookSlot<Is, Js>(std::get<Is>(joinables), are_lost[Is], keywords...)... {}
 };
 
 /// The hooks of a guard, stored in argument order and run in the order that their labels require.
@@ -13183,7 +13191,10 @@ class GuardHooks final : public HookRunner {
 public:
     template <class... Ks>
     explicit GuardHooks(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
-        : slots_{joinables, keywords...} {}
+        : slots_{joinables, are_lost, keywords...} {}
+
+    /// Whose participant is destroyed, in argument order: hooks that refer to it are left as they are.
+    std::array<bool, sizeof...(Js)> are_lost{};
 
     void forget_cleared() override { forget(std::index_sequence_for<Js...>{}); }
     void run_main_hook(std::size_t position, Round const& round) override {
@@ -13191,12 +13202,6 @@ public:
     }
     void run_post_hooks(JoinResult const& result, bool is_last_joiner) override {
         run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
-    }
-
-    /// Leaves the hook of a participant that is destroyed as it is. `Index` is in argument order.
-    template <std::size_t Index>
-    void lose() noexcept {
-        slot<Index>().is_lost = true;
     }
 
     /// The facts about a participant that a session needs.
@@ -13216,13 +13221,9 @@ public:
 
 private:
     template <std::size_t Index>
-    auto& slot() noexcept {
-        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
-        return static_cast<HookSlot<Index, J>&>(slots_);
-    }
-    template <std::size_t Index>
     auto& hook() noexcept {
-        return slot<Index>().hook;
+        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
+        return static_cast<HookSlot<Index, J>&>(slots_).hook;
     }
 
     template <std::size_t... Is>
@@ -13658,7 +13659,7 @@ public:
     /// throws.
     ~Join() noexcept(false) {
         if (session_.has_lost_participant()) {
-            lose_hooks(std::index_sequence_for<Js...>{});
+            lose_hooks();
             release();
             if (!unwinding_.has_begun()) {
                 session_.require_told();
@@ -13872,15 +13873,10 @@ private:
     }
 
     /// Hooks of destroyed participants refer to what was.
-    template <std::size_t... Is>
-    void lose_hooks(std::index_sequence<Is...>) noexcept {
-        [[maybe_unused]] auto const one =
-            [this]<std::size_t I>(std::integral_constant<std::size_t, I>) {
-                if (hooks_ && !std::get<I>(attachments_).is_attached()) {
-                    hooks_->template lose<I>();
-                }
-            };
-        (one(std::integral_constant<std::size_t, Is>{}), ...);
+    void lose_hooks() noexcept {
+        for (std::size_t i = 0; hooks_ && i < attachments_.size(); ++i) {
+            hooks_->are_lost[i] = !attachments_[i].is_attached();
+        }
     }
 
     using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;
@@ -15102,25 +15098,7 @@ public:
     /// @throws ContractViolation  a gradient has changed since it was marked, or was made anew.
     template <class F>
     void release(F const& mark_ready) {
-        std::vector<bool> is_checked(parameters_.size());
-        for (auto mark = marks_.rbegin(); mark != marks_.rend(); ++mark) {
-            if (mark->i >= parameters_.size() || is_checked[mark->i]) {
-                continue;
-            }
-            is_checked[mark->i] = true;
-            std::uint64_t const now = hash_of(mark->i);
-            bool const is_gone = is_at_once_ && now == no_gradient;
-            if (now != mark->hash && !is_gone) {
-                throw ContractViolation{concat(
-                    "the gradient of ",
-                    describe_parameter(parameters_, mark->i),
-                    " changed after ready(",
-                    mark->i,
-                    "); call ready when nothing is added to it any more (libtorch: from a hook "
-                    "after accumulation, not from register_hook)"
-                )};
-            }
-        }
+        require_unchanged();
         for (std::size_t k = 0; !is_at_once_ && k < marks_.size(); ++k) {
             mark_ready(marks_[k].i);
         }
@@ -15135,6 +15113,7 @@ private:
         std::uint64_t hash;
     };
 
+    void require_unchanged();
     /// The hash of the elements in logical order, because a gradient may move and may have gaps
     /// between its elements.
     [[nodiscard]] std::uint64_t hash_of(std::size_t i);
@@ -15166,6 +15145,29 @@ ReadyCheck::ReadyCheck(ParameterList parameters, Device& device, CheckedMarks ma
             to_text(device.id()),
             "; leave it off"
         )};
+    }
+}
+
+JOINABLE_DEFINITION void ReadyCheck::require_unchanged() {
+    std::vector<bool> is_checked(parameters_.size());
+    for (std::size_t k = marks_.size(); k-- != 0;) {
+        Mark const& mark = marks_[k];
+        if (mark.i >= parameters_.size() || is_checked[mark.i]) {
+            continue;
+        }
+        is_checked[mark.i] = true;
+        std::uint64_t const now = hash_of(mark.i);
+        bool const is_gone = is_at_once_ && now == no_gradient;
+        if (now != mark.hash && !is_gone) {
+            throw ContractViolation{concat(
+                "the gradient of ",
+                describe_parameter(parameters_, mark.i),
+                " changed after ready(",
+                mark.i,
+                "); call ready when nothing is added to it any more (libtorch: from a hook "
+                "after accumulation, not from register_hook)"
+            )};
+        }
     }
 }
 
@@ -15683,7 +15685,7 @@ protected:
     }
     void open_round(RoundNotice notice) {
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
-        if (hooks().gathers_values() || (notice.will_sync && notice.phase == Phase::train)) {
+        if (hooks().gathers_values() || detail::syncs(notice)) {
             detail::require_listed(state_, comm_, name_in_texts());
         }
         ranges_.end_all();
@@ -19967,9 +19969,9 @@ struct Narrow {
 /// Converts a row. Uses the processor's instruction, if there is one.
 template <class C>
 struct ConvertLoop {
-    template <std::size_t>
     [[gnu::always_inline]] static void
-    run(std::size_t done,
+    run(std::size_t /*width*/,
+        std::size_t done,
         std::byte const* __restrict from,
         std::byte* __restrict to,
         std::size_t count) noexcept {

@@ -1069,20 +1069,24 @@ template <bool exist = has_streaming_stores>
     }
 }
 
-/// A loop over elements, compiled for each instruction set. `Loop::run<width>(done, arguments...)` goes
+/// The bytes of a register, for loops that need to know.
+template <std::size_t bytes>
+using Width = std::integral_constant<std::size_t, bytes>;
+
+/// A loop over elements, compiled for each instruction set. `Loop::run(width, done, arguments...)` goes
 /// from element `done` on, with registers of at most `width` bytes. Where there is AVX2, `done` is what
 /// `Loop::convert(arguments...)` has done before, because only a function for AVX2 can inline its
 /// conversions.
 template <class Loop, class... Arguments>
 struct CompiledLoop {
     JOINABLE_LOOP static void baseline(Arguments... arguments) noexcept {
-        Loop::template run<16>(0, arguments...);
+        Loop::run(Width<16>{}, 0, arguments...);
     }
     JOINABLE_LOOP_AVX2 static void avx2(Arguments... arguments) noexcept {
-        Loop::template run<32>(Loop::convert(arguments...), arguments...);
+        Loop::run(Width<32>{}, Loop::convert(arguments...), arguments...);
     }
     JOINABLE_LOOP_AVX512 static void avx512(Arguments... arguments) noexcept {
-        Loop::template run<64>(Loop::convert(arguments...), arguments...);
+        Loop::run(Width<64>{}, Loop::convert(arguments...), arguments...);
     }
     /// The function for this processor, or for an instruction set that it has.
     [[nodiscard]] static auto* of(InstructionSet set = instruction_set()) noexcept {
@@ -1158,9 +1162,9 @@ inline constexpr bool is_of_halves<Operation> = true;
 /// Applies an operation to rows.
 template <class Operation>
 struct ApplyLoop {
-    template <std::size_t>
     [[gnu::always_inline]] static void
-    run(std::size_t done,
+    run(std::size_t /*width*/,
+        std::size_t done,
         Operation const& operation,
         Rows<std::byte const> from,
         Rows<std::byte> to,
@@ -1261,9 +1265,9 @@ struct Narrow {
 /// Converts a row. Uses the processor's instruction, if there is one.
 template <class C>
 struct ConvertLoop {
-    template <std::size_t>
     [[gnu::always_inline]] static void
-    run(std::size_t done,
+    run(std::size_t /*width*/,
+        std::size_t done,
         std::byte const* __restrict from,
         std::byte* __restrict to,
         std::size_t count) noexcept {

@@ -112,28 +112,12 @@ struct Order {
 template <std::size_t N>
 using Edges = std::array<std::array<bool, N>, N>; ///< [i][j]: hook i runs before hook j
 
-template <class Phase, class... Hooks>
-consteval auto edges_of() {
-    constexpr std::size_t n = sizeof...(Hooks);
-    Edges<n> edges{};
-    std::size_t row = 0;
-    auto const fill_row = [&]<class H>(std::type_identity<H>) {
-        std::size_t column = 0;
-        auto const fill = [&]<class Other>(std::type_identity<Other>) {
-            edges[row][column] =
-                row != column &&
-                (contains_label<
-                     typename label_of<Other>::type,
-                     typename Phase::template before<H>> ||
-                 contains_label<typename label_of<H>::type, typename Phase::template after<Other>>);
-            ++column;
-        };
-        (fill(std::type_identity<Hooks>{}), ...);
-        ++row;
-    };
-    (fill_row(std::type_identity<Hooks>{}), ...);
-    return edges;
-}
+template <class Phase, class H, class Other>
+inline constexpr bool runs_before =
+    contains_label<typename label_of<Other>::type, typename Phase::template before<H>> ||
+    contains_label<typename label_of<H>::type, typename Phase::template after<Other>>;
+template <class Phase, class H, class... Hooks>
+inline constexpr std::array<bool, sizeof...(Hooks)> edges_from{{runs_before<Phase, H, Hooks>...}};
 
 /// Kahn's algorithm (1962), always taking the lowest ready index, `preferred` ones first. The order
 /// is unique, stable, and the same on every rank. Hooks that remain are also peeled from the end,
@@ -144,7 +128,7 @@ constexpr Order<N> solve(Edges<N> const& edges, std::array<bool, N> const& prefe
     std::array<bool, N> done{};
     auto const is_free = [&](std::size_t i, bool from_the_end) {
         for (std::size_t j = 0; j < N; ++j) {
-            if (!done[j] && (from_the_end ? edges[i][j] : edges[j][i])) {
+            if (i != j && !done[j] && (from_the_end ? edges[i][j] : edges[j][i])) {
                 return false;
             }
         }
@@ -191,8 +175,9 @@ struct hooks_on_cycle {
 
 template <class Phase, class... Hooks>
 struct ordered_hooks {
-    static constexpr Order<sizeof...(Hooks)> order =
-        solve<sizeof...(Hooks)>(edges_of<Phase, Hooks...>(), {{gives_notice<Hooks>...}});
+    static constexpr Order<sizeof...(Hooks)> order = solve<sizeof...(Hooks)>(
+        {{edges_from<Phase, Hooks, Hooks...>...}}, {{gives_notice<Hooks>...}}
+    );
 
     template <class Cycle, std::size_t Index, class... Rest>
     struct collect : std::type_identity<Cycle> {};

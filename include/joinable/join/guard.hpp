@@ -95,7 +95,7 @@ public:
     /// throws.
     ~Join() noexcept(false) {
         if (session_.has_lost_participant()) {
-            lose_hooks(std::index_sequence_for<Js...>{});
+            lose_hooks();
             release();
             if (!unwinding_.has_begun()) {
                 session_.require_told();
@@ -309,15 +309,10 @@ private:
     }
 
     /// Hooks of destroyed participants refer to what was.
-    template <std::size_t... Is>
-    void lose_hooks(std::index_sequence<Is...>) noexcept {
-        [[maybe_unused]] auto const one =
-            [this]<std::size_t I>(std::integral_constant<std::size_t, I>) {
-                if (hooks_ && !std::get<I>(attachments_).is_attached()) {
-                    hooks_->template lose<I>();
-                }
-            };
-        (one(std::integral_constant<std::size_t, Is>{}), ...);
+    void lose_hooks() noexcept {
+        for (std::size_t i = 0; hooks_ && i < attachments_.size(); ++i) {
+            hooks_->are_lost[i] = !attachments_[i].is_attached();
+        }
     }
 
     using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;

@@ -93,7 +93,7 @@ private:
                                 : local_rounds_->round_of(world_size, notice, window);
         bool const ends = round.will_sync() && end == detail::WindowEnd::opening;
         if (!has_window_of_guard_) {
-            std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+            std::uint64_t const own = detail::own_weight(notice);
             window_.require_continued(notice, own);
             if (!round.will_sync() || ends) {
                 window_.pass(ends, notice, own);

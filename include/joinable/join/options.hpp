@@ -70,6 +70,17 @@ struct RoundNotice {
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;
 };
 
+namespace detail {
+/// Whether such a round reduces gradients: an evaluation has none.
+[[nodiscard]] constexpr bool syncs(RoundNotice const& notice) noexcept {
+    return notice.will_sync && notice.phase == Phase::train;
+}
+/// Of this rank's input: 0 if it skips.
+[[nodiscard]] constexpr std::uint64_t own_weight(RoundNotice const& notice) noexcept {
+    return notice.skips ? 0 : notice.weight.value_or(0);
+}
+} // namespace detail
+
 /// Options of a guard. These must be the same on every rank, or all ranks throw Mismatch when they
 /// enter: `end_policy`, `sync_every`, `carry_accumulated`, and whether `inputs` and
 /// `weight_per_input` are given. `enable` must be the same, too: the others wait until the deadline

@@ -31,11 +31,11 @@ public:
         Round round;
         round.active_count_ = round.contributor_count_ = world_size;
         round.phase_ = notice.phase;
-        round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
+        round.will_sync_ = detail::syncs(notice);
         round.is_weighted_ = notice.weight.has_value() || (notice.skips && window.is_weighted);
         round.contributes_ = !notice.skips || window.is_open();
         round.weight_ = round.weight_sum_ =
-            (notice.skips ? 0 : notice.weight.value_or(0)) + (round.will_sync_ ? window.weight : 0);
+            detail::own_weight(notice) + (round.will_sync_ ? window.weight : 0);
         round.accumulated_rounds_ = window.rounds;
         return round;
     }

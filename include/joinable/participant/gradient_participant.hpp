@@ -534,7 +534,7 @@ protected:
     }
     void open_round(RoundNotice notice) {
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
-        if (hooks().gathers_values() || (notice.will_sync && notice.phase == Phase::train)) {
+        if (hooks().gathers_values() || detail::syncs(notice)) {
             detail::require_listed(state_, comm_, name_in_texts());
         }
         ranges_.end_all();

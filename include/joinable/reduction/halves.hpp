@@ -54,9 +54,9 @@ struct Narrow {
 /// Converts a row. Uses the processor's instruction, if there is one.
 template <class C>
 struct ConvertLoop {
-    template <std::size_t>
     [[gnu::always_inline]] static void
-    run(std::size_t done,
+    run(std::size_t /*width*/,
+        std::size_t done,
         std::byte const* __restrict from,
         std::byte* __restrict to,
         std::size_t count) noexcept {

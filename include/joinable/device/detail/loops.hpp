@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <type_traits>
+#include <utility>
 
 #include <joinable/device/detail/transpose.hpp>
 #include <joinable/reduction/rows.hpp>
@@ -104,10 +104,8 @@ private:
             }
         }
         has_tiles_ = across != rank_ - 1;
-        if (has_tiles_) {
-            auto const first = levels_.begin() + static_cast<std::ptrdiff_t>(across);
-            auto const last = levels_.begin() + static_cast<std::ptrdiff_t>(rank_) - 1;
-            std::rotate(first, first + 1, last);
+        for (; across + 2 < rank_; ++across) { // to the place before the innermost one
+            std::swap(levels_[across], levels_[across + 1]);
         }
     }
 

@@ -197,7 +197,8 @@ template <class Bits, class Register, bool streams = false>
 template <class Bits, bool streams>
 struct TransposeLoop {
     template <std::size_t width>
-    [[gnu::always_inline]] static void run(std::size_t, Plane const& plane) noexcept {
+    [[gnu::always_inline]] static void
+    run(Width<width>, std::size_t /*done*/, Plane const& plane) noexcept {
         using Register = std::
             conditional_t<width == 16, Bytes16, std::conditional_t<width == 32, Bytes32, Bytes64>>;
         transpose_plane<Bits, Register, streams>(plane);

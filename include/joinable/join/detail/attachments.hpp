@@ -100,7 +100,11 @@ public:
     void restore() noexcept;
 
 private:
-    std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
+    struct Overridden {
+        ControlCommunicator* communicator;
+        std::chrono::nanoseconds deadline;
+    };
+    std::vector<Overridden> before_;
 };
 
 /// @throws ContractViolation  an option is out of its range.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -37,12 +38,12 @@ arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
 template <std::size_t Index, class J>
 struct HookSlot {
     template <class... Ks>
-    explicit HookSlot(J& joinable, KeywordArgument<Ks> const&... keywords)
-        : hook{joinable.join_hook(arguments_from<J>(keywords...))} {}
+    HookSlot(J& joinable, bool const& is_lost, KeywordArgument<Ks> const&... keywords)
+        : hook{joinable.join_hook(arguments_from<J>(keywords...))}, is_lost_{is_lost} {}
     HookSlot(HookSlot const&) = delete;
     HookSlot& operator=(HookSlot const&) = delete;
     ~HookSlot() {
-        if (!is_lost) {
+        if (!is_lost_) {
             std::destroy_at(std::addressof(hook));
         }
     }
@@ -50,7 +51,9 @@ struct HookSlot {
     union {
         join_hook_t<J> hook;
     };
-    bool is_lost = false; ///< it refers to a participant that is destroyed
+
+private:
+    bool const& is_lost_;
 };
 
 template <class Indices, class... Js>
@@ -58,8 +61,12 @@ struct HookSlots;
 template <std::size_t... Is, class... Js>
 struct HookSlots<std::index_sequence<Is...>, Js...> : HookSlot<Is, Js>... {
     template <class... Ks>
-    explicit HookSlots(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
-        : HookSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
+    HookSlots(
+        std::tuple<Js&...> const& joinables,
+        std::array<bool, sizeof...(Js)> const& are_lost,
+        KeywordArgument<Ks> const&... keywords
+    )
+        : HookSlot<Is, Js>(std::get<Is>(joinables), are_lost[Is], keywords...)... {}
 };
 
 /// The hooks of a guard, stored in argument order and run in the order that their labels require.
@@ -68,7 +75,10 @@ class GuardHooks final : public HookRunner {
 public:
     template <class... Ks>
     explicit GuardHooks(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
-        : slots_{joinables, keywords...} {}
+        : slots_{joinables, are_lost, keywords...} {}
+
+    /// Whose participant is destroyed, in argument order: hooks that refer to it are left as they are.
+    std::array<bool, sizeof...(Js)> are_lost{};
 
     void forget_cleared() override { forget(std::index_sequence_for<Js...>{}); }
     void run_main_hook(std::size_t position, Round const& round) override {
@@ -76,12 +86,6 @@ public:
     }
     void run_post_hooks(JoinResult const& result, bool is_last_joiner) override {
         run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
-    }
-
-    /// Leaves the hook of a participant that is destroyed as it is. `Index` is in argument order.
-    template <std::size_t Index>
-    void lose() noexcept {
-        slot<Index>().is_lost = true;
     }
 
     /// The facts about a participant that a session needs.
@@ -101,13 +105,9 @@ public:
 
 private:
     template <std::size_t Index>
-    auto& slot() noexcept {
-        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
-        return static_cast<HookSlot<Index, J>&>(slots_);
-    }
-    template <std::size_t Index>
     auto& hook() noexcept {
-        return slot<Index>().hook;
+        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
+        return static_cast<HookSlot<Index, J>&>(slots_).hook;
     }
 
     template <std::size_t... Is>

@@ -94,7 +94,7 @@ private:
     }
     void count(RoundNotice const& given) {
         RoundNotice const notice = completed(given, options_, training_rounds_);
-        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+        std::uint64_t const own = own_weight(notice);
         window_.require_continued(notice, own);
         opened_ = notice;
         next_position_ = 0;

@@ -23,9 +23,7 @@ struct Announcement {
     Opening opening = Opening::notification;
     std::size_t opener = 0; ///< the participant that notifies
 
-    [[nodiscard]] bool syncs() const noexcept {
-        return notice.will_sync && notice.phase == Phase::train;
-    }
+    [[nodiscard]] bool syncs() const noexcept { return detail::syncs(notice); }
 };
 
 /// The rounds of a guard on one rank. Announcing a round posts its roll call, hear() waits for the verdict,
@@ -121,13 +119,13 @@ private:
     [[nodiscard]] bool contributes(Announcement const& announcement) const noexcept {
         return !announcement.notice.skips || window_.is_open();
     }
-    /// 0 if it skips. With known lengths a rank that skips keeps the promised weight.
-    [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
-        return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);
+    /// With known lengths a rank that skips keeps the promised weight.
+    [[nodiscard]] std::uint64_t promised_weight(RoundNotice const& notice) const noexcept {
+        return is_scheduled() ? notice.weight.value_or(0) : own_weight(notice);
     }
     /// A round that syncs includes the weight held since the last one that did.
     [[nodiscard]] std::uint64_t weight_of(Announcement const& announcement) const noexcept {
-        return own_weight(announcement.notice) + (announcement.syncs() ? window_.weight : 0);
+        return promised_weight(announcement.notice) + (announcement.syncs() ? window_.weight : 0);
     }
     [[nodiscard]] std::uint32_t take_vote() noexcept {
         return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;

@@ -41,25 +41,7 @@ public:
     /// @throws ContractViolation  a gradient has changed since it was marked, or was made anew.
     template <class F>
     void release(F const& mark_ready) {
-        std::vector<bool> is_checked(parameters_.size());
-        for (auto mark = marks_.rbegin(); mark != marks_.rend(); ++mark) {
-            if (mark->i >= parameters_.size() || is_checked[mark->i]) {
-                continue;
-            }
-            is_checked[mark->i] = true;
-            std::uint64_t const now = hash_of(mark->i);
-            bool const is_gone = is_at_once_ && now == no_gradient;
-            if (now != mark->hash && !is_gone) {
-                throw ContractViolation{concat(
-                    "the gradient of ",
-                    describe_parameter(parameters_, mark->i),
-                    " changed after ready(",
-                    mark->i,
-                    "); call ready when nothing is added to it any more (libtorch: from a hook "
-                    "after accumulation, not from register_hook)"
-                )};
-            }
-        }
+        require_unchanged();
         for (std::size_t k = 0; !is_at_once_ && k < marks_.size(); ++k) {
             mark_ready(marks_[k].i);
         }
@@ -74,6 +56,7 @@ private:
         std::uint64_t hash;
     };
 
+    void require_unchanged();
     /// The hash of the elements in logical order, because a gradient may move and may have gaps
     /// between its elements.
     [[nodiscard]] std::uint64_t hash_of(std::size_t i);

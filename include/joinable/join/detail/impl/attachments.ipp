@@ -99,13 +99,13 @@ JOINABLE_DEFINITION void Deadlines::exchange(
             throw ContractViolation{"JoinOptions::timeout needs communicators that "
                                     "have set_deadline()"};
         }
-        before_.emplace_back(communicator, *before);
+        before_.push_back({communicator, *before});
     }
 }
 
 JOINABLE_DEFINITION void Deadlines::restore() noexcept {
     for (; !before_.empty(); before_.pop_back()) { // the last one first: one may set another's
-        before_.back().first->exchange_deadline(before_.back().second);
+        before_.back().communicator->exchange_deadline(before_.back().deadline);
     }
 }
 

@@ -31,7 +31,7 @@ JOINABLE_DEFINITION void Rounds::exchange_lengths() {
 
 JOINABLE_DEFINITION RoundNotice Rounds::completed(RoundNotice const& notice) const {
     RoundNotice const full = detail::completed(notice, options_, training_rounds_);
-    window_.require_continued(full, own_weight(full));
+    window_.require_continued(full, promised_weight(full));
     return full;
 }
 
@@ -148,7 +148,7 @@ JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announce
     }
     announced_ = own && code.syncs ? window_ : Window{};
     if (own) {
-        window_.pass(code.syncs, own->notice, own_weight(own->notice));
+        window_.pass(code.syncs, own->notice, promised_weight(own->notice));
     } else {
         if (code.syncs && !takes_carry && window_.is_open()) {
             dropped_ = window_;

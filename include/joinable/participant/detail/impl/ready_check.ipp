@@ -21,6 +21,29 @@ ReadyCheck::ReadyCheck(ParameterList parameters, Device& device, CheckedMarks ma
     }
 }
 
+JOINABLE_DEFINITION void ReadyCheck::require_unchanged() {
+    std::vector<bool> is_checked(parameters_.size());
+    for (std::size_t k = marks_.size(); k-- != 0;) {
+        Mark const& mark = marks_[k];
+        if (mark.i >= parameters_.size() || is_checked[mark.i]) {
+            continue;
+        }
+        is_checked[mark.i] = true;
+        std::uint64_t const now = hash_of(mark.i);
+        bool const is_gone = is_at_once_ && now == no_gradient;
+        if (now != mark.hash && !is_gone) {
+            throw ContractViolation{concat(
+                "the gradient of ",
+                describe_parameter(parameters_, mark.i),
+                " changed after ready(",
+                mark.i,
+                "); call ready when nothing is added to it any more (libtorch: from a hook "
+                "after accumulation, not from register_hook)"
+            )};
+        }
+    }
+}
+
 JOINABLE_DEFINITION std::uint64_t ReadyCheck::hash_of(std::size_t i) {
     AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
     if (!gradient || !has_memory(gradient)) {

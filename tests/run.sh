@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSL-1.0
 # Installs what the tests need, builds all in Release and runs every test once.
-# --all adds: benchmarks are compiled, layers, links, the single header, reference, packages, formatting, cost of
-# including, headers alone, nvcc, suites over processes, MPI, Gloo and machines of threads, thread sanitizer by clang
-# 19, and the other sanitizers by clang 14, the oldest, over the single header and NCCL, with frames drawn at random
-# by TCP; what this machine cannot have is skipped and named. Each step says what the one before it
+# --all adds: benchmarks are compiled, layers, links, the single header, reference, packages, formatting, costs of
+# including and of short paths, headers alone, nvcc, suites over processes, MPI, Gloo and machines of threads, thread
+# sanitizer by clang 19, and the other sanitizers by clang 14, the oldest, over the single header and NCCL, with frames
+# drawn at random by TCP; what this machine cannot have is skipped and named. Each step says what the one before it
 # took; the last lines are ctest's.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -72,6 +72,10 @@ if $all; then
     step "headers alone, with g++"
     cmake --preset release -DCMAKE_CXX_FLAGS=--param=ggc-min-heapsize=1000000 >/dev/null # as joinable_dev has it
     cmake --build build/release --target all_verify_interface_header_sets joinable_nccl_headers
+    step "instructions of short paths, by g++"
+    if install_optional valgrind valgrind; then
+        python3 tests/budget/check_instructions.py
+    fi
     step "headers together, with nvcc" # range-v3, libtorch and mdspan do not compile in a .cu file, and engines may be missing or warn there
     if command -v nvcc >/dev/null; then
         mkdir -p build/nvcc

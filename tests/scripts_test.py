@@ -381,6 +381,26 @@ class Budget(Copy):
         self.assertIn("<regex> is reached, but must not be", output)
 
 
+class Instructions(unittest.TestCase):
+    def test_a_path_that_became_slower_fails_and_another_compiler_is_not_judged(self):
+        counts = "import runpy, subprocess; from types import SimpleNamespace as Said; " \
+            "subprocess.run = lambda command, **_: Said(returncode=0, stdout='%d', stderr='Collected : %d'); " \
+            "runpy.run_path('tests/budget/check_instructions.py', run_name='__main__')"
+        budget = json.loads((ROOT / "tests/budget/instructions.json").read_text())
+        most = max(budget["instructions"].values())
+        for version, count, wanted, said in (
+            (budget["g++"], 1000 * most * 2, 1, "guarded_iteration, shadow_round"),
+            (budget["g++"], 1000, 0, "guarded_iteration"),
+            (budget["g++"] + 1, 1000 * most * 2, 0, "nothing is judged"),
+        ):
+            result = subprocess.run(
+                [sys.executable, "-c", counts % (version, count)],
+                cwd=ROOT, capture_output=True, text=True, check=False,
+            )
+            self.assertEqual(result.returncode, wanted, result.stderr)
+            self.assertIn(said, result.stdout + result.stderr)
+
+
 class Packaging(Copy):
     script = "tests/packaging/build.py"
 

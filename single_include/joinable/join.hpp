@@ -864,8 +864,7 @@ private:
         if (extent == 0) {
             return 0;
         }
-        overflow = overflow || product > (std::numeric_limits<std::size_t>::max)() / extent;
-        product *= extent;
+        overflow |= __builtin_mul_overflow(product, extent, &product);
     }
     if (overflow) {
         throw ContractViolation{"the product of a tensor's extents does not fit in std::size_t"};
@@ -965,22 +964,23 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
     if (count == 0) {
         return 0;
     }
-    std::size_t const limit = max_bytes / element_bytes;
-    std::size_t last = 0;
-    bool fits = count <= max_bytes; // elements may share memory, but iterators count them
+    std::size_t reach = 1;
+    std::size_t bytes = 0;
+    bool overflow = count > max_bytes; // elements may share memory, but iterators count them
     for (std::size_t d = 0; d < extents.size(); ++d) {
         check_not_negative("the stride", d, strides[d]);
-        std::size_t const steps = extents[d] - 1;
-        fits = fits && (steps == 0 || strides[d] <= (limit - 1 - last) / steps);
-        last += fits ? steps * strides[d] : 0;
+        std::size_t span = 0;
+        overflow |= __builtin_mul_overflow(extents[d] - 1, strides[d], &span);
+        overflow |= __builtin_add_overflow(reach, span, &reach);
     }
-    if (!fits) {
+    overflow |= __builtin_mul_overflow(reach, element_bytes, &bytes);
+    if (overflow || bytes > max_bytes) {
         throw ContractViolation{
             "a view of extents " + to_text(extents) + " and strides " + to_text(strides) +
             " reaches further than memory can; make extents or strides smaller"
         };
     }
-    return last + 1;
+    return reach;
 }
 
 /// @throws ContractViolation  the view spans more than these bytes.
@@ -1197,6 +1197,9 @@ concept is_column_major = requires { requires traits_of<T>::is_column_major; };
 template <class T>
 concept is_expression = requires { requires traits_of<T>::is_expression; };
 
+constexpr Shape const& shape_of(Shape const& shape) noexcept {
+    return shape;
+}
 template <class Range>
 Shape shape_of(Range const& range) {
     Shape shape;
@@ -1761,6 +1764,24 @@ template <class T>
     }
 }
 
+/// A view of any tensor, in the form that takes writable ones: nothing is written to a source.
+template <class T>
+[[nodiscard]] AnyView source_view(T const& tensor) {
+    if constexpr (std::same_as<T, AnyView>) {
+        return tensor;
+    } else {
+        void const* const data = traits_of<T const>::data(tensor);
+        // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+        return {
+            const_cast<void*>(data),
+            joinable::dtype(tensor),
+            joinable::extents(tensor),
+            joinable::strides(tensor),
+            joinable::device(tensor)
+        };
+    }
+}
+
 /// Whether two tensors have the same number and type of elements, on the same device.
 [[nodiscard]] inline bool is_like(AnyView const& a, AnyView const& b) {
     return static_cast<bool>(a) == static_cast<bool>(b) && a.dtype() == b.dtype() &&
@@ -1845,6 +1866,8 @@ bool is_nested(Shape const& extents, Shape const& strides);
 
 bool is_overlapping(Shape const& extents, Shape const& strides);
 
+bool share_memory(AnyView const& a, AnyView const& b);
+
 } // namespace detail
 
 /// Whether two different indices of a tensor may name the same element, as with a stride of 0. Such
@@ -1867,41 +1890,7 @@ template <Tensor T>
 /// @throws ContractViolation  extents and strides do not describe a view; see StridedView.
 template <Tensor A, Tensor B>
 [[nodiscard]] bool share_memory(A const& a, B const& b) {
-    Shape const extents_a = joinable::extents(a);
-    Shape const extents_b = joinable::extents(b);
-    Shape const strides_a = joinable::strides(a);
-    Shape const strides_b = joinable::strides(b);
-    std::size_t const size = size_of(joinable::dtype(a));
-    std::size_t const size_b = size_of(joinable::dtype(b));
-    std::size_t const reach_a = detail::checked_reach(extents_a, strides_a, size);
-    std::size_t const reach_b = detail::checked_reach(extents_b, strides_b, size_b);
-    void const* const data_a = detail::traits_of<A const>::data(a);
-    void const* const data_b = detail::traits_of<B const>::data(b);
-    auto const first_a = reinterpret_cast<std::uintptr_t>(data_a);
-    auto const first_b = reinterpret_cast<std::uintptr_t>(data_b);
-    if (joinable::device(a) != joinable::device(b) || first_a >= first_b + reach_b * size_b ||
-        first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
-        return false;
-    }
-    // The difference may be negative, modulo 2^64. The reach of b, added below, makes up for it.
-    std::size_t const difference = first_b - first_a;
-    if (size != size_b || difference % size != 0) {
-        return true;
-    }
-    // Element i of a is element k of b if a's steps up to i and b's steps from k to its last
-    // element together equal the distance from a's first element to b's last one.
-    detail::SumsOfStrides sums;
-    std::size_t total =
-        first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
-    for (std::size_t d = 0; d < extents_a.size(); ++d) {
-        sums.add(strides_a[d], extents_a[d]);
-    }
-    for (std::size_t d = 0; d < extents_b.size(); ++d) {
-        sums.add(strides_b[d], extents_b[d]);
-        total += strides_b[d] * (extents_b[d] - 1);
-    }
-    sums.merge_equal_strides();
-    return sums.has(total, 1);
+    return detail::share_memory(detail::source_view(a), detail::source_view(b));
 }
 
 namespace detail {
@@ -1912,7 +1901,11 @@ struct AddressRange {
     std::byte const* end = nullptr;
     std::size_t index = 0; ///< of the view
 
-    static AddressRange of(AnyView const& view, std::size_t index);
+    static AddressRange of(AnyView const& view, std::size_t index = 0);
+    /// Whether some byte is in both.
+    [[nodiscard]] bool meets(AddressRange const& other) const noexcept {
+        return std::less<>{}(begin, other.end) && std::less<>{}(other.begin, end);
+    }
 };
 
 /// The indices of two views that share memory, the smaller one first, if `counts` of their indices
@@ -2080,7 +2073,41 @@ JOINABLE_DEFINITION AddressRange AddressRange::of(AnyView const& view, std::size
     }
     auto const* const begin = static_cast<std::byte const*>(view.data());
     std::size_t const size = size_of(view.dtype());
-    return {begin, begin + size * checked_reach(view.extents(), view.strides(), size), index};
+    std::size_t reach = 1;
+    for (std::size_t d = 0; d < view.extents().size(); ++d) {
+        reach += (view.extents()[d] - 1) * view.strides()[d];
+    }
+    return {begin, begin + size * reach, index};
+}
+
+JOINABLE_DEFINITION bool share_memory(AnyView const& a, AnyView const& b) {
+    AddressRange const range_a = AddressRange::of(a);
+    AddressRange const range_b = AddressRange::of(b);
+    if (a.device() != b.device() || !range_a.meets(range_b)) {
+        return false;
+    }
+    auto const first_a = reinterpret_cast<std::uintptr_t>(range_a.begin);
+    auto const first_b = reinterpret_cast<std::uintptr_t>(range_b.begin);
+    // The difference may be negative, modulo 2^64. The reach of b, added below, makes up for it.
+    std::size_t const difference = first_b - first_a;
+    std::size_t const size = size_of(a.dtype());
+    if (size != size_of(b.dtype()) || difference % size != 0) {
+        return true;
+    }
+    // Element i of a is element k of b if a's steps up to i and b's steps from k to its last
+    // element together equal the distance from a's first element to b's last one.
+    SumsOfStrides sums;
+    std::size_t total =
+        first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
+    for (std::size_t d = 0; d < a.extents().size(); ++d) {
+        sums.add(a.strides()[d], a.extents()[d]);
+    }
+    for (std::size_t d = 0; d < b.extents().size(); ++d) {
+        sums.add(b.strides()[d], b.extents()[d]);
+        total += b.strides()[d] * (b.extents()[d] - 1);
+    }
+    sums.merge_equal_strides();
+    return sums.has(total, 1);
 }
 
 JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>> find_shared(
@@ -2144,14 +2171,6 @@ consteval void check_elements() {
         std::same_as<std::remove_const_t<T>, std::remove_const_t<U>>,
         "copy, scale_copy and add: source and target must have the same type of elements"
     );
-}
-
-/// A read-only view, in the form that the kernels take.
-template <class T>
-AnyView source_view(StridedView<T> const& view) {
-    using U = std::remove_const_t<T>;
-    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the kernels do not write to a source
-    return {const_cast<U*>(view.data()), dtype_of<U>, view.extents(), view.strides()};
 }
 
 } // namespace detail

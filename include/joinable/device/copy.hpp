@@ -30,14 +30,6 @@ consteval void check_elements() {
     );
 }
 
-/// A read-only view, in the form that the kernels take.
-template <class T>
-AnyView source_view(StridedView<T> const& view) {
-    using U = std::remove_const_t<T>;
-    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the kernels do not write to a source
-    return {const_cast<U*>(view.data()), dtype_of<U>, view.extents(), view.strides()};
-}
-
 } // namespace detail
 
 /// Copies elements between views that may have different strides. Local, on the host; no

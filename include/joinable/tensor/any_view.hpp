@@ -109,6 +109,24 @@ template <class T>
     }
 }
 
+/// A view of any tensor, in the form that takes writable ones: nothing is written to a source.
+template <class T>
+[[nodiscard]] AnyView source_view(T const& tensor) {
+    if constexpr (std::same_as<T, AnyView>) {
+        return tensor;
+    } else {
+        void const* const data = traits_of<T const>::data(tensor);
+        // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+        return {
+            const_cast<void*>(data),
+            joinable::dtype(tensor),
+            joinable::extents(tensor),
+            joinable::strides(tensor),
+            joinable::device(tensor)
+        };
+    }
+}
+
 /// Whether two tensors have the same number and type of elements, on the same device.
 [[nodiscard]] inline bool is_like(AnyView const& a, AnyView const& b) {
     return static_cast<bool>(a) == static_cast<bool>(b) && a.dtype() == b.dtype() &&

@@ -76,6 +76,8 @@ bool is_nested(Shape const& extents, Shape const& strides);
 
 bool is_overlapping(Shape const& extents, Shape const& strides);
 
+bool share_memory(AnyView const& a, AnyView const& b);
+
 } // namespace detail
 
 /// Whether two different indices of a tensor may name the same element, as with a stride of 0. Such
@@ -98,41 +100,7 @@ template <Tensor T>
 /// @throws ContractViolation  extents and strides do not describe a view; see StridedView.
 template <Tensor A, Tensor B>
 [[nodiscard]] bool share_memory(A const& a, B const& b) {
-    Shape const extents_a = joinable::extents(a);
-    Shape const extents_b = joinable::extents(b);
-    Shape const strides_a = joinable::strides(a);
-    Shape const strides_b = joinable::strides(b);
-    std::size_t const size = size_of(joinable::dtype(a));
-    std::size_t const size_b = size_of(joinable::dtype(b));
-    std::size_t const reach_a = detail::checked_reach(extents_a, strides_a, size);
-    std::size_t const reach_b = detail::checked_reach(extents_b, strides_b, size_b);
-    void const* const data_a = detail::traits_of<A const>::data(a);
-    void const* const data_b = detail::traits_of<B const>::data(b);
-    auto const first_a = reinterpret_cast<std::uintptr_t>(data_a);
-    auto const first_b = reinterpret_cast<std::uintptr_t>(data_b);
-    if (joinable::device(a) != joinable::device(b) || first_a >= first_b + reach_b * size_b ||
-        first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
-        return false;
-    }
-    // The difference may be negative, modulo 2^64. The reach of b, added below, makes up for it.
-    std::size_t const difference = first_b - first_a;
-    if (size != size_b || difference % size != 0) {
-        return true;
-    }
-    // Element i of a is element k of b if a's steps up to i and b's steps from k to its last
-    // element together equal the distance from a's first element to b's last one.
-    detail::SumsOfStrides sums;
-    std::size_t total =
-        first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
-    for (std::size_t d = 0; d < extents_a.size(); ++d) {
-        sums.add(strides_a[d], extents_a[d]);
-    }
-    for (std::size_t d = 0; d < extents_b.size(); ++d) {
-        sums.add(strides_b[d], extents_b[d]);
-        total += strides_b[d] * (extents_b[d] - 1);
-    }
-    sums.merge_equal_strides();
-    return sums.has(total, 1);
+    return detail::share_memory(detail::source_view(a), detail::source_view(b));
 }
 
 namespace detail {
@@ -143,7 +111,11 @@ struct AddressRange {
     std::byte const* end = nullptr;
     std::size_t index = 0; ///< of the view
 
-    static AddressRange of(AnyView const& view, std::size_t index);
+    static AddressRange of(AnyView const& view, std::size_t index = 0);
+    /// Whether some byte is in both.
+    [[nodiscard]] bool meets(AddressRange const& other) const noexcept {
+        return std::less<>{}(begin, other.end) && std::less<>{}(other.begin, end);
+    }
 };
 
 /// The indices of two views that share memory, the smaller one first, if `counts` of their indices

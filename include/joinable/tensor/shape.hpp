@@ -73,8 +73,7 @@ private:
         if (extent == 0) {
             return 0;
         }
-        overflow = overflow || product > (std::numeric_limits<std::size_t>::max)() / extent;
-        product *= extent;
+        overflow |= __builtin_mul_overflow(product, extent, &product);
     }
     if (overflow) {
         throw ContractViolation{"the product of a tensor's extents does not fit in std::size_t"};
@@ -174,22 +173,23 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
     if (count == 0) {
         return 0;
     }
-    std::size_t const limit = max_bytes / element_bytes;
-    std::size_t last = 0;
-    bool fits = count <= max_bytes; // elements may share memory, but iterators count them
+    std::size_t reach = 1;
+    std::size_t bytes = 0;
+    bool overflow = count > max_bytes; // elements may share memory, but iterators count them
     for (std::size_t d = 0; d < extents.size(); ++d) {
         check_not_negative("the stride", d, strides[d]);
-        std::size_t const steps = extents[d] - 1;
-        fits = fits && (steps == 0 || strides[d] <= (limit - 1 - last) / steps);
-        last += fits ? steps * strides[d] : 0;
+        std::size_t span = 0;
+        overflow |= __builtin_mul_overflow(extents[d] - 1, strides[d], &span);
+        overflow |= __builtin_add_overflow(reach, span, &reach);
     }
-    if (!fits) {
+    overflow |= __builtin_mul_overflow(reach, element_bytes, &bytes);
+    if (overflow || bytes > max_bytes) {
         throw ContractViolation{
             "a view of extents " + to_text(extents) + " and strides " + to_text(strides) +
             " reaches further than memory can; make extents or strides smaller"
         };
     }
-    return last + 1;
+    return reach;
 }
 
 /// @throws ContractViolation  the view spans more than these bytes.

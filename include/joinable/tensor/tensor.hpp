@@ -119,6 +119,9 @@ concept is_column_major = requires { requires traits_of<T>::is_column_major; };
 template <class T>
 concept is_expression = requires { requires traits_of<T>::is_expression; };
 
+constexpr Shape const& shape_of(Shape const& shape) noexcept {
+    return shape;
+}
 template <class Range>
 Shape shape_of(Range const& range) {
     Shape shape;

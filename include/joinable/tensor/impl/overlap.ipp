@@ -144,7 +144,41 @@ JOINABLE_DEFINITION AddressRange AddressRange::of(AnyView const& view, std::size
     }
     auto const* const begin = static_cast<std::byte const*>(view.data());
     std::size_t const size = size_of(view.dtype());
-    return {begin, begin + size * checked_reach(view.extents(), view.strides(), size), index};
+    std::size_t reach = 1;
+    for (std::size_t d = 0; d < view.extents().size(); ++d) {
+        reach += (view.extents()[d] - 1) * view.strides()[d];
+    }
+    return {begin, begin + size * reach, index};
+}
+
+JOINABLE_DEFINITION bool share_memory(AnyView const& a, AnyView const& b) {
+    AddressRange const range_a = AddressRange::of(a);
+    AddressRange const range_b = AddressRange::of(b);
+    if (a.device() != b.device() || !range_a.meets(range_b)) {
+        return false;
+    }
+    auto const first_a = reinterpret_cast<std::uintptr_t>(range_a.begin);
+    auto const first_b = reinterpret_cast<std::uintptr_t>(range_b.begin);
+    // The difference may be negative, modulo 2^64. The reach of b, added below, makes up for it.
+    std::size_t const difference = first_b - first_a;
+    std::size_t const size = size_of(a.dtype());
+    if (size != size_of(b.dtype()) || difference % size != 0) {
+        return true;
+    }
+    // Element i of a is element k of b if a's steps up to i and b's steps from k to its last
+    // element together equal the distance from a's first element to b's last one.
+    SumsOfStrides sums;
+    std::size_t total =
+        first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
+    for (std::size_t d = 0; d < a.extents().size(); ++d) {
+        sums.add(a.strides()[d], a.extents()[d]);
+    }
+    for (std::size_t d = 0; d < b.extents().size(); ++d) {
+        sums.add(b.strides()[d], b.extents()[d]);
+        total += b.strides()[d] * (b.extents()[d] - 1);
+    }
+    sums.merge_equal_strides();
+    return sums.has(total, 1);
 }
 
 JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>> find_shared(

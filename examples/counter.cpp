@@ -17,8 +17,9 @@ public:
 
     /// Counts one input on every rank that has one.
     void operator()() {
-        (void)joinable::notify_join_context(*this);
+        joinable::Round round = joinable::notify_join_context(*this);
         count_ += sum(1);
+        round.done();
     }
 
     [[nodiscard]] int count() const { return count_; }

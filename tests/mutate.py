@@ -152,6 +152,31 @@ MUTATIONS = [
         "join/failure.test.cpp", "a participant that is missing? out of turn*",
     ),
     Mutation(
+        "a-vote-after-the-end-is-lost", "join/detail/impl/session.ipp",
+        "void Session::vote_stop() {\n    outcome_.require_alive();", "void Session::vote_stop() {",
+        "join/failure.test.cpp", "a vote after the end*",
+    ),
+    Mutation(
+        "a-file-has-the-settings-of-a-joined-rank", "checkpoint/checkpoint.hpp",
+        "zero_.take_settings(round); // the loop may have set those of the next step", "",
+        "checkpoint/checkpoint.test.cpp", "a file has the settings for*",
+    ),
+    Mutation(
+        "a-file-has-the-settings-of-rank-0", "checkpoint/checkpoint.hpp",
+        "detail::agree_on_rules(list, zero_.rules());", "",
+        "checkpoint/checkpoint.test.cpp", "settings that differ*",
+    ),
+    Mutation(
+        "gathered-settings-are-of-one-rank", "participant/sharded/optimizer.hpp",
+        "detail::agree_on_rules(compared, rules_);", "",
+        "checkpoint/checkpoint.test.cpp", "settings that differ*",
+    ),
+    Mutation(
+        "a-rank-waits-alone-for-its-device-before-a-file", "checkpoint/checkpoint.hpp",
+        "list.add(\"rounds\", rounds_);\n            wait_for_work();", "list.add(\"rounds\", rounds_);",
+        "checkpoint/checkpoint.test.cpp", "a rank whose device fails*",
+    ),
+    Mutation(
         "guards-blame-ranks-that-they-do-not-have", "join/detail/guard_outcome.hpp",
         "if (names_others(recorded_->ranks)) {", "if (false) {",
         "join/failure.test.cpp", "ranks that another communicator names*",
@@ -1322,7 +1347,8 @@ MUTATIONS = [
     ),
     Mutation(
         "memory-for-a-state-is-not-agreed-on", "participant/sharded/optimizer.hpp",
-        'fail_together("consolidate()", f);', "f();",
+        'fail_together("consolidate()", [&](AgreementList& compared) {',
+        "[](auto const& g) {\n                AgreementList list;\n                g(list);\n            }([&](AgreementList& compared) {",
         "../trace/allocations.test.cpp", "*an optimizer that is out of memory*",
     ),
     Mutation(

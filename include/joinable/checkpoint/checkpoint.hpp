@@ -101,12 +101,15 @@ public:
 
     /// Collective, outside a guard. Writes the file now. Each rank brings 64 MiB at a time to the
     /// disk, and the deadline must cover that, for all ranks that write to one disk together. On the
-    /// first two errors all ranks throw the same type, and the communicator is usable. The old file
+    /// first three errors all ranks throw, and the communicator is usable: a rank that fails throws its
+    /// own error, and the others that of the first rank that failed. The old file
     /// stays, with one exception: "cannot sync" the folder means that the new file, which is
     /// complete, has replaced it, but a power loss may bring the old one back.
     /// @throws CommunicationError  a rank cannot write.
     /// @throws ContractViolation  in a guard, two parameters have one name, or a rule keeps another
     ///         number of states than when its group was added.
+    /// @throws Mismatch  settings or rounds() differ between ranks, as after a guard that failed: set
+    ///         the settings on all ranks.
     /// @throws what the communicator throws.
     void write() {
         require_outside("write()");
@@ -114,7 +117,7 @@ public:
     }
 
     /// Collective, outside a guard. Reads the file: values, state, settings and rounds(). On the
-    /// first two errors all ranks throw the same type.
+    /// first two errors all ranks throw as in write().
     /// @throws ContractViolation  in a guard, or the file is not a complete checkpoint of this
     ///         model and rule: the text names the first tensor that differs; nothing was changed.
     /// @throws CommunicationError  a rank cannot read; what was read so far is kept.
@@ -131,7 +134,7 @@ public:
     /// throws.
     void step() {
         Round const round = notify_join_context(*this);
-        detail::run_part(*this, round, [&] { run(); });
+        detail::run_part(*this, round, [&] { run(round); });
     }
 
     /// The number of step() calls, including joined rounds and the rounds of the training that was
@@ -145,7 +148,7 @@ public:
 
         explicit Hook(Checkpoint& checkpoint) noexcept : checkpoint_{checkpoint} {}
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
-        void main_hook() { checkpoint_.run(); }
+        void main_hook(Round const& round) { checkpoint_.run(round); }
         void post_hook(bool) noexcept {}
 
     private:
@@ -176,9 +179,10 @@ private:
         detail::require_listed(state_, join_communicator(), "Checkpoint");
     }
 
-    void run() {
+    void run(Round const& round) {
         ++rounds_;
         if (rounds_ % options_.every == 0) {
+            zero_.take_settings(round); // the loop may have set those of the next step
             write_file();
         }
     }
@@ -194,14 +198,12 @@ private:
 
     /// On a device the host first waits for collectives in flight, which have a deadline; streams
     /// have none.
-    [[nodiscard]] detail::PartsOnHost parts_on_host() {
+    void wait_for_work() {
         Comm& comm = join_communicator();
-        Device& device = detail::device_of(comm);
-        device.submit(); // after the engine's work
+        detail::device_of(comm).submit(); // after the engine's work
         if constexpr (requires { comm.synchronize(); }) {
             comm.synchronize();
         }
-        return detail::PartsOnHost{device};
     }
 
     void write_file() {
@@ -210,8 +212,11 @@ private:
         std::optional<detail::ModelLayout> layout;
         std::vector<detail::TensorPart> parts;
         std::vector<std::uint64_t> words; // steps of each parameter, hash of each tensor
-        detail::PartsOnHost on_host = parts_on_host();
-        detail::on_all_ranks(control, [&](AgreementList&) {
+        detail::PartsOnHost on_host{detail::device_of(join_communicator())};
+        detail::on_all_ranks(control, [&](AgreementList& list) {
+            detail::agree_on_rules(list, zero_.rules());
+            list.add("rounds", rounds_);
+            wait_for_work();
             detail::check_before_save(zero_.groups(), zero_.rules());
             layout.emplace(layout_by(file_, zero_.rules()));
             layout->place();
@@ -293,8 +298,9 @@ private:
         detail::TrainingState state;
         std::vector<Rule> rules;
         std::uint64_t first = 0;
-        detail::PartsOnHost on_host = parts_on_host();
+        detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         detail::on_all_ranks(control, [&](AgreementList& list) {
+            wait_for_work();
             file.emplace(name, detail::File::Access::read);
             std::string const text = read_header(name, *file);
             list.add("hash of the header of the checkpoint", detail::Hash{}.add(text).value());

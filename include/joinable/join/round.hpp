@@ -18,7 +18,8 @@ class LocalRounds;
 
 /// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
 /// that is not enabled, all ranks count as active, and only this rank's own weight is known. Cheap
-/// to copy; `is_active` is valid until the next round opens.
+/// to copy; `is_active` is valid until the next round opens, and like hold() and done() only while the
+/// guard lives.
 class Round {
 public:
     Round() = default;
@@ -85,7 +86,8 @@ public:
     /// Keeps this participant's part of the round open until done(). Call it right after the
     /// notification if collectives follow later. Local. Outside a guard it does nothing.
     inline void hold();
-    /// Ends this participant's part. All its collectives of the round must be complete. Local.
+    /// Ends this participant's part. All its collectives of the round must be complete. Local. Without
+    /// it the part ends where the next one begins; a throw between rounds then counts as one inside the part.
     inline void done();
 
 private:

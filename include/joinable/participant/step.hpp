@@ -15,7 +15,8 @@ namespace joinable { inline namespace v0 {
 ///
 /// Active ranks call step() once in every round that syncs. Joined ranks run the same body on the
 /// same reduced gradients, so parameters and optimizer state stay equal on all ranks without any
-/// message. Runs after labels::gradients. `body` may take the Round. To skip the step if no rank
+/// message. A learning rate that changes must be set in the body, because joined ranks do not run the
+/// loop. Runs after labels::gradients. `body` may take the Round. To skip the step if no rank
 /// had a gradient, return if `round.contributor_count() == 0`, which is the same on all ranks.
 template <class Comm, class Body>
 class Step {

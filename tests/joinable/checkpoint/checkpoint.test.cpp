@@ -15,6 +15,7 @@
 #include <limits>
 #include <map>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,7 @@
 #include <support/gathered_param.hpp>
 #include <support/named_param.hpp>
 #include <support/numbers.hpp>
+#include <support/recording_communicator.hpp>
 #include <support/strided_param.hpp>
 #include <support/volume.hpp>
 #include <support/whole_optimizer.hpp>
@@ -811,6 +813,77 @@ TEST_CASE("a rank whose engine throws fails all, and the old file stays") {
         );
         CHECK(folder.names() == std::vector<std::string>{"model"});
         comm.barrier();
+    });
+}
+
+/// Waits for collectives in flight, as a communicator of devices does.
+template <class Comm>
+struct Synchronizing : CoreOnly<Comm> {
+    using CoreOnly<Comm>::CoreOnly;
+    bool fails = false;
+    void synchronize() const {
+        if (fails) {
+            throw std::runtime_error{"the device is lost"};
+        }
+    }
+};
+
+TEST_CASE("a rank whose device fails while it waits for collectives fails all at once") {
+    Folder const folder;
+    over_ranks({2, 3}, [&](RankCommunicator& inner) {
+        Synchronizing<RankCommunicator> comm{inner};
+        auto params = named({"a", "b"});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        Checkpoint save{zero, folder.file("model")};
+        save.write();
+        comm.fails = comm.rank() == 1;
+        std::string const told = comm.rank() == 1 ? "other: the device is lost"
+                                                  : "peer: rank 1 failed: the device is lost";
+        says(failure_of([&] { save.write(); }), told);
+        says(failure_of([&] { save.read(); }), told);
+        inner.barrier();
+    });
+}
+
+TEST_CASE("a file has the settings for the next step, whoever has joined") {
+    Folder const folder;
+    std::vector<double> const rates{0.5, std::sqrt(0.5), 0.25, 0.1, 1.0 / 3, 0.75, 2};
+    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+        auto params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = rates[0]}};
+        Checkpoint save{zero, folder.file("model")};
+        DistributedDataParallel ddp{comm, params};
+        {
+            Join guard{participants(ddp, zero, save)};
+            for (std::uint64_t round = 0; round < inputs_of(comm.rank()); ++round) {
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) { backward(params, comm.rank(), round, ready); });
+                zero.step();
+                zero.rule().learning_rate = rates[round + 1];
+                save.step();
+            }
+            guard.finish();
+        }
+        zero.rule().learning_rate = 77;
+        save.read();
+        CHECK(zero.rule().learning_rate == rates[most_inputs(comm.size())]);
+    });
+}
+
+TEST_CASE("settings that differ between ranks are neither written nor gathered") {
+    Folder const folder;
+    over_ranks({2, 3, 4, 8}, [&](RankCommunicator& comm) {
+        auto params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 0.5}};
+        Checkpoint save{zero, folder.file("model")};
+        save.write();
+        zero.rule().learning_rate = comm.rank() == 1 ? 0.25 : 0.5;
+        char const* const text = "settings differ: learning_rate: rank 0 has 0.5, rank 1 has 0.25";
+        CHECK_THROWS_WITH_AS(save.write(), text, joinable::Mismatch);
+        CHECK_THROWS_WITH_AS(zero.consolidate(1), text, joinable::Mismatch);
+        save.read();
+        CHECK(zero.rule().learning_rate == 0.5);
+        zero.consolidate(1);
     });
 }
 

@@ -678,6 +678,21 @@ TEST_CASE("a guard that is not enabled has no roll call that could carry a vote"
     });
 }
 
+TEST_CASE("a vote after the end of a guard is refused") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        Join guard{participants(reducer)};
+        CHECK(guard.next(true));
+        reducer();
+        guard.finish();
+        CHECK_THROWS_WITH_AS(
+            guard.vote_stop(),
+            "this guard has ended; construct a new Join for more rounds",
+            joinable::ContractViolation
+        );
+    });
+}
+
 TEST_CASE("a participant that takes no part in a round and notifies all the same is told so") {
     for (int const size : groups_of_participants({1, 2, 3, 4, 8})) {
         for (int const way : {0, 1, 2, 3}) {

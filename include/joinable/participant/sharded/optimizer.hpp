@@ -72,7 +72,7 @@ public:
     /// ranks have used, if the rule has agree_on(): a difference is a Mismatch on all ranks, one
     /// round after the step, two with look-ahead, and at the end of the guard with known lengths.
     /// The values of the step are mixed then. They are compared when a guard begins, too; where one ends, ranks that
-    /// joined early take them from the highest that did not. The
+    /// joined early take them from the highest that did not. After a guard that failed set them again on all ranks. The
     /// reference stays valid while the optimizer lives. Local.
     [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
 
@@ -96,12 +96,16 @@ public:
     /// Collective, outside a guard.
     /// @throws ContractViolation  called in a guard, `to_rank` is out of range, or a rule keeps
     ///         another number of states than when its group was added; nothing was changed.
+    /// @throws Mismatch  settings differ between ranks, as after a guard that failed; nothing was changed.
     /// @throws what the communicator throws.
     void consolidate(int to_rank = 0) {
         require_own_state();
         require_outside("consolidate()");
         state_.gather(comm_, host_, to_rank, rules_, groups_, [&](auto const& f) {
-            fail_together("consolidate()", f);
+            fail_together("consolidate()", [&](AgreementList& compared) {
+                detail::agree_on_rules(compared, rules_);
+                f();
+            });
         });
     }
     /// The result of consolidate() on this rank: rules, step counts and tensors, in the order of
@@ -183,6 +187,14 @@ public:
         std::move(rules.begin(), rules.end(), rules_.begin());
     }
 
+    /// Ranks that have joined take the settings that the lowest active rank has now, for Checkpoint.
+    /// Collective.
+    void take_settings(Round const& round) {
+        if (round.active_count() != comm_.size()) {
+            settings_.send(words(), round.buffer_source(), rules_, options_.shared, {});
+        }
+    }
+
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return join_state_; }
 
@@ -257,14 +269,18 @@ protected:
         detail::require_listed(join_state_, comm_, verb);
     }
 
-    /// Runs f(); if it throws on one rank, all ranks throw. Collective.
+    /// Runs f(), or f(list), which adds what ranks compare; if it throws on one rank, all ranks throw. Collective.
     template <class F>
     void fail_together(char const* verb, F const& f) {
         AgreementList compared;
         fail_together(compared, [&] {
             compared.begin_section("sharded optimizers differ: ");
             compared.add("verb", verb);
-            f();
+            if constexpr (std::invocable<F const&, AgreementList&>) {
+                f(compared);
+            } else {
+                f();
+            }
         });
     }
     /// The same; ranks compare the list that f() fills.

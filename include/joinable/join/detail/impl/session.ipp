@@ -163,6 +163,7 @@ JOINABLE_DEFINITION void Session::look_ahead(std::optional<RoundNotice> const& n
 }
 
 JOINABLE_DEFINITION void Session::vote_stop() {
+    outcome_.require_alive();
     if (!options_.enable) {
         throw_violation("vote_stop() needs roll calls; leave JoinOptions::enable true to vote");
     }

@@ -224,6 +224,17 @@ void agree_on_rule(AgreementList& list, Rule const& rule) {
     }
 }
 
+/// The rules of all groups, for ranks that must have the same settings.
+template <class Rules>
+void agree_on_rules(AgreementList& list, Rules const& rules) {
+    for (std::size_t group = 0; group < rules.size(); ++group) {
+        list.begin_section(
+            group == 0 ? "settings differ: " : concat("settings of group ", group, " differ: ")
+        );
+        agree_on_rule(list, rules[group]);
+    }
+}
+
 /// `averaged` are the values whose gradients a guard averages.
 void check_averaged(ShardGroup const& group, std::vector<void const*> const& averaged);
 

@@ -127,12 +127,8 @@ public:
                     &settings_of(rules[group]),
                     sizeof(Settings)
                 );
-                list_of_used_.begin_section(
-                    group == 0 ? "settings differ: "
-                               : concat("settings of group ", group, " differ: ")
-                );
-                agree_on_rule(list_of_used_, rules[group]);
             }
+            agree_on_rules(list_of_used_, rules);
             hash_of_used_ = list_of_used_.hash_from(0);
         }
         session->note_settings(list_of_used_, hash_of_used_);

@@ -177,6 +177,16 @@ MUTATIONS = [
         "checkpoint/checkpoint.test.cpp", "a rank whose device fails*",
     ),
     Mutation(
+        "levels-keep-the-deadline-of-a-guard", "communicator/hierarchical/detail/engine.hpp",
+        "bool const is_first = deadline == first_deadline_;", "bool const is_first = false;",
+        "communicator/hierarchical/communicator.test.cpp", "after a guard with a timeout*",
+    ),
+    Mutation(
+        "a-deadline-is-kept-by-one-level", "communicator/hierarchical/detail/engine.hpp",
+        "if (!own_deadline(level) && level.size() > 1) {", "if (false) {",
+        "communicator/hierarchical/communicator.test.cpp", "a deadline that one level*",
+    ),
+    Mutation(
         "guards-blame-ranks-that-they-do-not-have", "join/detail/guard_outcome.hpp",
         "if (names_others(recorded_->ranks)) {", "if (false) {",
         "join/failure.test.cpp", "ranks that another communicator names*",

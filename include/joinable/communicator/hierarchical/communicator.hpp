@@ -161,7 +161,8 @@ public:
     [[nodiscard]] bool is_aborted() const { return engine_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return engine_.abort_reason(); }
     [[nodiscard]] bool is_renumbered() const noexcept { return engine_.is_renumbered(); }
-    /// Local; of both levels, for waits that start later. Returns the deadline that was in force,
+    /// Local; of both levels, for waits that start later. The deadline that this communicator had at first
+    /// gives each level its own back. Returns the deadline that was in force,
     /// the shorter one if they had two.
     /// @throws ContractViolation  a level of several ranks has none.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {

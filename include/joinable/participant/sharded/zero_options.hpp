@@ -58,7 +58,8 @@ struct ZeroOptions {
     /// step. The result must be the same on every rank: base it on ShardGradients::sum(). On a
     /// device, gradients are in its memory: kernels that change them go on the engine's stream.
     std::function<bool(ShardGradients const&)> before_step = {};
-    /// The state of `before_step` besides the rules.
+    /// The state of `before_step` besides the rules. Joined ranks take it as they take settings; after a guard
+    /// that failed set it again on all ranks.
     std::vector<SharedObject> shared = {};
     /// Values live in the buckets in which they travel, and a step copies none. Needs `set_value`
     /// and `release_value` in parameter_traits; set_value must keep the view. The values are

@@ -249,6 +249,62 @@ TEST_CASE("one deadline is that of both levels") {
     });
 }
 
+TEST_CASE("after a guard with a timeout each level has its own deadline again") {
+    on_machines({2, 2}, [](OnMachine place) {
+        place.local.set_deadline(std::chrono::seconds{100});
+        if (place.across != nullptr) {
+            place.across->set_deadline(std::chrono::seconds{70});
+        }
+        HierarchicalCommunicator comm{place.local, place.across};
+        joinable::Step step{comm, [] {}};
+        {
+            joinable::Join guard{
+                joinable::participants(step), {.timeout = std::chrono::seconds{50}}
+            };
+            step.step();
+            guard.finish();
+        }
+        CHECK(place.local.set_deadline(std::chrono::seconds{60}) == std::chrono::seconds{100});
+        if (place.across != nullptr) {
+            CHECK(place.across->set_deadline(std::chrono::seconds{60}) == std::chrono::seconds{70});
+        }
+    });
+}
+
+/// Has no deadlines.
+struct Timeless {
+    ThreadCommunicator& inner;
+
+    [[nodiscard]] int rank() const { return inner.rank(); }
+    [[nodiscard]] int size() const { return inner.size(); }
+    auto all_reduce(joinable::Buffer buffer, ReduceOp op) { return inner.all_reduce(buffer, op); }
+    auto broadcast(joinable::Buffer buffer, int root) { return inner.broadcast(buffer, root); }
+    void barrier() { inner.barrier(); }
+    void abort(joinable::AbortReason const& reason) { inner.abort(reason); }
+    [[nodiscard]] bool is_aborted() const { return inner.is_aborted(); }
+    [[nodiscard]] auto abort_reason() const { return inner.abort_reason(); }
+};
+
+TEST_CASE("a deadline that one level cannot keep changes none") {
+    joinable::run_threads(4, [](ThreadCommunicator& world) {
+        auto local = world.split(world.rank() / 2, 0);
+        auto leaders = world.split(world.rank() % 2, 0);
+        std::optional<Timeless> across;
+        if (local.rank() == 0) {
+            across.emplace(Timeless{leaders});
+        }
+        local.set_deadline(std::chrono::seconds{60});
+        HierarchicalCommunicator comm{local, across};
+        if (across) {
+            CHECK_THROWS_AS(
+                comm.set_deadline(std::chrono::seconds{7}), joinable::ContractViolation
+            );
+        }
+        CHECK(local.set_deadline(std::chrono::seconds{60}) == std::chrono::seconds{60});
+        world.barrier();
+    });
+}
+
 TEST_CASE("a level of one rank needs no deadline") {
     joinable::run_threads(2, [](ThreadCommunicator& across) {
         joinable::SelfCommunicator alone;

@@ -170,10 +170,14 @@ public:
     [[nodiscard]] bool is_renumbered() const noexcept { return levels_.is_renumbered; }
 
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        on_levels([&](AnyInterface& level) {
-            if (!level.exchange_deadline(deadline) && level.size() > 1) {
+        on_levels([&](AnyInterface& level) { // before one of them is changed
+            if (!own_deadline(level) && level.size() > 1) {
                 lacks(level.transport(), "deadlines");
             }
+        });
+        bool const is_first = deadline == first_deadline_; // a guard puts it back
+        on_levels([&](AnyInterface& level) {
+            level.exchange_deadline(is_first ? own_deadline(level).value_or(deadline) : deadline);
         });
         return std::exchange(deadline_, deadline);
     }
@@ -232,16 +236,22 @@ private:
             f(*across_);
         }
     }
+    /// The deadline that a level had at first, if it has deadlines.
+    [[nodiscard]] std::optional<std::chrono::nanoseconds>& own_deadline(AnyInterface const& level) {
+        return own_deadlines_[&level == &local_ ? 0 : 1];
+    }
     /// The shorter one, if both levels have one.
     void find_deadline() {
         std::optional<std::chrono::nanoseconds> shorter;
         on_levels([&](AnyInterface& level) {
-            if (auto const own = level.exchange_deadline(deadline_)) {
+            auto& own = own_deadline(level);
+            own = level.exchange_deadline(deadline_);
+            if (own) {
                 level.exchange_deadline(*own);
                 shorter = (std::min)(shorter.value_or(*own), *own);
             }
         });
-        deadline_ = shorter.value_or(deadline_);
+        first_deadline_ = deadline_ = shorter.value_or(deadline_);
     }
 
     // -- meeting ----------------------------------------------------------------------------------
@@ -550,6 +560,8 @@ private:
     std::function<std::optional<AbortReason>()> parent_; ///< of a group
     Arena scratch_; ///< of the collective that a leader has begun
     std::chrono::nanoseconds deadline_ = default_deadline;
+    std::chrono::nanoseconds first_deadline_ = deadline_;
+    std::array<std::optional<std::chrono::nanoseconds>, 2> own_deadlines_; ///< of local and across
     std::chrono::steady_clock::time_point last_sign_{}; ///< of life, from a leader that waits
     std::deque<Operation> operations_;                  ///< posted and not done
     std::uint64_t done_ = 0;                            ///< number of finished collectives

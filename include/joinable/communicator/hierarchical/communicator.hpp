@@ -15,6 +15,7 @@
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/hierarchical/detail/engine.hpp>
@@ -206,7 +207,7 @@ public:
         choices.pop_back();
         detail::Machines const group =
             detail::machines_of_group(choices, engine_.machines(), rank());
-        bool const is_renumbered = detail::group_is_renumbered(choices, own.color);
+        bool const is_renumbered = detail::renumbers(detail::members_of(choices, color));
         return HierarchicalCommunicator{engine_.split(own, group, is_renumbered)};
     }
 

@@ -20,6 +20,7 @@
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/polling.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
@@ -241,9 +242,8 @@ private:
         int const other = lane_->awaited();
         return concat(
             "no data moved ",
-            other < 0
-                ? concat("on rank ", rank())
-                : "between " + ranks_text({(std::min)(rank(), other), (std::max)(rank(), other)}),
+            other < 0 ? concat("on rank ", rank())
+                      : "between " + ranks_text(both_ranks(rank(), other)),
             " within ",
             seconds,
             " s, in ",

@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/gloo/options.hpp>
 #include <joinable/communicator/tcp/communicator.hpp>
 #include <joinable/communicator/tcp/options.hpp>
@@ -288,22 +289,7 @@ template <class T>
     int color,
     int key
 ) {
-    struct Place {
-        int color;
-        int key;
-    };
-    auto const places = share_value(comm, Place{color, key});
-    auto const place_of = [&](int one) { return places[static_cast<std::size_t>(one)]; };
-    std::vector<int> members;
-    for (int other = 0; other < comm.size(); ++other) {
-        if (place_of(other).color == color) {
-            members.push_back(other);
-        }
-    }
-    // Not std::stable_sort: clang 19 warns of what libstdc++ 12 calls in it.
-    std::sort(members.begin(), members.end(), [&](int a, int b) {
-        return std::pair{place_of(a).key, a} < std::pair{place_of(b).key, b};
-    });
+    auto const members = members_of(share_value(comm, GroupChoice{color, key}), color);
     auto const place = std::find(members.begin(), members.end(), comm.rank());
     GlooMeeting rendezvous;
     rendezvous.options = options;
@@ -322,7 +308,7 @@ template <class T>
         own.port = rendezvous.listener->port();
         std::memcpy(own.text, own_address.data(), (std::min)(own_address.size(), std::size_t{255}));
     }
-    Address const found = share_value(comm, own)[static_cast<std::size_t>(members.front())];
+    Address const found = share_value(comm, own)[as_index(members.front())];
     rendezvous.options.port = found.port;
     rendezvous.options.address = found.text;
     return rendezvous;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/tcp/detail/collectives.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/communicator/tcp/detail/handshake.hpp>
@@ -70,9 +71,7 @@ private:
     };
 
     [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
-    [[nodiscard]] Member& member(int rank) noexcept {
-        return members_[static_cast<std::size_t>(rank)];
-    }
+    [[nodiscard]] Member& member(int rank) noexcept { return members_[as_index(rank)]; }
     [[nodiscard]] bool is_linked(int rank) noexcept { return member(rank).socket.is_open(); }
 
     // -- one turn ---------------------------------------------------------------------------------

@@ -263,13 +263,7 @@ JOINABLE_DEFINITION std::vector<int> Hub::missing(std::uint64_t sequence) const 
     if (sequence != meeting) {
         return collectives_.missing(sequence);
     }
-    std::vector<int> ranks;
-    for (std::size_t rank = 0; rank < members_.size(); ++rank) {
-        if (!members_[rank].has_come) {
-            ranks.push_back(static_cast<int>(rank));
-        }
-    }
-    return ranks;
+    return ranks_where(size(), [&](int rank) { return !members_[as_index(rank)].has_come; });
 }
 
 JOINABLE_DEFINITION void Hub::send(int rank, FrameHeader header, std::span<std::byte const> body) {

@@ -326,7 +326,7 @@ private:
         } else if (longest_gap) {
             message.waited.extend_when_reached(options_.deadline, gap, [&] {
                 return std::optional{
-                    ask_about(control_, message.peer, "waits in " + waiting_in(message))
+                    TcpInside::ask_about(control_, message.peer, "waits in " + waiting_in(message))
                 };
             });
         }
@@ -472,7 +472,9 @@ private:
 
     [[nodiscard]] TcpWork arrive(GlooArrival& arrival, Descriptor const& shown) {
         RequestsOf const requests{rank(), size()};
-        return post_beside(control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown);
+        return TcpInside::post(
+            control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown
+        );
     }
 
     std::shared_ptr<GlooRank> parent_;

@@ -111,18 +111,14 @@ private:
     // -- frames to ranks --------------------------------------------------------------------------
     // Rank 0 comes last: its kernel delivers the others' frames even if rank 0 then dies.
 
-    void send(int rank, FrameHeader header, std::span<std::byte const> body);
+    void send(int rank, FrameHeader header, std::span<std::byte const> body = {});
     void flush(Member& one);
 
     void finish_collective();
 
     /// The first reason is the one of all ranks. Nothing completes after it.
     void end(AbortReason reason);
-    void send_end(int rank) {
-        FrameHeader header;
-        header.kind = FrameKind::end;
-        send(rank, header, packed(*end_));
-    }
+    void send_end(int rank) { send(rank, {.kind = FrameKind::end}, packed(*end_)); }
 
     // -- coming and going -------------------------------------------------------------------------
 

@@ -109,9 +109,7 @@ consteval bool fits_level() {
 /// byte. The counts of gathers, scatters and all_to_alls are always compared before data moves.
 ///
 /// `local` and `across` must outlive this object, and nothing else uses them meanwhile. One thread
-/// at a time may use an object. All members that take buffers throw ContractViolation before any
-/// data moves if the root is not a rank, memory is missing, or the operation is bitwise on
-/// floating-point numbers.
+/// at a time may use an object.
 class HierarchicalCommunicator
     : public detail::Collectives<HierarchicalCommunicator, HierarchicalWork> {
 public:

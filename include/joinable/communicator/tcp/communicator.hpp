@@ -94,9 +94,7 @@ struct TcpSurroundings {
 /// order. A process that a rank forks has none of the rank's connections. It says nothing for the rank when
 /// it ends, and its calls throw ContractViolation.
 ///
-/// All members that take buffers throw ContractViolation before any data moves if the root is not a
-/// rank, memory is missing, the operation is bitwise on floating-point numbers, or the data exceeds
-/// 1 GiB. The caller must keep buffers until the work has been waited for.
+/// A collective of more than 1 GiB throws ContractViolation before any data moves.
 class TcpCommunicator : public detail::BasicCollectives<TcpCommunicator, TcpWork> {
 public:
     static constexpr std::string_view transport = "tcp";

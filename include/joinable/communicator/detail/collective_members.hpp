@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <string_view>
+
 #include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
 /// @file
-/// The collectives as members of a communicator. A transport derives from one of these classes and
-/// implements one function, `Work post(Request const&)`. It keeps post() private and makes
-/// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives derives from
-/// the smaller class, so that its communicator does not model the other capabilities.
+/// The collectives and messages as members of a communicator. A transport derives from one of the
+/// classes of collectives and implements one function, `Work post(Request const&)`. It keeps post()
+/// private and makes BasicCollectives<Derived, Work> a friend. A transport that lacks some
+/// collectives derives from the smaller class, so that its communicator does not model the other
+/// capabilities. The same holds for Messages and its post_message().
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -103,6 +107,32 @@ public:
     /// counts_in[r] elements go to rank r, counts_out[r] come from it.
     Work all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) {
         return this->start(this->requests().all_to_all(in, out, counts_in, counts_out));
+    }
+};
+
+/// Messages between two ranks, of which `Derived` implements
+/// `Work post_message(bool is_send, int peer, int tag, Buffer)`.
+template <class Derived, class Work>
+class Messages {
+public:
+    /// Not collective. Sends to rank `to`. Messages between two ranks with the same tag arrive in
+    /// order.
+    Work send(ConstBuffer buffer, int to, int tag = 0) {
+        // A send only reads its buffer; both sides of a message share one type.
+        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
+        return start(true, "destination", to, tag, read);
+    }
+    /// Not collective. Receives a message of send().
+    Work receive(Buffer buffer, int from, int tag = 0) {
+        return start(false, "source", from, tag, buffer);
+    }
+
+private:
+    Work start(bool is_send, std::string_view role, int peer, int tag, Buffer buffer) {
+        auto& comm = static_cast<Derived&>(*this);
+        check_memory(buffer);
+        check_rank(role, peer, comm.size());
+        return comm.post_message(is_send, peer, tag, buffer);
     }
 };
 

@@ -15,22 +15,6 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 template <class Rank, class Work>
-Work BoardCommunicator<Rank, Work>::send(ConstBuffer buffer, int to, int tag) {
-    check_memory(buffer);
-    check_rank("destination", to, size());
-    // A send only reads its buffer; both sides of a message share one type.
-    Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-    return {rank_, own_rank().post_message(true, to, tag, read)};
-}
-
-template <class Rank, class Work>
-Work BoardCommunicator<Rank, Work>::receive(Buffer buffer, int from, int tag) {
-    check_memory(buffer);
-    check_rank("source", from, size());
-    return {rank_, own_rank().post_message(false, from, tag, buffer)};
-}
-
-template <class Rank, class Work>
 BoardCommunicator<Rank, Work>::~BoardCommunicator() {
     if (!rank_.is_here()) {
         return;

@@ -417,17 +417,17 @@ MUTATIONS = [
     ),
     Mutation(
         "a-limit-of-file-sizes-leaves-the-room", "communicator/shared_memory/process/shared_object.hpp",
-        "limit.rlim_cur < bytes ? nullptr : map(bytes)", "map(bytes)",
+        "limit.rlim_cur >= bytes && map(bytes)", "map(bytes)",
         "communicator/shared_memory/named_processes.test.cpp", "a group that ranks split off has memory*",
     ),
     Mutation(
         "core-dumps-have-the-memory-of-forked-ranks", "communicator/shared_memory/process/impl/process_segment.ipp",
-        "madvise(memory_, bytes_, MADV_DONTDUMP);", ";",
+        "madvise(memory_, mapped_.bytes(), MADV_DONTDUMP);", ";",
         "communicator/shared_memory/process.test.cpp", "the memory that ranks share is left out*",
     ),
     Mutation(
         "core-dumps-have-the-memory-of-attached-ranks", "communicator/shared_memory/process/shared_object.hpp",
-        "madvise(begin_, bytes_, MADV_DONTDUMP);", ";",
+        "madvise(begin(), bytes, MADV_DONTDUMP);", ";",
         "communicator/shared_memory/named_processes.test.cpp", "the memory that ranks share is left out*",
     ),
     Mutation(
@@ -1568,7 +1568,7 @@ MUTATIONS = [
     ),
     Mutation(
         "folders-must-sync", "checkpoint/detail/file.hpp",
-        "if (!try_sync(::fsync) && errno != EINVAL) {", "if (!try_sync(::fsync)) {",
+        "sync_by(::fsync, EINVAL);", "sync_by(::fsync);",
         "checkpoint/detail/file.test.cpp", "a folder that cannot be synced*",
     ),
     Mutation(

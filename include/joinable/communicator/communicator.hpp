@@ -113,6 +113,12 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// Required, but not checkable: every rank calls the same collectives in the same order. A
 /// collective that throws because of another rank leaves the communicator aborted. One thread at a
 /// time may use an object; different ranks are independent. A communicator need not be movable.
+///
+/// Those of this library throw ContractViolation before any data moves if counts or dtypes do not
+/// fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise on
+/// floating-point numbers. The caller must keep buffers until the work has been waited for; spans of
+/// counts are copied.
+///
 /// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
 template <class C>
 concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&

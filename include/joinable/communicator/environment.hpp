@@ -30,71 +30,61 @@ struct Launcher {
     std::string_view name;
     char const* rank;
     char const* size;
-    char const* marker;              ///< only this launcher sets it
-    std::array<char const*, 2> job;  ///< together they identify the job
-    std::array<char const*, 2> more; ///< these too, where they are set
-    char const* local_size;          ///< ranks on this machine
-    char const* machines;
+    char const* marker;                         ///< only this launcher sets it
+    std::array<char const*, 2> job;             ///< together they identify the job
+    std::array<char const*, 2> more = {"", ""}; ///< these too, where they are set
+    char const* local_size = "";                ///< ranks on this machine
+    char const* machines = "";
     std::string_view without_job; ///< what to do if `job` is not set
 };
 
 /// The order matters: a launcher that another one starts comes first, because its variables are
 /// more specific.
 inline constexpr std::array<Launcher, 6> launchers{{
-    {"joinable",
-     "JOINABLE_RANK",
-     "JOINABLE_WORLD_SIZE",
-     "JOINABLE_RANK",
-     {"JOINABLE_JOB", ""},
-     {"", ""},
-     "",
-     "",
-     "set it to a text that is the same on all ranks of this job and differs between jobs"},
-    {"torchrun",
-     "RANK",
-     "WORLD_SIZE",
-     "TORCHELASTIC_RUN_ID",
-     {"MASTER_ADDR", "MASTER_PORT"},
-     {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
-     "LOCAL_WORLD_SIZE",
-     "",
-     "start the ranks by torchrun, or set JOINABLE_JOB"},
-    {"mpirun of Open MPI",
-     "OMPI_COMM_WORLD_RANK",
-     "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_RANK",
-     {"PMIX_NAMESPACE", ""},
-     {"", ""},
-     "OMPI_COMM_WORLD_LOCAL_SIZE",
-     "",
-     "start the ranks by mpirun, or set JOINABLE_JOB"},
-    {"mpiexec of MPICH",
-     "PMI_RANK",
-     "PMI_SIZE",
-     "PMI_RANK",
-     {"PMI_JOBID", ""},
-     {"", ""},
-     "MPI_LOCALNRANKS",
-     "",
-     "MPICH's mpiexec names no job: start the ranks by mpiexec -genv JOINABLE_JOB $$"},
-    {"torch.distributed",
-     "RANK",
-     "WORLD_SIZE",
-     "RANK",
-     {"MASTER_ADDR", "MASTER_PORT"},
-     {"", ""},
-     "LOCAL_WORLD_SIZE",
-     "",
-     "set it as for torch.distributed, or set JOINABLE_JOB"},
-    {"srun",
-     "SLURM_PROCID",
-     "SLURM_NTASKS",
-     "SLURM_PROCID",
-     {"SLURM_JOB_ID", "SLURM_STEP_ID"},
-     {"", ""},
-     "",
-     "SLURM_STEP_NUM_NODES",
-     "start the ranks by srun, not by sbatch alone, or set JOINABLE_JOB"},
+    {.name = "joinable",
+     .rank = "JOINABLE_RANK",
+     .size = "JOINABLE_WORLD_SIZE",
+     .marker = "JOINABLE_RANK",
+     .job = {"JOINABLE_JOB", ""},
+     .without_job =
+         "set it to a text that is the same on all ranks of this job and differs between jobs"},
+    {.name = "torchrun",
+     .rank = "RANK",
+     .size = "WORLD_SIZE",
+     .marker = "TORCHELASTIC_RUN_ID",
+     .job = {"MASTER_ADDR", "MASTER_PORT"},
+     .more = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
+     .local_size = "LOCAL_WORLD_SIZE",
+     .without_job = "start the ranks by torchrun, or set JOINABLE_JOB"},
+    {.name = "mpirun of Open MPI",
+     .rank = "OMPI_COMM_WORLD_RANK",
+     .size = "OMPI_COMM_WORLD_SIZE",
+     .marker = "OMPI_COMM_WORLD_RANK",
+     .job = {"PMIX_NAMESPACE", ""},
+     .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE",
+     .without_job = "start the ranks by mpirun, or set JOINABLE_JOB"},
+    {.name = "mpiexec of MPICH",
+     .rank = "PMI_RANK",
+     .size = "PMI_SIZE",
+     .marker = "PMI_RANK",
+     .job = {"PMI_JOBID", ""},
+     .local_size = "MPI_LOCALNRANKS",
+     .without_job = "MPICH's mpiexec names no job: start the ranks by mpiexec -genv JOINABLE_JOB $$"
+    },
+    {.name = "torch.distributed",
+     .rank = "RANK",
+     .size = "WORLD_SIZE",
+     .marker = "RANK",
+     .job = {"MASTER_ADDR", "MASTER_PORT"},
+     .local_size = "LOCAL_WORLD_SIZE",
+     .without_job = "set it as for torch.distributed, or set JOINABLE_JOB"},
+    {.name = "srun",
+     .rank = "SLURM_PROCID",
+     .size = "SLURM_NTASKS",
+     .marker = "SLURM_PROCID",
+     .job = {"SLURM_JOB_ID", "SLURM_STEP_ID"},
+     .machines = "SLURM_STEP_NUM_NODES",
+     .without_job = "start the ranks by srun, not by sbatch alone, or set JOINABLE_JOB"},
 }};
 
 /// Reads one environment by `lookup(name)`, which returns null for a variable that is not set.

@@ -4,6 +4,7 @@
 #include <bit>
 #include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 #include <joinable/tensor/dtype.hpp>
 
@@ -74,25 +75,11 @@ concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
 
 /// The unsigned integer of a size. Integers are added in it, because it wraps.
 template <std::size_t Bytes>
-struct unsigned_of_size;
-template <>
-struct unsigned_of_size<1> {
-    using type = std::uint8_t;
-};
-template <>
-struct unsigned_of_size<2> {
-    using type = std::uint16_t;
-};
-template <>
-struct unsigned_of_size<4> {
-    using type = std::uint32_t;
-};
-template <>
-struct unsigned_of_size<8> {
-    using type = std::uint64_t;
-};
-template <std::size_t Bytes>
-using bits_of_size = typename unsigned_of_size<Bytes>::type;
+    requires(Bytes == 1 || Bytes == 2 || Bytes == 4 || Bytes == 8)
+using bits_of_size = std::conditional_t<
+    Bytes <= 2,
+    std::conditional_t<Bytes == 1, std::uint8_t, std::uint16_t>,
+    std::conditional_t<Bytes == 4, std::uint32_t, std::uint64_t>>;
 
 /// Applies an operation to the halves of two words, and returns a word of the two results.
 template <class T, class Operation>

@@ -58,56 +58,38 @@ public:
     }
 
     void write(void const* from, std::size_t bytes, std::uint64_t at) const {
-        auto const* next = static_cast<std::byte const*>(from);
-        transfer("write", bytes, at, [&](std::size_t left, ::off_t place) {
-            ::ssize_t const done = ::pwrite(handle_, next, left, place);
-            next += (std::max)(done, ::ssize_t{0});
-            return done;
-        });
+        transfer("write", ::pwrite, static_cast<std::byte const*>(from), bytes, at);
     }
     void read(void* to, std::size_t bytes, std::uint64_t at) const {
-        auto* next = static_cast<std::byte*>(to);
-        transfer("read", bytes, at, [&](std::size_t left, ::off_t place) {
-            ::ssize_t const done = ::pread(handle_, next, left, place);
-            next += (std::max)(done, ::ssize_t{0});
-            return done;
-        });
+        transfer("read", ::pread, static_cast<std::byte*>(to), bytes, at);
     }
 
     /// Returns when everything that this rank wrote would survive a power loss.
-    void sync() const {
-        if (!try_sync(::fsync)) {
-            fail_at("sync", path_);
-        }
-    }
+    void sync() const { sync_by(::fsync); }
     /// The same for what was written, without the file's times.
-    void sync_data() const {
-        if (!try_sync(::fdatasync)) {
-            fail_at("sync", path_);
-        }
-    }
+    void sync_data() const { sync_by(::fdatasync); }
     /// The same for the names in a folder. Some file systems cannot sync a folder, and say EINVAL.
-    void sync_names() const {
-        if (!try_sync(::fsync) && errno != EINVAL) {
-            fail_at("sync", path_);
-        }
-    }
+    void sync_names() const { sync_by(::fsync, EINVAL); }
 
 private:
-    [[nodiscard]] bool try_sync(int (*call)(int)) const {
+    /// Ignores the error `accepted`.
+    void sync_by(int (*call)(int), int accepted = 0) const {
         int result = call(handle_);
         while (result != 0 && errno == EINTR) {
             result = call(handle_);
         }
-        return result == 0;
+        if (result != 0 && errno != accepted) {
+            fail_at("sync", path_);
+        }
     }
 
     /// The system may transfer less than requested.
-    template <class Call>
-    void
-    transfer(std::string_view verb, std::size_t bytes, std::uint64_t at, Call const& call) const {
+    template <class Call, class Byte>
+    void transfer(
+        std::string_view verb, Call* call, Byte* next, std::size_t bytes, std::uint64_t at
+    ) const {
         while (bytes != 0) {
-            ::ssize_t const done = call(bytes, static_cast<::off_t>(at));
+            ::ssize_t const done = call(handle_, next, bytes, static_cast<::off_t>(at));
             if (done < 0 && errno == EINTR) {
                 continue;
             }
@@ -119,6 +101,7 @@ private:
                     concat("checkpoint: cannot ", verb, " ", path_, ": it ends at byte ", at)
                 };
             }
+            next += done;
             bytes -= static_cast<std::size_t>(done);
             at += static_cast<std::uint64_t>(done);
         }

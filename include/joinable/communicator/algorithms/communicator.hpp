@@ -82,9 +82,7 @@ using MessageWork = detail::WorkOf<detail::MessageEngine<Comm>, std::uint64_t>;
 /// destroys this object while others wait for its messages, they time out, unless it is unwinding
 /// or destroys the underlying communicator too.
 ///
-/// All members that take buffers throw ContractViolation before any data moves if the root is not a
-/// rank, memory is missing, or the operation is bitwise on floating-point numbers. One thread at a
-/// time may use an object and the underlying communicator.
+/// One thread at a time may use an object and the underlying communicator.
 template <class Comm>
 class MessageCommunicator
     : public detail::BasicCollectives<MessageCommunicator<Comm>, MessageWork<Comm>> {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/config.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -127,8 +128,7 @@ text_of_message(bool is_send, int tag, std::uint64_t count, DType dtype) {
 reason_of_messages(int rank, int peer, std::string const& mine, std::string const& theirs) {
     return {
         FailureKind::mismatch,
-        rank == peer ? std::vector{rank}
-                     : std::vector{(std::min)(rank, peer), (std::max)(rank, peer)},
+        both_ranks(rank, peer),
         concat("messages between rank ", rank, " and rank ", peer, ": ", mine, " meets ", theirs)
     };
 }
@@ -172,8 +172,7 @@ template <class Sent, class Expected>
             if (sent(from, to) != expected(from, to)) {
                 return AbortReason{
                     FailureKind::mismatch,
-                    from == to ? std::vector{from}
-                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
+                    both_ranks(from, to),
                     concat(
                         "counts differ in ",
                         signature.text(),

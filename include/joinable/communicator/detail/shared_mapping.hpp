@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
@@ -33,11 +34,14 @@ namespace joinable { inline namespace v0 { namespace detail {
     return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
 }
 
-/// Maps memory of a file. Without a file, only processes that are created later share the memory.
-/// If the system refuses, returns an empty arena and sets errno.
-[[nodiscard]] inline Arena map_shared(std::size_t bytes, int file = -1) noexcept {
-    int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0);
-    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
+/// Maps memory of a file, from an offset on. Without a file, only processes that are created later
+/// share the memory. `more` are flags of mmap. If the system refuses, returns an empty arena and sets
+/// errno.
+[[nodiscard]] inline Arena
+map_shared(std::size_t bytes, int file = -1, int more = 0, std::size_t from = 0) noexcept {
+    int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0) | more;
+    void* const memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, static_cast<off_t>(from));
     if (memory == MAP_FAILED) {
         return {};
     }
@@ -47,6 +51,7 @@ namespace joinable { inline namespace v0 { namespace detail {
     return {static_cast<std::byte*>(memory), bytes, unmap, nullptr};
 }
 
+/// An open file, which the destructor closes. Negative: none.
 class FileHandle {
 public:
     explicit FileHandle(int number) noexcept : number_{number} {}
@@ -55,8 +60,8 @@ public:
             close(number_);
         }
     }
-    FileHandle(FileHandle const&) = delete;
-    FileHandle& operator=(FileHandle const&) = delete;
+    FileHandle(FileHandle&& other) noexcept : number_{std::exchange(other.number_, -1)} {}
+    FileHandle& operator=(FileHandle&&) = delete;
     [[nodiscard]] int number() const noexcept { return number_; }
 
 private:

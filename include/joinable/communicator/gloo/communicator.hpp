@@ -54,22 +54,22 @@ using GlooWork = detail::WorkOf<
 /// after its deadline. If rank 0 dies, a collective may have completed on some ranks only. Each rank
 /// connects to every other one, which suits up to some tens of ranks.
 ///
-/// Messages between two ranks do not pass through the hub either. A rank that leaves ends the
-/// messages between others that are not complete 5 s later.
+/// Messages between two ranks do not pass through the hub either. A send is complete when the other
+/// rank has posted the receive and the system has the data; the caller may then reuse the buffer.
+/// Count and dtype must be the same on both sides, else all ranks throw Mismatch. Messages that come
+/// before those of the tag that a rank receives are kept. The first message to a rank, and the first
+/// one from it, start a thread. A rank that leaves ends the messages between others that are not
+/// complete 5 s later.
 ///
 /// Nothing is encrypted. The secret of the job keeps strangers from its hub, but a stranger that
 /// connects to a port of Gloo while ranks meet can make them fail. Use it in a network that you
 /// trust. All machines must have the same byte order. A process that a rank forks says nothing for
 /// it when it ends, and its calls throw ContractViolation.
 ///
-/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
-/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
-/// on floating-point numbers. The caller must keep buffers until the work has been waited for;
-/// spans of counts are copied.
-///
 /// One thread at a time may use an object and all groups split from it or from one of its groups,
 /// because a group receives aborts through its parents.
-class GlooCommunicator : public detail::Collectives<GlooCommunicator, GlooWork> {
+class GlooCommunicator : public detail::Collectives<GlooCommunicator, GlooWork>,
+                         public detail::Messages<GlooCommunicator, GlooWork> {
 public:
     static constexpr std::string_view transport = "gloo";
     /// Whether a launcher started this process and says where rank 0 is. Local.
@@ -117,20 +117,6 @@ public:
 
     [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
     [[nodiscard]] int size() const noexcept { return rank_->size(); }
-
-    /// Not collective. Complete when rank `to` has posted the receive and the system has the data;
-    /// the caller may then reuse the buffer. Messages between two ranks with the same tag arrive in
-    /// order. The first message to a rank, and the first one from it, start a thread.
-    GlooWork send(ConstBuffer buffer, int to, int tag = 0) {
-        // A send only reads its buffer; both sides of a message share one type.
-        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-        return post_message(true, "destination", to, tag, read);
-    }
-    /// Not collective. Receives a message of send(). Count and dtype must be the same on both sides,
-    /// else all ranks throw Mismatch. If messages of another tag come first, they are kept.
-    GlooWork receive(Buffer buffer, int from, int tag = 0) {
-        return post_message(false, "source", from, tag, buffer);
-    }
 
     /// Local. The first reason that reaches rank 0 wins; every wait that is not complete throws it.
     void abort(AbortReason const& reason) { rank_->abort(reason); }
@@ -180,10 +166,8 @@ private:
 
     friend class detail::BasicCollectives<GlooCommunicator, GlooWork>;
     GlooWork post(detail::Request const& request) { return {*rank_, rank_->post(request)}; }
-    GlooWork
-    post_message(bool is_send, std::string_view role, int peer, int tag, Buffer const& buffer) {
-        detail::check_memory(buffer);
-        detail::check_rank(role, peer, size());
+    friend class detail::Messages<GlooCommunicator, GlooWork>;
+    GlooWork post_message(bool is_send, int peer, int tag, Buffer const& buffer) {
         return {*rank_, rank_->post_message(is_send, peer, tag, buffer)};
     }
 

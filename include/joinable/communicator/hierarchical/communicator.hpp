@@ -15,6 +15,7 @@
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/hierarchical/detail/engine.hpp>
@@ -108,9 +109,7 @@ consteval bool fits_level() {
 /// byte. The counts of gathers, scatters and all_to_alls are always compared before data moves.
 ///
 /// `local` and `across` must outlive this object, and nothing else uses them meanwhile. One thread
-/// at a time may use an object. All members that take buffers throw ContractViolation before any
-/// data moves if the root is not a rank, memory is missing, or the operation is bitwise on
-/// floating-point numbers.
+/// at a time may use an object.
 class HierarchicalCommunicator
     : public detail::Collectives<HierarchicalCommunicator, HierarchicalWork> {
 public:
@@ -207,7 +206,7 @@ public:
         choices.pop_back();
         detail::Machines const group =
             detail::machines_of_group(choices, engine_.machines(), rank());
-        bool const is_renumbered = detail::group_is_renumbered(choices, own.color);
+        bool const is_renumbered = detail::renumbers(detail::members_of(choices, color));
         return HierarchicalCommunicator{engine_.split(own, group, is_renumbered)};
     }
 

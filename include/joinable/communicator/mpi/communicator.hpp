@@ -68,12 +68,12 @@ using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::M
 /// not answer within 2 s are named as missing: they neither wait nor test here, and have no
 /// ProgressThread.
 ///
-/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
-/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
-/// on floating-point numbers. The caller must keep buffers until the work has been waited for;
-/// spans of counts are copied. MPI errors become CommunicationError with MPI's text. But Open MPI
-/// and MPICH raise some errors of waits at MPI_COMM_WORLD. These end the job unless the program has
-/// set MPI_ERRORS_RETURN there.
+/// MPI errors become CommunicationError with MPI's text. But Open MPI and MPICH raise some errors of
+/// waits at MPI_COMM_WORLD. These end the job unless the program has set MPI_ERRORS_RETURN there.
+///
+/// A send is complete when MPI has the message; the caller may then reuse the buffer. The wait() of a
+/// receive throws Mismatch if the sender sent another number of bytes. Dtypes are not compared. A tag
+/// is at least 0 and at most MPI's largest.
 ///
 /// One thread at a time may use an object, its arenas, and all groups split from it or from one of
 /// its groups, because a group receives aborts through its parents. ProgressThreads of these may
@@ -81,7 +81,8 @@ using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::M
 /// need communicators that were each constructed from one of MPI's, for example from
 /// native_handle(). Aborts do not pass between these. If several threads use MPI, it must be
 /// initialised with MPI_THREAD_MULTIPLE.
-class MpiCommunicator : public detail::Collectives<MpiCommunicator, MpiWork> {
+class MpiCommunicator : public detail::Collectives<MpiCommunicator, MpiWork>,
+                        public detail::Messages<MpiCommunicator, MpiWork> {
 public:
     static constexpr std::string_view transport = "mpi";
     /// Whether MPI is initialised, or its launcher started this process. Local.
@@ -128,8 +129,7 @@ public:
     /// hear why it unwinds.
     ~MpiCommunicator() {
         if (rank_->is_here()) {
-            auto const held = rank_->hold();
-            rank_->close(unwinding_.has_begun());
+            held()->close(unwinding_.has_begun());
         } else { // a forked process must not call MPI
             static_cast<void>(new std::shared_ptr{std::move(rank_)});
         }
@@ -140,56 +140,23 @@ public:
     /// The communicator on which collectives run. This object keeps ownership.
     [[nodiscard]] MPI_Comm native_handle() const noexcept { return rank_->data(); }
 
-    /// Not collective. Complete when MPI has the message; the caller may then reuse the buffer.
-    /// Messages between two ranks with the same tag arrive in order. `tag` is at least 0 and at
-    /// most MPI's largest.
-    MpiWork send(ConstBuffer buffer, int to, int tag = 0) {
-        check_message("destination", buffer, to, tag);
-        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-        auto const held = rank_->hold();
-        return {*rank_, rank_->post_message(true, to, tag, read)};
-    }
-    /// Not collective. Receives a message of send(). wait() throws Mismatch if the sender sent
-    /// another number of bytes. Dtypes are not compared.
-    MpiWork receive(Buffer buffer, int from, int tag = 0) {
-        check_message("source", buffer, from, tag);
-        auto const held = rank_->hold();
-        return {*rank_, rank_->post_message(false, from, tag, buffer)};
-    }
-
     /// Local. The first reason that this rank receives wins; every wait that is not complete throws
     /// it.
-    void abort(AbortReason const& reason) {
-        auto const held = rank_->hold();
-        rank_->abort(reason);
-    }
-    [[nodiscard]] bool is_aborted() const {
-        auto const held = rank_->hold();
-        return rank_->is_aborted();
-    }
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
-        auto const held = rank_->hold();
-        return rank_->abort_reason();
-    }
+    void abort(AbortReason const& reason) { held()->abort(reason); }
+    [[nodiscard]] bool is_aborted() const { return held()->is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return held()->abort_reason(); }
     [[nodiscard]] bool is_renumbered() const noexcept { return rank_->is_renumbered(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        auto const held = rank_->hold();
-        return rank_->set_deadline(deadline);
+        return held()->set_deadline(deadline);
     }
     /// Local. Ranks that wait for this one wait for one more deadline from when they learn of it.
     /// Calls are cheap: at most ten per deadline, and one per second, send a message.
-    void keep_alive() {
-        auto const held = rank_->hold();
-        rank_->keep_alive();
-    }
+    void keep_alive() { held()->keep_alive(); }
     /// Local, but asks the others for up to 2 s. The ranks that have not posted this rank's oldest
     /// unfinished collective, and those that do not answer because they neither wait nor test.
-    [[nodiscard]] std::vector<int> missing_ranks() const {
-        auto const held = rank_->hold();
-        return rank_->missing_ranks();
-    }
+    [[nodiscard]] std::vector<int> missing_ranks() const { return held()->missing_ranks(); }
 
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
     /// then by their rank here. The group inherits deadline and options. Aborting this communicator
@@ -216,8 +183,7 @@ public:
     /// @throws std::bad_alloc; ContractViolation  alignment is not a power of two.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
-        auto const held = rank_->hold();
-        return detail::MpiMemory::allocate(rank_->memory(), bytes, alignment);
+        return detail::MpiMemory::allocate(held()->memory(), bytes, alignment);
     }
 
     /// For ProgressThread.
@@ -292,8 +258,7 @@ private:
             });
         }
         if (auto const reason = detail::difference_of_meetings(all)) {
-            auto const held = rank_->hold();
-            rank_->fail(*reason);
+            held()->fail(*reason);
         }
         std::vector<std::uint64_t> words;
         for (std::size_t at = 1; at < all.size(); at += own.size()) {
@@ -304,12 +269,9 @@ private:
     /// Runs f(), in which MPI may block. An MPI error in it ends all ranks.
     template <class F>
     void require(F const& f) {
-        auto const held = rank_->hold();
-        rank_->require(f);
+        held()->require(f);
     }
-    void check_message(std::string_view role, ConstBuffer buffer, int peer, int tag) const {
-        detail::check_memory(buffer);
-        detail::check_rank(role, peer, size());
+    void check_tag(int tag) const {
         void* most = nullptr;
         int has_most = 0;
         static_cast<void>(MPI_Comm_get_attr(rank_->data(), MPI_TAG_UB, &most, &has_most));
@@ -335,10 +297,14 @@ private:
     }
 
     friend class detail::BasicCollectives<MpiCommunicator, MpiWork>;
-    MpiWork post(detail::Request const& request) {
-        auto const held = rank_->hold();
-        return {*rank_, rank_->post(request)};
+    MpiWork post(detail::Request const& request) { return {*rank_, held()->post(request)}; }
+    friend class detail::Messages<MpiCommunicator, MpiWork>;
+    MpiWork post_message(bool is_send, int peer, int tag, Buffer buffer) {
+        check_tag(tag);
+        return {*rank_, held()->post_message(is_send, peer, tag, buffer)};
     }
+
+    [[nodiscard]] detail::HeldMpiRank held() const { return detail::HeldMpiRank{*rank_}; }
 
     detail::MpiSession session_; // the first member: it ends after the rank
     std::shared_ptr<detail::MpiRank> rank_;

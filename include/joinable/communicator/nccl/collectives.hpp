@@ -52,10 +52,9 @@ class NcclGraph;
 /// are. A call throws ContractViolation if an earlier launch or call of CUDA in its thread failed and
 /// nobody has asked cudaGetLastError() for that, as nothing else would tell; it then forgets the error.
 ///
-/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
-/// do not fit, the root is not a rank, memory is missing, overlaps, or belongs to the host or
-/// another device, or NCCL does not have the operation (bit_and, bit_or). NCCL determines the order
-/// of sums. The factor of a scaled sum is rounded to the dtype: see ScalesSums.
+/// Memory of the host or of another device, and operations that NCCL does not have (bit_and, bit_or),
+/// throw ContractViolation before any data moves. NCCL determines the order of sums. The factor of a
+/// scaled sum is rounded to the dtype: see ScalesSums.
 class NcclCollectives : public detail::Collectives<NcclCollectives, NcclWork> {
 public:
     using device_type = CudaDevice;

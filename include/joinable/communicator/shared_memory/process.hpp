@@ -64,11 +64,6 @@ struct AttachOptions {
 /// If a rank is killed, all others get PeerFailed at once, in every group. The error has the killed
 /// rank's number in that group, if it was a member. Attached ranks check each other while they
 /// wait. Each has a thread that sleeps until its process dies or the communicator is destroyed.
-///
-/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
-/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
-/// on floating-point numbers. The caller must keep buffers until the work has been waited for.
-/// Spans of counts are copied.
 class ProcessCommunicator : detail::SegmentOwner,
                             public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:

@@ -29,11 +29,6 @@ using ThreadWork = detail::WorkOf<detail::GroupRank<detail::Heap>, std::uint64_t
 /// work of all ranks, so a busy rank delays nobody. Up to 64 collectives may be in flight; posting
 /// another one first completes the oldest. Every collective compares what the ranks are about to
 /// do. A collective neither allocates nor locks, and makes no system call unless a rank waits long.
-///
-/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
-/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
-/// on floating-point numbers. The caller must keep buffers until the work has been waited for.
-/// Spans of counts are copied.
 class ThreadCommunicator
     : public detail::BoardCommunicator<detail::GroupRank<detail::Heap>, ThreadWork> {
 public:

@@ -61,12 +61,7 @@ class TcpCommunicator;
 using TcpWork = detail::WorkOf<detail::TcpRank, std::uint64_t>;
 
 namespace detail {
-/// Posts a request that stands for a collective of another communicator of the same ranks. Errors
-/// show that one.
-TcpWork post_beside(TcpCommunicator& comm, Request const& request, Descriptor const& shown);
-/// Asks rank 0 at the deadline of a wait for `peer`: see TcpRank::ask_about().
-[[nodiscard]] std::chrono::nanoseconds
-ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile);
+struct TcpInside;
 
 /// What a rank of another communicator knows beside its connection.
 struct TcpSurroundings {
@@ -75,10 +70,6 @@ struct TcpSurroundings {
     std::function<std::optional<TcpOptions>(TcpOptions const&)> look = {};
     bool is_renumbered = false; ///< see Communicator
 };
-/// As TcpCommunicator::attach(). Only rank 0 may have a listener.
-[[nodiscard]] TcpCommunicator attach_within(
-    TcpSurroundings const& around, TcpOptions const& options, std::optional<TcpListener> listener
-);
 } // namespace detail
 
 /// Ranks are processes or threads on any machines. There is one object in each, connected by TCP to
@@ -103,9 +94,7 @@ struct TcpSurroundings {
 /// order. A process that a rank forks has none of the rank's connections. It says nothing for the rank when
 /// it ends, and its calls throw ContractViolation.
 ///
-/// All members that take buffers throw ContractViolation before any data moves if the root is not a
-/// rank, memory is missing, the operation is bitwise on floating-point numbers, or the data exceeds
-/// 1 GiB. The caller must keep buffers until the work has been waited for.
+/// A collective of more than 1 GiB throws ContractViolation before any data moves.
 class TcpCommunicator : public detail::BasicCollectives<TcpCommunicator, TcpWork> {
 public:
     static constexpr std::string_view transport = "tcp";
@@ -189,12 +178,7 @@ private:
     static Ends connected();
 
     friend class detail::BasicCollectives<TcpCommunicator, TcpWork>;
-    friend TcpWork
-    detail::post_beside(TcpCommunicator&, detail::Request const&, detail::Descriptor const&);
-    friend std::chrono::nanoseconds
-    detail::ask_about(TcpCommunicator&, int peer, std::string const& meanwhile);
-    friend TcpCommunicator detail::
-        attach_within(detail::TcpSurroundings const&, TcpOptions const&, std::optional<TcpListener>);
+    friend struct detail::TcpInside;
     TcpWork post(detail::Request const& request) { return post(request, request.signature); }
     TcpWork post(detail::Request const& request, detail::Descriptor const& shown);
 
@@ -202,6 +186,29 @@ private:
     mutable detail::TcpRank rank_; // asking reads incoming messages
     detail::Unwinding unwinding_;
 };
+
+namespace detail {
+/// For a communicator whose ranks meet by TCP beside their other connections.
+struct TcpInside {
+    /// As TcpCommunicator::attach(). Only rank 0 may have a listener.
+    [[nodiscard]] static TcpCommunicator attach(
+        TcpOptions const& options,
+        std::optional<TcpListener> listener,
+        TcpSurroundings const& around
+    ) {
+        return TcpCommunicator::attach(options, std::move(listener), around);
+    }
+    /// Posts a request that stands for a collective of the other communicator. Errors show that one.
+    static TcpWork post(TcpCommunicator& comm, Request const& request, Descriptor const& shown) {
+        return comm.post(request, shown);
+    }
+    /// Asks rank 0 at the deadline of a wait for `peer`: see TcpRank::ask_about().
+    [[nodiscard]] static std::chrono::nanoseconds
+    ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile) {
+        return comm.rank_.ask_about(peer, meanwhile);
+    }
+};
+} // namespace detail
 
 }} // namespace joinable::v0
 

@@ -20,6 +20,7 @@
 #include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/polling.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/detail/failure.hpp>
@@ -245,12 +246,9 @@ private:
             reason->is_renumbered = is_renumbered();
             throw_failure(*reason);
         }
-        std::vector<int> others;
-        for (int rank = 1; rank < ranks; ++rank) {
-            if (words_of_rank(rank)[2] != words_of_rank(0)[2]) {
-                others.push_back(rank);
-            }
-        }
+        auto const others = ranks_where(ranks, [&](int rank) {
+            return words_of_rank(rank)[2] != words_of_rank(0)[2];
+        });
         throw Mismatch{
             others,
             concat(

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/gloo/detail/mesh.hpp>
 #include <joinable/detail/hash.hpp>
@@ -93,9 +94,6 @@ private:
 
     // -- small tools ------------------------------------------------------------------------------
 
-    [[nodiscard]] static std::size_t index(int rank) noexcept {
-        return static_cast<std::size_t>(rank);
-    }
     /// Calls f(rank) for the other ranks, beginning with the next one, so that not all ranks send
     /// to the same one first.
     template <class F>
@@ -122,7 +120,7 @@ private:
     }
     [[nodiscard]] Parts equal_parts(std::size_t count) const {
         Parts parts;
-        std::size_t const ranks = index(size_);
+        std::size_t const ranks = as_index(size_);
         for (std::size_t rank = 0; rank < ranks; ++rank) {
             std::size_t const more = (std::min)(rank, count % ranks);
             std::size_t const own = count / ranks + (rank < count % ranks ? 1 : 0);
@@ -144,9 +142,9 @@ private:
 
     void meet() {
         GlooTransfers transfers{lane_, name_of(0)};
-        std::vector<std::byte> words(index(size_) + 1);
+        std::vector<std::byte> words(as_index(size_) + 1);
         std::span<std::byte> const all{words};
-        for_others([&](int other) { transfers.receive(other, all.subspan(index(other), 1)); });
+        for_others([&](int other) { transfers.receive(other, all.subspan(as_index(other), 1)); });
         for_others([&](int other) { transfers.send(other, all.last(1)); });
         transfers.wait();
     }
@@ -166,7 +164,7 @@ private:
         // The root sends each rank its part, and all ranks its own part. Ranks pass their parts on.
         Parts const parts = equal_parts(signature_.count);
         auto const part = [&](int rank) {
-            return of_out(parts[index(rank)].begin, parts[index(rank)].count);
+            return of_out(parts[as_index(rank)].begin, parts[as_index(rank)].count);
         };
         GlooTransfers from_root{lane_, name_of(0)};
         GlooTransfers of_root{lane_, name_of(1)};
@@ -201,11 +199,11 @@ private:
         Parts const sent = parts_of(request_.sends);
         Parts const expected = parts_of(request_.expects);
         auto const outgoing = [&](int to) {
-            auto const [begin, count] = sent[index(to)];
+            auto const [begin, count] = sent[as_index(to)];
             return of_in(sends_one_part ? 0 : begin, count);
         };
         auto const incoming = [&](int from) {
-            auto const [begin, count] = expected[index(from)];
+            auto const [begin, count] = expected[as_index(from)];
             return of_out(begin, count);
         };
         GlooTransfers transfers{lane_, name_of(0)};
@@ -226,11 +224,11 @@ private:
     /// All ranks that get the result tell each other their factors.
     void gather_factors() {
         if (is_scaled(signature_.collective)) {
-            factors_.assign(index(size_), signature_.factor);
+            factors_.assign(as_index(size_), signature_.factor);
             std::span<double> const all{factors_};
             GlooTransfers transfers{lane_, name_of(~std::uint64_t{0})};
             for_others([&](int other) {
-                transfers.receive(other, std::as_writable_bytes(all.subspan(index(other), 1)));
+                transfers.receive(other, std::as_writable_bytes(all.subspan(as_index(other), 1)));
             });
             auto const own = std::as_bytes(std::span{&signature_.factor, 1});
             for_others([&](int other) { transfers.send(other, own); });
@@ -246,28 +244,28 @@ private:
         std::size_t count
     ) const {
         auto const input = [&](std::size_t rank) {
-            return rank == index(rank_) ? const_cast<std::byte*>(own) : others + rank * stride;
+            return rank == as_index(rank_) ? const_cast<std::byte*>(own) : others + rank * stride;
         };
         auto const output = [&](std::size_t) { return to; };
         auto const factor = [&](std::size_t rank) { return factors_[rank]; };
         reduce_to(
             signature_.dtype,
             signature_.op,
-            {index(size_), input},
+            {as_index(size_), input},
             {1, output},
             count,
-            factors_.empty() ? Factors{} : Factors{index(size_), factor}
+            factors_.empty() ? Factors{} : Factors{as_index(size_), factor}
         );
     }
 
     void reduce_in_one_step() {
         gather_factors();
         std::size_t const bytes = signature_.count * element_;
-        std::byte* const others = scratch_.take(0, has_result(rank_) ? index(size_) * bytes : 0);
+        std::byte* const others = scratch_.take(0, has_result(rank_) ? as_index(size_) * bytes : 0);
         GlooTransfers transfers{lane_, name_of(0)};
         for_others([&](int other) {
             if (has_result(rank_)) {
-                transfers.receive(other, {others + index(other) * bytes, bytes});
+                transfers.receive(other, {others + as_index(other) * bytes, bytes});
             }
         });
         for_others([&](int other) {
@@ -292,7 +290,7 @@ private:
     void reduce_by_parts(Parts const& parts) {
         gather_factors();
         std::size_t const most = (std::max)(piece_bytes / element_, std::size_t{1});
-        Part const& own = parts[index(rank_)];
+        Part const& own = parts[as_index(rank_)];
         std::size_t longest = 0;
         for (Part const& part : parts) {
             longest = (std::max)(longest, part.count);
@@ -306,14 +304,14 @@ private:
         std::array<Piece, 2> two;
         auto const start = [&](std::size_t number) {
             Piece& piece = two[number % 2];
-            piece.memory = scratch_.take(number % 2, index(size_) * stride);
+            piece.memory = scratch_.take(number % 2, as_index(size_) * stride);
             std::size_t const bytes = piece_of(own, number).count * element_;
             piece.inputs.emplace(lane_, name_of(2 * number));
             for_others([&](int other) {
-                piece.inputs->receive(other, {piece.memory + index(other) * stride, bytes});
+                piece.inputs->receive(other, {piece.memory + as_index(other) * stride, bytes});
             });
             for_others([&](int other) {
-                auto const [begin, count] = piece_of(parts[index(other)], number);
+                auto const [begin, count] = piece_of(parts[as_index(other)], number);
                 piece.inputs->send(other, of_in(begin, count));
             });
         };
@@ -322,7 +320,7 @@ private:
             piece.inputs->wait();
             Part const mine = piece_of(own, number);
             std::byte* const result = place_of_result(
-                piece.memory + index(rank_) * stride, mine.begin, mine.begin - own.begin
+                piece.memory + as_index(rank_) * stride, mine.begin, mine.begin - own.begin
             );
             if (mine.count != 0) {
                 combine(in_ + mine.begin * element_, piece.memory, stride, result, mine.count);
@@ -332,7 +330,7 @@ private:
             }
             piece.results.emplace(lane_, name_of(2 * number + 1));
             for_others([&](int other) {
-                auto const [at, elements] = piece_of(parts[index(other)], number);
+                auto const [at, elements] = piece_of(parts[as_index(other)], number);
                 if (has_result(rank_)) {
                     piece.results->receive(other, of_out(at, elements));
                 }

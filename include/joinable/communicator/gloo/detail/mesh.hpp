@@ -21,6 +21,7 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <joinable/communicator/detail/background_thread.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/detail/hash.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -101,11 +102,6 @@ private:
             }
             device_ = device;
             transportContext_ = std::move(transport);
-        }
-
-    private:
-        static std::size_t as_index(int number) noexcept {
-            return static_cast<std::size_t>(number);
         }
     };
 

@@ -13,6 +13,7 @@
 #include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/tcp/communicator.hpp>
 #include <joinable/detail/hash.hpp>
@@ -59,23 +60,18 @@ public:
         if (auto const reason = difference_of_signatures(size_, signatures)) {
             return reason;
         }
-        AbortReason reason{FailureKind::mismatch, {}, {}};
-        for (int rank = 0; rank < size_; ++rank) {
-            if (at(2 * size_ + rank) != 0) {
-                reason.ranks.push_back(rank);
-            }
-        }
-        if (reason.ranks.empty()) {
+        auto ranks = ranks_where(size_, [&](int rank) { return at(2 * size_ + rank) != 0; });
+        if (ranks.empty()) {
             return std::nullopt;
         }
-        reason.message = concat(
+        std::string text = concat(
             "counts differ in ",
             signature_.text(),
             ": other ranks do not have for ",
-            ranks_text(reason.ranks),
+            ranks_text(ranks),
             " what is expected there"
         );
-        return reason;
+        return AbortReason{FailureKind::mismatch, std::move(ranks), std::move(text)};
     }
 
 private:

@@ -20,6 +20,7 @@
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/polling.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
@@ -241,9 +242,8 @@ private:
         int const other = lane_->awaited();
         return concat(
             "no data moved ",
-            other < 0
-                ? concat("on rank ", rank())
-                : "between " + ranks_text({(std::min)(rank(), other), (std::max)(rank(), other)}),
+            other < 0 ? concat("on rank ", rank())
+                      : "between " + ranks_text(both_ranks(rank(), other)),
             " within ",
             seconds,
             " s, in ",
@@ -326,7 +326,7 @@ private:
         } else if (longest_gap) {
             message.waited.extend_when_reached(options_.deadline, gap, [&] {
                 return std::optional{
-                    ask_about(control_, message.peer, "waits in " + waiting_in(message))
+                    TcpInside::ask_about(control_, message.peer, "waits in " + waiting_in(message))
                 };
             });
         }
@@ -472,7 +472,9 @@ private:
 
     [[nodiscard]] TcpWork arrive(GlooArrival& arrival, Descriptor const& shown) {
         RequestsOf const requests{rank(), size()};
-        return post_beside(control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown);
+        return TcpInside::post(
+            control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown
+        );
     }
 
     std::shared_ptr<GlooRank> parent_;

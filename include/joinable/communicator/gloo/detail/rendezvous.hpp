@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/gloo/options.hpp>
 #include <joinable/communicator/tcp/communicator.hpp>
 #include <joinable/communicator/tcp/options.hpp>
@@ -46,32 +47,26 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// This machine's address in packets to `address`, in numbers. Sends nothing.
 /// @throws CommunicationError  `address` is no address, or no network leads there.
 [[nodiscard]] inline std::string own_address_towards(std::string const& address) {
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_DGRAM;
-    addrinfo* found = nullptr;
+    Resolved const found{address.c_str(), 9, 0};
     std::string own;
-    if (::getaddrinfo(address.c_str(), "9", &hints, &found) == 0) {
-        for (addrinfo const* one = found; one != nullptr && own.empty(); one = one->ai_next) {
-            int const handle = ::socket(one->ai_family, one->ai_socktype, one->ai_protocol);
-            sockaddr_storage at{};
-            socklen_t size = sizeof at;
-            char text[256]{};
-            if (::connect(handle, one->ai_addr, one->ai_addrlen) == 0 &&
-                ::getsockname(handle, reinterpret_cast<sockaddr*>(&at), &size) == 0 &&
-                ::getnameinfo(
-                    reinterpret_cast<sockaddr*>(&at),
-                    size,
-                    text,
-                    sizeof text,
-                    nullptr,
-                    0,
-                    NI_NUMERICHOST
-                ) == 0) {
-                own = text;
-            }
-            ::close(handle);
+    for (auto const* one = found.first(); one != nullptr && own.empty(); one = one->ai_next) {
+        Socket const socket{::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0)};
+        sockaddr_storage at{};
+        socklen_t size = sizeof at;
+        char text[256]{};
+        if (::connect(socket.handle(), one->ai_addr, one->ai_addrlen) == 0 &&
+            ::getsockname(socket.handle(), reinterpret_cast<sockaddr*>(&at), &size) == 0 &&
+            ::getnameinfo(
+                reinterpret_cast<sockaddr*>(&at),
+                size,
+                text,
+                sizeof text,
+                nullptr,
+                0,
+                NI_NUMERICHOST
+            ) == 0) {
+            own = text;
         }
-        ::freeaddrinfo(found);
     }
     if (own.empty()) {
         throw CommunicationError{
@@ -235,7 +230,7 @@ struct GlooMeeting {
             options = found;
             return found;
         };
-        return attach_within({hear, look, is_renumbered}, options, std::move(listener));
+        return TcpInside::attach(options, std::move(listener), {hear, look, is_renumbered});
     }
     /// The address of this rank's machine on the way to rank 0. Call it after attach().
     /// @throws CommunicationError
@@ -288,22 +283,7 @@ template <class T>
     int color,
     int key
 ) {
-    struct Place {
-        int color;
-        int key;
-    };
-    auto const places = share_value(comm, Place{color, key});
-    auto const place_of = [&](int one) { return places[static_cast<std::size_t>(one)]; };
-    std::vector<int> members;
-    for (int other = 0; other < comm.size(); ++other) {
-        if (place_of(other).color == color) {
-            members.push_back(other);
-        }
-    }
-    // Not std::stable_sort: clang 19 warns of what libstdc++ 12 calls in it.
-    std::sort(members.begin(), members.end(), [&](int a, int b) {
-        return std::pair{place_of(a).key, a} < std::pair{place_of(b).key, b};
-    });
+    auto const members = members_of(share_value(comm, GroupChoice{color, key}), color);
     auto const place = std::find(members.begin(), members.end(), comm.rank());
     GlooMeeting rendezvous;
     rendezvous.options = options;
@@ -322,7 +302,7 @@ template <class T>
         own.port = rendezvous.listener->port();
         std::memcpy(own.text, own_address.data(), (std::min)(own_address.size(), std::size_t{255}));
     }
-    Address const found = share_value(comm, own)[static_cast<std::size_t>(members.front())];
+    Address const found = share_value(comm, own)[as_index(members.front())];
     rendezvous.options.port = found.port;
     rendezvous.options.address = found.text;
     return rendezvous;

@@ -104,14 +104,10 @@ public:
         Levels levels{
             nullptr, nullptr, options(), group, [this] { return heard(); }, is_renumbered
         };
-        (void)on_level(Level::local, [&] {
-            levels.local = local_.split(choice.color, choice.key);
-            return true;
-        });
+        on_level(Level::local, [&] { levels.local = local_.split(choice.color, choice.key); });
         if (across_ != nullptr) { // one group for each color, in the order of the group's machines
-            (void)on_level(Level::across, [&] {
+            on_level(Level::across, [&] {
                 levels.across = across_->split(choice.color, group.own());
-                return true;
             });
         }
         if (group.count() == 1) { // any of its ranks may be the first one
@@ -128,10 +124,7 @@ public:
             reason = parent_();
         }
         if (!reason) {
-            reason = reason_on(local_, Level::local);
-        }
-        if (!reason && across_ != nullptr) {
-            reason = reason_on(*across_, Level::across);
+            reason = reason_on_levels();
         }
         if (!reason || reason->has_left) {
             return std::nullopt;
@@ -157,10 +150,7 @@ public:
     [[nodiscard]] std::optional<AbortReason> abort_reason() const {
         auto reason = failure_;
         if (!reason) {
-            reason = reason_on(local_, Level::local);
-        }
-        if (!reason && across_ != nullptr) {
-            reason = reason_on(*across_, Level::across);
+            reason = reason_on_levels();
         }
         if (!reason && parent_) {
             reason = parent_();
@@ -374,11 +364,10 @@ private:
             if (!next.copies.empty()) {
                 continue;
             }
-            (void)on_level(next.level, [&] {
+            on_level(next.level, [&] {
                 operation.running.emplace_back(
                     next.level, start_step(next.level == Level::local ? local_ : *across_, next)
                 );
-                return true;
             });
         } while (!is_leader() && operation.started != operation.steps.size());
         return true;
@@ -433,10 +422,9 @@ private:
     }
     void plan(Operation& operation, Request const& request) {
         operation.started = 0;
-        (void)on_level(Level::local, [&] { // it may have no memory
+        on_level(Level::local, [&] { // it may have no memory
             operation.steps =
                 LevelPlan{machines_, local_, request, operation.parts, scratch_}.steps();
-            return true;
         });
     }
     /// Whether that collective is done. Also does those before it.
@@ -481,7 +469,7 @@ private:
 
     /// An error of a level ends all ranks.
     template <class F>
-    [[nodiscard]] bool on_level(Level level, F const& f) {
+    std::invoke_result_t<F const&> on_level(Level level, F const& f) {
         try {
             return f();
         } catch (...) {
@@ -534,6 +522,10 @@ private:
     reason_on(AnyInterface const& comm, Level level) const {
         auto reason = comm.abort_reason();
         return reason ? to_global(*std::move(reason), level, machines_) : reason;
+    }
+    [[nodiscard]] std::optional<AbortReason> reason_on_levels() const {
+        auto reason = reason_on(local_, Level::local);
+        return reason || across_ == nullptr ? reason : reason_on(*across_, Level::across);
     }
     void end_by(std::optional<AbortReason> const& reason) {
         if (reason) {

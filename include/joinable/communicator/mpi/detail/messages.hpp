@@ -11,6 +11,7 @@
 
 #include <mpi.h>
 
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/mpi/detail/api.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
 #include <joinable/detail/text.hpp>
@@ -68,10 +69,9 @@ template <class Fail>
         operation.tables.requests.front() = MPI_REQUEST_NULL; // it has ended
         operation.state = MpiOperation::State::lost;
         operation.is_refused = false;
-        std::vector<int> ranks{(std::min)(rank, operation.peer), (std::max)(rank, operation.peer)};
         fail(AbortReason{
             FailureKind::mismatch,
-            std::move(ranks),
+            both_ranks(rank, operation.peer),
             concat(
                 "rank ",
                 rank,

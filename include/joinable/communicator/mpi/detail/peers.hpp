@@ -14,6 +14,7 @@
 #include <mpi.h>
 
 #include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/mpi/detail/alarm.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
 #include <joinable/communicator/mpi/detail/pause.hpp>
@@ -62,7 +63,7 @@ public:
             heard_at_ = Clock::now();
         }
         alarm_.poll([&](MpiWord word, int from, std::span<std::byte const> body) {
-            Other& other = others_[index(from)];
+            Other& other = others_[as_index(from)];
             switch (word) {
             case MpiWord::abort: end(unpacked_reason(body).value()); break;
             case MpiWord::leave: take_leave(other, MpiLeave::unpacked(body)); break;
@@ -97,22 +98,22 @@ public:
 
     /// The number of the next message to or from that rank.
     [[nodiscard]] std::uint64_t count_message(int peer, bool is_send) noexcept {
-        Other& other = others_[index(peer)];
+        Other& other = others_[as_index(peer)];
         return is_send ? other.sent++ : other.received++;
     }
 
     /// MPI has cancelled a receive from that rank.
-    void discount_receive(int peer) noexcept { --others_[index(peer)].received; }
+    void discount_receive(int peer) noexcept { --others_[as_index(peer)].received; }
     /// Whether that rank has sent more messages than were received here. @pre have_all_left()
     [[nodiscard]] bool has_unreceived(int from) const noexcept {
-        Other const& other = others_[index(from)];
+        Other const& other = others_[as_index(from)];
         return (from == rank_ ? other.sent : other.left->sent) > other.received;
     }
 
     /// A rank that has left without doing its part of the operation, if there is one.
     [[nodiscard]] std::optional<int> departed_peer(MpiOperation const& operation) const noexcept {
         for (int rank = 0; has_any_left_ && rank < size(); ++rank) {
-            auto const& left = others_[index(rank)].left;
+            auto const& left = others_[as_index(rank)].left;
             if (!left || (operation.is_message() && rank != operation.peer)) {
                 continue;
             }
@@ -146,31 +147,26 @@ public:
     /// may have slept since then, and their answers have come.
     [[nodiscard]] bool has_answers(MpiOperation const& operation) const {
         auto const& [question, asked_at] = operation.question;
-        bool has_all = true;
-        for (int rank = 0; rank < size(); ++rank) {
-            Other const& other = others_[index(rank)];
-            has_all = has_all && (rank == rank_ || other.answered >= question || other.left);
-        }
-        return has_all || heard_at_ - asked_at >= mpi_patience;
+        return heard_at_ - asked_at >= mpi_patience ||
+               !any_rank(size(), [&, after = question](int rank) {
+                   Other const& other = others_[as_index(rank)];
+                   return rank != rank_ && other.answered < after && !other.left;
+               });
     }
     /// The ranks that have not answered that they have posted the operation. The next ask() asks
     /// again.
     [[nodiscard]] std::vector<int> missing(MpiOperation& operation) const {
         operation.question = {};
-        std::vector<int> ranks;
-        for (int rank = 0; rank < size(); ++rank) {
-            bool const is_here = others_[index(rank)].posted > operation.number;
-            if (operation.is_message() ? rank == operation.peer : rank != rank_ && !is_here) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
+        return ranks_where(size(), [&](int rank) {
+            bool const is_here = others_[as_index(rank)].posted > operation.number;
+            return operation.is_message() ? rank == operation.peer : rank != rank_ && !is_here;
+        });
     }
     /// See detail::take_ranks_at_work.
     [[nodiscard]] std::chrono::nanoseconds
     take_at_work(std::vector<int>& overdue, std::chrono::nanoseconds deadline) const {
         return take_ranks_at_work(overdue, deadline, [&](int rank) {
-            return others_[index(rank)].alive_at;
+            return others_[as_index(rank)].alive_at;
         });
     }
 
@@ -182,14 +178,14 @@ public:
         leave.is_gone = word != MpiWord::leave;
         for (int to = 0; to < size(); ++to) {
             if (to != rank_) {
-                leave.sent = others_[index(to)].sent;
-                leave.received = others_[index(to)].received;
+                leave.sent = others_[as_index(to)].sent;
+                leave.received = others_[as_index(to)].received;
                 alarm_.tell(
                     to, word, word == MpiWord::gone ? std::vector<std::byte>{} : leave.packed()
                 );
             }
         }
-        others_[index(rank_)].left = std::move(leave);
+        others_[as_index(rank_)].left = std::move(leave);
         has_sent_last_word_ = true;
     }
     [[nodiscard]] bool have_all_left() const noexcept {
@@ -259,9 +255,6 @@ private:
         std::uint64_t received = 0;
     };
 
-    [[nodiscard]] static std::size_t index(int rank) noexcept {
-        return static_cast<std::size_t>(rank);
-    }
     void take_leave(Other& other, MpiLeave leave) {
         other.posted = leave.posted;
         other.left = std::move(leave);

@@ -465,6 +465,18 @@ private:
     MpiPeers peers_; ///< last, because it starts to receive, and others may throw
 };
 
+/// A rank while no ProgressThread uses it.
+class HeldMpiRank {
+public:
+    /// @throws ContractViolation  as HasWorks::require_here().
+    explicit HeldMpiRank(MpiRank& rank) : rank_{rank}, held_{rank.hold()} {}
+    [[nodiscard]] MpiRank* operator->() const noexcept { return &rank_; }
+
+private:
+    MpiRank& rank_;
+    MpiLock::Held held_;
+};
+
 /// Memory that MPI may still use after its rank was destroyed. It is never freed.
 inline std::vector<std::shared_ptr<MpiRank>>& kept_mpi_ranks() {
     static auto& kept = *new std::vector<std::shared_ptr<MpiRank>>;

@@ -13,6 +13,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
@@ -52,13 +53,9 @@ public:
     }
     /// The ranks that have not posted this collective. Empty if that is unknown, or `number` is 0.
     [[nodiscard]] std::vector<int> missing(std::uint64_t number) const {
-        std::vector<int> ranks;
-        for (int rank = 0; is_shared() && rank < size_; ++rank) {
-            if (word(rank, posted).load(std::memory_order_acquire) < number) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
+        return ranks_where(is_shared() ? size_ : 0, [&](int rank) {
+            return word(rank, posted).load(std::memory_order_acquire) < number;
+        });
     }
 
     /// Whether some rank has not posted this collective, as far as known.
@@ -75,10 +72,8 @@ public:
     more_time(std::string_view doing, std::uint64_t number, Fail const& fail) const {
         std::vector<int> overdue = missing(number);
         bool const are_known = !overdue.empty();
-        for (int other = 0; !are_known && other < size_; ++other) {
-            if (other != rank_) {
-                overdue.push_back(other);
-            }
+        if (!are_known) {
+            overdue = ranks_where(size_, [&](int other) { return other != rank_; });
         }
         std::size_t const awaited = overdue.size();
         auto const left =

@@ -18,22 +18,17 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The members that communicators over a board have in common. `Rank` is a GroupRank. `Work` is the
-/// type of its collectives and messages. The communicators' own docstrings describe the guarantees.
+/// type of its collectives and messages. A send is complete when the other rank has received the
+/// message. Count and dtype must be the same on both sides, else Mismatch on both. The communicators' own docstrings describe the guarantees.
 template <class Rank, class Work>
-class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work> {
+class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work>,
+                          public Messages<BoardCommunicator<Rank, Work>, Work> {
 public:
     BoardCommunicator(BoardCommunicator const&) = delete;
     BoardCommunicator& operator=(BoardCommunicator const&) = delete;
 
     [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
-
-    /// Not collective. Complete when rank `to` has received the message. Messages between two ranks
-    /// with the same tag arrive in order. Count and dtype must be the same on both sides, else
-    /// Mismatch on both.
-    Work send(ConstBuffer buffer, int to, int tag = 0);
-    /// Not collective. Receives a message of send().
-    Work receive(Buffer buffer, int from, int tag = 0);
 
     /// Local. The first reason wins; every wait that can no longer complete throws it.
     void abort(AbortReason const& reason) { own_rank().abort(reason); }
@@ -82,6 +77,7 @@ protected:
 
 private:
     friend class BasicCollectives<BoardCommunicator, Work>;
+    friend class Messages<BoardCommunicator, Work>;
 
     Unwinding unwinding_;
 
@@ -91,6 +87,9 @@ private:
         return rank_;
     }
     Work post(Request const& request) { return {rank_, own_rank().post(request)}; }
+    Work post_message(bool is_send, int peer, int tag, Buffer buffer) {
+        return {rank_, own_rank().post_message(is_send, peer, tag, buffer)};
+    }
 };
 
 }}} // namespace joinable::v0::detail

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <joinable/communicator/detail/background_thread.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/shared_memory/board/arrival_line.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/communicator/shared_memory/board/first_reason.hpp>
@@ -157,13 +158,9 @@ struct alignas(64) MemberTable {
         return std::launder(reinterpret_cast<Member*>(this + 1))[rank];
     }
     [[nodiscard]] std::vector<int> missing_ranks() {
-        std::vector<int> ranks;
-        for (int rank = 0; rank < static_cast<int>(heading.size); ++rank) {
-            if (!member(rank).has_come()) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
+        return ranks_where(static_cast<int>(heading.size), [&](int rank) {
+            return !member(rank).has_come();
+        });
     }
     static constexpr std::size_t used_bytes_for(int size) noexcept {
         return sizeof(MemberTable) + static_cast<std::size_t>(size) * sizeof(Member);

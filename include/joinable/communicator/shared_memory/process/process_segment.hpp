@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <sys/mman.h>
 #include <utility>
 
 #include <joinable/communicator/communicator.hpp>
@@ -19,6 +18,7 @@
 #include <joinable/communicator/shared_memory/group/group_rank.hpp>
 #include <joinable/communicator/shared_memory/group/group_storage.hpp>
 #include <joinable/config.hpp>
+#include <joinable/device/arena.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -39,11 +39,7 @@ public:
     /// @throws ContractViolation   a group cannot have so many ranks.
     /// @throws CommunicationError  there is no memory.
     explicit ProcessSegment(int size);
-    virtual ~ProcessSegment() {
-        if (bytes_ != 0) {
-            munmap(memory_, bytes_);
-        }
-    }
+    virtual ~ProcessSegment() = default;
     ProcessSegment(ProcessSegment const&) = delete;
     ProcessSegment& operator=(ProcessSegment const&) = delete;
 
@@ -79,14 +75,12 @@ private:
         return (Group::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
                alignof(Outcome);
     }
-    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
-        return static_cast<std::byte*>(memory_) + offset;
-    }
+    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept { return memory_ + offset; }
 
     std::size_t staging_at_;
     std::size_t room_ = 0;
-    std::size_t bytes_ = 0; ///< to unmap
-    void* memory_ = nullptr;
+    Arena mapped_; ///< empty: a derived class has mapped the memory
+    std::byte* memory_ = nullptr;
     Board* board_ = nullptr;
 };
 

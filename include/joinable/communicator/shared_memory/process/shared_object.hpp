@@ -14,6 +14,7 @@
 
 #include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
 
 #include <cerrno>
@@ -50,7 +51,7 @@ public:
         SharedObject object{
             ::open(shared_memory_folder, O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR)
         };
-        if (object.file_ < 0 || fchmod(object.file_, S_IRUSR | S_IWUSR) != 0) {
+        if (object.file_.number() < 0 || fchmod(object.file_.number(), S_IRUSR | S_IWUSR) != 0) {
             throw CommunicationError{concat(
                 "expected to make a shared-memory object in ",
                 shared_memory_folder,
@@ -67,7 +68,7 @@ public:
     /// @throws CommunicationError  there is one, but this process may not open it.
     static std::optional<SharedObject> find(std::string const& path) {
         SharedObject object{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
-        if (object.file_ >= 0) {
+        if (object.file_.number() >= 0) {
             return object;
         }
         if (int const error = errno; error != ENOENT) {
@@ -87,34 +88,27 @@ public:
         }
         return std::nullopt;
     }
-    ~SharedObject() {
-        if (file_ >= 0) {
-            close(file_);
-        }
-    }
-    SharedObject(SharedObject&& other) noexcept : file_{std::exchange(other.file_, -1)} {}
-    SharedObject& operator=(SharedObject&&) = delete;
 
     [[nodiscard]] struct stat status() const noexcept {
         struct stat now{};
-        fstat(file_, &now);
+        fstat(file_.number(), &now);
         return now;
     }
     /// Reads the first bytes without mapping them, because the object may be shorter. Returns
     /// whether they exist.
     [[nodiscard]] bool read(std::span<std::byte> bytes) const noexcept {
-        return pread(file_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
+        return pread(file_.number(), bytes.data(), bytes.size(), 0) ==
+               static_cast<ssize_t>(bytes.size());
     }
     /// Whether this process may give the object this size, and map it.
     [[nodiscard]] bool can_have(std::size_t bytes) const noexcept {
         rlimit limit{};
         getrlimit(RLIMIT_FSIZE, &limit); // beyond this limit ftruncate kills the process
-        std::byte* const memory = limit.rlim_cur < bytes ? nullptr : map(bytes);
-        return memory != nullptr && munmap(memory, bytes) == 0;
+        return limit.rlim_cur >= bytes && map(bytes).data() != nullptr;
     }
     /// @throws CommunicationError  the system refuses.
     void resize(std::size_t bytes) const {
-        if (int const error = resize_file(file_, bytes); error != 0) {
+        if (int const error = resize_file(file_.number(), bytes); error != 0) {
             throw CommunicationError{concat(
                 "a shared-memory object could not have ",
                 bytes,
@@ -130,31 +124,23 @@ public:
     /// @pre no other process has locked it
     [[nodiscard]] bool lock() const noexcept {
         struct flock all = lock_of_all();
-        return fcntl(file_, F_OFD_SETLK, &all) == 0;
+        return fcntl(file_.number(), F_OFD_SETLK, &all) == 0;
     }
     /// Whether another view of this object has locked it.
     [[nodiscard]] bool is_locked() const noexcept {
         struct flock all = lock_of_all();
-        return fcntl(file_, F_OFD_GETLK, &all) != 0 || all.l_type != F_UNLCK;
+        return fcntl(file_.number(), F_OFD_GETLK, &all) != 0 || all.l_type != F_UNLCK;
     }
     /// Maps the object, starting at byte `from`, the first of a page. Null if there is no address
     /// space.
-    [[nodiscard]] std::byte* map(std::size_t bytes, std::size_t from = 0) const noexcept {
-        void* const memory = mmap(
-            nullptr,
-            bytes,
-            PROT_READ | PROT_WRITE,
-            MAP_SHARED | MAP_NORESERVE,
-            file_,
-            static_cast<off_t>(from)
-        );
-        return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+    [[nodiscard]] Arena map(std::size_t bytes, std::size_t from = 0) const noexcept {
+        return map_shared(bytes, file_.number(), MAP_NORESERVE, from);
     }
 
     /// Gives it a name. Returns false if another object has that name.
     /// @throws CommunicationError  the system refuses.
     [[nodiscard]] bool publish(std::string const& path) const {
-        std::string const self = concat("/proc/self/fd/", file_);
+        std::string const self = concat("/proc/self/fd/", file_.number());
         if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
             return true;
         }
@@ -172,11 +158,11 @@ public:
         // A process that was stopped in here is not waited for: it removes the name when it
         // continues.
         for (int i = 0; i < 100 && has_name(path); ++i) {
-            if (flock(file_, LOCK_EX | LOCK_NB) == 0) {
+            if (flock(file_.number(), LOCK_EX | LOCK_NB) == 0) {
                 if (has_name(path)) {
                     unlink(path.c_str());
                 }
-                flock(file_, LOCK_UN);
+                flock(file_.number(), LOCK_UN);
                 return;
             }
             sleep_for(std::chrono::milliseconds{1});
@@ -201,8 +187,9 @@ public:
                 return false;
             }
             std::size_t const next = (std::min)(step, bytes - done);
-            int const error =
-                posix_fallocate(file_, static_cast<off_t>(at + done), static_cast<off_t>(next));
+            int const error = posix_fallocate(
+                file_.number(), static_cast<off_t>(at + done), static_cast<off_t>(next)
+            );
             if (error == 0) {
                 done += next;
             } else if (error == EINTR) {
@@ -292,7 +279,7 @@ private:
         );
     }
 
-    int file_;
+    FileHandle file_;
 };
 
 /// Memory mapped from an object. The destructor unmaps it.
@@ -300,8 +287,8 @@ class Mapping {
 public:
     /// @throws CommunicationError  there is no address space.
     Mapping(SharedObject const& object, std::size_t bytes, std::size_t from = 0)
-        : begin_{object.map(bytes, from)}, bytes_{bytes} {
-        if (begin_ == nullptr) {
+        : memory_{object.map(bytes, from)} {
+        if (begin() == nullptr) {
             throw CommunicationError{concat(
                 "expected to map ",
                 bytes,
@@ -310,22 +297,12 @@ public:
                 "; allow more address space"
             )};
         }
-        madvise(begin_, bytes_, MADV_DONTDUMP); // a dump would allocate all of it
+        madvise(begin(), bytes, MADV_DONTDUMP); // a dump would allocate all of it
     }
-    ~Mapping() {
-        if (begin_ != nullptr) {
-            munmap(begin_, bytes_);
-        }
-    }
-    Mapping(Mapping&& other) noexcept
-        : begin_{std::exchange(other.begin_, nullptr)}, bytes_{other.bytes_} {}
-    Mapping& operator=(Mapping&&) = delete;
-
-    [[nodiscard]] std::byte* begin() const noexcept { return begin_; }
+    [[nodiscard]] std::byte* begin() const noexcept { return memory_.data(); }
 
 private:
-    std::byte* begin_;
-    std::size_t bytes_;
+    Arena memory_;
 };
 
 }}} // namespace joinable::v0::detail

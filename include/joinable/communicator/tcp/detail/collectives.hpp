@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/config.hpp>
 #include <joinable/error.hpp>
@@ -56,7 +57,7 @@ public:
         open_.pop_front();
         std::uint64_t const sequence = first_++;
         Descriptor const& signature = *open.signatures.front();
-        std::size_t const root = index(signature.root);
+        std::size_t const root = as_index(signature.root);
         if (signature.collective == Collective::all_reduce && signature.count != 0) {
             auto const in = [&](std::size_t rank) { return open.bodies[rank].data(); };
             auto const out = [&](std::size_t) { return open.bodies[0].data(); };
@@ -87,9 +88,6 @@ private:
         std::size_t arrived = 0;
     };
 
-    [[nodiscard]] static std::size_t index(int rank) noexcept {
-        return static_cast<std::size_t>(rank);
-    }
     [[nodiscard]] std::size_t place_of_next(int rank) const noexcept;
 
     std::size_t size_;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/tcp/detail/collectives.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/communicator/tcp/detail/handshake.hpp>
@@ -70,9 +71,7 @@ private:
     };
 
     [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
-    [[nodiscard]] Member& member(int rank) noexcept {
-        return members_[static_cast<std::size_t>(rank)];
-    }
+    [[nodiscard]] Member& member(int rank) noexcept { return members_[as_index(rank)]; }
     [[nodiscard]] bool is_linked(int rank) noexcept { return member(rank).socket.is_open(); }
 
     // -- one turn ---------------------------------------------------------------------------------
@@ -112,18 +111,14 @@ private:
     // -- frames to ranks --------------------------------------------------------------------------
     // Rank 0 comes last: its kernel delivers the others' frames even if rank 0 then dies.
 
-    void send(int rank, FrameHeader header, std::span<std::byte const> body);
+    void send(int rank, FrameHeader header, std::span<std::byte const> body = {});
     void flush(Member& one);
 
     void finish_collective();
 
     /// The first reason is the one of all ranks. Nothing completes after it.
     void end(AbortReason reason);
-    void send_end(int rank) {
-        FrameHeader header;
-        header.kind = FrameKind::end;
-        send(rank, header, packed(*end_));
-    }
+    void send_end(int rank) { send(rank, {.kind = FrameKind::end}, packed(*end_)); }
 
     // -- coming and going -------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ private:
 
     // -- moving -----------------------------------------------------------------------------------
 
-    void send(FrameHeader header, std::span<std::byte const> body);
+    void send(FrameHeader header, std::span<std::byte const> body = {});
     /// Does what is possible now. If that is nothing, waits until something is, or until `end`.
     void pump(TimePoint end);
     /// Does what is possible now.

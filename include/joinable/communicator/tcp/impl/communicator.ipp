@@ -152,22 +152,6 @@ JOINABLE_DEFINITION TcpCommunicator::Ends TcpCommunicator::connected() {
 }
 
 JOINABLE_DEFINITION TcpWork
-detail::post_beside(TcpCommunicator& comm, Request const& request, Descriptor const& shown) {
-    return comm.post(request, shown);
-}
-
-JOINABLE_DEFINITION TcpCommunicator detail::attach_within(
-    TcpSurroundings const& around, TcpOptions const& options, std::optional<TcpListener> listener
-) {
-    return TcpCommunicator::attach(options, std::move(listener), around);
-}
-
-JOINABLE_DEFINITION std::chrono::nanoseconds
-detail::ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile) {
-    return comm.rank_.ask_about(peer, meanwhile);
-}
-
-JOINABLE_DEFINITION TcpWork
 TcpCommunicator::post(detail::Request const& request, detail::Descriptor const& shown) {
     detail::Descriptor const& signature = request.signature;
     if (signature.count > detail::most_frame_bytes / size_of(signature.dtype)) {

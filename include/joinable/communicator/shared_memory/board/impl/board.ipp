@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include <joinable/communicator/detail/ranks.hpp>
+
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void ChunkProgress::reset() noexcept {
@@ -51,13 +53,7 @@ JOINABLE_DEFINITION bool Board::has_arrived(int rank, std::uint64_t sequence) no
 }
 
 JOINABLE_DEFINITION std::vector<int> Board::missing(std::uint64_t sequence) {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < size_; ++rank) {
-        if (!has_arrived(rank, sequence)) {
-            ranks.push_back(rank);
-        }
-    }
-    return ranks;
+    return ranks_where(size_, [&](int rank) { return !has_arrived(rank, sequence); });
 }
 
 JOINABLE_DEFINITION std::uint64_t Board::release(int rank) noexcept {
@@ -67,13 +63,7 @@ JOINABLE_DEFINITION std::uint64_t Board::release(int rank) noexcept {
 }
 
 JOINABLE_DEFINITION std::vector<int> Board::holding_up(std::uint64_t sequence) {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < size_; ++rank) {
-        if (release(rank) + max_in_flight <= sequence) {
-            ranks.push_back(rank);
-        }
-    }
-    return ranks;
+    return ranks_where(size_, [&](int rank) { return release(rank) + max_in_flight <= sequence; });
 }
 
 JOINABLE_DEFINITION void
@@ -90,13 +80,7 @@ Board::mark_dead(int rank, int number, AbortReason const& reason, int burier) no
 }
 
 JOINABLE_DEFINITION std::vector<int> Board::computing(std::uint64_t sequence) {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < size_; ++rank) {
-        if (may_compute(state_of(rank), sequence)) {
-            ranks.push_back(rank);
-        }
-    }
-    return ranks;
+    return ranks_where(size_, [&](int rank) { return may_compute(state_of(rank), sequence); });
 }
 
 JOINABLE_DEFINITION bool Board::may_be_lost(std::uint64_t sequence) noexcept {

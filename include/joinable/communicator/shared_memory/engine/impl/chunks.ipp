@@ -4,7 +4,9 @@
 #include <joinable/communicator/shared_memory/engine/chunks.hpp>
 
 #include <algorithm>
+
 #include <atomic>
+#include <joinable/communicator/detail/ranks.hpp>
 
 #include <joinable/communicator/shared_memory/board/tuning.hpp>
 
@@ -46,12 +48,9 @@ has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) n
 
 JOINABLE_DEFINITION bool
 has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    for (int owner = 0; owner < board.size(); ++owner) {
-        if (has_unclaimed(board, sequence, cut, owner)) {
-            return true;
-        }
-    }
-    return false;
+    return any_rank(board.size(), [&](int owner) {
+        return has_unclaimed(board, sequence, cut, owner);
+    });
 }
 
 JOINABLE_DEFINITION bool run_chunks(

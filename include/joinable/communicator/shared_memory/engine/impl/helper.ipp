@@ -4,6 +4,7 @@
 #include <joinable/communicator/shared_memory/engine/helper.hpp>
 
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/shared_memory/board/waiting.hpp>
 #include <joinable/communicator/shared_memory/engine/chunks.hpp>
 #include <joinable/communicator/shared_memory/engine/exchange.hpp>
@@ -39,12 +40,7 @@ JOINABLE_DEFINITION bool Helper::help() {
 }
 
 JOINABLE_DEFINITION bool Helper::have_all_arrived(std::uint64_t sequence) noexcept {
-    for (int rank = 0; rank < board_.size(); ++rank) {
-        if (!board_.has_arrived(rank, sequence)) {
-            return false;
-        }
-    }
-    return true;
+    return !any_rank(board_.size(), [&](int rank) { return !board_.has_arrived(rank, sequence); });
 }
 
 JOINABLE_DEFINITION bool Helper::compute(std::uint64_t sequence) {

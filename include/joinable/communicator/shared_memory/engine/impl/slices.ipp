@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include <joinable/communicator/detail/ranks.hpp>
+
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION Slices::Slices(Board const& board, Descriptor const& signature) noexcept
@@ -34,38 +36,29 @@ JOINABLE_DEFINITION std::size_t Slices::chunk_bytes(Board const& board) noexcept
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_needed(Board& board, std::uint64_t sequence) noexcept {
-    for (int rank = 0; rank < board.size(); ++rank) {
-        if (board.line(rank, sequence).payload[ArrivalLine::ring] != 0) {
-            return true;
-        }
-    }
-    return false;
+    return any_rank(board.size(), [&](int rank) {
+        return board.line(rank, sequence).payload[ArrivalLine::ring] != 0;
+    });
 }
 
 JOINABLE_DEFINITION std::vector<int> Pipeline::holding_up(Board& board) const {
     std::uint64_t const done = done_by_all(board);
     std::uint64_t const lent = lent_by_all(board);
-    std::vector<int> ranks;
-    for (int rank = 0; done != count_ && rank < board.size(); ++rank) {
+    return ranks_where(done == count_ ? 0 : board.size(), [&](int rank) {
         ChunkProgress const& its = board.progress(rank, sequence_);
-        if (done < lent ? its.done.load() == done : its.lent.load() == lent) {
-            ranks.push_back(rank);
-        }
-    }
-    return ranks;
+        return done < lent ? its.done.load() == done : its.lent.load() == lent;
+    });
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board) const {
     if (!board.is_aborted()) {
         return false;
     }
-    for (int rank = 0; rank < board.size(); ++rank) {
+    auto const has_died_before_its_end = [&](int rank) {
         ChunkProgress const& its = board.progress(rank, sequence_);
-        if (board.is_dead(rank) && (its.lent.load() != count_ || its.done.load() != count_)) {
-            return true;
-        }
-    }
-    if (is_given_up(board)) {
+        return board.is_dead(rank) && (its.lent.load() != count_ || its.done.load() != count_);
+    };
+    if (any_rank(board.size(), has_died_before_its_end) || is_given_up(board)) {
         return true;
     }
     AbortReason const reason = board.reason();
@@ -77,12 +70,10 @@ JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board) const {
 
 JOINABLE_DEFINITION bool Pipeline::is_in_use(Board& board) const {
     AbortReason const reason = board.reason();
-    for (int const rank : board.computing(sequence_)) {
-        if (!board.is_dead(rank) && !is_overdue(reason, rank)) {
-            return true;
-        }
-    }
-    return false;
+    std::vector<int> const ranks = board.computing(sequence_);
+    return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+        return !board.is_dead(rank) && !is_overdue(reason, rank);
+    });
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_overdue(AbortReason const& reason, int rank) noexcept {
@@ -91,12 +82,9 @@ JOINABLE_DEFINITION bool Pipeline::is_overdue(AbortReason const& reason, int ran
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_given_up(Board& board) const noexcept {
-    for (int rank = 0; rank < board.size(); ++rank) {
-        if (board.progress(rank, sequence_).has_given_up.load()) {
-            return true;
-        }
-    }
-    return false;
+    return any_rank(board.size(), [&](int rank) {
+        return board.progress(rank, sequence_).has_given_up.load();
+    });
 }
 
 JOINABLE_DEFINITION std::uint64_t

@@ -4,31 +4,15 @@
 #include <joinable/communicator/shared_memory/group/board_communicator.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/detail/text.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-template <class Rank, class Work>
-Work BoardCommunicator<Rank, Work>::send(ConstBuffer buffer, int to, int tag) {
-    check_memory(buffer);
-    check_rank("destination", to, size());
-    // A send only reads its buffer; both sides of a message share one type.
-    Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-    return {rank_, own_rank().post_message(true, to, tag, read)};
-}
-
-template <class Rank, class Work>
-Work BoardCommunicator<Rank, Work>::receive(Buffer buffer, int from, int tag) {
-    check_memory(buffer);
-    check_rank("source", from, size());
-    return {rank_, own_rank().post_message(false, from, tag, buffer)};
-}
 
 template <class Rank, class Work>
 BoardCommunicator<Rank, Work>::~BoardCommunicator() {
@@ -50,24 +34,15 @@ BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
         request.signature.collective = split_collective;
         post(request).wait();
     };
-    std::array<std::int32_t, 2> const mine{color, key};
-    std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
-    gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
-    std::vector<int> members;
-    for (int other = 0; other < size(); ++other) {
-        if (all[static_cast<std::size_t>(other)][0] == color) {
-            members.push_back(other);
-        }
-    }
-    std::sort(members.begin(), members.end(), [&](int a, int b) {
-        return std::pair{all[static_cast<std::size_t>(a)][1], a} <
-               std::pair{all[static_cast<std::size_t>(b)][1], b};
-    });
+    GroupChoice const mine{color, key};
+    std::vector<GroupChoice> all(as_index(size()));
+    gather({&mine, 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
+    std::vector<int> const members = members_of(all, color);
     int const maker = members.front();
     std::uint64_t const made = rank() == maker ? rank_.make_group(members) : 0;
     std::vector<std::uint64_t> places(all.size());
     gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64});
-    std::uint64_t const place = places[static_cast<std::size_t>(maker)];
+    std::uint64_t const place = places[as_index(maker)];
     if (place == 0) {
         throw CommunicationError{concat(
             "rank ",

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <sys/mman.h>
 #include <utility>
 
+#include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
@@ -19,22 +21,15 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes_for(size, 0)} {
     // Address space, not memory: the system allocates a page when a rank first writes to it.
     for (room_ = most_room;; room_ /= 2) {
-        bytes_ = bytes_for(size, room_);
-        memory_ = mmap(
-            nullptr,
-            bytes_,
-            PROT_READ | PROT_WRITE,
-            MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
-            -1,
-            0
-        );
-        if (memory_ != MAP_FAILED) {
+        std::size_t const bytes = bytes_for(size, room_);
+        mapped_ = map_shared(bytes, -1, MAP_NORESERVE);
+        if (mapped_.data() != nullptr) {
             break;
         }
         if (room_ <= least_room) {
             throw CommunicationError{concat(
                 "expected ",
-                bytes_,
+                bytes,
                 " bytes of shared memory for ",
                 size,
                 " process ranks, but mmap says: ",
@@ -43,7 +38,8 @@ JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes
             )};
         }
     }
-    madvise(memory_, bytes_, MADV_DONTDUMP); // a dump would allocate all of it
+    memory_ = mapped_.data();
+    madvise(memory_, mapped_.bytes(), MADV_DONTDUMP); // a dump would allocate all of it
     create(size);
 }
 

@@ -26,37 +26,33 @@ OpenCollectives::place(FrameHeader const& header, int rank, std::uint64_t done) 
     if (at == open_.size()) {
         open_.emplace_back(size_);
     }
-    return room_in(open_[at].bodies[index(rank)], header.bytes, done);
+    return room_in(open_[at].bodies[as_index(rank)], header.bytes, done);
 }
 
 JOINABLE_DEFINITION void OpenCollectives::arrive(FrameHeader const& header, int rank) {
     Open& open = open_[place_of_next(rank)];
-    open.signatures[index(rank)] =
+    open.signatures[as_index(rank)] =
         Descriptor{header.collective, header.dtype, header.op, header.root, header.count};
     ++open.arrived;
 }
 
 JOINABLE_DEFINITION std::optional<AbortReason> OpenCollectives::disagreement() const {
     auto const signature_of = [this](int rank) -> Descriptor const& {
-        return *open_.front().signatures[index(rank)];
+        return *open_.front().signatures[as_index(rank)];
     };
     return find_difference(static_cast<int>(size_), signature_of);
 }
 
 JOINABLE_DEFINITION std::vector<int> OpenCollectives::missing(std::uint64_t sequence) const {
     std::size_t const at = sequence - first_;
-    std::vector<int> ranks;
-    for (std::size_t rank = 0; rank < size_; ++rank) {
-        if (at >= open_.size() || !open_[at].signatures[rank]) {
-            ranks.push_back(static_cast<int>(rank));
-        }
-    }
-    return ranks;
+    return ranks_where(static_cast<int>(size_), [&](int rank) {
+        return at >= open_.size() || !open_[at].signatures[as_index(rank)];
+    });
 }
 
 JOINABLE_DEFINITION std::size_t OpenCollectives::place_of_next(int rank) const noexcept {
     std::size_t at = 0;
-    while (at < open_.size() && open_[at].signatures[index(rank)]) {
+    while (at < open_.size() && open_[at].signatures[as_index(rank)]) {
         ++at;
     }
     return at;

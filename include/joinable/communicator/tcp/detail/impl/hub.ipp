@@ -241,19 +241,13 @@ Hub::judge(int rank, FrameHeader const& header, std::string const& meanwhile) {
         end(std::move(reason));
         return;
     }
-    FrameHeader reply;
-    reply.kind = FrameKind::wait;
-    reply.sequence = header.sequence;
-    reply.count = static_cast<std::uint64_t>(left.count());
-    send(rank, reply, {});
+    auto const count = static_cast<std::uint64_t>(left.count());
+    send(rank, {.kind = FrameKind::wait, .sequence = header.sequence, .count = count});
 }
 
 JOINABLE_DEFINITION void Hub::answer(int rank, std::uint64_t sequence) {
-    FrameHeader reply;
-    reply.kind = FrameKind::answer;
-    reply.sequence = sequence;
     std::vector<int> const ranks = is_finished(sequence) ? std::vector<int>{} : missing(sequence);
-    send(rank, reply, std::as_bytes(std::span{ranks}));
+    send(rank, {.kind = FrameKind::answer, .sequence = sequence}, std::as_bytes(std::span{ranks}));
 }
 
 JOINABLE_DEFINITION std::vector<int> Hub::missing(std::uint64_t sequence) const {
@@ -263,13 +257,7 @@ JOINABLE_DEFINITION std::vector<int> Hub::missing(std::uint64_t sequence) const 
     if (sequence != meeting) {
         return collectives_.missing(sequence);
     }
-    std::vector<int> ranks;
-    for (std::size_t rank = 0; rank < members_.size(); ++rank) {
-        if (!members_[rank].has_come) {
-            ranks.push_back(static_cast<int>(rank));
-        }
-    }
-    return ranks;
+    return ranks_where(size(), [&](int rank) { return !members_[as_index(rank)].has_come; });
 }
 
 JOINABLE_DEFINITION void Hub::send(int rank, FrameHeader header, std::span<std::byte const> body) {
@@ -294,10 +282,7 @@ JOINABLE_DEFINITION void Hub::finish_collective() {
         return;
     }
     collectives_.finish([this](int rank, std::uint64_t sequence, std::span<std::byte const> body) {
-        FrameHeader header;
-        header.kind = FrameKind::result;
-        header.sequence = sequence;
-        send(rank, header, body);
+        send(rank, {.kind = FrameKind::result, .sequence = sequence}, body);
     });
 }
 
@@ -335,9 +320,7 @@ JOINABLE_DEFINITION void Hub::start_if_all_are_here() {
     }
     handshakes_.reset();
     for (int rank = size(); rank-- > 0;) {
-        FrameHeader header;
-        header.kind = FrameKind::start;
-        send(rank, header, {});
+        send(rank, {.kind = FrameKind::start});
     }
 }
 

@@ -57,9 +57,7 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
         return;
     }
     own_reason_ = reason;
-    FrameHeader header;
-    header.kind = FrameKind::abort;
-    send(header, packed(reason));
+    send({.kind = FrameKind::abort}, packed(reason));
     pump_until([] { return false; }, is_alone_ ? std::chrono::nanoseconds{0} : patience_);
     if (!over_) {
         over_ = reason;
@@ -77,9 +75,7 @@ JOINABLE_DEFINITION void TcpRank::keep_alive() {
     require_here(rank_);
     outbox_.flush(socket_);
     if (outbox_.is_empty()) { // else the hub accepts nothing now; the next call will do
-        FrameHeader header;
-        header.kind = FrameKind::keep_alive;
-        send(header, {});
+        send({.kind = FrameKind::keep_alive});
     }
 }
 
@@ -91,15 +87,13 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     if (over_) {
         return missing_;
     }
-    FrameHeader header;
-    header.kind = FrameKind::question;
-    header.sequence = finished_;
-    send(header, {});
+    std::uint64_t const oldest = finished_;
+    send({.kind = FrameKind::question, .sequence = oldest});
     ++questions_;
     missing_ = {0}; // if the hub does not answer
     has_answer_ = false;
     pump_until([this] { return has_answer_; }, patience_);
-    return pending_.empty() || is_done(header.sequence) ? std::vector<int>{} : missing_;
+    return pending_.empty() || is_done(oldest) ? std::vector<int>{} : missing_;
 }
 
 JOINABLE_DEFINITION std::chrono::nanoseconds
@@ -167,11 +161,11 @@ TcpRank::ask_for_more(std::uint64_t sequence, std::string const& meanwhile) {
     std::string const text = cut_text(meanwhile, most_reason_text);
     Overdue& overdue = *overdue_of(sequence);
     overdue.deadline = (std::max)(deadline_, std::chrono::nanoseconds{0});
-    FrameHeader header;
-    header.kind = FrameKind::overdue;
-    header.sequence = sequence;
-    header.count = static_cast<std::uint64_t>(overdue.deadline.count());
-    send(header, std::as_bytes(std::span{text}));
+    auto const count = static_cast<std::uint64_t>(overdue.deadline.count());
+    send(
+        {.kind = FrameKind::overdue, .sequence = sequence, .count = count},
+        std::as_bytes(std::span{text})
+    );
     overdue.is_asked = true;
 }
 
@@ -234,9 +228,7 @@ JOINABLE_DEFINITION void TcpRank::poll() {
         });
     }
     if (!over_ && inbox_.consumed() - told_ >= 16'384) {
-        FrameHeader header;
-        header.kind = FrameKind::credit;
-        send(header, {});
+        send({.kind = FrameKind::credit});
     }
 }
 
@@ -246,9 +238,7 @@ JOINABLE_DEFINITION void TcpRank::refuse(ProtocolError const& error) {
         {0},
         concat("rank 0 sent rank ", rank_, " ", error.what, ": is it this version of joinable?")
     };
-    FrameHeader header;
-    header.kind = FrameKind::abort;
-    send(header, packed(reason));
+    send({.kind = FrameKind::abort}, packed(reason));
     over_ = reason;
 }
 
@@ -355,9 +345,7 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
         return;
     }
     try {
-        FrameHeader header;
-        header.kind = FrameKind::leave;
-        send(header, {});
+        send({.kind = FrameKind::leave});
         auto const end = is_alone_ ? Clock::now() : end_of_wait(patience_);
         std::vector<std::byte> ignored(4096);
         bool is_open = true;

@@ -30,7 +30,8 @@
 namespace joinable { inline namespace v0 {
 
 /// Listens for rank 0 before it attaches. It is for programs that let the system choose a port and
-/// tell the other ranks themselves. Ranks that connect before rank 0 attaches wait.
+/// tell the other ranks themselves. Ranks that connect before rank 0 attaches wait. A process that is forked
+/// before keeps the port, also when this listener is destroyed unused.
 class TcpListener {
 public:
     /// Listens on a numeric address of this machine, or on "localhost". Any other name may mean a

@@ -63,9 +63,9 @@ enum class MpiMeeting : std::uint64_t {
     split = 0x7469'6c70'7326'494d,
     share = 0x6572'6168'7326'494d,
 };
-[[nodiscard]] constexpr std::string_view name_of(MpiMeeting meeting) noexcept {
-    return meeting == MpiMeeting::split   ? "split"
-           : meeting == MpiMeeting::share ? "share"
+[[nodiscard]] constexpr std::string_view name_of(MpiMeeting kind) noexcept {
+    return kind == MpiMeeting::split   ? "split"
+           : kind == MpiMeeting::share ? "share"
                                           : "another collective";
 }
 /// `words` has two words from each rank: its MpiMeeting, or a word of another collective, and one

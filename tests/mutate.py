@@ -1793,7 +1793,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-level-of-one-rank-needs-a-deadline", "communicator/hierarchical/detail/engine.hpp",
-        "!level.exchange_deadline(deadline) && level.size() > 1", "!level.exchange_deadline(deadline)",
+        "!own_deadline(level) && level.size() > 1", "!own_deadline(level)",
         "communicator/hierarchical/communicator.test.cpp", "a level of one rank*",
     ),
     Mutation(

@@ -845,7 +845,7 @@ TEST_CASE("a rank whose device fails while it waits for collectives fails all at
     });
 }
 
-TEST_CASE("a file has the settings for the next step, whoever has joined") {
+TEST_CASE("a file has the settings for the next step, also if rank 0 has joined") {
     Folder const folder;
     std::vector<double> const rates{0.5, std::sqrt(0.5), 0.25, 0.1, 1.0 / 3, 0.75, 2};
     over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {

@@ -81,7 +81,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an-own-error-is-hidden-where-others-do-not-enter", "join/detail/impl/session.ipp",
-        "if (local_error) { // it says more", "if (false) { // it says more",
+        "throw_if_any_failed(local_error, exchange,", "throw_if_any_failed({}, exchange,",
         "join/entry.test.cpp", "a rank that cannot enter says why*",
     ),
     # -- whose ranks a failure names ----------------------------------------------------------------
@@ -850,12 +850,12 @@ MUTATIONS = [
     ),
     Mutation(
         "no-part-with-loop", "join/detail/impl/turn_order.ipp",
-        "if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {", "if (false) {",
+        "        require_part(position, *round_);\n", "",
         "join/failure.test.cpp", "a participant that takes no part*",
     ),
     Mutation(
         "no-part-without-loop", "join/detail/impl/turn_order.ipp",
-        "if (round_ && !takes_part(opener, *round_)) {", "if (false) {",
+        "        if (round_) {\n            require_part", "        if (false) {\n            require_part",
         "join/failure.test.cpp", "a participant that takes no part*",
     ),
     Mutation(
@@ -911,7 +911,7 @@ MUTATIONS = [
     ),
     Mutation(
         "guards-detach-what-is-destroyed", "join/joinable.hpp",
-        "attached_->state = nullptr;", "",
+        "*attached_ = nullptr;", "",
         "join/failure.test.cpp", "a guard leaves a participant alone*",
     ),
     Mutation(

@@ -94,10 +94,6 @@ public:
 
     /// Waits for the roll call that was posted, and returns its verdict.
     Verdict hear();
-    /// After the verdicts failed and mismatch: the reason that every rank throws.
-    [[nodiscard]] AbortReason const& failure() const noexcept {
-        return mixed_ ? *mixed_ : roll_call_.failure();
-    }
 
     /// After the verdict to go on: the round as all ranks agreed on it. `own` is this rank's
     /// announcement, or empty if it shadows the round.
@@ -139,7 +135,6 @@ private:
     Window announced_; ///< what the last round reduces of it
     std::size_t training_rounds_ = 0;
     Carry carry_; ///< of all ranks that joined since the last round that synced
-    std::optional<AbortReason> mixed_;
     bool vote_ = false;
     bool is_vote_sent_ = false;
     Round::Wait waited_{}; ///< in the last hear()

@@ -49,14 +49,13 @@ private:
     /// What `rank` says as its weight in `round`. It has been in all rounds since the last one that synced.
     [[nodiscard]] std::uint64_t weight_in(int rank, std::size_t round) const noexcept {
         bool const is_first_sync = round + 1 == sync_every_;
-        return weight_of(rank) * rounds_in_weight(code(round)) +
+        return shard(rank).weight * rounds_in_weight(code(round)) +
                (is_first_sync ? shard(rank).held_weight : 0);
     }
     [[nodiscard]] Shard const& shard(int rank) const noexcept {
         return shards_[static_cast<std::size_t>(rank)];
     }
     [[nodiscard]] std::uint64_t inputs_of(int rank) const noexcept { return shard(rank).inputs; }
-    [[nodiscard]] std::uint64_t weight_of(int rank) const noexcept { return shard(rank).weight; }
 
     std::vector<Shard> shards_;
     bool is_weighted_;

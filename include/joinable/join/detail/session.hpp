@@ -194,24 +194,18 @@ private:
     /// Waits for the answer of a posted roll call, if there is one, and acts on it.
     void hear_verdict();
 
-    /// Returns the answer, or throws the verdicts that end the guard with an exception.
+    /// Waits for the posted roll call. Returns its verdict, or throws what ends the guard with an
+    /// exception.
     Verdict hear();
 
     /// Aborts after an exchange of all ranks has thrown, on this rank alone or because the
-    /// communicator failed. The others cannot continue. Rethrows `error`.
-    [[noreturn]] void fail_together(std::exception_ptr const& error) {
-        fail_together(error, reason_of(error));
-    }
-    [[noreturn]] void fail_together(std::exception_ptr const& error, AbortReason const& reason) {
+    /// communicator failed. The others cannot continue.
+    void abort_together(AbortReason const& reason) {
         outcome_.record_end_of_roll_calls(reason);
         abort();
-        std::rethrow_exception(error);
     }
-
     /// Tells every rank, wherever it waits, why this one leaves.
     void abort() noexcept;
-
-    Verdict act_on(Verdict verdict);
 
     void check_later_notice(std::size_t position, RoundNotice const& notice) const;
 

@@ -17,8 +17,8 @@
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/device/arena.hpp>
+#include <joinable/device/copy_run.hpp>
 #include <joinable/device/device.hpp>
-#include <joinable/device/host.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>

@@ -133,9 +133,9 @@ constexpr decltype(auto) visit_dtype(DType dtype, F&& function) {
 
 namespace detail {
 
-// Reductions convert by the functions below, so they are written for vectorisers: they have no branches and compare only signed
-// numbers (SSE2 has no other comparison). They are always inlined, so that they are compiled for
-// their caller's instruction set.
+// Reductions convert by the functions below, so these are written for vectorisers: they have no
+// branches and compare only signed numbers (SSE2 has no other comparison). They are always inlined,
+// so that they are compiled for their caller's instruction set.
 
 /// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
 [[gnu::always_inline]] constexpr std::uint32_t

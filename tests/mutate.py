@@ -577,8 +577,8 @@ MUTATIONS = [
         "participant/listed_model.test.cpp", "an evaluation and*",
     ),
     Mutation(
-        "what-is-frozen-now-is-used", "bucket/reducer.hpp",
-        "iteration_.leave_out_frozen();", "",
+        "what-is-frozen-now-is-used", "bucket/detail/impl/iteration.ipp",
+        "if (is_frozen_now || (is_recorded &&", "if ((is_recorded &&",
         "participant/listed_model.test.cpp", "with find_unused a parameter*",
     ),
     Mutation(
@@ -2075,8 +2075,8 @@ MUTATIONS = [
         "participant/without_pass.test.cpp", "a reduction is given*",
     ),
     Mutation(
-        "iterations-go-on-without-a-bucket", "bucket/marks.hpp",
-        "is_lost_ = true;", "",
+        "iterations-go-on-without-a-bucket", "bucket/reducer.hpp",
+        "has_failed_start_ = true; // unless this returns", "",
         "participant/without_pass.test.cpp", "a bucket whose collective*",
     ),
     Mutation(

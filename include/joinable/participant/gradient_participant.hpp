@@ -472,39 +472,30 @@ protected:
             // Outside a guard, a forward pass whose outputs are not used announced nothing.
             bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
             require_stepped();
-            bool const has_failed = stage_ == Stage::failed;
-            if (hooks().gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
-                throw ContractViolation{
-                    "the passes of the previous round have not ended, and all ranks gather values in them; "
-                    "call backward(), or skip() after a failure"
-                };
+            bool const is_unfinished = stage_ == Stage::unsynced || stage_ == Stage::failed;
+            char const* const why =
+                is_unfinished && hooks().gathers_values()
+                    ? "the passes of the previous round have not ended, and all ranks gather values in them; "
+                      "call backward(), or skip() after a failure"
+                : is_unfinished && hidden_.are_followed()
+                    ? "the passes of the previous round have not ended, and joined ranks follow collectives in "
+                      "them; call backward(), or announce a forward pass that has no backward pass with {.phase = "
+                      "Phase::evaluate}"
+                : is_open || stage_ == Stage::backward
+                    ? "the previous forward pass had no backward pass; announce such a round with {.will_sync "
+                      "= false} or {.phase = Phase::evaluate}, and call skip() after a pass that failed"
+                    : nullptr;
+            if (why != nullptr) {
+                throw ContractViolation{why};
             }
-            if (hidden_.are_followed() && (stage_ == Stage::unsynced || has_failed)) {
-                throw ContractViolation{
-                    "the passes of the previous round have not ended, and joined ranks follow collectives in "
-                    "them; call backward(), or announce a forward pass that has no backward pass with {.phase = "
-                    "Phase::evaluate}"
-                };
+            // Before the round is announced, so that the failure of a rank is one between rounds.
+            if (trains(notice)) {
+                told_to_others([&] { listed_->require_same(name_in_texts()); });
             }
-            if (is_open || stage_ == Stage::backward) {
-                throw ContractViolation{
-                    "the previous forward pass had no backward pass; announce such a round with {.will_sync "
-                    "= false} or {.phase = Phase::evaluate}, and call skip() after a pass that failed"
-                };
-            }
-            check_listed(notice);
             require_no_skip(notice);
             open_round(notice);
             ranges_.open_forward(reducer_->timeline());
         });
-    }
-    /// Before the round is announced, so that the failure of a rank is one between rounds. Ranks
-    /// outside an enabled guard have no roll call that tells the others.
-    void check_listed(RoundNotice const& notice) {
-        if (!trains(notice)) {
-            return;
-        }
-        told_to_others([&] { listed_->require_same(name_in_texts()); });
     }
     /// In a round that is announced as skipped this rank counts nothing, so its pass would be lost.
     void require_no_skip(RoundNotice const& notice) {
@@ -519,7 +510,8 @@ protected:
             });
         }
     }
-    /// What f() throws on this rank alone. Outside an enabled guard the others would wait for it.
+    /// What f() throws on this rank alone. Outside an enabled guard no roll call tells the others,
+    /// and they would wait for it.
     template <class F>
     void told_to_others(F const& f) {
         detail::session_of(state_) != nullptr ? f() : detail::abort_if_throws(comm_, f);
@@ -743,7 +735,7 @@ protected:
             );
         }
         if (module_->options().sync_at_end) {
-            module_->sync(result.authoritative_rank);
+            module_->plan_sync().run(comm_, result.authoritative_rank);
         }
     }
     /// Runs on joined ranks in place of the passes of a round that syncs.

@@ -384,11 +384,7 @@ private:
                 comm,
                 detail::ToOwners<Comm>{},
                 detail::gradients_in_buckets(
-                    std::move(all),
-                    buckets_,
-                    rank,
-                    detail::BufferMemory{comm},
-                    detail::TakeGradients::later
+                    std::move(all), buckets_, rank, detail::BufferMemory{comm}
                 ),
                 buckets_,
                 std::move(times)

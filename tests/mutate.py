@@ -81,7 +81,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an-own-error-is-hidden-where-others-do-not-enter", "join/detail/impl/session.ipp",
-        "if (local_error) { // it says more", "if (false) { // it says more",
+        "throw_if_any_failed(local_error, exchange,", "throw_if_any_failed({}, exchange,",
         "join/entry.test.cpp", "a rank that cannot enter says why*",
     ),
     # -- whose ranks a failure names ----------------------------------------------------------------
@@ -539,7 +539,7 @@ MUTATIONS = [
     ),
     Mutation(
         "skip-goes-on-beside-collectives-within-passes", "participant/gradient_participant.hpp",
-        'hidden_.require_pass("skip()");', "",
+        'model_collectives_.require_pass("skip()");', "",
         "participant/shadowed.test.cpp", "skip() between*",
     ),
     Mutation(
@@ -564,7 +564,7 @@ MUTATIONS = [
     ),
     Mutation(
         "unsynced-rounds-are-not-held-open", "participant/gradient_participant.hpp",
-        "bool const holds = hooks().gathers_values() || hidden_.are_followed();",
+        "bool const holds = hooks().gathers_values() || model_collectives_.are_followed();",
         "bool const holds = hooks().gathers_values();",
         "participant/shadowed.test.cpp", "nobody else communicates*",
     ),
@@ -612,8 +612,8 @@ MUTATIONS = [
         "participant/listed_model.test.cpp", "an evaluation and*",
     ),
     Mutation(
-        "what-is-frozen-now-is-used", "bucket/reducer.hpp",
-        "iteration_.leave_out_frozen();", "",
+        "what-is-frozen-now-is-used", "bucket/detail/impl/iteration.ipp",
+        "if (is_frozen_now || (is_recorded &&", "if ((is_recorded &&",
         "participant/listed_model.test.cpp", "with find_unused a parameter*",
     ),
     Mutation(
@@ -885,12 +885,12 @@ MUTATIONS = [
     ),
     Mutation(
         "no-part-with-loop", "join/detail/impl/turn_order.ipp",
-        "if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {", "if (false) {",
+        "        require_part(position, *round_);\n", "",
         "join/failure.test.cpp", "a participant that takes no part*",
     ),
     Mutation(
         "no-part-without-loop", "join/detail/impl/turn_order.ipp",
-        "if (round_ && !takes_part(opener, *round_)) {", "if (false) {",
+        "        if (round_) {\n            require_part", "        if (false) {\n            require_part",
         "join/failure.test.cpp", "a participant that takes no part*",
     ),
     Mutation(
@@ -946,7 +946,7 @@ MUTATIONS = [
     ),
     Mutation(
         "guards-detach-what-is-destroyed", "join/joinable.hpp",
-        "attached_->state = nullptr;", "",
+        "*attached_ = nullptr;", "",
         "join/failure.test.cpp", "a guard leaves a participant alone*",
     ),
     Mutation(
@@ -956,8 +956,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a-failed-guard-leaves-a-round-open", "participant/gradient_participant.hpp",
-        "        stage_ = Stage::idle;\n        hidden_.reset();\n        reducer_->forget_words();",
-        "        hidden_.reset();\n        reducer_->forget_words();",
+        "        stage_ = Stage::idle;\n        model_collectives_.reset();\n        reducer_->forget_words();",
+        "        model_collectives_.reset();\n        reducer_->forget_words();",
         "participant/without_pass.test.cpp", "a model is in no round*",
     ),
     Mutation(
@@ -2027,8 +2027,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a-failed-guard-leaves-its-round-open", "participant/gradient_participant.hpp",
-        "        stage_ = Stage::idle;\n        hidden_.reset();\n        reducer_->forget_words();",
-        "        hidden_.reset();\n        reducer_->forget_words();",
+        "        stage_ = Stage::idle;\n        model_collectives_.reset();\n        reducer_->forget_words();",
+        "        model_collectives_.reset();\n        reducer_->forget_words();",
         "participant/property.test.cpp", "any training*",
     ),
     Mutation(
@@ -2111,8 +2111,8 @@ MUTATIONS = [
         "participant/without_pass.test.cpp", "a reduction is given*",
     ),
     Mutation(
-        "iterations-go-on-without-a-bucket", "bucket/marks.hpp",
-        "is_lost_ = true;", "",
+        "iterations-go-on-without-a-bucket", "bucket/reducer.hpp",
+        "has_failed_start_ = true; // unless this returns", "",
         "participant/without_pass.test.cpp", "a bucket whose collective*",
     ),
     Mutation(

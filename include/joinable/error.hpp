@@ -104,9 +104,6 @@ namespace detail {
 [[nodiscard]] inline std::vector<int> own_ranks(AbortReason const& reason) {
     return reason.origin < 0 ? reason.ranks : std::vector<int>{};
 }
-} // namespace detail
-
-namespace detail {
 
 /// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {

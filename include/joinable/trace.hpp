@@ -2,7 +2,7 @@
 #pragma once
 
 /// @file
-/// What ranks do, for people: a trace that Perfetto opens, a picture, and a line of progress.
+/// The work of ranks, for people: a trace that Perfetto opens, a picture, and a line of progress.
 
 #include <joinable/trace/data_parallel_report.hpp>
 #include <joinable/trace/gather.hpp>

@@ -1767,12 +1767,9 @@ private:
             reason->is_renumbered = is_renumbered();
             throw_failure(*reason);
         }
-        std::vector<int> others;
-        for (int rank = 1; rank < ranks; ++rank) {
-            if (words_of_rank(rank)[2] != words_of_rank(0)[2]) {
-                others.push_back(rank);
-            }
-        }
+        auto const others = ranks_where(ranks, [&](int rank) {
+            return words_of_rank(rank)[2] != words_of_rank(0)[2];
+        });
         throw Mismatch{
             others,
             concat(
@@ -1868,9 +1865,7 @@ using MessageWork = detail::WorkOf<detail::MessageEngine<Comm>, std::uint64_t>;
 /// destroys this object while others wait for its messages, they time out, unless it is unwinding
 /// or destroys the underlying communicator too.
 ///
-/// All members that take buffers throw ContractViolation before any data moves if the root is not a
-/// rank, memory is missing, or the operation is bitwise on floating-point numbers. One thread at a
-/// time may use an object and the underlying communicator.
+/// One thread at a time may use an object and the underlying communicator.
 template <class Comm>
 class MessageCommunicator
     : public detail::BasicCollectives<MessageCommunicator<Comm>, MessageWork<Comm>> {

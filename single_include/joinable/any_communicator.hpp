@@ -8,6 +8,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -293,6 +294,32 @@ private:
 
 #endif
 
+// ---- joinable/device/copy_run.hpp
+
+#ifndef JOINABLE_DEVICE_COPY_RUN_HPP_PART_1
+#define JOINABLE_DEVICE_COPY_RUN_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Copies elements that lie one after another: on the host at once, else in the order of submissions.
+inline void copy_run(Device& device, void const* from, void* to, std::size_t count, DType dtype) {
+    if (count == 0 || from == to) {
+        return;
+    }
+    if (is_on_host(device)) {
+        std::memcpy(to, from, count * size_of(dtype));
+        return;
+    }
+    auto const all = [&](void* data) {
+        return AnyView{data, dtype, Shape{count}, Shape{1}, device.id()};
+    };
+    device.copy(all(const_cast<void*>(from)), all(to));
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/substitute.hpp
 
 #ifndef JOINABLE_COMMUNICATOR_SUBSTITUTE_HPP_PART_1
@@ -300,7 +327,7 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What a caller can give to a Substitute.
+/// The types that a caller can give to a Substitute.
 struct Provided {
     /// If parts have counts: all of them, where other ranks than the root have them, too; in an all_to_all from
     /// each rank to each.
@@ -766,7 +793,7 @@ private:
     Comm& comm_;
 };
 
-/// What a BasicAnyCommunicator takes.
+/// A communicator that a BasicAnyCommunicator takes.
 template <class Comm, class Memory>
 consteval bool fits_any() {
     static_assert(

@@ -124,56 +124,38 @@ public:
     }
 
     void write(void const* from, std::size_t bytes, std::uint64_t at) const {
-        auto const* next = static_cast<std::byte const*>(from);
-        transfer("write", bytes, at, [&](std::size_t left, ::off_t place) {
-            ::ssize_t const done = ::pwrite(handle_, next, left, place);
-            next += (std::max)(done, ::ssize_t{0});
-            return done;
-        });
+        transfer("write", ::pwrite, static_cast<std::byte const*>(from), bytes, at);
     }
     void read(void* to, std::size_t bytes, std::uint64_t at) const {
-        auto* next = static_cast<std::byte*>(to);
-        transfer("read", bytes, at, [&](std::size_t left, ::off_t place) {
-            ::ssize_t const done = ::pread(handle_, next, left, place);
-            next += (std::max)(done, ::ssize_t{0});
-            return done;
-        });
+        transfer("read", ::pread, static_cast<std::byte*>(to), bytes, at);
     }
 
     /// Returns when everything that this rank wrote would survive a power loss.
-    void sync() const {
-        if (!try_sync(::fsync)) {
-            fail_at("sync", path_);
-        }
-    }
+    void sync() const { sync_by(::fsync); }
     /// The same for what was written, without the file's times.
-    void sync_data() const {
-        if (!try_sync(::fdatasync)) {
-            fail_at("sync", path_);
-        }
-    }
+    void sync_data() const { sync_by(::fdatasync); }
     /// The same for the names in a folder. Some file systems cannot sync a folder, and say EINVAL.
-    void sync_names() const {
-        if (!try_sync(::fsync) && errno != EINVAL) {
-            fail_at("sync", path_);
-        }
-    }
+    void sync_names() const { sync_by(::fsync, EINVAL); }
 
 private:
-    [[nodiscard]] bool try_sync(int (*call)(int)) const {
+    /// Ignores the error `accepted`.
+    void sync_by(int (*call)(int), int accepted = 0) const {
         int result = call(handle_);
         while (result != 0 && errno == EINTR) {
             result = call(handle_);
         }
-        return result == 0;
+        if (result != 0 && errno != accepted) {
+            fail_at("sync", path_);
+        }
     }
 
     /// The system may transfer less than requested.
-    template <class Call>
-    void
-    transfer(std::string_view verb, std::size_t bytes, std::uint64_t at, Call const& call) const {
+    template <class Call, class Byte>
+    void transfer(
+        std::string_view verb, Call* call, Byte* next, std::size_t bytes, std::uint64_t at
+    ) const {
         while (bytes != 0) {
-            ::ssize_t const done = call(bytes, static_cast<::off_t>(at));
+            ::ssize_t const done = call(handle_, next, bytes, static_cast<::off_t>(at));
             if (done < 0 && errno == EINTR) {
                 continue;
             }
@@ -185,6 +167,7 @@ private:
                     concat("checkpoint: cannot ", verb, " ", path_, ": it ends at byte ", at)
                 };
             }
+            next += done;
             bytes -= static_cast<std::size_t>(done);
             at += static_cast<std::uint64_t>(done);
         }
@@ -1484,12 +1467,15 @@ public:
 
     /// Collective, outside a guard. Writes the file now. Each rank brings 64 MiB at a time to the
     /// disk, and the deadline must cover that, for all ranks that write to one disk together. On the
-    /// first two errors all ranks throw the same type, and the communicator is usable. The old file
+    /// first three errors all ranks throw, and the communicator is usable: a rank that fails throws its
+    /// own error, and the others that of the first rank that failed. The old file
     /// stays, with one exception: "cannot sync" the folder means that the new file, which is
     /// complete, has replaced it, but a power loss may bring the old one back.
     /// @throws CommunicationError  a rank cannot write.
     /// @throws ContractViolation  in a guard, two parameters have one name, or a rule keeps another
     ///         number of states than when its group was added.
+    /// @throws Mismatch  settings or rounds() differ between ranks, as after a guard that failed: set
+    ///         the settings on all ranks.
     /// @throws what the communicator throws.
     void write() {
         require_outside("write()");
@@ -1497,7 +1483,7 @@ public:
     }
 
     /// Collective, outside a guard. Reads the file: values, state, settings and rounds(). On the
-    /// first two errors all ranks throw the same type.
+    /// first two errors all ranks throw as in write().
     /// @throws ContractViolation  in a guard, or the file is not a complete checkpoint of this
     ///         model and rule: the text names the first tensor that differs; nothing was changed.
     /// @throws CommunicationError  a rank cannot read; what was read so far is kept.
@@ -1514,7 +1500,7 @@ public:
     /// throws.
     void step() {
         Round const round = notify_join_context(*this);
-        detail::run_part(*this, round, [&] { run(); });
+        detail::run_part(*this, round, [&] { run(round); });
     }
 
     /// The number of step() calls, including joined rounds and the rounds of the training that was
@@ -1528,7 +1514,7 @@ public:
 
         explicit Hook(Checkpoint& checkpoint) noexcept : checkpoint_{checkpoint} {}
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
-        void main_hook() { checkpoint_.run(); }
+        void main_hook(Round const& round) { checkpoint_.run(round); }
         void post_hook(bool) noexcept {}
 
     private:
@@ -1559,9 +1545,10 @@ private:
         detail::require_listed(state_, join_communicator(), "Checkpoint");
     }
 
-    void run() {
+    void run(Round const& round) {
         ++rounds_;
         if (rounds_ % options_.every == 0) {
+            zero_.take_settings(round); // the loop may have set those of the next step
             write_file();
         }
     }
@@ -1577,14 +1564,12 @@ private:
 
     /// On a device the host first waits for collectives in flight, which have a deadline; streams
     /// have none.
-    [[nodiscard]] detail::PartsOnHost parts_on_host() {
+    void wait_for_work() {
         Comm& comm = join_communicator();
-        Device& device = detail::device_of(comm);
-        device.submit(); // after the engine's work
+        detail::device_of(comm).submit(); // after the engine's work
         if constexpr (requires { comm.synchronize(); }) {
             comm.synchronize();
         }
-        return detail::PartsOnHost{device};
     }
 
     void write_file() {
@@ -1593,8 +1578,11 @@ private:
         std::optional<detail::ModelLayout> layout;
         std::vector<detail::TensorPart> parts;
         std::vector<std::uint64_t> words; // steps of each parameter, hash of each tensor
-        detail::PartsOnHost on_host = parts_on_host();
-        detail::on_all_ranks(control, [&](AgreementList&) {
+        detail::PartsOnHost on_host{detail::device_of(join_communicator())};
+        detail::on_all_ranks(control, [&](AgreementList& list) {
+            detail::agree_on_rules(list, zero_.rules());
+            list.add("rounds", rounds_);
+            wait_for_work();
             detail::check_before_save(zero_.groups(), zero_.rules());
             layout.emplace(layout_by(file_, zero_.rules()));
             layout->place();
@@ -1676,8 +1664,9 @@ private:
         detail::TrainingState state;
         std::vector<Rule> rules;
         std::uint64_t first = 0;
-        detail::PartsOnHost on_host = parts_on_host();
+        detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         detail::on_all_ranks(control, [&](AgreementList& list) {
+            wait_for_work();
             file.emplace(name, detail::File::Access::read);
             std::string const text = read_header(name, *file);
             list.add("hash of the header of the checkpoint", detail::Hash{}.add(text).value());

@@ -129,11 +129,6 @@ private:
             device_ = device;
             transportContext_ = std::move(transport);
         }
-
-    private:
-        static std::size_t as_index(int number) noexcept {
-            return static_cast<std::size_t>(number);
-        }
     };
 
     std::shared_ptr<Context> context_;
@@ -142,7 +137,7 @@ private:
     std::vector<GlooTransfers*> open_; ///< those that are under way
 };
 
-/// What one thread of this rank does by Gloo, for the others to see.
+/// The state of one thread of this rank that works by Gloo, for the others to see.
 class GlooLane {
 public:
     explicit GlooLane(GlooMesh& mesh) noexcept : mesh_{mesh} {}
@@ -360,7 +355,7 @@ public:
     }
 
 private:
-    /// What precedes the data of each message.
+    /// The words before the data of each message.
     struct Header {
         std::uint64_t count;
         std::int32_t tag;
@@ -772,23 +767,18 @@ public:
         if (auto const reason = difference_of_signatures(size_, signatures)) {
             return reason;
         }
-        AbortReason reason{FailureKind::mismatch, {}, {}};
-        for (int rank = 0; rank < size_; ++rank) {
-            if (at(2 * size_ + rank) != 0) {
-                reason.ranks.push_back(rank);
-            }
-        }
-        if (reason.ranks.empty()) {
+        auto ranks = ranks_where(size_, [&](int rank) { return at(2 * size_ + rank) != 0; });
+        if (ranks.empty()) {
             return std::nullopt;
         }
-        reason.message = concat(
+        std::string text = concat(
             "counts differ in ",
             signature_.text(),
             ": other ranks do not have for ",
-            ranks_text(reason.ranks),
+            ranks_text(ranks),
             " what is expected there"
         );
-        return reason;
+        return AbortReason{FailureKind::mismatch, std::move(ranks), std::move(text)};
     }
 
 private:
@@ -996,9 +986,6 @@ private:
 
     // -- small tools ------------------------------------------------------------------------------
 
-    [[nodiscard]] static std::size_t index(int rank) noexcept {
-        return static_cast<std::size_t>(rank);
-    }
     /// Calls f(rank) for the other ranks, beginning with the next one, so that not all ranks send
     /// to the same one first.
     template <class F>
@@ -1025,7 +1012,7 @@ private:
     }
     [[nodiscard]] Parts equal_parts(std::size_t count) const {
         Parts parts;
-        std::size_t const ranks = index(size_);
+        std::size_t const ranks = as_index(size_);
         for (std::size_t rank = 0; rank < ranks; ++rank) {
             std::size_t const more = (std::min)(rank, count % ranks);
             std::size_t const own = count / ranks + (rank < count % ranks ? 1 : 0);
@@ -1047,9 +1034,9 @@ private:
 
     void meet() {
         GlooTransfers transfers{lane_, name_of(0)};
-        std::vector<std::byte> words(index(size_) + 1);
+        std::vector<std::byte> words(as_index(size_) + 1);
         std::span<std::byte> const all{words};
-        for_others([&](int other) { transfers.receive(other, all.subspan(index(other), 1)); });
+        for_others([&](int other) { transfers.receive(other, all.subspan(as_index(other), 1)); });
         for_others([&](int other) { transfers.send(other, all.last(1)); });
         transfers.wait();
     }
@@ -1069,7 +1056,7 @@ private:
         // The root sends each rank its part, and all ranks its own part. Ranks pass their parts on.
         Parts const parts = equal_parts(signature_.count);
         auto const part = [&](int rank) {
-            return of_out(parts[index(rank)].begin, parts[index(rank)].count);
+            return of_out(parts[as_index(rank)].begin, parts[as_index(rank)].count);
         };
         GlooTransfers from_root{lane_, name_of(0)};
         GlooTransfers of_root{lane_, name_of(1)};
@@ -1104,11 +1091,11 @@ private:
         Parts const sent = parts_of(request_.sends);
         Parts const expected = parts_of(request_.expects);
         auto const outgoing = [&](int to) {
-            auto const [begin, count] = sent[index(to)];
+            auto const [begin, count] = sent[as_index(to)];
             return of_in(sends_one_part ? 0 : begin, count);
         };
         auto const incoming = [&](int from) {
-            auto const [begin, count] = expected[index(from)];
+            auto const [begin, count] = expected[as_index(from)];
             return of_out(begin, count);
         };
         GlooTransfers transfers{lane_, name_of(0)};
@@ -1129,11 +1116,11 @@ private:
     /// All ranks that get the result tell each other their factors.
     void gather_factors() {
         if (is_scaled(signature_.collective)) {
-            factors_.assign(index(size_), signature_.factor);
+            factors_.assign(as_index(size_), signature_.factor);
             std::span<double> const all{factors_};
             GlooTransfers transfers{lane_, name_of(~std::uint64_t{0})};
             for_others([&](int other) {
-                transfers.receive(other, std::as_writable_bytes(all.subspan(index(other), 1)));
+                transfers.receive(other, std::as_writable_bytes(all.subspan(as_index(other), 1)));
             });
             auto const own = std::as_bytes(std::span{&signature_.factor, 1});
             for_others([&](int other) { transfers.send(other, own); });
@@ -1149,28 +1136,28 @@ private:
         std::size_t count
     ) const {
         auto const input = [&](std::size_t rank) {
-            return rank == index(rank_) ? const_cast<std::byte*>(own) : others + rank * stride;
+            return rank == as_index(rank_) ? const_cast<std::byte*>(own) : others + rank * stride;
         };
         auto const output = [&](std::size_t) { return to; };
         auto const factor = [&](std::size_t rank) { return factors_[rank]; };
         reduce_to(
             signature_.dtype,
             signature_.op,
-            {index(size_), input},
+            {as_index(size_), input},
             {1, output},
             count,
-            factors_.empty() ? Factors{} : Factors{index(size_), factor}
+            factors_.empty() ? Factors{} : Factors{as_index(size_), factor}
         );
     }
 
     void reduce_in_one_step() {
         gather_factors();
         std::size_t const bytes = signature_.count * element_;
-        std::byte* const others = scratch_.take(0, has_result(rank_) ? index(size_) * bytes : 0);
+        std::byte* const others = scratch_.take(0, has_result(rank_) ? as_index(size_) * bytes : 0);
         GlooTransfers transfers{lane_, name_of(0)};
         for_others([&](int other) {
             if (has_result(rank_)) {
-                transfers.receive(other, {others + index(other) * bytes, bytes});
+                transfers.receive(other, {others + as_index(other) * bytes, bytes});
             }
         });
         for_others([&](int other) {
@@ -1195,7 +1182,7 @@ private:
     void reduce_by_parts(Parts const& parts) {
         gather_factors();
         std::size_t const most = (std::max)(piece_bytes / element_, std::size_t{1});
-        Part const& own = parts[index(rank_)];
+        Part const& own = parts[as_index(rank_)];
         std::size_t longest = 0;
         for (Part const& part : parts) {
             longest = (std::max)(longest, part.count);
@@ -1209,14 +1196,14 @@ private:
         std::array<Piece, 2> two;
         auto const start = [&](std::size_t number) {
             Piece& piece = two[number % 2];
-            piece.memory = scratch_.take(number % 2, index(size_) * stride);
+            piece.memory = scratch_.take(number % 2, as_index(size_) * stride);
             std::size_t const bytes = piece_of(own, number).count * element_;
             piece.inputs.emplace(lane_, name_of(2 * number));
             for_others([&](int other) {
-                piece.inputs->receive(other, {piece.memory + index(other) * stride, bytes});
+                piece.inputs->receive(other, {piece.memory + as_index(other) * stride, bytes});
             });
             for_others([&](int other) {
-                auto const [begin, count] = piece_of(parts[index(other)], number);
+                auto const [begin, count] = piece_of(parts[as_index(other)], number);
                 piece.inputs->send(other, of_in(begin, count));
             });
         };
@@ -1225,7 +1212,7 @@ private:
             piece.inputs->wait();
             Part const mine = piece_of(own, number);
             std::byte* const result = place_of_result(
-                piece.memory + index(rank_) * stride, mine.begin, mine.begin - own.begin
+                piece.memory + as_index(rank_) * stride, mine.begin, mine.begin - own.begin
             );
             if (mine.count != 0) {
                 combine(in_ + mine.begin * element_, piece.memory, stride, result, mine.count);
@@ -1235,7 +1222,7 @@ private:
             }
             piece.results.emplace(lane_, name_of(2 * number + 1));
             for_others([&](int other) {
-                auto const [at, elements] = piece_of(parts[index(other)], number);
+                auto const [at, elements] = piece_of(parts[as_index(other)], number);
                 if (has_result(rank_)) {
                     piece.results->receive(other, of_out(at, elements));
                 }
@@ -1359,32 +1346,26 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// This machine's address in packets to `address`, in numbers. Sends nothing.
 /// @throws CommunicationError  `address` is no address, or no network leads there.
 [[nodiscard]] inline std::string own_address_towards(std::string const& address) {
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_DGRAM;
-    addrinfo* found = nullptr;
+    Resolved const found{address.c_str(), 9, 0};
     std::string own;
-    if (::getaddrinfo(address.c_str(), "9", &hints, &found) == 0) {
-        for (addrinfo const* one = found; one != nullptr && own.empty(); one = one->ai_next) {
-            int const handle = ::socket(one->ai_family, one->ai_socktype, one->ai_protocol);
-            sockaddr_storage at{};
-            socklen_t size = sizeof at;
-            char text[256]{};
-            if (::connect(handle, one->ai_addr, one->ai_addrlen) == 0 &&
-                ::getsockname(handle, reinterpret_cast<sockaddr*>(&at), &size) == 0 &&
-                ::getnameinfo(
-                    reinterpret_cast<sockaddr*>(&at),
-                    size,
-                    text,
-                    sizeof text,
-                    nullptr,
-                    0,
-                    NI_NUMERICHOST
-                ) == 0) {
-                own = text;
-            }
-            ::close(handle);
+    for (auto const* one = found.first(); one != nullptr && own.empty(); one = one->ai_next) {
+        Socket const socket{::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0)};
+        sockaddr_storage at{};
+        socklen_t size = sizeof at;
+        char text[256]{};
+        if (::connect(socket.handle(), one->ai_addr, one->ai_addrlen) == 0 &&
+            ::getsockname(socket.handle(), reinterpret_cast<sockaddr*>(&at), &size) == 0 &&
+            ::getnameinfo(
+                reinterpret_cast<sockaddr*>(&at),
+                size,
+                text,
+                sizeof text,
+                nullptr,
+                0,
+                NI_NUMERICHOST
+            ) == 0) {
+            own = text;
         }
-        ::freeaddrinfo(found);
     }
     if (own.empty()) {
         throw CommunicationError{
@@ -1548,7 +1529,7 @@ struct GlooMeeting {
             options = found;
             return found;
         };
-        return attach_within({hear, look, is_renumbered}, options, std::move(listener));
+        return TcpInside::attach(options, std::move(listener), {hear, look, is_renumbered});
     }
     /// The address of this rank's machine on the way to rank 0. Call it after attach().
     /// @throws CommunicationError
@@ -1601,22 +1582,7 @@ template <class T>
     int color,
     int key
 ) {
-    struct Place {
-        int color;
-        int key;
-    };
-    auto const places = share_value(comm, Place{color, key});
-    auto const place_of = [&](int one) { return places[static_cast<std::size_t>(one)]; };
-    std::vector<int> members;
-    for (int other = 0; other < comm.size(); ++other) {
-        if (place_of(other).color == color) {
-            members.push_back(other);
-        }
-    }
-    // Not std::stable_sort: clang 19 warns of what libstdc++ 12 calls in it.
-    std::sort(members.begin(), members.end(), [&](int a, int b) {
-        return std::pair{place_of(a).key, a} < std::pair{place_of(b).key, b};
-    });
+    auto const members = members_of(share_value(comm, GroupChoice{color, key}), color);
     auto const place = std::find(members.begin(), members.end(), comm.rank());
     GlooMeeting rendezvous;
     rendezvous.options = options;
@@ -1635,7 +1601,7 @@ template <class T>
         own.port = rendezvous.listener->port();
         std::memcpy(own.text, own_address.data(), (std::min)(own_address.size(), std::size_t{255}));
     }
-    Address const found = share_value(comm, own)[static_cast<std::size_t>(members.front())];
+    Address const found = share_value(comm, own)[as_index(members.front())];
     rendezvous.options.port = found.port;
     rendezvous.options.address = found.text;
     return rendezvous;
@@ -1853,9 +1819,8 @@ private:
         int const other = lane_->awaited();
         return concat(
             "no data moved ",
-            other < 0
-                ? concat("on rank ", rank())
-                : "between " + ranks_text({(std::min)(rank(), other), (std::max)(rank(), other)}),
+            other < 0 ? concat("on rank ", rank())
+                      : "between " + ranks_text(both_ranks(rank(), other)),
             " within ",
             seconds,
             " s, in ",
@@ -1938,7 +1903,7 @@ private:
         } else if (longest_gap) {
             message.waited.extend_when_reached(options_.deadline, gap, [&] {
                 return std::optional{
-                    ask_about(control_, message.peer, "waits in " + waiting_in(message))
+                    TcpInside::ask_about(control_, message.peer, "waits in " + waiting_in(message))
                 };
             });
         }
@@ -2084,7 +2049,9 @@ private:
 
     [[nodiscard]] TcpWork arrive(GlooArrival& arrival, Descriptor const& shown) {
         RequestsOf const requests{rank(), size()};
-        return post_beside(control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown);
+        return TcpInside::post(
+            control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown
+        );
     }
 
     std::shared_ptr<GlooRank> parent_;
@@ -2142,22 +2109,22 @@ using GlooWork = detail::WorkOf<
 /// after its deadline. If rank 0 dies, a collective may have completed on some ranks only. Each rank
 /// connects to every other one, which suits up to some tens of ranks.
 ///
-/// Messages between two ranks do not pass through the hub either. A rank that leaves ends the
-/// messages between others that are not complete 5 s later.
+/// Messages between two ranks do not pass through the hub either. A send is complete when the other
+/// rank has posted the receive and the system has the data; the caller may then reuse the buffer.
+/// Count and dtype must be the same on both sides, else all ranks throw Mismatch. Messages that come
+/// before those of the tag that a rank receives are kept. The first message to a rank, and the first
+/// one from it, start a thread. A rank that leaves ends the messages between others that are not
+/// complete 5 s later.
 ///
 /// Nothing is encrypted. The secret of the job keeps strangers from its hub, but a stranger that
 /// connects to a port of Gloo while ranks meet can make them fail. Use it in a network that you
 /// trust. All machines must have the same byte order. A process that a rank forks says nothing for
 /// it when it ends, and its calls throw ContractViolation.
 ///
-/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
-/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
-/// on floating-point numbers. The caller must keep buffers until the work has been waited for;
-/// spans of counts are copied.
-///
 /// One thread at a time may use an object and all groups split from it or from one of its groups,
 /// because a group receives aborts through its parents.
-class GlooCommunicator : public detail::Collectives<GlooCommunicator, GlooWork> {
+class GlooCommunicator : public detail::Collectives<GlooCommunicator, GlooWork>,
+                         public detail::Messages<GlooCommunicator, GlooWork> {
 public:
     static constexpr std::string_view transport = "gloo";
     /// Whether a launcher started this process and says where rank 0 is. Local.
@@ -2205,20 +2172,6 @@ public:
 
     [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
     [[nodiscard]] int size() const noexcept { return rank_->size(); }
-
-    /// Not collective. Complete when rank `to` has posted the receive and the system has the data;
-    /// the caller may then reuse the buffer. Messages between two ranks with the same tag arrive in
-    /// order. The first message to a rank, and the first one from it, start a thread.
-    GlooWork send(ConstBuffer buffer, int to, int tag = 0) {
-        // A send only reads its buffer; both sides of a message share one type.
-        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-        return post_message(true, "destination", to, tag, read);
-    }
-    /// Not collective. Receives a message of send(). Count and dtype must be the same on both sides,
-    /// else all ranks throw Mismatch. If messages of another tag come first, they are kept.
-    GlooWork receive(Buffer buffer, int from, int tag = 0) {
-        return post_message(false, "source", from, tag, buffer);
-    }
 
     /// Local. The first reason that reaches rank 0 wins; every wait that is not complete throws it.
     void abort(AbortReason const& reason) { rank_->abort(reason); }
@@ -2268,10 +2221,8 @@ private:
 
     friend class detail::BasicCollectives<GlooCommunicator, GlooWork>;
     GlooWork post(detail::Request const& request) { return {*rank_, rank_->post(request)}; }
-    GlooWork
-    post_message(bool is_send, std::string_view role, int peer, int tag, Buffer const& buffer) {
-        detail::check_memory(buffer);
-        detail::check_rank(role, peer, size());
+    friend class detail::Messages<GlooCommunicator, GlooWork>;
+    GlooWork post_message(bool is_send, int peer, int tag, Buffer const& buffer) {
         return {*rank_, rank_->post_message(is_send, peer, tag, buffer)};
     }
 

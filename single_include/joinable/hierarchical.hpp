@@ -19,11 +19,11 @@
 #include <new>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <thread>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -302,6 +302,32 @@ private:
 
 #endif
 
+// ---- joinable/device/copy_run.hpp
+
+#ifndef JOINABLE_DEVICE_COPY_RUN_HPP_PART_1
+#define JOINABLE_DEVICE_COPY_RUN_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Copies elements that lie one after another: on the host at once, else in the order of submissions.
+inline void copy_run(Device& device, void const* from, void* to, std::size_t count, DType dtype) {
+    if (count == 0 || from == to) {
+        return;
+    }
+    if (is_on_host(device)) {
+        std::memcpy(to, from, count * size_of(dtype));
+        return;
+    }
+    auto const all = [&](void* data) {
+        return AnyView{data, dtype, Shape{count}, Shape{1}, device.id()};
+    };
+    device.copy(all(const_cast<void*>(from)), all(to));
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/substitute.hpp
 
 #ifndef JOINABLE_COMMUNICATOR_SUBSTITUTE_HPP_PART_1
@@ -309,7 +335,7 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What a caller can give to a Substitute.
+/// The types that a caller can give to a Substitute.
 struct Provided {
     /// If parts have counts: all of them, where other ranks than the root have them, too; in an all_to_all from
     /// each rank to each.
@@ -775,7 +801,7 @@ private:
     Comm& comm_;
 };
 
-/// What a BasicAnyCommunicator takes.
+/// A communicator that a BasicAnyCommunicator takes.
 template <class Comm, class Memory>
 consteval bool fits_any() {
     static_assert(
@@ -1095,61 +1121,35 @@ struct HierarchicalOptions {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What the ranks of machines communicate by. `across` is null on ranks that do not lead their machine, and
+/// The communicators of a rank. `across` is null on ranks that do not lead their machine, and
 /// on all ranks of a group on one machine.
 struct Levels {
     std::unique_ptr<AnyInterface> local;
     std::unique_ptr<AnyInterface> across;
     HierarchicalOptions options;
-    // What a group has, which split() makes.
+    // The parts of a group, which split() makes.
     Machines machines = {};
     std::function<std::optional<AbortReason>()> parent = {
     }; ///< why its ranks have ended, if they have
     bool is_renumbered = false; ///< see Communicator
 };
 
-/// What a rank gives to split().
-struct GroupChoice {
-    std::int32_t color;
-    std::int32_t key;
-};
-
-/// Whether the group of this color is_renumbered().
-[[nodiscard]] inline bool
-group_is_renumbered(std::span<GroupChoice const> choices, std::int32_t color) {
-    std::vector<int> members;
-    for (std::size_t rank = 0; rank < choices.size(); ++rank) {
-        if (choices[rank].color == color) {
-            members.push_back(static_cast<int>(rank));
-        }
-    }
-    auto const key = [&](int of) { return choices[static_cast<std::size_t>(of)].key; };
-    std::sort(members.begin(), members.end(), [&](int a, int b) {
-        return std::tuple{key(a), a} < std::tuple{key(b), b};
-    });
-    return renumbers(members);
-}
-
 /// The machines of this rank's group, with those of its ranks that are in it.
 /// @throws ContractViolation  on all ranks: some group cannot be made of these machines. All groups
 ///                            are checked, so that all ranks find the same.
 [[nodiscard]] inline Machines
 machines_of_group(std::span<GroupChoice const> choices, Machines const& machines, int rank) {
-    std::vector<int> ranks(choices.size());
-    std::iota(ranks.begin(), ranks.end(), 0);
-    auto const choice = [&](int of) { return choices[static_cast<std::size_t>(of)]; };
-    std::sort(ranks.begin(), ranks.end(), [&](int a, int b) {
-        return std::tuple{choice(a).color, choice(a).key, a} <
-               std::tuple{choice(b).color, choice(b).key, b};
-    });
+    std::set<std::int32_t> colors;
+    for (GroupChoice const& choice : choices) {
+        colors.insert(choice.color);
+    }
     Machines result;
-    for (std::size_t first = 0, end = 0; first < ranks.size(); first = end) {
-        auto const color = choice(ranks[first]).color;
+    for (std::int32_t const color : colors) {
         std::vector<std::uint64_t> sizes; // of the group's machines
         std::vector<int> heads;           // the first rank of each of them
         int own = -1;
-        for (; end < ranks.size() && choice(ranks[end]).color == color; ++end) {
-            int const machine = machines.machine_of(ranks[end]);
+        for (int const member : members_of(choices, color)) {
+            int const machine = machines.machine_of(member);
             if (heads.empty() || machines.machine_of(heads.back()) != machine) {
                 if (std::any_of(heads.begin(), heads.end(), [&](int head) {
                         return machines.machine_of(head) == machine;
@@ -1159,17 +1159,17 @@ machines_of_group(std::span<GroupChoice const> choices, Machines const& machines
                         "the group of color ",
                         color,
                         " rank ",
-                        ranks[end],
+                        member,
                         " of machine ",
                         machine,
                         " comes after ranks of another machine"
                     )};
                 }
                 sizes.push_back(0);
-                heads.push_back(ranks[end]);
+                heads.push_back(member);
             }
             ++sizes.back();
-            own = ranks[end] == rank ? static_cast<int>(heads.size()) - 1 : own;
+            own = member == rank ? static_cast<int>(heads.size()) - 1 : own;
         }
         for (int const head : heads) {
             int const machine = machines.machine_of(head);
@@ -1672,14 +1672,10 @@ public:
         Levels levels{
             nullptr, nullptr, options(), group, [this] { return heard(); }, is_renumbered
         };
-        (void)on_level(Level::local, [&] {
-            levels.local = local_.split(choice.color, choice.key);
-            return true;
-        });
+        on_level(Level::local, [&] { levels.local = local_.split(choice.color, choice.key); });
         if (across_ != nullptr) { // one group for each color, in the order of the group's machines
-            (void)on_level(Level::across, [&] {
+            on_level(Level::across, [&] {
                 levels.across = across_->split(choice.color, group.own());
-                return true;
             });
         }
         if (group.count() == 1) { // any of its ranks may be the first one
@@ -1696,10 +1692,7 @@ public:
             reason = parent_();
         }
         if (!reason) {
-            reason = reason_on(local_, Level::local);
-        }
-        if (!reason && across_ != nullptr) {
-            reason = reason_on(*across_, Level::across);
+            reason = reason_on_levels();
         }
         if (!reason || reason->has_left) {
             return std::nullopt;
@@ -1725,10 +1718,7 @@ public:
     [[nodiscard]] std::optional<AbortReason> abort_reason() const {
         auto reason = failure_;
         if (!reason) {
-            reason = reason_on(local_, Level::local);
-        }
-        if (!reason && across_ != nullptr) {
-            reason = reason_on(*across_, Level::across);
+            reason = reason_on_levels();
         }
         if (!reason && parent_) {
             reason = parent_();
@@ -1738,10 +1728,14 @@ public:
     [[nodiscard]] bool is_renumbered() const noexcept { return levels_.is_renumbered; }
 
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        on_levels([&](AnyInterface& level) {
-            if (!level.exchange_deadline(deadline) && level.size() > 1) {
+        on_levels([&](AnyInterface& level) { // before one of them is changed
+            if (!own_deadline(level) && level.size() > 1) {
                 lacks(level.transport(), "deadlines");
             }
+        });
+        bool const is_first = deadline == first_deadline_; // a guard puts it back
+        on_levels([&](AnyInterface& level) {
+            level.exchange_deadline(is_first ? own_deadline(level).value_or(deadline) : deadline);
         });
         return std::exchange(deadline_, deadline);
     }
@@ -1763,7 +1757,7 @@ public:
     }
 
 private:
-    /// What a collective does next. Its steps are known when it begins: leaders have one scratch.
+    /// The next step of a collective. Its steps are known when it begins: leaders have one scratch.
     enum class Stage : std::uint8_t { posted, comparing, telling, moving };
 
     struct Operation {
@@ -1800,16 +1794,22 @@ private:
             f(*across_);
         }
     }
+    /// The deadline that a level had at first, if it has deadlines.
+    [[nodiscard]] std::optional<std::chrono::nanoseconds>& own_deadline(AnyInterface const& level) {
+        return own_deadlines_[&level == &local_ ? 0 : 1];
+    }
     /// The shorter one, if both levels have one.
     void find_deadline() {
         std::optional<std::chrono::nanoseconds> shorter;
         on_levels([&](AnyInterface& level) {
-            if (auto const own = level.exchange_deadline(deadline_)) {
+            auto& own = own_deadline(level);
+            own = level.exchange_deadline(deadline_);
+            if (own) {
                 level.exchange_deadline(*own);
                 shorter = (std::min)(shorter.value_or(*own), *own);
             }
         });
-        deadline_ = shorter.value_or(deadline_);
+        first_deadline_ = deadline_ = shorter.value_or(deadline_);
     }
 
     // -- meeting ----------------------------------------------------------------------------------
@@ -1932,11 +1932,10 @@ private:
             if (!next.copies.empty()) {
                 continue;
             }
-            (void)on_level(next.level, [&] {
+            on_level(next.level, [&] {
                 operation.running.emplace_back(
                     next.level, start_step(next.level == Level::local ? local_ : *across_, next)
                 );
-                return true;
             });
         } while (!is_leader() && operation.started != operation.steps.size());
         return true;
@@ -1991,10 +1990,9 @@ private:
     }
     void plan(Operation& operation, Request const& request) {
         operation.started = 0;
-        (void)on_level(Level::local, [&] { // it may have no memory
+        on_level(Level::local, [&] { // it may have no memory
             operation.steps =
                 LevelPlan{machines_, local_, request, operation.parts, scratch_}.steps();
-            return true;
         });
     }
     /// Whether that collective is done. Also does those before it.
@@ -2039,7 +2037,7 @@ private:
 
     /// An error of a level ends all ranks.
     template <class F>
-    [[nodiscard]] bool on_level(Level level, F const& f) {
+    std::invoke_result_t<F const&> on_level(Level level, F const& f) {
         try {
             return f();
         } catch (...) {
@@ -2093,6 +2091,10 @@ private:
         auto reason = comm.abort_reason();
         return reason ? to_global(*std::move(reason), level, machines_) : reason;
     }
+    [[nodiscard]] std::optional<AbortReason> reason_on_levels() const {
+        auto reason = reason_on(local_, Level::local);
+        return reason || across_ == nullptr ? reason : reason_on(*across_, Level::across);
+    }
     void end_by(std::optional<AbortReason> const& reason) {
         if (reason) {
             fail(*reason);
@@ -2118,6 +2120,8 @@ private:
     std::function<std::optional<AbortReason>()> parent_; ///< of a group
     Arena scratch_; ///< of the collective that a leader has begun
     std::chrono::nanoseconds deadline_ = default_deadline;
+    std::chrono::nanoseconds first_deadline_ = deadline_;
+    std::array<std::optional<std::chrono::nanoseconds>, 2> own_deadlines_; ///< of local and across
     std::chrono::steady_clock::time_point last_sign_{}; ///< of life, from a leader that waits
     std::deque<Operation> operations_;                  ///< posted and not done
     std::uint64_t done_ = 0;                            ///< number of finished collectives
@@ -2143,7 +2147,7 @@ concept points_to_communicator = requires(P& pointer) {
     requires Communicator<std::remove_reference_t<decltype(*pointer)>>;
 };
 
-/// What a HierarchicalCommunicator takes for a level.
+/// A communicator that a HierarchicalCommunicator takes for a level.
 template <class Comm>
 consteval bool fits_level() {
     static_assert(
@@ -2203,7 +2207,7 @@ consteval bool fits_level() {
 /// machine only, if both can renew deadlines. If they cannot, ranks of other machines may miss their leaders at the same time, with other errors. A rank that
 /// is told of an abort throws it from collectives that it has not seen complete.
 ///
-/// What ranks are about to do is compared by HierarchicalOptions::check, and otherwise as far as
+/// HierarchicalOptions::check compares what ranks are about to do. Without it that is compared as far as
 /// `local` and `across` compare what they do for it. Then a rank whose machine has done its part may
 /// have the result before another machine's ranks find that they differ; its next collective throws.
 /// Not compared are: two roots on one machine, by the ranks of other machines; the parts of other
@@ -2211,9 +2215,7 @@ consteval bool fits_level() {
 /// byte. The counts of gathers, scatters and all_to_alls are always compared before data moves.
 ///
 /// `local` and `across` must outlive this object, and nothing else uses them meanwhile. One thread
-/// at a time may use an object. All members that take buffers throw ContractViolation before any
-/// data moves if the root is not a rank, memory is missing, or the operation is bitwise on
-/// floating-point numbers.
+/// at a time may use an object.
 class HierarchicalCommunicator
     : public detail::Collectives<HierarchicalCommunicator, HierarchicalWork> {
 public:
@@ -2264,7 +2266,8 @@ public:
     [[nodiscard]] bool is_aborted() const { return engine_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const { return engine_.abort_reason(); }
     [[nodiscard]] bool is_renumbered() const noexcept { return engine_.is_renumbered(); }
-    /// Local; of both levels, for waits that start later. Returns the deadline that was in force,
+    /// Local; of both levels, for waits that start later. The deadline that this communicator had at first
+    /// gives each level its own back. Returns the deadline that was in force,
     /// the shorter one if they had two.
     /// @throws ContractViolation  a level of several ranks has none.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
@@ -2309,7 +2312,7 @@ public:
         choices.pop_back();
         detail::Machines const group =
             detail::machines_of_group(choices, engine_.machines(), rank());
-        bool const is_renumbered = detail::group_is_renumbered(choices, own.color);
+        bool const is_renumbered = detail::renumbers(detail::members_of(choices, color));
         return HierarchicalCommunicator{engine_.split(own, group, is_renumbered)};
     }
 

@@ -405,9 +405,6 @@ namespace detail {
 [[nodiscard]] inline std::vector<int> own_ranks(AbortReason const& reason) {
     return reason.origin < 0 ? reason.ranks : std::vector<int>{};
 }
-} // namespace detail
-
-namespace detail {
 
 /// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
@@ -439,6 +436,7 @@ namespace detail {
 inline constexpr std::string_view dtype_names[] = {
     "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64"
 };
+inline constexpr std::size_t dtype_sizes[] = {2, 2, 4, 8, 1, 1, 4, 4, 8, 8};
 
 } // namespace detail
 
@@ -446,20 +444,9 @@ inline constexpr std::string_view dtype_names[] = {
 inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
 
 [[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
-    switch (dtype) {
-    case DType::f16:
-    case DType::bf16:
-    case DType::f32:
-    case DType::f64: return true;
-    case DType::i8:
-    case DType::u8:
-    case DType::i32:
-    case DType::u32:
-    case DType::i64:
-    case DType::u64: break;
-    }
-    return false;
+    return dtype <= DType::f64; // these come first
 }
+
 /// Whether elements have 16 bits (Half or BFloat16). Arithmetic on them uses float.
 [[nodiscard]] constexpr bool is_half_precision(DType dtype) noexcept {
     return dtype == DType::f16 || dtype == DType::bf16;
@@ -489,14 +476,12 @@ struct BFloat16 {
 namespace detail {
 
 template <class T>
-inline constexpr bool is_integer_of =
-    std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, wchar_t> &&
-    !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t> &&
-    (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8);
-
-template <class T>
-concept has_dtype = std::same_as<T, Half> || std::same_as<T, BFloat16> || std::same_as<T, float> ||
-                    std::same_as<T, double> || is_integer_of<T>;
+concept has_dtype =
+    std::same_as<T, Half> || std::same_as<T, BFloat16> || std::same_as<T, float> ||
+    std::same_as<T, double> ||
+    (std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, wchar_t> &&
+     !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t> &&
+     (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8));
 
 template <class T>
 consteval DType find_dtype() {
@@ -537,19 +522,7 @@ inline constexpr DType dtype_of = detail::find_dtype<T>();
 
 /// The size of one element in bytes.
 [[nodiscard]] constexpr std::size_t size_of(DType dtype) noexcept {
-    switch (dtype) {
-    case DType::i8:
-    case DType::u8: return 1;
-    case DType::f16:
-    case DType::bf16: return 2;
-    case DType::f32:
-    case DType::i32:
-    case DType::u32: return 4;
-    case DType::f64:
-    case DType::i64:
-    case DType::u64: break;
-    }
-    return 8;
+    return detail::dtype_sizes[static_cast<std::size_t>(dtype)];
 }
 
 /// The enumerator's name.
@@ -576,53 +549,81 @@ constexpr decltype(auto) visit_dtype(DType dtype, F&& function) {
     return function(std::type_identity<std::uint64_t>{});
 }
 
-constexpr Half::Half(float value) noexcept {
-    auto const word = std::bit_cast<std::uint32_t>(value);
-    auto const sign = static_cast<std::uint16_t>((word >> 16) & 0x8000U);
-    std::uint32_t const magnitude = word & 0x7fff'ffffU;
-    if (magnitude > 0x7f80'0000U) { // NaN stays NaN, quiet
-        bits = static_cast<std::uint16_t>(sign | 0x7e00U | ((magnitude >> 13) & 0x1ffU));
-    } else if (magnitude >= 0x477f'f000U) { // rounds to infinity
-        bits = static_cast<std::uint16_t>(sign | 0x7c00U);
-    } else if (magnitude >= 0x3880'0000U) { // normal: rebias the exponent from 127 to 15
-        std::uint32_t const rounded = magnitude - 0x3800'0000U + 0xfffU + ((magnitude >> 13) & 1U);
-        bits = static_cast<std::uint16_t>(sign | (rounded >> 13));
-    } else if (magnitude < 0x3300'0000U) { // below half of the smallest subnormal
-        bits = sign;
-    } else { // subnormal: shift the significand, round to nearest even
-        std::uint32_t const shift = 126U - (magnitude >> 23);
-        std::uint32_t const significand = (magnitude & 0x7f'ffffU) | 0x80'0000U;
-        std::uint32_t const kept = significand >> shift;
-        std::uint32_t const rest = significand & ((1U << shift) - 1U);
-        std::uint32_t const half = 1U << (shift - 1U);
-        bool const up = rest > half || (rest == half && (kept & 1U) != 0);
-        bits = static_cast<std::uint16_t>(sign | (kept + (up ? 1U : 0U)));
-    }
+namespace detail {
+
+// Reductions convert by the functions below, so these are written for vectorisers: they have no
+// branches and compare only signed numbers (SSE2 has no other comparison). They are always inlined,
+// so that they are compiled for their caller's instruction set.
+
+/// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
+[[gnu::always_inline]] constexpr std::uint32_t
+select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
+    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
+    return (yes & mask) | (no & ~mask);
 }
 
+/// Converts between float and a 16-bit format in the low half of a word.
+template <class T>
+struct Conversion;
+
+template <>
+struct Conversion<BFloat16> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        return std::bit_cast<float>(bits << 16);
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
+        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
+        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
+    }
+};
+
+template <>
+struct Conversion<Half> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
+        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
+        // Zero and subnormals: the mantissa times 2^-24, exactly.
+        auto const subnormal =
+            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+        // Others: the exponent is rebiased from 15 to 127; that of infinity and NaN becomes 255.
+        std::uint32_t const other =
+            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
+        return std::bit_cast<float>(
+            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, subnormal, other)
+        );
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
+        auto const bits = static_cast<std::uint32_t>(magnitude);
+        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal. No constant
+        // expression adds to a NaN.
+        float const number = std::is_constant_evaluated() && magnitude > 0x7f80'0000
+                                 ? 0.0F
+                                 : std::bit_cast<float>(bits);
+        std::uint32_t const subnormal = std::bit_cast<std::uint32_t>(number + 0.5F) - 0x3f00'0000U;
+        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
+        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
+        std::uint32_t result = select(magnitude < 0x3880'0000, subnormal, normal);
+        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
+        result = select(magnitude > 0x7f80'0000, nan, result);
+        return ((word >> 16) & 0x8000U) | result;
+    }
+};
+
+} // namespace detail
+
+constexpr Half::Half(float value) noexcept
+    : bits{static_cast<std::uint16_t>(detail::Conversion<Half>::narrow(value))} {}
 constexpr Half::operator float() const noexcept {
-    std::uint32_t const sign = (static_cast<std::uint32_t>(bits) & 0x8000U) << 16;
-    std::uint32_t const exponent = (bits >> 10) & 0x1fU;
-    std::uint32_t const mantissa = bits & 0x3ffU;
-    if (exponent == 0) { // zero or subnormal: mantissa times 2^-24
-        float const magnitude = static_cast<float>(mantissa) * 0x1p-24F;
-        return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
-    }
-    std::uint32_t const wide = exponent == 0x1fU ? 0xffU : exponent + 112U;
-    return std::bit_cast<float>(sign | (wide << 23) | (mantissa << 13));
+    return detail::Conversion<Half>::widen(bits);
 }
-
-constexpr BFloat16::BFloat16(float value) noexcept {
-    auto const word = std::bit_cast<std::uint32_t>(value);
-    if ((word & 0x7fff'ffffU) > 0x7f80'0000U) { // NaN stays NaN, quiet
-        bits = static_cast<std::uint16_t>((word >> 16) | 0x40U);
-    } else {
-        bits = static_cast<std::uint16_t>((word + 0x7fffU + ((word >> 16) & 1U)) >> 16);
-    }
-}
-
+constexpr BFloat16::BFloat16(float value) noexcept
+    : bits{static_cast<std::uint16_t>(detail::Conversion<BFloat16>::narrow(value))} {}
 constexpr BFloat16::operator float() const noexcept {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+    return detail::Conversion<BFloat16>::widen(bits);
 }
 
 }} // namespace joinable::v0
@@ -841,17 +842,10 @@ public:
     }
     [[nodiscard]] constexpr std::size_t const* data() const noexcept { return values_.data(); }
 
-    friend constexpr bool operator==(Shape const& a, Shape const& b) noexcept {
-        for (std::size_t i = 0; i < a.rank_ && a.rank_ == b.rank_; ++i) {
-            if (a.values_[i] != b.values_[i]) {
-                return false;
-            }
-        }
-        return a.rank_ == b.rank_;
-    }
+    friend constexpr bool operator==(Shape const&, Shape const&) = default;
 
 private:
-    std::array<std::size_t, max_tensor_rank> values_{};
+    std::array<std::size_t, max_tensor_rank> values_{}; ///< zeros from rank_ on
     std::size_t rank_ = 0;
 };
 
@@ -1805,13 +1799,6 @@ struct tensor_traits<AnyView> {
 
 namespace joinable { inline namespace v0 {
 
-namespace detail {
-
-/// The dimensions of extent above 1, sorted by stride, smallest first.
-Shape dimensions_by_stride(Shape const& extents, Shape const& strides);
-
-} // namespace detail
-
 /// Whether a tensor's elements fill its memory without gaps or overlap, in any order of dimensions.
 /// A flat buffer can then keep its strides. This is the rule of PyTorch's
 /// is_non_overlapping_and_dense.
@@ -1850,8 +1837,6 @@ private:
     };
     static constexpr int max_steps = 10'000; ///< about half a millisecond
 
-    void sort() noexcept;
-
     void search(std::size_t i, std::size_t total) noexcept;
 
     std::array<Term, 2 * max_tensor_rank> terms_{};
@@ -1859,10 +1844,6 @@ private:
     int wanted_ = 0;
     int steps_ = 0;
 };
-
-/// Whether each stride exceeds the distance that all smaller ones span. Then no two indices share
-/// an element.
-bool is_nested(Shape const& extents, Shape const& strides);
 
 bool is_overlapping(Shape const& extents, Shape const& strides);
 
@@ -1938,16 +1919,17 @@ std::optional<std::pair<std::size_t, std::size_t>> find_shared(
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
+/// The dimensions of extent above 1, sorted by stride, smallest first.
+inline Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
     Shape order;
     for (std::size_t d = 0; d < extents.size(); ++d) {
         if (extents[d] > 1) {
             order.push_back(d);
-        }
-    }
-    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
-        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
-            std::swap(order[k], order[k - 1]);
+            for (std::size_t k = order.size() - 1; // insertion sort of at most eight
+                 k > 0 && strides[order[k]] < strides[order[k - 1]];
+                 --k) {
+                std::swap(order[k], order[k - 1]);
+            }
         }
     }
     return order;
@@ -1977,12 +1959,15 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void SumsOfStrides::add(std::size_t stride, std::size_t count) noexcept {
     if (stride != 0 && count > 1) {
-        terms_[size_++] = {stride, count, 0, 0};
+        std::size_t place = size_++; // largest stride first
+        for (; place > 0 && terms_[place - 1].stride < stride; --place) {
+            terms_[place] = terms_[place - 1];
+        }
+        terms_[place] = {stride, count, 0, 0};
     }
 }
 
 JOINABLE_DEFINITION void SumsOfStrides::merge_equal_strides() noexcept {
-    sort();
     std::size_t merged = 0;
     for (std::size_t i = 0; i < size_; ++i) {
         if (merged != 0 && terms_[merged - 1].stride == terms_[i].stride) {
@@ -1995,7 +1980,6 @@ JOINABLE_DEFINITION void SumsOfStrides::merge_equal_strides() noexcept {
 }
 
 JOINABLE_DEFINITION bool SumsOfStrides::has(std::size_t total, int wanted) noexcept {
-    sort();
     std::size_t rest = 0;
     std::size_t divisor = 0;
     for (std::size_t i = size_; i-- > 0;) {
@@ -2008,13 +1992,6 @@ JOINABLE_DEFINITION bool SumsOfStrides::has(std::size_t total, int wanted) noexc
     steps_ = 0;
     search(0, total);
     return wanted_ <= 0;
-}
-
-JOINABLE_DEFINITION void SumsOfStrides::sort() noexcept {
-    auto const end = terms_.begin() + static_cast<std::ptrdiff_t>(size_);
-    std::sort(terms_.begin(), end, [](Term const& a, Term const& b) {
-        return a.stride > b.stride;
-    });
 }
 
 JOINABLE_DEFINITION void SumsOfStrides::search(std::size_t i, std::size_t total) noexcept {
@@ -2038,7 +2015,9 @@ JOINABLE_DEFINITION void SumsOfStrides::search(std::size_t i, std::size_t total)
     }
 }
 
-JOINABLE_DEFINITION bool is_nested(Shape const& extents, Shape const& strides) {
+/// Whether each stride exceeds the distance that all smaller ones span. Then no two indices share
+/// an element.
+inline bool is_nested(Shape const& extents, Shape const& strides) {
     std::size_t reach = 0;
     for (std::size_t const d : dimensions_by_stride(extents, strides)) {
         if (strides[d] <= reach) {
@@ -2234,96 +2213,23 @@ void fill_zero(StridedView<T> const& to) {
 #ifndef JOINABLE_REDUCTION_ARITHMETIC_HPP_PART_1
 #define JOINABLE_REDUCTION_ARITHMETIC_HPP_PART_1
 
-#include <bit>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-// The functions below are written for vectorisers: they have no branches and compare only signed
-// numbers (SSE2 has no other comparison). They are always inlined, so that they are compiled for
-// their caller's instruction set.
-
-/// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
-[[gnu::always_inline]] constexpr std::uint32_t
-select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
-    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
-    return (yes & mask) | (no & ~mask);
-}
-
-/// Converts between float and a 16-bit format in the low half of a word. The bits are the same as
-/// those of BFloat16 and Half.
-template <class T>
-struct Conversion;
-
-template <>
-struct Conversion<BFloat16> {
-    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
-        return std::bit_cast<float>(bits << 16);
-    }
-    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
-        auto const word = std::bit_cast<std::uint32_t>(value);
-        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
-        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
-        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
-    }
-};
-
-template <>
-struct Conversion<Half> {
-    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
-        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
-        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
-        // Zero and subnormals: the mantissa times 2^-24, exactly.
-        auto const subnormal =
-            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
-        // Others: the exponent is rebiased from 15 to 127; that of infinity and NaN becomes 255.
-        std::uint32_t const other =
-            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
-        return std::bit_cast<float>(
-            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, subnormal, other)
-        );
-    }
-    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
-        auto const word = std::bit_cast<std::uint32_t>(value);
-        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
-        auto const bits = static_cast<std::uint32_t>(magnitude);
-        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal.
-        std::uint32_t const subnormal =
-            std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5F) - 0x3f00'0000U;
-        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
-        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
-        std::uint32_t result = select(magnitude < 0x3880'0000, subnormal, normal);
-        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
-        result = select(magnitude > 0x7f80'0000, nan, result);
-        return ((word >> 16) & 0x8000U) | result;
-    }
-};
 
 template <class T>
 concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
 
 /// The unsigned integer of a size. Integers are added in it, because it wraps.
 template <std::size_t Bytes>
-struct unsigned_of_size;
-template <>
-struct unsigned_of_size<1> {
-    using type = std::uint8_t;
-};
-template <>
-struct unsigned_of_size<2> {
-    using type = std::uint16_t;
-};
-template <>
-struct unsigned_of_size<4> {
-    using type = std::uint32_t;
-};
-template <>
-struct unsigned_of_size<8> {
-    using type = std::uint64_t;
-};
-template <std::size_t Bytes>
-using bits_of_size = typename unsigned_of_size<Bytes>::type;
+    requires(Bytes == 1 || Bytes == 2 || Bytes == 4 || Bytes == 8)
+using bits_of_size = std::conditional_t<
+    Bytes <= 2,
+    std::conditional_t<Bytes == 1, std::uint8_t, std::uint16_t>,
+    std::conditional_t<Bytes == 4, std::uint32_t, std::uint64_t>>;
 
 /// Applies an operation to the halves of two words, and returns a word of the two results.
 template <class T, class Operation>
@@ -3650,7 +3556,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// What a parameter was at some time.
+/// A parameter as it was at some time.
 struct ParameterState {
     Shape extents; ///< of its value, like the next two
     DeviceId device;
@@ -4203,6 +4109,12 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// Required, but not checkable: every rank calls the same collectives in the same order. A
 /// collective that throws because of another rank leaves the communicator aborted. One thread at a
 /// time may use an object; different ranks are independent. A communicator need not be movable.
+///
+/// Those of this library throw ContractViolation before any data moves if counts or dtypes do not
+/// fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise on
+/// floating-point numbers. The caller must keep buffers until the work has been waited for; spans of
+/// counts are copied.
+///
 /// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
 template <class C>
 concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
@@ -4956,27 +4868,9 @@ namespace detail {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Exchanges two ranges that do not overlap, through a buffer on the stack.
-void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept;
-
 /// Exchanges two neighbours, `left` and `right` bytes long, by swapping blocks (Gries and Mills,
 /// "Swapping sections", 1981): each byte is written at most twice, all in long runs.
 void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcept;
-
-[[nodiscard]] std::size_t bytes_of(Section const* sections, std::size_t count) noexcept;
-
-/// Moves the sections with a position below `pivot` before the others, with their bytes. The order
-/// within both groups is kept. `base` is the address of the first section. Returns the number of
-/// sections before the others.
-std::size_t partition_sections(
-    std::byte* base, Section* sections, std::size_t count, std::size_t pivot
-) noexcept;
-
-/// Sorts adjacent sections by position, with their bytes. `first` is the lowest position; the
-/// positions have no gaps.
-void sort_sections(
-    std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
-) noexcept;
 
 /// Moves sections within one block of memory, without another block. `sections` are in the order of
 /// `from`. There may be gaps between them, whose contents are lost. Complexity: linear in the bytes
@@ -4996,7 +4890,8 @@ void permute_sections(std::byte* memory, std::vector<Section>& sections) noexcep
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
+/// Exchanges two ranges that do not overlap, through a buffer on the stack.
+inline void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
     std::array<std::byte, 4096> buffer;
     while (bytes != 0) {
         std::size_t const n = (std::min)(bytes, buffer.size());
@@ -5019,7 +4914,7 @@ rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcept {
     }
 }
 
-JOINABLE_DEFINITION std::size_t bytes_of(Section const* sections, std::size_t count) noexcept {
+[[nodiscard]] inline std::size_t bytes_of(Section const* sections, std::size_t count) noexcept {
     std::size_t bytes = 0;
     for (std::size_t i = 0; i < count; ++i) {
         bytes += sections[i].bytes;
@@ -5027,7 +4922,10 @@ JOINABLE_DEFINITION std::size_t bytes_of(Section const* sections, std::size_t co
     return bytes;
 }
 
-JOINABLE_DEFINITION std::size_t partition_sections(
+/// Moves the sections with a position below `pivot` before the others, with their bytes. The order
+/// within both groups is kept. `base` is the address of the first section. Returns the number of
+/// sections before the others.
+inline std::size_t partition_sections(
     std::byte* base, Section* sections, std::size_t count, std::size_t pivot
 ) noexcept {
     if (count < 2) {
@@ -5048,8 +4946,11 @@ JOINABLE_DEFINITION std::size_t partition_sections(
     return low_front + high_front;
 }
 
-JOINABLE_DEFINITION void
-sort_sections(std::byte* base, Section* sections, std::size_t count, std::size_t first) noexcept {
+/// Sorts adjacent sections by position, with their bytes. `first` is the lowest position; the
+/// positions have no gaps.
+inline void sort_sections(
+    std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
+) noexcept {
     std::size_t sorted = 0;
     while (sorted < count && sections[sorted].position == first + sorted) {
         ++sorted;
@@ -5134,21 +5035,6 @@ namespace detail {
 [[nodiscard]] inline HostDevice& the_host() noexcept {
     static HostDevice host;
     return host;
-}
-
-/// Copies elements that lie one after another: on the host at once, else in the order of submissions.
-inline void copy_run(Device& device, void const* from, void* to, std::size_t count, DType dtype) {
-    if (count == 0 || from == to) {
-        return;
-    }
-    if (is_on_host(device)) {
-        std::memcpy(to, from, count * size_of(dtype));
-        return;
-    }
-    auto const all = [&](void* data) {
-        return AnyView{data, dtype, Shape{count}, Shape{1}, device.id()};
-    };
-    device.copy(all(const_cast<void*>(from)), all(to));
 }
 
 } // namespace detail
@@ -5587,7 +5473,7 @@ std::string agreed_text(V const& value, bool is_inside = false) {
     }
 }
 
-/// What an agreed value is in memory: an enumerator as its number.
+/// An agreed value in memory: an enumerator as its number.
 enum class AgreedType : std::uint8_t {
     other,
     boolean,
@@ -5716,7 +5602,7 @@ inline constexpr bool gives_notice = requires { requires H::gives_notice; };
 
 } // namespace detail
 
-/// What a joined rank runs in place of a participant.
+/// The functions that a joined rank runs in place of a participant.
 ///
 /// `hook` is an lvalue of `H`. It is constructed in place and need not be movable.
 /// | expression                                | meaning                                          |
@@ -6282,9 +6168,7 @@ template <class Tensors>
     }
     if (indices.empty()) {
         std::vector<std::size_t> order(result.buckets.size(), 0);
-        for (std::size_t b = 0; b < order.size(); ++b) {
-            order[b] = b;
-        }
+        std::iota(order.begin(), order.end(), std::size_t{0});
         std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
             return result.buckets[a].front() < result.buckets[b].front(); // ascending inside
         });
@@ -6313,54 +6197,6 @@ template <class Tensors>
     );
 }
 
-namespace detail {
-
-/// A bucket assignment of at most `Capacity` tensors that does not allocate, so that it can be a
-/// constexpr variable. A BucketAssignment exists only during the evaluation of a constant
-/// expression.
-///
-///     constexpr std::array<TensorSize, 3> sizes{{{10}, {10}, {5, DType::f64}}};
-///     constexpr FixedBucketAssignment<3> layout{compute_bucket_assignment_by_size(sizes, {80})};
-template <std::size_t Capacity>
-class FixedBucketAssignment {
-public:
-    /// @throws ContractViolation  there are more tensors than the capacity.
-    explicit constexpr FixedBucketAssignment(BucketAssignment const& assignment) {
-        for (auto const& members : assignment.buckets) {
-            if (members.size() > Capacity - starts_[size_]) {
-                throw ContractViolation{detail::concat(
-                    "a fixed bucket assignment has room for ",
-                    Capacity,
-                    " tensors, but the one it was given has more; raise its capacity"
-                )};
-            }
-            limits_[size_] = assignment.limits[size_];
-            starts_[size_ + 1] = starts_[size_] + members.size();
-            std::copy(members.begin(), members.end(), tensors_.data() + starts_[size_]);
-            ++size_;
-        }
-    }
-
-    /// The number of buckets.
-    [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
-    /// The tensors of bucket `b`. @pre b < size()
-    [[nodiscard]] constexpr std::span<std::size_t const> operator[](std::size_t b) const noexcept {
-        return {tensors_.data() + starts_[b], starts_[b + 1] - starts_[b]};
-    }
-    /// The limit in bytes that each bucket was cut by, as in BucketAssignment.
-    [[nodiscard]] constexpr std::span<std::size_t const> limits() const noexcept {
-        return {limits_.data(), size_};
-    }
-
-private:
-    std::array<std::size_t, Capacity> tensors_{}; ///< of all buckets, one after another
-    std::array<std::size_t, Capacity + 1> starts_{};
-    std::array<std::size_t, Capacity> limits_{};
-    std::size_t size_ = 0;
-};
-
-} // namespace detail
-
 }} // namespace joinable::v0
 
 // ---- joinable/bucket/options.hpp
@@ -6385,7 +6221,7 @@ enum class JoinedGradients : std::uint8_t {
     untouched,
 };
 
-/// What a rank sends for a parameter that its pass does not use, but another rank's does.
+/// The gradient that a rank sends for a parameter that its pass does not use, but another rank's does.
 enum class UnusedGradients : std::uint8_t {
     zero, ///< zeros, and what it accumulated in rounds that did not sync
     held, ///< the gradient's contents, even of a reduced round, as in PyTorch
@@ -7415,7 +7251,7 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What ranks with a backward pass have as the gradient of a parameter that no rank used.
+/// The gradient, on ranks with a backward pass, of a parameter that no rank used.
 enum class OtherGradient : std::uint8_t { zeros, none, unknown };
 
 /// The rule for a rank that runs no backward pass in a round, because it has joined, skips, or failed. It
@@ -7470,10 +7306,6 @@ inline void clear_gradient(AnyParameter const& parameter, Device& device) {
 // ---- joinable/bucket/gradients.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-/// When gradients move into buckets: in the constructor, or in take_gradients() after all ranks
-/// have constructed theirs.
-enum class TakeGradients : bool { now, later };
 
 /// The gradients of a model and their places in buckets: packs, delivers and moves them.
 /// Independent of communicators and iterations; all members are local. Gradients on a device must
@@ -7564,11 +7396,7 @@ private:
 /// the same device. The result releases those that lie in the buckets, where the parameter's traits can.
 /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
 [[nodiscard]] std::unique_ptr<Gradients> gradients_in_buckets(
-    ParameterList parameters,
-    BucketOptions const& options,
-    int rank,
-    BufferMemory const& memory,
-    TakeGradients take_them
+    ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
 );
 
 }}} // namespace joinable::v0::detail
@@ -7591,11 +7419,7 @@ JOINABLE_DEFINITION std::string Gradients::describe(std::size_t i) const {
 class BucketGradients final : public Gradients {
 public:
     BucketGradients(
-        ParameterList parameters,
-        BucketOptions const& options,
-        int rank,
-        BufferMemory const& memory,
-        TakeGradients take_them
+        ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
     )
         : Gradients{parameters, expected_ready_order(parameters), rank, memory.device()},
           are_views_{options.gradient_as_bucket_view},
@@ -7632,9 +7456,6 @@ public:
                 )};
             }
         }
-        if (take_them == TakeGradients::now) {
-            take();
-        }
     }
     ~BucketGradients() override {
         for (std::size_t const i : trained_) {
@@ -7652,9 +7473,19 @@ public:
     }
     /// If parameters may be unused, one without a gradient stays without until it gets one.
     void take() override {
-        if (are_views_) {
-            move_into_buckets(only_existing_);
+        if (!are_views_) {
+            return;
         }
+        for (std::size_t const i : trained_) {
+            AnyView const gradient = parameters_[i].grad();
+            if (gradient) {
+                device().copy(gradient, *places_[i]);
+            }
+            if (gradient || !only_existing_) {
+                parameters_[i].set_grad(*places_[i]);
+            }
+        }
+        device().finish();
     }
     void for_each_arena(std::function<void(Arena const&)> const& f) const override {
         layout_.for_each_arena(f);
@@ -7787,25 +7618,10 @@ private:
         return gradient && gradient.data() == places_[i]->data();
     }
 
-    void move_into_buckets(bool existing_only) {
-        for (std::size_t const i : trained_) {
-            AnyView const& view = *places_[i];
-            AnyView const gradient = parameters_[i].grad();
-            if (gradient) {
-                device().copy(gradient, view);
-            }
-            if (gradient || !existing_only) {
-                parameters_[i].set_grad(view);
-            }
-        }
-        device().finish();
-    }
-
     void require_fit(std::size_t i, AnyView const& gradient) const {
         check_gradient(parameters_, i, gradient);
         AnyView const& view = *places_[i];
-        if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
-            gradient.device() != view.device()) {
+        if (!is_like(gradient, view)) {
             bool const are_together = gradient.device() == view.device();
             auto const text = [&](AnyView const& tensor) {
                 return to_text(tensor) + (are_together ? "" : " on " + to_text(tensor.device()));
@@ -7837,15 +7653,9 @@ private:
 };
 
 JOINABLE_DEFINITION std::unique_ptr<Gradients> gradients_in_buckets(
-    ParameterList parameters,
-    BucketOptions const& options,
-    int rank,
-    BufferMemory const& memory,
-    TakeGradients take_them
+    ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
 ) {
-    return std::make_unique<BucketGradients>(
-        std::move(parameters), options, rank, memory, take_them
-    );
+    return std::make_unique<BucketGradients>(std::move(parameters), options, rank, memory);
 }
 
 }}} // namespace joinable::v0::detail
@@ -7937,31 +7747,16 @@ private:
     bool has_elements_ = false;
 };
 
-/// Starts the collectives of an iteration. If one cannot start, the iteration cannot be finished, because a
-/// bucket would be delivered that nothing has reduced.
-class Launches {
-public:
-    template <class F>
-    void start(F const& f) {
-        is_lost_ = true;
-        f();
-        is_lost_ = false;
+/// @throws ContractViolation  a collective could not start: a bucket would be delivered that nothing
+///         has reduced.
+inline void require_all_started(bool has_failed) {
+    if (has_failed) {
+        throw ContractViolation{
+            "the reduction of a bucket could not start, so this iteration cannot be finished; call skip(), or "
+            "let the exception leave the guard"
+        };
     }
-    /// A new iteration begins, or zeros replace this one's gradients.
-    void reset() noexcept { is_lost_ = false; }
-    /// @throws ContractViolation  a collective could not start.
-    void require_whole() const {
-        if (is_lost_) {
-            throw ContractViolation{
-                "the reduction of a bucket could not start, so this iteration cannot be finished; call skip(), or "
-                "let the exception leave the guard"
-            };
-        }
-    }
-
-private:
-    bool is_lost_ = false;
-};
+}
 
 /// Why a parameter cannot be marked that was not trained when the model was made.
 [[nodiscard]] inline std::string_view why_not_trained(AnyParameter const& parameter) {
@@ -8119,10 +7914,9 @@ public:
     void begin(double factor, std::optional<WithoutPass> const& without);
 
     void leave_out(std::size_t i);
-    /// With find_unused, leaves out the parameters that were frozen since they were listed.
-    void leave_out_frozen();
-    /// Leaves out the parameters that the recorded graph does not use.
-    void leave_out_unrecorded();
+    /// Leaves out what is unused without being named: with find_unused the parameters that were
+    /// frozen since they were listed, else those that the recorded graph does not use.
+    void leave_out_others();
 
     /// Checks a mark. Returns whether the gradient is final; then take() follows.
     [[nodiscard]] bool mark(std::size_t i);
@@ -8295,18 +8089,12 @@ JOINABLE_DEFINITION void Iteration::leave_out(std::size_t i) {
     take_or_leave(i);
 }
 
-JOINABLE_DEFINITION void Iteration::leave_out_frozen() {
-    for (std::size_t k = 0; sends_map() && k < trained().size(); ++k) {
-        if (std::size_t const i = trained()[k]; states_[i] == State::pending && is_frozen(i)) {
+JOINABLE_DEFINITION void Iteration::leave_out_others() {
+    bool const is_recorded = graph_ && graph_->is_recorded();
+    for (std::size_t const i : trained()) {
+        bool const is_frozen_now = sends_map() && states_[i] == State::pending && is_frozen(i);
+        if (is_frozen_now || (is_recorded && !graph_->is_used(i))) {
             take_or_leave(i);
-        }
-    }
-}
-
-JOINABLE_DEFINITION void Iteration::leave_out_unrecorded() {
-    for (std::size_t k = 0; graph_ && graph_->is_recorded() && k < trained().size(); ++k) {
-        if (!graph_->is_used(trained()[k])) {
-            take_or_leave(trained()[k]);
         }
     }
 }
@@ -8345,15 +8133,15 @@ JOINABLE_DEFINITION void Iteration::require_closed() const {
 }
 
 JOINABLE_DEFINITION void Iteration::complete() {
-    if (is_recording_) {
+    if (graph_) {
         complete_ready_order();
+    }
+    if (is_recording_) {
         for (std::size_t const i : trained()) {
             graph_->is_used(i) ? take_used(i) : take_or_leave(i);
         }
         graph_->record();
         is_recording_ = false;
-    } else if (graph_) {
-        complete_ready_order();
     }
     require_all_ready();
 }
@@ -8447,7 +8235,6 @@ JOINABLE_DEFINITION void Iteration::require_trained(std::size_t i) const {
 }
 
 JOINABLE_DEFINITION void Iteration::require_markable(std::size_t i) const {
-    require_trained(i);
     char const* const wrong =
         !is_open_ ? " was marked ready outside an iteration; call prepare_for_backward() first"
         : is_unused(i) && graph_
@@ -8548,21 +8335,21 @@ public:
         Comm& comm,
         ParameterList parameters,
         BucketOptions const& options = {},
-        Reduction reduction = {},
-        detail::TakeGradients take = detail::TakeGradients::now
+        Reduction reduction = {}
     )
         : Reducer{
               comm,
-              checked(comm, std::move(reduction)), // before gradients move
+              std::move(reduction),
               detail::gradients_in_buckets(
                   std::move(parameters),
                   options,
                   static_cast<int>(comm.rank()),
-                  detail::BufferMemory{comm},
-                  take
+                  detail::BufferMemory{comm}
               ),
               options
-          } {}
+          } {
+        take_gradients();
+    }
     /// For participants, which may keep the gradients elsewhere, and whose next reducer of more parameters tells
     /// the same timeline.
     Reducer(
@@ -8595,7 +8382,7 @@ public:
     }
 
     /// Makes gradients views of the buckets, if BucketOptions::gradient_as_bucket_view is set. For
-    /// a reducer made with TakeGradients::later. Local.
+    /// a reducer of a participant, after all ranks have made theirs. Local.
     void take_gradients() { gradients_->take(); }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {
@@ -8659,8 +8446,7 @@ public:
         detail::for_each_unused(unused, gradients_->trained(), [&](std::size_t i) {
             iteration_.leave_out(i);
         });
-        iteration_.leave_out_frozen();
-        iteration_.leave_out_unrecorded();
+        iteration_.leave_out_others();
         if (iteration_.sends_map()) {
             launch_map();
         }
@@ -8683,7 +8469,7 @@ public:
     ///         value. The iteration is lost.
     /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
-        launches_.require_whole();
+        detail::require_all_started(has_failed_start_);
         if (iteration_.mark(i)) {
             make_room(gradients_->bucket_of(i));
             iteration_.take(i);
@@ -8719,7 +8505,7 @@ public:
         contributes_ = false;
         factor_ = 1.0; // of zeros
         next_bucket_ = 0;
-        launches_.reset();
+        has_failed_start_ = false;
         turns().end_pass();
         advance();
     }
@@ -8732,7 +8518,7 @@ public:
     /// @throws what the communicator throws.
     void finalize_backward() {
         iteration_.require_open("finalize_backward()");
-        launches_.require_whole();
+        detail::require_all_started(has_failed_start_);
         iteration_.complete();
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!is_map_posted_) {
@@ -8836,7 +8622,7 @@ private:
         factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
         next_bucket_ = 0;
-        launches_.reset();
+        has_failed_start_ = false;
         launched_ = tested_ = finished_ = 0;
     }
 
@@ -8863,7 +8649,7 @@ private:
         do {
             while (iteration_.is_open() && next_bucket_ < buckets().size() &&
                    iteration_.is_full(next_bucket_) && turns().may_start(next_bucket_)) {
-                launches_.start([&] { launch_bucket(next_bucket_); });
+                launch_bucket(next_bucket_);
                 turns().note_started(next_bucket_++);
             }
         } while (turns().proceed());
@@ -8871,6 +8657,7 @@ private:
 
     void launch_bucket(std::size_t index) {
         Bucket const& bucket = buckets()[index];
+        has_failed_start_ = true; // unless this returns
         make_room(index);
         for_each_run(bucket, [&](std::size_t first, std::size_t last) {
             for (std::size_t k = first; k < last; ++k) {
@@ -8887,6 +8674,7 @@ private:
             ));
             ++launched_; // a work that could not start is not waited for
         });
+        has_failed_start_ = false;
     }
     [[nodiscard]] BucketRun run_of(std::size_t index, std::size_t first, std::size_t last) const {
         Bucket const& bucket = buckets()[index];
@@ -8989,10 +8777,10 @@ private:
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
-    detail::Launches launches_;
-    std::size_t launched_ = 0; ///< number of works started
-    std::size_t tested_ = 0;   ///< number of works known to be complete
-    std::size_t finished_ = 0; ///< number of works whose averages are where they belong
+    bool has_failed_start_ = false; ///< a bucket of this iteration could not start
+    std::size_t launched_ = 0;      ///< number of works started
+    std::size_t tested_ = 0;        ///< number of works known to be complete
+    std::size_t finished_ = 0;      ///< number of works whose averages are where they belong
     bool reduces_after_pass_ = false;
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
@@ -9007,9 +8795,7 @@ private:
 };
 
 template <class Comm>
-Reducer(Comm&, ParameterList) -> Reducer<Comm>;
-template <class Comm>
-Reducer(Comm&, ParameterList, BucketOptions) -> Reducer<Comm>;
+Reducer(Comm&, ParameterList, BucketOptions = {}) -> Reducer<Comm>;
 template <class Comm, class Reduction>
 Reducer(Comm&, ParameterList, BucketOptions, Reduction) -> Reducer<Comm, Reduction>;
 
@@ -9165,7 +8951,7 @@ AbortReason failure_of(std::exception_ptr const& error);
 /// The failure that ended the communicator by which ranks meet, from its exception.
 AbortReason reason_of(std::exception_ptr const& error);
 
-/// What ranks are told of a failure in a group of some of them, which numbers them otherwise.
+/// The reason that ranks are told of a failure in a group of some of them, which numbers them otherwise.
 AbortReason failure_in_group(AbortReason reason);
 
 std::string failure_text(std::vector<int> const& ranks, std::string const& text);
@@ -9319,7 +9105,6 @@ private:
     [[nodiscard]] std::span<std::uint64_t> place(std::size_t byte, std::size_t bytes) noexcept {
         return std::span{words_}.subspan(byte / 8, bytes / 8);
     }
-    void write_item(std::size_t at, AgreementList::Item const& item);
     [[nodiscard]] AgreementList::Item read_item(std::size_t at);
     /// Where the name begins in "models differ: parameter 3": after the title.
     [[nodiscard]] static std::size_t name_in(std::string const& label);
@@ -9492,7 +9277,10 @@ JOINABLE_DEFINITION AbortReason DifferenceReport::difference(AgreementList const
     words_ = {};
     bool const is_lowest = control_.rank() == lowest_;
     if ((is_lowest || control_.rank() == other) && item < list.items().size()) {
-        write_item(is_lowest ? 0 : text_bytes, list.items()[item]);
+        auto const& [label, value] = list.items()[item];
+        std::size_t const at = is_lowest ? 0 : text_bytes;
+        write_text(place(at, label_bytes), label);
+        write_text(place(at + label_bytes, text_bytes - label_bytes), value);
     }
     control_.sum(words_);
     std::string text = text_of(other);
@@ -9526,12 +9314,6 @@ JOINABLE_DEFINITION std::size_t DifferenceReport::first_difference(AgreementList
             return first + slot;
         }
     }
-}
-
-JOINABLE_DEFINITION void
-DifferenceReport::write_item(std::size_t at, AgreementList::Item const& item) {
-    write_text(place(at, label_bytes), item.label);
-    write_text(place(at + label_bytes, text_bytes - label_bytes), item.value);
 }
 
 JOINABLE_DEFINITION AgreementList::Item DifferenceReport::read_item(std::size_t at) {
@@ -9910,7 +9692,8 @@ class LocalRounds;
 
 /// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
 /// that is not enabled, all ranks count as active, and only this rank's own weight is known. Cheap
-/// to copy; `is_active` is valid until the next round opens.
+/// to copy; `is_active` is valid until the next round opens, and like hold() and done() only while the
+/// guard lives.
 class Round {
 public:
     Round() = default;
@@ -9977,7 +9760,8 @@ public:
     /// Keeps this participant's part of the round open until done(). Call it right after the
     /// notification if collectives follow later. Local. Outside a guard it does nothing.
     inline void hold();
-    /// Ends this participant's part. All its collectives of the round must be complete. Local.
+    /// Ends this participant's part. All its collectives of the round must be complete. Local. Without
+    /// it the part ends where the next one begins; a throw between rounds then counts as one inside the part.
     inline void done();
 
 private:
@@ -10009,7 +9793,7 @@ private:
 
 namespace joinable { inline namespace v0 {
 
-/// What happened inside a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
+/// The course of a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
 /// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone.
 struct JoinResult {
     std::size_t rounds = 0;        ///< rounds that some rank was active in
@@ -10050,8 +9834,6 @@ Stream& operator<<(Stream& stream, JoinResult const& result) {
 
 #if JOINABLE_HAS_DEFINITIONS
 
-#include <algorithm>
-
 namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION std::string to_string(JoinResult const& result) {
@@ -10062,8 +9844,7 @@ JOINABLE_DEFINITION std::string to_string(JoinResult const& result) {
     std::string table = "rank   rounds shadowed\n";
     for (std::size_t rank = 0; rank < result.rounds_per_rank.size(); ++rank) {
         std::size_t const own = result.rounds_per_rank[rank];
-        auto const& last = result.last_joiners;
-        bool const is_last = std::count(last.begin(), last.end(), static_cast<int>(rank)) != 0;
+        bool const is_last = detail::is_last_joiner(result, static_cast<int>(rank));
         table += cell(rank).substr(4) + " " + cell(own) + " " + cell(result.rounds - own);
         table += is_last ? " last\n" : "\n";
     }
@@ -10090,7 +9871,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// roll call would hear, so nothing is sent. Every rank has the same schedule.
 class Schedule {
 public:
-    /// What one rank said at entry.
+    /// The words of one rank at entry.
     struct Shard {
         std::uint64_t inputs = 0;
         std::uint64_t weight = 0;       ///< of each input
@@ -10115,7 +9896,7 @@ public:
     [[nodiscard]] RollCallLanes next();
     /// Ascending.
     [[nodiscard]] std::vector<int> const& arriving() const noexcept { return arriving_; }
-    /// What the arriving ranks accumulated.
+    /// The batches that the arriving ranks accumulated.
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
 
 private:
@@ -10125,14 +9906,13 @@ private:
     /// What `rank` says as its weight in `round`. It has been in all rounds since the last one that synced.
     [[nodiscard]] std::uint64_t weight_in(int rank, std::size_t round) const noexcept {
         bool const is_first_sync = round + 1 == sync_every_;
-        return weight_of(rank) * rounds_in_weight(code(round)) +
+        return shard(rank).weight * rounds_in_weight(code(round)) +
                (is_first_sync ? shard(rank).held_weight : 0);
     }
     [[nodiscard]] Shard const& shard(int rank) const noexcept {
         return shards_[static_cast<std::size_t>(rank)];
     }
     [[nodiscard]] std::uint64_t inputs_of(int rank) const noexcept { return shard(rank).inputs; }
-    [[nodiscard]] std::uint64_t weight_of(int rank) const noexcept { return shard(rank).weight; }
 
     std::vector<Shard> shards_;
     bool is_weighted_;
@@ -10323,10 +10103,12 @@ public:
     [[nodiscard]] RollCallLanes const& totals() const noexcept { return totals_; }
     /// The ranks that arrived in the last roll call that had arrivals, ascending.
     [[nodiscard]] std::vector<int> const& arrived() const noexcept { return arrived_; }
-    /// What the ranks that arrived in the last roll call had accumulated; nothing if none arrived.
+    /// The sum of what ranks that arrived in the last roll call had accumulated; nothing if none arrived.
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
     /// After the verdicts failed and mismatch: the reason that every rank throws.
     [[nodiscard]] AbortReason const& failure() const noexcept { return failure_; }
+    /// The round that was answered is refused for another reason, the same on every rank.
+    void refuse(AbortReason reason) noexcept { failure_ = std::move(reason); }
 
     /// The number of opened rounds, including the current one.
     [[nodiscard]] std::size_t rounds() const noexcept { return rounds_; }
@@ -10338,8 +10120,6 @@ public:
 
 private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
-
-    Verdict hear(std::string_view text);
 
     void note_arrivals(std::vector<int> const& ranks);
 
@@ -10411,15 +10191,6 @@ JOINABLE_DEFINITION void RollCall::post_closing() {
 }
 
 JOINABLE_DEFINITION Verdict RollCall::answer(std::string_view text) {
-    Verdict const verdict = hear(text);
-    if (verdict == Verdict::mismatch) {
-        name_difference();
-    }
-    rounds_ += verdict == Verdict::go_on ? 1 : 0;
-    return verdict;
-}
-
-JOINABLE_DEFINITION Verdict RollCall::hear(std::string_view text) {
     carry_ = {};
     if (schedule_) {
         totals_ = schedule_->next();
@@ -10445,8 +10216,13 @@ JOINABLE_DEFINITION Verdict RollCall::hear(std::string_view text) {
                                       ? Verdict::end
                                       : Verdict::mismatch
                                 : judge(totals_, policy_);
-    if (verdict != Verdict::go_on) {
-        schedule_.reset();
+    if (verdict == Verdict::go_on) {
+        ++rounds_;
+        return verdict;
+    }
+    schedule_.reset();
+    if (verdict == Verdict::mismatch) {
+        name_difference();
     }
     return verdict;
 }
@@ -10686,8 +10462,8 @@ TurnOrder::require_first(std::size_t opener, Round const& announced) const {
         throw_violation(takes_no_part(opener, announced));
     }
     if (expected != opener) {
-        if (round_ && !takes_part(opener, *round_)) {
-            throw_violation(takes_no_part(opener, *round_));
+        if (round_) {
+            require_part(opener, *round_);
         }
         throw_violation(
             call(opener) + " first in round " + to_text(announced.number()) +
@@ -10717,10 +10493,8 @@ JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_op
             ", but the next one in hook order is " + name(*expected) + order(*round_)
         );
     }
-    if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {
-        throw_violation(takes_no_part(position, *round_));
-    }
     if (loop_opens_rounds && round_) {
+        require_part(position, *round_);
         throw_violation(
             call(position) + " again in round " + to_text(round_->number()) +
             "; call next() before each round"
@@ -10811,7 +10585,7 @@ public:
         count(notice);
         loop_opens_rounds_ = true;
     }
-    /// What the participant at `position` announces. If next() opens no rounds, the first one in hook order does, and
+    /// The notice of the participant at `position`. If next() opens no rounds, the first one in hook order does, and
     /// later ones follow; a notice that does not repeat the opener's is for its participant alone.
     /// @throws ContractViolation  it takes no part in the round; see Window::require_continued.
     [[nodiscard]] RoundNotice announce(std::size_t position, RoundNotice const& notice) {
@@ -10842,9 +10616,9 @@ public:
     [[nodiscard]] std::size_t count() const noexcept { return rounds_; }
     /// The round that was opened last.
     [[nodiscard]] Round const& round() const noexcept { return round_; }
-    /// What this rank holds. A round that syncs ends it where gradients are reduced: it may be opened anew before.
+    /// The batches that this rank holds. A round that syncs ends it where gradients are reduced: it may be opened anew before.
     [[nodiscard]] Window const& window() const noexcept { return window_; }
-    /// What the open round reduces, if it syncs.
+    /// The batches that the open round reduces, if it syncs.
     [[nodiscard]] Window const& reduced() const noexcept { return reduced_; }
     void end_window() noexcept { window_ = {}; }
     /// See Window::clear. The batch of the open round is yet to come if the participant at `position` has not
@@ -10982,11 +10756,9 @@ public:
     /// The communicator of the roll calls.
     [[nodiscard]] ControlCommunicator& control() const noexcept { return *communicators_.front(); }
     [[nodiscard]] bool can_abort() const noexcept {
-        bool can = true;
-        for (ControlCommunicator const* communicator : communicators_) {
-            can = can && communicator->can_abort();
-        }
-        return can;
+        return std::all_of(communicators_.begin(), communicators_.end(), [](auto* communicator) {
+            return communicator->can_abort();
+        });
     }
 
 private:
@@ -11038,14 +10810,14 @@ public:
 
     // -- announcing ------------------------------------------------------------------------------
 
-    /// What this rank holds when the guard begins.
+    /// Takes the batches that this rank holds when the guard begins.
     void begin(Window const& window) noexcept { window_ = window; }
     [[nodiscard]] Window const& window() const noexcept { return window_; }
-    /// What a joined rank holds if joined ranks leave their gradients untouched.
+    /// The batches that a joined rank holds if joined ranks leave their gradients untouched.
     [[nodiscard]] Window const& untouched_window() const noexcept {
         return dropped_.is_open() ? dropped_ : window_;
     }
-    /// What this rank announced for the round that was adopted last, if that reduces it.
+    /// The window that this rank announced for the round that was adopted last, if that reduces it.
     [[nodiscard]] Window const& announced_window() const noexcept { return announced_; }
     /// See Window::clear. The weight of the window has not been announced.
     void clear_window(bool in_round) noexcept { window_.clear(in_round); }
@@ -11093,10 +10865,6 @@ public:
 
     /// Waits for the roll call that was posted, and returns its verdict.
     Verdict hear();
-    /// After the verdicts failed and mismatch: the reason that every rank throws.
-    [[nodiscard]] AbortReason const& failure() const noexcept {
-        return mixed_ ? *mixed_ : roll_call_.failure();
-    }
 
     /// After the verdict to go on: the round as all ranks agreed on it. `own` is this rank's
     /// announcement, or empty if it shadows the round.
@@ -11138,7 +10906,6 @@ private:
     Window announced_; ///< what the last round reduces of it
     std::size_t training_rounds_ = 0;
     Carry carry_; ///< of all ranks that joined since the last round that synced
-    std::optional<AbortReason> mixed_;
     bool vote_ = false;
     bool is_vote_sent_ = false;
     Round::Wait waited_{}; ///< in the last hear()
@@ -11256,7 +11023,7 @@ JOINABLE_DEFINITION Verdict Rounds::take_carry(Verdict verdict) {
         totals.weighted != 0 ? " has a weight" : " has no weight",
         "; give all batches between two rounds that sync a weight, or none"
     );
-    mixed_ = AbortReason{FailureKind::mismatch, std::move(joined), std::move(text)};
+    roll_call_.refuse({FailureKind::mismatch, std::move(joined), std::move(text)});
     return Verdict::mismatch;
 }
 
@@ -11372,7 +11139,7 @@ public:
 
     [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
 
-    /// What this rank has accumulated since the last round that synced.
+    /// The batches that this rank has accumulated since the last round that synced.
     [[nodiscard]] Window const& window() const noexcept { return rounds_.window(); }
     [[nodiscard]] Window const& untouched_window() const noexcept {
         return rounds_.untouched_window();
@@ -11429,7 +11196,7 @@ public:
     }
 
     void record_failure(std::string_view text) { outcome_.record(text); }
-    /// What f() throws will leave the guard, and peers see its text.
+    /// Calls f(). An exception that it throws will leave the guard, and peers see its text.
     template <class F>
     decltype(auto) recorded(F const& f) {
         try {
@@ -11509,24 +11276,18 @@ private:
     /// Waits for the answer of a posted roll call, if there is one, and acts on it.
     void hear_verdict();
 
-    /// Returns the answer, or throws the verdicts that end the guard with an exception.
+    /// Waits for the posted roll call. Returns its verdict, or throws what ends the guard with an
+    /// exception.
     Verdict hear();
 
     /// Aborts after an exchange of all ranks has thrown, on this rank alone or because the
-    /// communicator failed. The others cannot continue. Rethrows `error`.
-    [[noreturn]] void fail_together(std::exception_ptr const& error) {
-        fail_together(error, reason_of(error));
-    }
-    [[noreturn]] void fail_together(std::exception_ptr const& error, AbortReason const& reason) {
+    /// communicator failed. The others cannot continue.
+    void abort_together(AbortReason const& reason) {
         outcome_.record_end_of_roll_calls(reason);
         abort();
-        std::rethrow_exception(error);
     }
-
     /// Tells every rank, wherever it waits, why this one leaves.
     void abort() noexcept;
-
-    Verdict act_on(Verdict verdict);
 
     void check_later_notice(std::size_t position, RoundNotice const& notice) const;
 
@@ -11644,44 +11405,33 @@ JOINABLE_DEFINITION Session::Session(
 JOINABLE_DEFINITION void Session::enter(
     AgreementList const& list, Window const& window, std::exception_ptr const& local_error
 ) {
-    std::optional<AbortReason> failure;
-    try {
-        constexpr unsigned with_weights = 0; // counts of 20 bits
-        constexpr unsigned without_weights = 20;
-        std::uint64_t open = std::uint64_t{window.is_open() ? 1U : 0U}
-                             << (window.is_weighted ? with_weights : without_weights);
-        failure = find_disagreement(outcome_.control(), list, local_error, &open);
-        bool const some_have = (open & ((1U << without_weights) - 1)) != 0;
-        if (!failure && some_have && open >> without_weights != 0) {
-            failure = difference_of_windows(window);
-        }
-        rounds_.begin(window);
-        if (!failure && options_.inputs && can_abort()) {
-            rounds_.exchange_lengths();
-        }
-    } catch (...) {
-        if (local_error) { // it says more than that the others did not come to hear it
-            fail_together(local_error, failure_of(local_error));
-        }
+    auto const exchange = [&] {
         try {
-            throw;
+            constexpr unsigned with_weights = 0; // counts of 20 bits
+            constexpr unsigned without_weights = 20;
+            std::uint64_t open = std::uint64_t{window.is_open() ? 1U : 0U}
+                                 << (window.is_weighted ? with_weights : without_weights);
+            auto failure = find_disagreement(outcome_.control(), list, local_error, &open);
+            bool const some_have = (open & ((1U << without_weights) - 1)) != 0;
+            if (!failure && some_have && open >> without_weights != 0) {
+                failure = difference_of_windows(window);
+            }
+            rounds_.begin(window);
+            if (!failure && options_.inputs && can_abort()) {
+                rounds_.exchange_lengths();
+            }
+            return failure;
         } catch (TimedOut const& timeout) {
-            std::string const text = timeout.what();
-            fail_together(std::make_exception_ptr(TimedOut{
+            throw TimedOut{
                 timeout.ranks(),
-                text + "; a Join with enable = false does not enter",
+                timeout.what() + std::string{"; a Join with enable = false does not enter"},
                 timeout.is_renumbered()
-            }));
-        } catch (...) {
-            fail_together(std::current_exception());
+            };
         }
-    }
-    if (local_error) {
-        std::rethrow_exception(local_error);
-    }
-    if (failure) {
-        throw_failure(*failure);
-    }
+    };
+    throw_if_any_failed(local_error, exchange, [&](AbortReason const& reason) {
+        abort_together(reason);
+    });
 }
 
 JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& window) const {
@@ -11783,6 +11533,7 @@ JOINABLE_DEFINITION void Session::look_ahead(std::optional<RoundNotice> const& n
 }
 
 JOINABLE_DEFINITION void Session::vote_stop() {
+    outcome_.require_alive();
     if (!options_.enable) {
         throw_violation("vote_stop() needs roll calls; leave JoinOptions::enable true to vote");
     }
@@ -11889,16 +11640,6 @@ JOINABLE_DEFINITION void Session::hear_verdict() {
     }
 }
 
-JOINABLE_DEFINITION Verdict Session::hear() {
-    Verdict verdict{};
-    try {
-        verdict = rounds_.hear();
-    } catch (...) {
-        fail_together(std::current_exception());
-    }
-    return act_on(verdict);
-}
-
 JOINABLE_DEFINITION void Session::abort() noexcept {
     try {
         outcome_.abort(blamed_on(outcome_.control().rank(), outcome_.reason()));
@@ -11906,10 +11647,17 @@ JOINABLE_DEFINITION void Session::abort() noexcept {
     }
 }
 
-JOINABLE_DEFINITION Verdict Session::act_on(Verdict verdict) {
+JOINABLE_DEFINITION Verdict Session::hear() {
+    Verdict verdict{};
+    try {
+        verdict = rounds_.hear();
+    } catch (...) {
+        abort_together(reason_of(std::current_exception()));
+        throw;
+    }
     switch (verdict) {
     case Verdict::failed:
-    case Verdict::mismatch: outcome_.fail(rounds_.failure());
+    case Verdict::mismatch: outcome_.fail(rounds_.roll_call().failure());
     case Verdict::early_end:
         outcome_.end();
         throw EarlyTermination{
@@ -12307,11 +12055,6 @@ namespace detail {
 class Attachment;
 class WindowOf;
 
-/// A guard's side of a participant's state; null once the participant is destroyed.
-struct AttachedState {
-    JoinState* state = nullptr;
-};
-
 Session* session_of(JoinState const& state) noexcept;
 RoundNotice const* announced_round(JoinState const& state);
 
@@ -12332,7 +12075,7 @@ public:
     /// In a guard, it ends the guard: its hooks refer to the participant.
     ~JoinState() {
         if (attached_ != nullptr) {
-            attached_->state = nullptr;
+            *attached_ = nullptr;
         }
         if (session_ != nullptr) {
             session_->lose_participant(position_);
@@ -12369,7 +12112,7 @@ private:
         return round;
     }
 
-    detail::AttachedState* attached_ = nullptr;
+    JoinState** attached_ = nullptr; ///< where a guard has the address of this state
     detail::Session* session_ = nullptr;
     std::uint64_t guards_ = 0;    ///< how many there were, this one included
     detail::Window window_;       ///< outside guards, and in guards that are not enabled
@@ -12393,7 +12136,7 @@ public:
                : state_.has_window_of_guard_ ? state_.local_rounds_->window()
                                              : state_.window_;
     }
-    /// What an owner that averages holds before a guard. `are_cleared()` looks at its gradients.
+    /// The gradients that an owner that averages holds before a guard. `are_cleared()` looks at its gradients.
     template <class F>
     [[nodiscard]] Accumulated before_guard(F const& are_cleared) const {
         return state_.attached_ != nullptr || window().is_empty() ? Accumulated::none
@@ -12923,11 +12666,11 @@ public:
 
     void detach() noexcept;
     /// False, too, once the participant is destroyed.
-    [[nodiscard]] bool is_attached() const noexcept { return attached_.state != nullptr; }
+    [[nodiscard]] bool is_attached() const noexcept { return attached_ != nullptr; }
 
 private:
     void begin(JoinState& state, AttachedAs const& as) noexcept {
-        attached_.state = &state;
+        attached_ = &state;
         state.attached_ = &attached_;
         averages_ = as.averages;
         state.position_ = as.position;
@@ -12936,11 +12679,11 @@ private:
     /// A participant that averages nothing counts anew in each guard.
     void forget_rounds() noexcept {
         if (averages_ == Averages::none) {
-            attached_.state->window_ = {};
+            attached_->window_ = {};
         }
     }
 
-    AttachedState attached_;
+    JoinState* attached_ = nullptr; ///< null, too, once the participant is destroyed
     Averages averages_ = Averages::none;
 };
 
@@ -12949,7 +12692,7 @@ struct NamedState {
     std::string_view name;
     Averages averages;
 };
-/// What all participants that average have accumulated; nothing if there is none.
+/// The batches that all participants that average have accumulated; none without such participants.
 /// @throws ContractViolation  they differ.
 [[nodiscard]] Window common_window(std::initializer_list<NamedState> participants);
 /// @throws ContractViolation  a participant is in a guard twice, or in another one.
@@ -12980,10 +12723,6 @@ private:
 /// @throws ContractViolation  an option is out of its range.
 void check_options(JoinOptions const& options);
 
-/// @throws ContractViolation  with known lengths, the window goes on with weights, but inputs have none, or the
-///         reverse.
-void check_weights(JoinOptions const& options, Window const& window);
-
 /// @throws ContractViolation  the communicators have different ranks, or too many.
 void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
 
@@ -13007,10 +12746,10 @@ Attachment::attach(JoinState& state, LocalRounds& rounds, AttachedAs const& as) 
 }
 
 JOINABLE_DEFINITION void Attachment::detach() noexcept {
-    if (attached_.state != nullptr) {
+    if (attached_ != nullptr) {
         forget_rounds();
     }
-    if (JoinState* const state = std::exchange(attached_.state, nullptr)) {
+    if (JoinState* const state = std::exchange(attached_, nullptr)) {
         state->attached_ = nullptr;
         if (state->session_ != nullptr && averages_ != Averages::none) {
             state->window_ = averages_ == Averages::gradients ? state->session_->window()
@@ -13031,10 +12770,7 @@ JOINABLE_DEFINITION Window common_window(std::initializer_list<NamedState> parti
         if (mine.averages == Averages::none) {
             continue;
         }
-        if (first == nullptr) {
-            first = &mine;
-            continue;
-        }
+        first = first == nullptr ? &mine : first;
         Window const& window = WindowOf{*mine.state}.window();
         Window const& common = WindowOf{*first->state}.window();
         if (!window.holds_the_same(common)) {
@@ -13113,12 +12849,6 @@ JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
     }
 }
 
-JOINABLE_DEFINITION void check_weights(JoinOptions const& options, Window const& window) {
-    if (options.inputs) {
-        window.require_continued({.weight = options.weight_per_input}, 0);
-    }
-}
-
 JOINABLE_DEFINITION void check_same_ranks(std::vector<ControlCommunicator*> const& communicators) {
     ControlCommunicator const& first = *communicators.front();
     if (first.size() > max_world_size) {
@@ -13156,11 +12886,6 @@ inline constexpr bool has_label =
 template <class... Js>
 inline constexpr bool steps_parameters =
     has_label<labels::step, Js...> || has_label<labels::shards, Js...>;
-
-template <std::size_t First, std::size_t... Rest>
-consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
-    return First;
-}
 
 template <class J, class... Ks>
 arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
@@ -13309,10 +13034,6 @@ inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_a
     list.add("carry_accumulated", options.carry_accumulated);
 }
 
-inline std::string title_of(std::vector<std::string_view> const& names, std::size_t position) {
-    return concat("guards differ: participant ", position, " (", names[position], "): ");
-}
-
 template <class K>
 void agree_on_keyword(AgreementList& list, std::optional<typename K::value_type> const& value) {
     std::string_view name = class_name<K>();
@@ -13435,9 +13156,12 @@ AgreementList entry_list(
     list.add("order of post hooks", std::vector<std::size_t>{positions[Post]...});
     agree_on(list, options, can_abort);
     position = 0;
-    ((list.begin_section(title_of(names, position++)),
-      agree_on_participant(list, std::get<Main>(joinables), keywords...)),
-     ...);
+    auto const one = [&](auto const& joinable) {
+        std::string_view const name = names[position];
+        list.begin_section(concat("guards differ: participant ", position++, " (", name, "): "));
+        agree_on_participant(list, joinable, keywords...);
+    };
+    (one(std::get<Main>(joinables)), ...);
     return list;
 }
 
@@ -13786,9 +13510,8 @@ public:
             JoinResult result;
             result.rounds = result.own_rounds = local_rounds_.count();
             result.unsynced_rounds = local_rounds_.window().rounds;
-            auto const& control = *controls_.front();
-            result.authoritative_rank = control.rank();
-            result.last_joiners = {control.rank()};
+            result.authoritative_rank = controls_.front()->rank();
+            result.last_joiners = {result.authoritative_rank};
             return result;
         }
         if (!session_.result()) {
@@ -13810,7 +13533,8 @@ private:
     }
     /// Without control() the roll calls use the first participant's communicator.
     static Erased own_control() {
-        using First = std::tuple_element_t<detail::first_of(Sequence{}), std::tuple<Js...>>;
+        using Order = detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>;
+        using First = std::tuple_element_t<Order::order.sequence[0], std::tuple<Js...>>;
         static_assert(
             detail::reduces_host_memory<join_communicator_t<First>>,
             "Join: the communicator of the first participant in hook order reduces device memory "
@@ -13827,7 +13551,12 @@ private:
         detail::KeywordArgument<Ks> const&... keywords
     )
         : options_{options}, control_{std::move(control)},
-          controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
+          controls_{std::apply(
+              [](Js&... participant) {
+                  return Controls{{erased(participant.join_communicator())...}};
+              },
+              list.joinables
+          )},
           session_{communicators(Sequence{}), describe(list.joinables, Sequence{}), options} {
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
@@ -13841,7 +13570,9 @@ private:
         std::exception_ptr error;
         try {
             window = window_of(list.joinables);
-            detail::check_weights(options_, window);
+            if (options_.inputs) {
+                window.require_continued({.weight = options_.weight_per_input}, 0);
+            }
             prepare(list.joinables, keywords...);
             entry = detail::entry_list(
                 list.joinables,
@@ -13858,7 +13589,7 @@ private:
         attach(list.joinables, session_, Sequence{});
     }
 
-    /// What f() throws will leave the guard, and peers see its text.
+    /// Calls f(). An exception that it throws will leave the guard, and peers see its text.
     template <class F>
     decltype(auto) recorded(F const& f) {
         return session_.recorded(f);
@@ -13898,7 +13629,7 @@ private:
         }
     }
 
-    using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;
+    using Controls = std::array<Erased, sizeof...(Js)>;
 
     template <class K, class... Given>
     static consteval bool check_keyword() {
@@ -13906,13 +13637,6 @@ private:
             K,
             (static_cast<std::size_t>(std::same_as<K, Given>) + ...),
             typename detail::join_keywords_of<Js>::type...>();
-    }
-
-    template <std::size_t... Is>
-    static Controls make_controls(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
-        return {{std::make_unique<detail::ControlOver<join_communicator_t<Js>&>>(
-            std::get<Is>(joinables).join_communicator()
-        )...}};
     }
 
     /// The distinct communicators: the control communicator, then the others in hook order. The
@@ -13969,7 +13693,7 @@ private:
         hooks_ = std::make_unique<Hooks>(joinables, keywords...);
     }
 
-    /// What this rank has accumulated and not cleared.
+    /// The batches that this rank has accumulated and not cleared.
     static detail::Window window_of(std::tuple<Js&...> const& joinables) {
         return std::apply(
             [](Js&... participant) {
@@ -14178,7 +13902,7 @@ Action(Act, Shadow) -> Action<detail::NoCommunicator, Act, Shadow>;
 
 namespace joinable { inline namespace v0 {
 
-/// What a rank's gradient is if notices carry weights. g is the gradient and w the weight; both
+/// The meaning of a rank's gradient if notices carry weights. g is the gradient and w the weight; both
 /// cover all samples of the rank since the last round that synced.
 enum class GradientKind : std::uint8_t {
     mean, ///< the mean over the rank's own samples; the average is sum(w * g) / sum(w)
@@ -14194,44 +13918,30 @@ enum class BufferSync : std::uint8_t { after_forward, before_forward };
 /// How gradients are cut into buckets (see BucketOptions) and averaged, and how the rest of a model
 /// is kept equal. The same on every rank.
 struct DataParallelOptions {
-    std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
-    /// The limit of the bucket that is launched first, at most bucket_cap_bytes. It is small, so
-    /// that communication starts early.
-    std::size_t first_bucket_bytes = std::size_t{1} << 20U;
-    /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
-    /// every parameter. The gradients are valid as long as the reducer, which releases them at its
-    /// end (parameter_traits::release_grad). That is so without this option, too, for a parameter
-    /// that had no gradient when its average came.
-    bool gradient_as_bucket_view = false;
+    std::size_t bucket_cap_bytes = std::size_t{25} << 20U;  ///< see BucketOptions
+    std::size_t first_bucket_bytes = std::size_t{1} << 20U; ///< see BucketOptions
+    bool gradient_as_bucket_view = false;                   ///< see BucketOptions
     /// Parameters may have no gradient in an iteration. The engine names them before backward, those
     /// that were frozen since they were listed count without being named, and ranks exchange one small
     /// map per iteration before the first bucket, in a guard by its control communicator. A parameter that no rank uses is neither sent nor touched on ranks with a pass;
     /// one that another rank uses gets the average.
     bool find_unused = false;
-    /// Every iteration uses the same parameters equally often. A rank records them in its first
-    /// iteration and checks all others. Finds unused parameters by itself and sends one map in
-    /// total.
-    bool static_graph = false;
+    bool static_graph = false; ///< see BucketOptions
     /// Buffers are sent from the lowest active rank in every round that syncs, and with the model
     /// at the start and the end. Rounds that accumulate do not send them. Off: each rank keeps its
     /// own.
     bool broadcast_buffers = true;
     GradientKind gradient_kind = GradientKind::mean;
-    /// Limits of the first bucket, the second and so on; the last one repeats. If given, they
-    /// replace the two limits above.
-    std::vector<std::size_t> bucket_caps_bytes = {};
-    /// There is one bucket per dtype until the order in which gradients become ready is known.
-    /// After the first iteration it is cut by that order. Off: cut at once, from the last parameter
-    /// to the first. No effect with find_unused unless static_graph is on.
-    bool rebuild_buckets = true;
+    std::vector<std::size_t> bucket_caps_bytes = {}; ///< see BucketOptions
+    bool rebuild_buckets = true;                     ///< see BucketOptions
     BufferSync buffer_sync = BufferSync::after_forward;
     /// Take rank 0's values at construction. Off: they must be equal on all ranks already.
     bool sync_at_start = true;
     /// When a guard ends, take the values of the last rank that trained.
     bool sync_at_end = true;
-    /// What a joined rank keeps in its gradients.
+    /// The gradients that a joined rank keeps.
     JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
-    /// What a rank sends for a parameter that its pass does not use.
+    /// The gradient that a rank sends for a parameter that its pass does not use.
     UnusedGradients unused_gradients = UnusedGradients::zero;
     /// For debugging. Hashes each gradient at ready(i) and again after the backward pass, and
     /// throws ContractViolation with the name of a gradient that changed in between. Nothing is
@@ -14554,7 +14264,7 @@ void check_distinct(
 /// Complexity: sorts the parameters; compares those whose address ranges overlap.
 void check_parameters(ParameterList const& list, DeviceId device);
 
-/// What parameters were when a participant listed them. Each training forward compares them with
+/// The parameters as they were when a participant listed them. Each training forward compares them with
 /// what they are now. Local.
 class ListedModel {
 public:
@@ -14819,28 +14529,28 @@ JOINABLE_DEFINITION bool are_cleared(ParameterList const& parameters, Device& de
 
 #endif
 
-// ---- joinable/participant/detail/hidden_rounds.hpp
+// ---- joinable/participant/detail/model_collectives.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-class HiddenRounds;
+class ModelCollectives;
 
 /// The communicator of collectives that a model issues within its passes, as seen by the participant that
 /// runs the passes.
-class HiddenCollectives {
+class ModelCommunicator {
 public:
-    HiddenCollectives(HiddenCollectives const&) = delete;
-    HiddenCollectives& operator=(HiddenCollectives const&) = delete;
+    ModelCommunicator(ModelCommunicator const&) = delete;
+    ModelCommunicator& operator=(ModelCommunicator const&) = delete;
 
 protected:
-    HiddenCollectives() = default;
-    inline ~HiddenCollectives();
+    ModelCommunicator() = default;
+    inline ~ModelCommunicator();
 
     /// The rounds of the participant that it is attached to; null if there is none.
-    [[nodiscard]] HiddenRounds* rounds() const noexcept { return rounds_; }
+    [[nodiscard]] ModelCollectives* rounds() const noexcept { return rounds_; }
 
 private:
-    friend class HiddenRounds;
+    friend class ModelCollectives;
 
     /// The communicator that it was split from.
     [[nodiscard]] virtual void const* parent() const noexcept = 0;
@@ -14850,26 +14560,26 @@ private:
     /// their passes ends.
     virtual void follow(Round const& round) = 0;
 
-    HiddenRounds* rounds_ = nullptr;
+    ModelCollectives* rounds_ = nullptr;
 };
 
 /// The collectives that a participant's model issues in its passes. A round has one or two sections. The
 /// second one begins where all ranks run a collective of the participant and wait for it. Joined ranks
 /// follow each section step by step.
-class HiddenRounds {
+class ModelCollectives {
 public:
     /// `state` is the participant's.
-    explicit HiddenRounds(JoinState& state) noexcept : state_{state} {}
-    HiddenRounds(HiddenRounds const&) = delete;
-    HiddenRounds& operator=(HiddenRounds const&) = delete;
-    ~HiddenRounds() {
+    explicit ModelCollectives(JoinState& state) noexcept : state_{state} {}
+    ModelCollectives(ModelCollectives const&) = delete;
+    ModelCollectives& operator=(ModelCollectives const&) = delete;
+    ~ModelCollectives() {
         if (attached_ != nullptr) {
             attached_->rounds_ = nullptr;
         }
     }
 
     /// @throws ContractViolation  see GradientParticipant::attach_collectives.
-    void attach(HiddenCollectives& collectives, void const* communicator) {
+    void attach(ModelCommunicator& collectives, void const* communicator) {
         char const* const why =
             collectives.parent() != communicator
                 ? "attach_collectives() was given a shadowed() communicator of another communicator; "
@@ -14934,14 +14644,14 @@ public:
     }
 
 private:
-    friend HiddenCollectives;
+    friend ModelCommunicator;
 
     JoinState& state_;
-    HiddenCollectives* attached_ = nullptr;
+    ModelCommunicator* attached_ = nullptr;
     std::optional<PendingRound> pending_; ///< in a pass
 };
 
-inline HiddenCollectives::~HiddenCollectives() {
+inline ModelCommunicator::~ModelCommunicator() {
     if (rounds_ != nullptr) {
         rounds_->attached_ = nullptr;
     }
@@ -14982,9 +14692,6 @@ public:
             buffers_.run(comm_, round.buffer_source());
         }
     }
-
-    /// Collective. Sends parameters, buffers and attached state of `root` to all ranks.
-    void sync(int root) { plan_sync().run(comm_, root); }
 
     /// Local. Allocates everything that sync() needs, so that a rank without enough memory can
     /// report it before the others wait.
@@ -15065,7 +14772,7 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What a reduction does in the passes of a model, besides its buckets. The defaults are those of a reduction that
+/// The work of a reduction in the passes of a model, besides its buckets. The defaults are those of a reduction that
 /// does nothing there. The same calls on every rank in the same order.
 struct PassHooks {
     /// Whether passes gather values, which are there while a pass uses them.
@@ -15245,7 +14952,7 @@ public:
     /// round needs its backward pass. See ShadowedCommunicator. Local, the same on every rank, outside a guard.
     /// @throws ContractViolation  called in a guard or a round; `collectives` is of another communicator or
     ///         attached already, or another one is; or Sharding::parameters, whose passes gather values.
-    void attach_collectives(detail::HiddenCollectives& collectives) {
+    void attach_collectives(detail::ModelCommunicator& collectives) {
         require_outside("attach_collectives()");
         if (hooks().gathers_values()) {
             throw ContractViolation{
@@ -15253,14 +14960,14 @@ public:
                 "collectives of a model; use another sharding"
             };
         }
-        hidden_.attach(collectives, detail::identity_of(comm_));
+        model_collectives_.attach(collectives, detail::identity_of(comm_));
     }
     /// Explains a communicator that shadowed() has not made.
     template <class Other>
-        requires(!std::derived_from<Other, detail::HiddenCollectives>)
+        requires(!std::derived_from<Other, detail::ModelCommunicator>)
     void attach_collectives(Other const&) {
         static_assert(
-            std::derived_from<Other, detail::HiddenCollectives>,
+            std::derived_from<Other, detail::ModelCommunicator>,
             "attach_collectives: give it the result of joinable::shadowed(comm), which has a name and lives as "
             "long as the model"
         );
@@ -15339,7 +15046,7 @@ public:
             begin_forward(notice);
             if (stage_ == Stage::idle) {
                 ranges_.end_passes(); // no call marks the end of an evaluation
-                if (hidden_.are_followed()) {
+                if (model_collectives_.are_followed()) {
                     throw ContractViolation{
                         "joined ranks follow the collectives of an evaluation until it ends; call forward(pass)"
                     };
@@ -15404,7 +15111,7 @@ public:
                 if (ready_check_) {
                     ready_check_->release([this](std::size_t i) { reducer_->mark_ready(i); });
                 }
-                hidden_.end(round_);
+                model_collectives_.end(round_);
                 reducer_->finalize_backward();
                 end_reduction();
             }
@@ -15454,7 +15161,7 @@ public:
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             require_stepped();
-            hidden_.require_pass("skip()");
+            model_collectives_.require_pass("skip()");
             hooks().require_let_go();      // before any collective, so skip() can be called again
             detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
             ranges_.end_passes();
@@ -15525,7 +15232,7 @@ protected:
     static constexpr bool gives_use = requires(Reduction& reduction, GradientReducer& reducer) {
         reduction.use(std::size_t{}, reducer);
     };
-    /// What the reduction does in passes.
+    /// The reduction's work in passes.
     [[nodiscard]] auto& hooks() const noexcept {
         if constexpr (std::derived_from<Reduction, detail::PassHooks>) {
             return reducer_->reduction();
@@ -15601,7 +15308,7 @@ protected:
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
     /// step; otherwise the round ends with the reduction.
     GradientParticipant(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
+        : comm_{comm}, averaging_{kind}, model_collectives_{state}, state_{state}, steps_{steps} {}
     GradientParticipant(GradientParticipant const&) = delete;
     GradientParticipant& operator=(GradientParticipant const&) = delete;
     ~GradientParticipant() = default;
@@ -15628,7 +15335,8 @@ protected:
     }
     void require_outside(std::string_view verb) const {
         bool const is_over = // an evaluation that failed
-            stage_ == Stage::failed && !hooks().gathers_values() && !hidden_.are_followed();
+            stage_ == Stage::failed && !hooks().gathers_values() &&
+            !model_collectives_.are_followed();
         if ((stage_ != Stage::idle && !is_over) || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(
                 verb, " was called in a guard or in a round; call it before, on every rank"
@@ -15642,39 +15350,30 @@ protected:
             // Outside a guard, a forward pass whose outputs are not used announced nothing.
             bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
             require_stepped();
-            bool const has_failed = stage_ == Stage::failed;
-            if (hooks().gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
-                throw ContractViolation{
-                    "the passes of the previous round have not ended, and all ranks gather values in them; "
-                    "call backward(), or skip() after a failure"
-                };
+            bool const is_unfinished = stage_ == Stage::unsynced || stage_ == Stage::failed;
+            char const* const why =
+                is_unfinished && hooks().gathers_values()
+                    ? "the passes of the previous round have not ended, and all ranks gather values in them; "
+                      "call backward(), or skip() after a failure"
+                : is_unfinished && model_collectives_.are_followed()
+                    ? "the passes of the previous round have not ended, and joined ranks follow collectives in "
+                      "them; call backward(), or announce a forward pass that has no backward pass with {.phase = "
+                      "Phase::evaluate}"
+                : is_open || stage_ == Stage::backward
+                    ? "the previous forward pass had no backward pass; announce such a round with {.will_sync "
+                      "= false} or {.phase = Phase::evaluate}, and call skip() after a pass that failed"
+                    : nullptr;
+            if (why != nullptr) {
+                throw ContractViolation{why};
             }
-            if (hidden_.are_followed() && (stage_ == Stage::unsynced || has_failed)) {
-                throw ContractViolation{
-                    "the passes of the previous round have not ended, and joined ranks follow collectives in "
-                    "them; call backward(), or announce a forward pass that has no backward pass with {.phase = "
-                    "Phase::evaluate}"
-                };
+            // Before the round is announced, so that the failure of a rank is one between rounds.
+            if (trains(notice)) {
+                told_to_others([&] { listed_->require_same(name_in_texts()); });
             }
-            if (is_open || stage_ == Stage::backward) {
-                throw ContractViolation{
-                    "the previous forward pass had no backward pass; announce such a round with {.will_sync "
-                    "= false} or {.phase = Phase::evaluate}, and call skip() after a pass that failed"
-                };
-            }
-            check_listed(notice);
             require_no_skip(notice);
             open_round(notice);
             ranges_.open_forward(reducer_->timeline());
         });
-    }
-    /// Before the round is announced, so that the failure of a rank is one between rounds. Ranks
-    /// outside an enabled guard have no roll call that tells the others.
-    void check_listed(RoundNotice const& notice) {
-        if (!trains(notice)) {
-            return;
-        }
-        told_to_others([&] { listed_->require_same(name_in_texts()); });
     }
     /// In a round that is announced as skipped this rank counts nothing, so its pass would be lost.
     void require_no_skip(RoundNotice const& notice) {
@@ -15689,7 +15388,8 @@ protected:
             });
         }
     }
-    /// What f() throws on this rank alone. Outside an enabled guard the others would wait for it.
+    /// What f() throws on this rank alone. Outside an enabled guard no roll call tells the others,
+    /// and they would wait for it.
     template <class F>
     void told_to_others(F const& f) {
         detail::session_of(state_) != nullptr ? f() : detail::abort_if_throws(comm_, f);
@@ -15716,8 +15416,8 @@ protected:
         pending_ = PendingRound{state_, comm_.size(), notice, detail::WindowEnd::reduction};
         ranges_.announce(reducer_->timeline(), pending_.is_answered());
         bool syncs = pending_.will_sync();
-        hidden_.begin(pending_);
-        bool const holds = hooks().gathers_values() || hidden_.are_followed();
+        model_collectives_.begin(pending_);
+        bool const holds = hooks().gathers_values() || model_collectives_.are_followed();
         if (!syncs || hooks().gathers_values() || module_->syncs_before_forward() ||
             pending_.is_answered()) {
             hear_round();
@@ -15740,7 +15440,7 @@ protected:
     [[nodiscard]] bool is_last_evaluation_open(detail::Session const* session) const noexcept {
         bool const is_of_loop = session != nullptr && session->loop_opens_rounds() &&
                                 session->round().number() == round_.number();
-        return hooks().gathers_values() || hidden_.are_followed() || is_of_loop;
+        return hooks().gathers_values() || model_collectives_.are_followed() || is_of_loop;
     }
     void hear_round() {
         round_ = pending_.wait();
@@ -15750,7 +15450,7 @@ protected:
         hear_round();
         round_.hold();
         if (meets_between_passes()) {
-            hidden_.end_section(round_); // joined ranks come there
+            model_collectives_.end_section(round_); // joined ranks come there
         }
         prepare_reduction(round_);
     }
@@ -15772,7 +15472,9 @@ protected:
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
         reducer_->send_words_by(words());
-        reducer_->reduce_after_pass(hidden_.are_followed() && round.active_count() < comm_.size());
+        reducer_->reduce_after_pass(
+            model_collectives_.are_followed() && round.active_count() < comm_.size()
+        );
         hooks().finish_forward();
         hooks().begin_round(round); // if it refuses, no message was sent, so skip() can follow
         if (!module_->syncs_before_forward()) {
@@ -15807,8 +15509,8 @@ protected:
             hooks().finish_passes(trains);
             round_.done();
         }
-        hidden_.end(round_);
-        if (hidden_.are_followed()) {
+        model_collectives_.end(round_);
+        if (model_collectives_.are_followed()) {
             round_.done();
         }
     }
@@ -15889,13 +15591,13 @@ protected:
 
     void begin_guard() {
         stage_ = Stage::idle; // discards what was left open
-        hidden_.reset();
+        model_collectives_.reset();
         reducer_->begin_guard();
     }
     /// On every path out of a guard. Runs no collective and does not wait.
     void end_guard() noexcept {
         stage_ = Stage::idle;
-        hidden_.reset();
+        model_collectives_.reset();
         reducer_->forget_words();
         try {
             reducer_->end_guard();
@@ -15913,7 +15615,7 @@ protected:
             );
         }
         if (module_->options().sync_at_end) {
-            module_->sync(result.authoritative_rank);
+            module_->plan_sync().run(comm_, result.authoritative_rank);
         }
     }
     /// Runs on joined ranks in place of the passes of a round that syncs.
@@ -15922,10 +15624,10 @@ protected:
             module_->sync_buffers(round);
         }
         if (meets_between_passes()) {
-            hidden_.follow(round);
+            model_collectives_.follow(round);
         }
         prepare_reduction(round);
-        hidden_.follow(round);
+        model_collectives_.follow(round);
         contribute_without_pass(round);
     }
 
@@ -15947,7 +15649,7 @@ protected:
     std::optional<detail::ListedModel> listed_;
     std::optional<detail::ReadyCheck> ready_check_;     ///< with verify_ready
     std::optional<detail::ReplicaCheck> replica_check_; ///< with verify_replicas
-    detail::HiddenRounds hidden_;                       ///< collectives of the model
+    detail::ModelCollectives model_collectives_;        ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
 
@@ -15973,22 +15675,6 @@ template <class T, class Comm, class Reduction>
 concept describes_model =
     std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions> ||
     (std::convertible_to<T, Reduction> && BucketReduction<Reduction, Comm>);
-
-/// The parameters of a model, or why they could not be listed.
-struct ListedParameters {
-    ParameterList list;
-    std::exception_ptr error;
-};
-template <class Parameters>
-ListedParameters listed(Parameters&& parameters) {
-    ListedParameters result;
-    try {
-        result.list = joinable::parameters(std::forward<Parameters>(parameters));
-    } catch (...) {
-        result.error = std::current_exception();
-    }
-    return result;
-}
 
 /// Checks the communicator before a base class does.
 template <class Comm, class Reduction, class Times>
@@ -16046,7 +15732,9 @@ public:
         Reduction reduction = {}
     )
         : DistributedDataParallel{
-              detail::listed(std::forward<Parameters>(parameters)),
+              std::function<ParameterList()>{[&] {
+                  return joinable::parameters(std::forward<Parameters>(parameters));
+              }},
               comm,
               std::move(buffers),
               options,
@@ -16134,7 +15822,7 @@ public:
         void main_hook(Round const& round) {
             detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);
             if (round.phase() != Phase::train) {
-                ddp_.hidden_.follow(round);
+                ddp_.model_collectives_.follow(round);
                 return;
             }
             [[maybe_unused]] auto const range = ddp_.timeline().round(true);
@@ -16142,7 +15830,7 @@ public:
                 if (round.will_sync()) {
                     ddp_.shadow(round);
                 } else {
-                    ddp_.hidden_.follow(round);
+                    ddp_.model_collectives_.follow(round);
                 }
             } catch (...) {
                 ddp_.end_ranges();
@@ -16168,7 +15856,7 @@ public:
         detail::agree_on(list, module_->options());
         list.add("reduction", Reduction::name);
         list.add("model", model_);
-        hidden_.agree_on(list);
+        model_collectives_.agree_on(list);
     }
     /// For GuardView::averaged.
     void list_averaged(std::vector<void const*>& values) const {
@@ -16196,9 +15884,9 @@ public:
     }
 
 private:
-    /// All types of parameters share this constructor.
+    /// All types of parameters share this constructor. `list_parameters` may throw.
     DistributedDataParallel(
-        detail::ListedParameters const& parameters,
+        std::function<ParameterList()> const& list_parameters,
         Comm& comm,
         BufferList buffers,
         DataParallelOptions const& options,
@@ -16213,10 +15901,7 @@ private:
         std::optional<detail::CoalescedBroadcast> start;
         std::exception_ptr error;
         try {
-            if (parameters.error) {
-                std::rethrow_exception(parameters.error);
-            }
-            ParameterList const& list = parameters.list;
+            ParameterList const list = list_parameters();
             detail::check_parameters(list, detail::device_of(comm).id());
             compared.begin_section("options differ: ");
             detail::agree_on(compared, options);
@@ -16226,12 +15911,13 @@ private:
             model_ = detail::agree_on(compared, list);
             detail::agree_on(compared, buffers, "buffer");
             model_ += detail::concat(", hash ", compared.hash_from(first));
+            BucketOptions const buckets = detail::bucket_options(options);
+            detail::BufferMemory const memory{comm};
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
                 comm,
-                list,
-                detail::bucket_options(options),
                 std::move(reduction),
-                detail::TakeGradients::later // a rank may refuse the model
+                detail::gradients_in_buckets(list, buckets, static_cast<int>(comm.rank()), memory),
+                buckets
             );
             module_.emplace(comm, list, std::move(buffers), options);
             listed_.emplace(list, true);
@@ -16253,6 +15939,7 @@ private:
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
         entry.leave();
+        // After all ranks have accepted the model.
         detail::abort_if_throws(comm, [&] { reducer_->take_gradients(); });
         reducer_->register_memory();
         if (start) {
@@ -16260,8 +15947,8 @@ private:
         }
     }
 
-    using Base::hidden_;
     using Base::listed_;
+    using Base::model_collectives_;
     using Base::module_;
     using Base::ready_check_;
     using Base::reducer_;
@@ -16272,13 +15959,10 @@ private:
 };
 
 template <class Comm, class Parameters>
-DistributedDataParallel(Comm&, Parameters&&) -> DistributedDataParallel<Comm>;
+DistributedDataParallel(Comm&, Parameters&&, DataParallelOptions = {})
+    -> DistributedDataParallel<Comm>;
 template <class Comm, class Parameters>
-DistributedDataParallel(Comm&, Parameters&&, DataParallelOptions) -> DistributedDataParallel<Comm>;
-template <class Comm, class Parameters>
-DistributedDataParallel(Comm&, Parameters&&, BufferList) -> DistributedDataParallel<Comm>;
-template <class Comm, class Parameters>
-DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions)
+DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions = {})
     -> DistributedDataParallel<Comm>;
 
 template <class Comm, class Parameters, class Reduction>
@@ -16354,7 +16038,8 @@ namespace joinable { inline namespace v0 {
 ///
 /// Active ranks call step() once in every round that syncs. Joined ranks run the same body on the
 /// same reduced gradients, so parameters and optimizer state stay equal on all ranks without any
-/// message. Runs after labels::gradients. `body` may take the Round. To skip the step if no rank
+/// message. A learning rate that changes must be set in the body, because joined ranks do not run the
+/// loop. Runs after labels::gradients. `body` may take the Round. To skip the step if no rank
 /// had a gradient, return if `round.contributor_count() == 0`, which is the same on all ranks.
 template <class Comm, class Body>
 class Step {
@@ -16946,71 +16631,61 @@ struct Launcher {
     std::string_view name;
     char const* rank;
     char const* size;
-    char const* marker;              ///< only this launcher sets it
-    std::array<char const*, 2> job;  ///< together they identify the job
-    std::array<char const*, 2> more; ///< these too, where they are set
-    char const* local_size;          ///< ranks on this machine
-    char const* machines;
+    char const* marker;                         ///< only this launcher sets it
+    std::array<char const*, 2> job;             ///< together they identify the job
+    std::array<char const*, 2> more = {"", ""}; ///< these too, where they are set
+    char const* local_size = "";                ///< ranks on this machine
+    char const* machines = "";
     std::string_view without_job; ///< what to do if `job` is not set
 };
 
 /// The order matters: a launcher that another one starts comes first, because its variables are
 /// more specific.
 inline constexpr std::array<Launcher, 6> launchers{{
-    {"joinable",
-     "JOINABLE_RANK",
-     "JOINABLE_WORLD_SIZE",
-     "JOINABLE_RANK",
-     {"JOINABLE_JOB", ""},
-     {"", ""},
-     "",
-     "",
-     "set it to a text that is the same on all ranks of this job and differs between jobs"},
-    {"torchrun",
-     "RANK",
-     "WORLD_SIZE",
-     "TORCHELASTIC_RUN_ID",
-     {"MASTER_ADDR", "MASTER_PORT"},
-     {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
-     "LOCAL_WORLD_SIZE",
-     "",
-     "start the ranks by torchrun, or set JOINABLE_JOB"},
-    {"mpirun of Open MPI",
-     "OMPI_COMM_WORLD_RANK",
-     "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_RANK",
-     {"PMIX_NAMESPACE", ""},
-     {"", ""},
-     "OMPI_COMM_WORLD_LOCAL_SIZE",
-     "",
-     "start the ranks by mpirun, or set JOINABLE_JOB"},
-    {"mpiexec of MPICH",
-     "PMI_RANK",
-     "PMI_SIZE",
-     "PMI_RANK",
-     {"PMI_JOBID", ""},
-     {"", ""},
-     "MPI_LOCALNRANKS",
-     "",
-     "MPICH's mpiexec names no job: start the ranks by mpiexec -genv JOINABLE_JOB $$"},
-    {"torch.distributed",
-     "RANK",
-     "WORLD_SIZE",
-     "RANK",
-     {"MASTER_ADDR", "MASTER_PORT"},
-     {"", ""},
-     "LOCAL_WORLD_SIZE",
-     "",
-     "set it as for torch.distributed, or set JOINABLE_JOB"},
-    {"srun",
-     "SLURM_PROCID",
-     "SLURM_NTASKS",
-     "SLURM_PROCID",
-     {"SLURM_JOB_ID", "SLURM_STEP_ID"},
-     {"", ""},
-     "",
-     "SLURM_STEP_NUM_NODES",
-     "start the ranks by srun, not by sbatch alone, or set JOINABLE_JOB"},
+    {.name = "joinable",
+     .rank = "JOINABLE_RANK",
+     .size = "JOINABLE_WORLD_SIZE",
+     .marker = "JOINABLE_RANK",
+     .job = {"JOINABLE_JOB", ""},
+     .without_job =
+         "set it to a text that is the same on all ranks of this job and differs between jobs"},
+    {.name = "torchrun",
+     .rank = "RANK",
+     .size = "WORLD_SIZE",
+     .marker = "TORCHELASTIC_RUN_ID",
+     .job = {"MASTER_ADDR", "MASTER_PORT"},
+     .more = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
+     .local_size = "LOCAL_WORLD_SIZE",
+     .without_job = "start the ranks by torchrun, or set JOINABLE_JOB"},
+    {.name = "mpirun of Open MPI",
+     .rank = "OMPI_COMM_WORLD_RANK",
+     .size = "OMPI_COMM_WORLD_SIZE",
+     .marker = "OMPI_COMM_WORLD_RANK",
+     .job = {"PMIX_NAMESPACE", ""},
+     .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE",
+     .without_job = "start the ranks by mpirun, or set JOINABLE_JOB"},
+    {.name = "mpiexec of MPICH",
+     .rank = "PMI_RANK",
+     .size = "PMI_SIZE",
+     .marker = "PMI_RANK",
+     .job = {"PMI_JOBID", ""},
+     .local_size = "MPI_LOCALNRANKS",
+     .without_job = "MPICH's mpiexec names no job: start the ranks by mpiexec -genv JOINABLE_JOB $$"
+    },
+    {.name = "torch.distributed",
+     .rank = "RANK",
+     .size = "WORLD_SIZE",
+     .marker = "RANK",
+     .job = {"MASTER_ADDR", "MASTER_PORT"},
+     .local_size = "LOCAL_WORLD_SIZE",
+     .without_job = "set it as for torch.distributed, or set JOINABLE_JOB"},
+    {.name = "srun",
+     .rank = "SLURM_PROCID",
+     .size = "SLURM_NTASKS",
+     .marker = "SLURM_PROCID",
+     .job = {"SLURM_JOB_ID", "SLURM_STEP_ID"},
+     .machines = "SLURM_STEP_NUM_NODES",
+     .without_job = "start the ranks by srun, not by sbatch alone, or set JOINABLE_JOB"},
 }};
 
 /// Reads one environment by `lookup(name)`, which returns null for a variable that is not set.
@@ -17272,7 +16947,7 @@ public:
     void require_here(int rank) const { home_.require_here(rank); }
     /// Keeps other threads from the rank as long as the result lives.
     [[nodiscard]] static std::monostate hold() noexcept { return {}; }
-    /// What an error calls the work.
+    /// The name of the work in errors.
     [[nodiscard]] static char const* kind_of(auto const&) noexcept { return "a collective"; }
     /// The work is destroyed.
     static void release(auto const&) noexcept {}
@@ -17768,264 +17443,6 @@ JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexce
 
 #endif
 
-// ---- joinable/communicator/detail/descriptor.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// The maximum number of ranks of a host communicator: a root must fit into 13 bits of an arrival.
-inline constexpr int max_ranks = 1 << 13;
-
-enum class Collective : std::uint8_t {
-    all_reduce,
-    broadcast,
-    barrier,
-    reduce,
-    all_gather,
-    reduce_scatter,
-    gather,
-    scatter,
-    all_to_all,
-    scaled_all_reduce,
-    scaled_reduce_scatter,
-};
-/// No rank requests it, but ranks that split a communicator compare it with what the others do.
-inline constexpr Collective split_collective{11};
-
-[[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
-    constexpr std::string_view names[] = {
-        "all_reduce",
-        "broadcast",
-        "barrier",
-        "reduce",
-        "all_gather",
-        "reduce_scatter",
-        "gather",
-        "scatter",
-        "all_to_all",
-        "scaled all_reduce",
-        "scaled reduce_scatter",
-        "split",
-    };
-    return names[static_cast<std::size_t>(collective)];
-}
-
-[[nodiscard]] constexpr bool is_scaled(Collective collective) noexcept {
-    return collective == Collective::scaled_all_reduce ||
-           collective == Collective::scaled_reduce_scatter;
-}
-
-/// Describes the collective that a rank is about to run. It must be the same on all ranks.
-struct Descriptor {
-    Collective collective = Collective::barrier;
-    DType dtype = DType::u8;
-    ReduceOp op = ReduceOp::sum;
-    int root = 0;
-    std::size_t count = 0;   ///< elements of one rank's share, or of all if there are no shares
-    bool has_counts = false; ///< shares differ; tables have them, and `count` is not compared
-    double factor = 1.0;     ///< of a scaled sum: differs between ranks, so it is not compared
-
-    friend bool operator==(Descriptor const& a, Descriptor const& b) noexcept {
-        return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
-               a.root == b.root && a.has_counts == b.has_counts &&
-               (a.has_counts || a.count == b.count);
-    }
-
-    /// Collective, dtype, operation and root as one number, with the root in the highest bits. It
-    /// has 24 bits if there are at most max_ranks.
-    [[nodiscard]] constexpr std::uint64_t word() const noexcept {
-        static_assert(dtype_count <= 16, "a dtype has four bits");
-        static_assert(reduce_op_count <= 8, "an operation has three bits");
-        return static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(dtype) << 4U |
-               static_cast<std::uint64_t>(op) << 8U | static_cast<std::uint64_t>(root) << 11U;
-    }
-    [[nodiscard]] static constexpr Descriptor
-    of_word(std::uint64_t word, std::size_t count, bool has_counts) noexcept {
-        return {
-            static_cast<Collective>(word & 0xfU),
-            static_cast<DType>(word >> 4U & 0xfU),
-            static_cast<ReduceOp>(word >> 8U & 0x7U),
-            static_cast<int>(word >> 11U),
-            count,
-            has_counts
-        };
-    }
-
-    /// The whole signature, in words that ranks compare.
-    [[nodiscard]] constexpr std::array<std::uint64_t, 2> words() const noexcept {
-        return {word() | (has_counts ? by_counts : 0), count};
-    }
-    [[nodiscard]] static constexpr Descriptor of_words(std::span<std::uint64_t const> words
-    ) noexcept {
-        return of_word(
-            words[0] & ~by_counts, static_cast<std::size_t>(words[1]), (words[0] & by_counts) != 0
-        );
-    }
-
-    [[nodiscard]] bool is_reduction() const noexcept {
-        return collective == Collective::all_reduce || collective == Collective::reduce ||
-               collective == Collective::reduce_scatter || is_scaled(collective);
-    }
-
-    /// Whether it looks like a sum of agreement_words. A sum of yours may look the same, so only texts ask.
-    [[nodiscard]] bool is_agreement() const noexcept {
-        return collective == Collective::all_reduce && dtype == DType::u64 && op == ReduceOp::sum &&
-               count == agreement_words;
-    }
-
-    [[nodiscard]] std::string text() const {
-        std::string phrase = concat(name_of(collective));
-        if (has_counts) {
-            phrase += concat(" by counts of ", joinable::name_of(dtype));
-        } else if (collective != Collective::barrier && collective != split_collective) {
-            phrase += concat(" of ", count, " ", joinable::name_of(dtype));
-        }
-        if (is_reduction()) {
-            phrase += concat(" with ", joinable::name_of(op));
-        }
-        if (collective == Collective::broadcast || collective == Collective::scatter) {
-            phrase += concat(" from rank ", root);
-        }
-        if (collective == Collective::reduce || collective == Collective::gather) {
-            phrase += concat(" to rank ", root);
-        }
-        if (is_agreement()) {
-            phrase += " (a guard's roll call or entry, or the making of a model)";
-        }
-        return phrase;
-    }
-
-private:
-    static constexpr std::uint64_t by_counts = std::uint64_t{1} << 63U;
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/communicator/detail/request.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// How many elements one rank sends to each rank, or expects from each: the caller's table, one
-/// size for all ranks, or one for a single rank. Refers to the table.
-class PartSizes {
-public:
-    constexpr PartSizes() = default; ///< nothing for any rank
-    [[nodiscard]] static constexpr PartSizes equal(std::size_t size) noexcept {
-        return {nullptr, size, all_ranks};
-    }
-    [[nodiscard]] static constexpr PartSizes only(int rank, std::size_t size) noexcept {
-        return {nullptr, size, rank};
-    }
-    [[nodiscard]] static constexpr PartSizes of(Counts table) noexcept {
-        return {table.data(), 0, all_ranks};
-    }
-
-    [[nodiscard]] constexpr std::size_t operator[](int rank) const noexcept {
-        if (table_ != nullptr) {
-            return table_[rank];
-        }
-        return rank_ == all_ranks || rank_ == rank ? size_ : 0;
-    }
-    /// The caller's table of `size` ranks, if it gave one.
-    [[nodiscard]] constexpr Counts table(int size) const noexcept {
-        return table_ == nullptr ? Counts{} : Counts{table_, static_cast<std::size_t>(size)};
-    }
-    /// Copies the sizes to a table with one entry per rank.
-    template <class Count>
-    constexpr void copy_to(std::span<Count> table) const noexcept {
-        int rank = 0;
-        for (Count& count : table) {
-            count = (*this)[rank++];
-        }
-    }
-
-private:
-    static constexpr int all_ranks = -1;
-
-    constexpr PartSizes(std::size_t const* table, std::size_t size, int rank) noexcept
-        : table_{table}, size_{size}, rank_{rank} {}
-
-    std::size_t const* table_ = nullptr;
-    std::size_t size_ = 0;
-    int rank_ = all_ranks;
-};
-
-/// Copies of a rank's tables, for a collective that outlasts the call that posts it.
-class KeptTables {
-public:
-    /// Both refer to the copies from here on.
-    void keep(PartSizes& sends, PartSizes& expects, int size) {
-        auto const ranks = static_cast<std::size_t>(size);
-        tables_.resize(2 * ranks);
-        std::size_t* table = tables_.data();
-        for (PartSizes* const sizes : {&sends, &expects}) {
-            sizes->copy_to(std::span{table, ranks});
-            *sizes = PartSizes::of({table, ranks});
-            table += ranks;
-        }
-    }
-
-private:
-    std::vector<std::size_t> tables_;
-};
-
-/// One collective as one rank requests it. Its arguments have been checked, and it omits buffers
-/// that the collective does not use on this rank. It refers to buffers and tables, and lives only
-/// during the call that posts it.
-///
-/// If ranks have parts, it also has the sizes of the parts. Parts lie one after another in rank
-/// order. In all_gather and gather, however, every rank in `sends` gets the same part.
-struct Request {
-    Descriptor signature = {}; ///< must be the same on all ranks
-    ConstBuffer in = {};       ///< empty if this rank contributes nothing
-    Buffer out = {};           ///< empty if this rank receives nothing; may be `in`
-    PartSizes sends = {};      ///< elements of `in` for each rank
-    PartSizes expects = {};    ///< elements of `out` from each rank
-};
-
-/// Makes the requests of one rank. Every transport uses it, so all check the same arguments with
-/// the same error texts.
-/// @throws ContractViolation  an argument is wrong.
-struct RequestsOf {
-    int rank = 0;
-    int size = 1;
-
-    using Tables = std::optional<Counts>; ///< none: all parts are equal
-
-    [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op) const;
-    [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op, double factor) const;
-    [[nodiscard]] Request reduce(Buffer buffer, ReduceOp op, int root) const;
-    [[nodiscard]] Request broadcast(Buffer buffer, int root) const;
-    [[nodiscard]] Request barrier() const { return {}; }
-
-    [[nodiscard]] Request all_gather(ConstBuffer in, Buffer out, Tables counts = {}) const;
-    [[nodiscard]] Request
-    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Tables counts = {}) const;
-    [[nodiscard]] Request reduce_scatter(
-        ConstBuffer in, Buffer out, ReduceOp op, double factor, Tables counts = {}
-    ) const;
-    [[nodiscard]] Request gather(ConstBuffer in, Buffer out, int root, Tables counts = {}) const;
-    [[nodiscard]] Request scatter(ConstBuffer in, Buffer out, int root, Tables counts = {}) const;
-    [[nodiscard]] Request all_to_all(ConstBuffer in, Buffer out) const;
-    [[nodiscard]] Request
-    all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) const;
-
-private:
-    /// The sizes of the parts of `whole`. This rank's part has the size of `part`, and `part` may
-    /// be at that place in `whole`.
-    [[nodiscard]] PartSizes divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) const;
-    [[nodiscard]] static Descriptor by_parts(
-        Collective collective,
-        ConstBuffer part,
-        Tables const& counts,
-        int root = 0,
-        ReduceOp op = ReduceOp::sum
-    ) {
-        return {collective, part.dtype, op, root, counts ? 0 : part.count, counts.has_value()};
-    }
-};
-
-}}} // namespace joinable::v0::detail
-
 // ---- joinable/communicator/detail/checks.hpp
 
 /// @file
@@ -18298,6 +17715,264 @@ check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing) {
 
 #endif
 
+// ---- joinable/communicator/detail/descriptor.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The maximum number of ranks of a host communicator: a root must fit into 13 bits of an arrival.
+inline constexpr int max_ranks = 1 << 13;
+
+enum class Collective : std::uint8_t {
+    all_reduce,
+    broadcast,
+    barrier,
+    reduce,
+    all_gather,
+    reduce_scatter,
+    gather,
+    scatter,
+    all_to_all,
+    scaled_all_reduce,
+    scaled_reduce_scatter,
+};
+/// No rank requests it, but ranks that split a communicator compare it with what the others do.
+inline constexpr Collective split_collective{11};
+
+[[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
+    constexpr std::string_view names[] = {
+        "all_reduce",
+        "broadcast",
+        "barrier",
+        "reduce",
+        "all_gather",
+        "reduce_scatter",
+        "gather",
+        "scatter",
+        "all_to_all",
+        "scaled all_reduce",
+        "scaled reduce_scatter",
+        "split",
+    };
+    return names[static_cast<std::size_t>(collective)];
+}
+
+[[nodiscard]] constexpr bool is_scaled(Collective collective) noexcept {
+    return collective == Collective::scaled_all_reduce ||
+           collective == Collective::scaled_reduce_scatter;
+}
+
+/// Describes the collective that a rank is about to run. It must be the same on all ranks.
+struct Descriptor {
+    Collective collective = Collective::barrier;
+    DType dtype = DType::u8;
+    ReduceOp op = ReduceOp::sum;
+    int root = 0;
+    std::size_t count = 0;   ///< elements of one rank's share, or of all if there are no shares
+    bool has_counts = false; ///< shares differ; tables have them, and `count` is not compared
+    double factor = 1.0;     ///< of a scaled sum: differs between ranks, so it is not compared
+
+    friend bool operator==(Descriptor const& a, Descriptor const& b) noexcept {
+        return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
+               a.root == b.root && a.has_counts == b.has_counts &&
+               (a.has_counts || a.count == b.count);
+    }
+
+    /// Collective, dtype, operation and root as one number, with the root in the highest bits. It
+    /// has 24 bits if there are at most max_ranks.
+    [[nodiscard]] constexpr std::uint64_t word() const noexcept {
+        static_assert(dtype_count <= 16, "a dtype has four bits");
+        static_assert(reduce_op_count <= 8, "an operation has three bits");
+        return static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(dtype) << 4U |
+               static_cast<std::uint64_t>(op) << 8U | static_cast<std::uint64_t>(root) << 11U;
+    }
+    [[nodiscard]] static constexpr Descriptor
+    of_word(std::uint64_t word, std::size_t count, bool has_counts) noexcept {
+        return {
+            static_cast<Collective>(word & 0xfU),
+            static_cast<DType>(word >> 4U & 0xfU),
+            static_cast<ReduceOp>(word >> 8U & 0x7U),
+            static_cast<int>(word >> 11U),
+            count,
+            has_counts
+        };
+    }
+
+    /// The whole signature, in words that ranks compare.
+    [[nodiscard]] constexpr std::array<std::uint64_t, 2> words() const noexcept {
+        return {word() | (has_counts ? by_counts : 0), count};
+    }
+    [[nodiscard]] static constexpr Descriptor of_words(std::span<std::uint64_t const> words
+    ) noexcept {
+        return of_word(
+            words[0] & ~by_counts, static_cast<std::size_t>(words[1]), (words[0] & by_counts) != 0
+        );
+    }
+
+    [[nodiscard]] bool is_reduction() const noexcept {
+        return collective == Collective::all_reduce || collective == Collective::reduce ||
+               collective == Collective::reduce_scatter || is_scaled(collective);
+    }
+
+    /// Whether it looks like a sum of agreement_words. A sum of yours may look the same, so only texts ask.
+    [[nodiscard]] bool is_agreement() const noexcept {
+        return collective == Collective::all_reduce && dtype == DType::u64 && op == ReduceOp::sum &&
+               count == agreement_words;
+    }
+
+    [[nodiscard]] std::string text() const {
+        std::string phrase = concat(name_of(collective));
+        if (has_counts) {
+            phrase += concat(" by counts of ", joinable::name_of(dtype));
+        } else if (collective != Collective::barrier && collective != split_collective) {
+            phrase += concat(" of ", count, " ", joinable::name_of(dtype));
+        }
+        if (is_reduction()) {
+            phrase += concat(" with ", joinable::name_of(op));
+        }
+        if (collective == Collective::broadcast || collective == Collective::scatter) {
+            phrase += concat(" from rank ", root);
+        }
+        if (collective == Collective::reduce || collective == Collective::gather) {
+            phrase += concat(" to rank ", root);
+        }
+        if (is_agreement()) {
+            phrase += " (a guard's roll call or entry, or the making of a model)";
+        }
+        return phrase;
+    }
+
+private:
+    static constexpr std::uint64_t by_counts = std::uint64_t{1} << 63U;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/detail/request.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// How many elements one rank sends to each rank, or expects from each: the caller's table, one
+/// size for all ranks, or one for a single rank. Refers to the table.
+class PartSizes {
+public:
+    constexpr PartSizes() = default; ///< nothing for any rank
+    [[nodiscard]] static constexpr PartSizes equal(std::size_t size) noexcept {
+        return {nullptr, size, all_ranks};
+    }
+    [[nodiscard]] static constexpr PartSizes only(int rank, std::size_t size) noexcept {
+        return {nullptr, size, rank};
+    }
+    [[nodiscard]] static constexpr PartSizes of(Counts table) noexcept {
+        return {table.data(), 0, all_ranks};
+    }
+
+    [[nodiscard]] constexpr std::size_t operator[](int rank) const noexcept {
+        if (table_ != nullptr) {
+            return table_[rank];
+        }
+        return rank_ == all_ranks || rank_ == rank ? size_ : 0;
+    }
+    /// The caller's table of `size` ranks, if it gave one.
+    [[nodiscard]] constexpr Counts table(int size) const noexcept {
+        return table_ == nullptr ? Counts{} : Counts{table_, static_cast<std::size_t>(size)};
+    }
+    /// Copies the sizes to a table with one entry per rank.
+    template <class Count>
+    constexpr void copy_to(std::span<Count> table) const noexcept {
+        int rank = 0;
+        for (Count& count : table) {
+            count = (*this)[rank++];
+        }
+    }
+
+private:
+    static constexpr int all_ranks = -1;
+
+    constexpr PartSizes(std::size_t const* table, std::size_t size, int rank) noexcept
+        : table_{table}, size_{size}, rank_{rank} {}
+
+    std::size_t const* table_ = nullptr;
+    std::size_t size_ = 0;
+    int rank_ = all_ranks;
+};
+
+/// Copies of a rank's tables, for a collective that outlasts the call that posts it.
+class KeptTables {
+public:
+    /// Both refer to the copies from here on.
+    void keep(PartSizes& sends, PartSizes& expects, int size) {
+        auto const ranks = static_cast<std::size_t>(size);
+        tables_.resize(2 * ranks);
+        std::size_t* table = tables_.data();
+        for (PartSizes* const sizes : {&sends, &expects}) {
+            sizes->copy_to(std::span{table, ranks});
+            *sizes = PartSizes::of({table, ranks});
+            table += ranks;
+        }
+    }
+
+private:
+    std::vector<std::size_t> tables_;
+};
+
+/// One collective as one rank requests it. Its arguments have been checked, and it omits buffers
+/// that the collective does not use on this rank. It refers to buffers and tables, and lives only
+/// during the call that posts it.
+///
+/// If ranks have parts, it also has the sizes of the parts. Parts lie one after another in rank
+/// order. In all_gather and gather, however, every rank in `sends` gets the same part.
+struct Request {
+    Descriptor signature = {}; ///< must be the same on all ranks
+    ConstBuffer in = {};       ///< empty if this rank contributes nothing
+    Buffer out = {};           ///< empty if this rank receives nothing; may be `in`
+    PartSizes sends = {};      ///< elements of `in` for each rank
+    PartSizes expects = {};    ///< elements of `out` from each rank
+};
+
+/// Makes the requests of one rank. Every transport uses it, so all check the same arguments with
+/// the same error texts.
+/// @throws ContractViolation  an argument is wrong.
+struct RequestsOf {
+    int rank = 0;
+    int size = 1;
+
+    using Tables = std::optional<Counts>; ///< none: all parts are equal
+
+    [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op) const;
+    [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op, double factor) const;
+    [[nodiscard]] Request reduce(Buffer buffer, ReduceOp op, int root) const;
+    [[nodiscard]] Request broadcast(Buffer buffer, int root) const;
+    [[nodiscard]] Request barrier() const { return {}; }
+
+    [[nodiscard]] Request all_gather(ConstBuffer in, Buffer out, Tables counts = {}) const;
+    [[nodiscard]] Request
+    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Tables counts = {}) const;
+    [[nodiscard]] Request reduce_scatter(
+        ConstBuffer in, Buffer out, ReduceOp op, double factor, Tables counts = {}
+    ) const;
+    [[nodiscard]] Request gather(ConstBuffer in, Buffer out, int root, Tables counts = {}) const;
+    [[nodiscard]] Request scatter(ConstBuffer in, Buffer out, int root, Tables counts = {}) const;
+    [[nodiscard]] Request all_to_all(ConstBuffer in, Buffer out) const;
+    [[nodiscard]] Request
+    all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) const;
+
+private:
+    /// The sizes of the parts of `whole`. This rank's part has the size of `part`, and `part` may
+    /// be at that place in `whole`.
+    [[nodiscard]] PartSizes divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) const;
+    [[nodiscard]] static Descriptor by_parts(
+        Collective collective,
+        ConstBuffer part,
+        Tables const& counts,
+        int root = 0,
+        ReduceOp op = ReduceOp::sum
+    ) {
+        return {collective, part.dtype, op, root, counts ? 0 : part.count, counts.has_value()};
+    }
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/communicator/detail/impl/request.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
@@ -18444,11 +18119,11 @@ RequestsOf::divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) co
 // ---- joinable/communicator/detail/collective_members.hpp
 
 /// @file
-/// The collectives as members of a communicator. A transport derives from one of these classes and
-/// implements one function, `Work post(Request const&)`. It keeps post() private and makes
-/// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives derives from
-/// the smaller class, or says what it offers, so that its communicator does not model the other
-/// capabilities.
+/// The collectives and messages as members of a communicator. A transport derives from one of the
+/// classes of collectives and implements one function, `Work post(Request const&)`. It keeps post()
+/// private and makes BasicCollectives<Derived, Work> a friend. A transport that lacks some
+/// collectives derives from the smaller class, so that its communicator does not model the other
+/// capabilities. The same holds for Messages and its post_message().
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -18482,118 +18157,91 @@ protected:
     }
 };
 
-/// Says which collectives a communicator has beyond those of every communicator.
-struct OffersAll {
-    static constexpr bool scaled_sums = true;
-    static constexpr bool reduce = true;
-    static constexpr bool all_gather = true;
-    static constexpr bool reduce_scatter = true;
-    static constexpr bool scaled_scattered_sums = true;
-    static constexpr bool gather = true;
-    static constexpr bool scatter = true;
-    static constexpr bool all_to_all = true;
-};
-
-/// The collectives of all capabilities that `Offers` names.
-template <class Derived, class Work, class Offers = OffersAll>
+/// The collectives of all capabilities. Where a rank may give counts, one for each rank, it does so on
+/// all ranks or on none.
+template <class Derived, class Work>
 class Collectives : public BasicCollectives<Derived, Work> {
+    using Tables = RequestsOf::Tables;
+
 public:
     using BasicCollectives<Derived, Work>::all_reduce;
     /// Sums each rank's buffer times that rank's factor, in place. The dtype is floating-point, and
     /// `op` is sum. Either all ranks give a factor or none does.
-    Work all_reduce(Buffer buffer, ReduceOp op, double factor)
-        requires(Offers::scaled_sums)
-    {
+    Work all_reduce(Buffer buffer, ReduceOp op, double factor) {
         return this->start(this->requests().all_reduce(buffer, op, factor));
     }
 
     /// In place at the root; the other ranks' buffers do not change.
-    Work reduce(Buffer buffer, ReduceOp op, int root)
-        requires(Offers::reduce)
-    {
+    Work reduce(Buffer buffer, ReduceOp op, int root) {
         return this->start(this->requests().reduce(buffer, op, root));
     }
 
-    /// `out` has `size()` times the elements of `in`; `in` may be this rank's part of `out`.
-    Work all_gather(ConstBuffer in, Buffer out)
-        requires(Offers::all_gather)
-    {
-        return this->start(this->requests().all_gather(in, out));
-    }
-    /// Rank r contributes counts[r] elements; the same counts on every rank.
-    Work all_gather(ConstBuffer in, Buffer out, Counts counts)
-        requires(Offers::all_gather)
-    {
+    /// `out` has `size()` times the elements of `in`; `in` may be this rank's part of `out`. With
+    /// counts, the same on every rank, rank r contributes counts[r] elements.
+    Work all_gather(ConstBuffer in, Buffer out, Tables counts = {}) {
         return this->start(this->requests().all_gather(in, out, counts));
     }
 
-    /// `in` has `size()` times the elements of `out`; `out` may be this rank's part of `in`.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op)
-        requires(Offers::reduce_scatter)
-    {
-        return this->start(this->requests().reduce_scatter(in, out, op));
-    }
-    /// Rank r receives counts[r] elements; the same counts on every rank.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Counts counts)
-        requires(Offers::reduce_scatter)
-    {
+    /// `in` has `size()` times the elements of `out`; `out` may be this rank's part of `in`. With
+    /// counts, the same on every rank, rank r receives counts[r] elements.
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Tables counts = {}) {
         return this->start(this->requests().reduce_scatter(in, out, op, counts));
     }
-
     /// Sums each rank's `in` times that rank's factor. The dtype is floating-point, and `op` is
     /// sum. Either all ranks give a factor or none does.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor)
-        requires(Offers::scaled_scattered_sums)
-    {
-        return this->start(this->requests().reduce_scatter(in, out, op, factor));
-    }
-    /// Rank r receives counts[r] elements; the same counts on every rank.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor, Counts counts)
-        requires(Offers::scaled_scattered_sums)
-    {
+    Work
+    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor, Tables counts = {}) {
         return this->start(this->requests().reduce_scatter(in, out, op, factor, counts));
     }
 
     /// At the root `out` has `size()` times the elements of `in`, and `in` may be its part. Other
-    /// ranks ignore `out`.
-    Work gather(ConstBuffer in, Buffer out, int root)
-        requires(Offers::gather)
-    {
-        return this->start(this->requests().gather(in, out, root));
-    }
-    /// Rank r contributes counts[r] elements; only the root reads `counts`.
-    Work gather(ConstBuffer in, Buffer out, int root, Counts counts)
-        requires(Offers::gather)
-    {
+    /// ranks ignore `out`. With counts, which only the root reads, rank r contributes counts[r]
+    /// elements.
+    Work gather(ConstBuffer in, Buffer out, int root, Tables counts = {}) {
         return this->start(this->requests().gather(in, out, root, counts));
     }
 
     /// At the root `in` has `size()` times the elements of `out`, and `out` may be its part. Other
-    /// ranks ignore `in`.
-    Work scatter(ConstBuffer in, Buffer out, int root)
-        requires(Offers::scatter)
-    {
-        return this->start(this->requests().scatter(in, out, root));
-    }
-    /// Rank r receives counts[r] elements; only the root reads `counts`.
-    Work scatter(ConstBuffer in, Buffer out, int root, Counts counts)
-        requires(Offers::scatter)
-    {
+    /// ranks ignore `in`. With counts, which only the root reads, rank r receives counts[r]
+    /// elements.
+    Work scatter(ConstBuffer in, Buffer out, int root, Tables counts = {}) {
         return this->start(this->requests().scatter(in, out, root, counts));
     }
 
     /// Sends part r of `in` to rank r, which stores it as this rank's part of `out`. Both have the
     /// same count, a multiple of `size()`; they do not overlap.
-    Work all_to_all(ConstBuffer in, Buffer out)
-        requires(Offers::all_to_all)
-    {
+    Work all_to_all(ConstBuffer in, Buffer out) {
         return this->start(this->requests().all_to_all(in, out));
     }
     /// counts_in[r] elements go to rank r, counts_out[r] come from it.
-    Work all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out)
-        requires(Offers::all_to_all)
-    {
+    Work all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) {
         return this->start(this->requests().all_to_all(in, out, counts_in, counts_out));
+    }
+};
+
+/// Messages between two ranks, of which `Derived` implements
+/// `Work post_message(bool is_send, int peer, int tag, Buffer)`.
+template <class Derived, class Work>
+class Messages {
+public:
+    /// Not collective. Sends to rank `to`. Messages between two ranks with the same tag arrive in
+    /// order.
+    Work send(ConstBuffer buffer, int to, int tag = 0) {
+        // A send only reads its buffer; both sides of a message share one type.
+        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
+        return start(true, "destination", to, tag, read);
+    }
+    /// Not collective. Receives a message of send().
+    Work receive(Buffer buffer, int from, int tag = 0) {
+        return start(false, "source", from, tag, buffer);
+    }
+
+private:
+    Work start(bool is_send, std::string_view role, int peer, int tag, Buffer buffer) {
+        auto& comm = static_cast<Derived&>(*this);
+        check_memory(buffer);
+        check_rank(role, peer, comm.size());
+        return comm.post_message(is_send, peer, tag, buffer);
     }
 };
 
@@ -18687,6 +18335,64 @@ struct alignas(64) ArrivalLine {
         );
     }
 };
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/detail/ranks.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+[[nodiscard]] constexpr std::size_t as_index(int rank) noexcept {
+    return static_cast<std::size_t>(rank);
+}
+
+/// The ranks below `size` for which is_so(rank).
+template <class IsSo>
+[[nodiscard]] std::vector<int> ranks_where(int size, IsSo const& is_so) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size; ++rank) {
+        if (is_so(rank)) {
+            ranks.push_back(rank);
+        }
+    }
+    return ranks;
+}
+
+/// Whether is_so(rank) for a rank below `size`.
+template <class IsSo>
+[[nodiscard]] bool any_rank(int size, IsSo const& is_so) {
+    int rank = 0;
+    while (rank < size && !is_so(rank)) {
+        ++rank;
+    }
+    return rank < size;
+}
+
+/// Both ranks in order, or the one if they are the same.
+[[nodiscard]] inline std::vector<int> both_ranks(int one, int other) {
+    auto const [least, most] = std::minmax(one, other);
+    return least == most ? std::vector{least} : std::vector{least, most};
+}
+
+/// The arguments of split() on one rank.
+struct GroupChoice {
+    std::int32_t color;
+    std::int32_t key;
+};
+
+/// The ranks of a group of split(), in its order, from the choices of all ranks.
+[[nodiscard]] inline std::vector<int>
+members_of(std::span<GroupChoice const> choices, std::int32_t color) {
+    auto const choice = [&](int rank) { return choices[as_index(rank)]; };
+    auto members = ranks_where(static_cast<int>(choices.size()), [&](int rank) {
+        return choice(rank).color == color;
+    });
+    // Not std::stable_sort: clang 19 warns of what libstdc++ 12 calls in it.
+    std::sort(members.begin(), members.end(), [&](int a, int b) {
+        return std::pair{choice(a).key, a} < std::pair{choice(b).key, b};
+    });
+    return members;
+}
 
 }}} // namespace joinable::v0::detail
 
@@ -18802,8 +18508,7 @@ text_of_message(bool is_send, int tag, std::uint64_t count, DType dtype) {
 reason_of_messages(int rank, int peer, std::string const& mine, std::string const& theirs) {
     return {
         FailureKind::mismatch,
-        rank == peer ? std::vector{rank}
-                     : std::vector{(std::min)(rank, peer), (std::max)(rank, peer)},
+        both_ranks(rank, peer),
         concat("messages between rank ", rank, " and rank ", peer, ": ", mine, " meets ", theirs)
     };
 }
@@ -18847,8 +18552,7 @@ template <class Sent, class Expected>
             if (sent(from, to) != expected(from, to)) {
                 return AbortReason{
                     FailureKind::mismatch,
-                    from == to ? std::vector{from}
-                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
+                    both_ranks(from, to),
                     concat(
                         "counts differ in ",
                         signature.text(),
@@ -19662,13 +19366,7 @@ JOINABLE_DEFINITION bool Board::has_arrived(int rank, std::uint64_t sequence) no
 }
 
 JOINABLE_DEFINITION std::vector<int> Board::missing(std::uint64_t sequence) {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < size_; ++rank) {
-        if (!has_arrived(rank, sequence)) {
-            ranks.push_back(rank);
-        }
-    }
-    return ranks;
+    return ranks_where(size_, [&](int rank) { return !has_arrived(rank, sequence); });
 }
 
 JOINABLE_DEFINITION std::uint64_t Board::release(int rank) noexcept {
@@ -19678,13 +19376,7 @@ JOINABLE_DEFINITION std::uint64_t Board::release(int rank) noexcept {
 }
 
 JOINABLE_DEFINITION std::vector<int> Board::holding_up(std::uint64_t sequence) {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < size_; ++rank) {
-        if (release(rank) + max_in_flight <= sequence) {
-            ranks.push_back(rank);
-        }
-    }
-    return ranks;
+    return ranks_where(size_, [&](int rank) { return release(rank) + max_in_flight <= sequence; });
 }
 
 JOINABLE_DEFINITION void
@@ -19701,13 +19393,7 @@ Board::mark_dead(int rank, int number, AbortReason const& reason, int burier) no
 }
 
 JOINABLE_DEFINITION std::vector<int> Board::computing(std::uint64_t sequence) {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < size_; ++rank) {
-        if (may_compute(state_of(rank), sequence)) {
-            ranks.push_back(rank);
-        }
-    }
-    return ranks;
+    return ranks_where(size_, [&](int rank) { return may_compute(state_of(rank), sequence); });
 }
 
 JOINABLE_DEFINITION bool Board::may_be_lost(std::uint64_t sequence) noexcept {
@@ -20707,6 +20393,7 @@ bool run_chunks(
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
+
 #include <atomic>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -20747,12 +20434,9 @@ has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) n
 
 JOINABLE_DEFINITION bool
 has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    for (int owner = 0; owner < board.size(); ++owner) {
-        if (has_unclaimed(board, sequence, cut, owner)) {
-            return true;
-        }
-    }
-    return false;
+    return any_rank(board.size(), [&](int owner) {
+        return has_unclaimed(board, sequence, cut, owner);
+    });
 }
 
 JOINABLE_DEFINITION bool run_chunks(
@@ -20984,38 +20668,29 @@ JOINABLE_DEFINITION std::size_t Slices::chunk_bytes(Board const& board) noexcept
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_needed(Board& board, std::uint64_t sequence) noexcept {
-    for (int rank = 0; rank < board.size(); ++rank) {
-        if (board.line(rank, sequence).payload[ArrivalLine::ring] != 0) {
-            return true;
-        }
-    }
-    return false;
+    return any_rank(board.size(), [&](int rank) {
+        return board.line(rank, sequence).payload[ArrivalLine::ring] != 0;
+    });
 }
 
 JOINABLE_DEFINITION std::vector<int> Pipeline::holding_up(Board& board) const {
     std::uint64_t const done = done_by_all(board);
     std::uint64_t const lent = lent_by_all(board);
-    std::vector<int> ranks;
-    for (int rank = 0; done != count_ && rank < board.size(); ++rank) {
+    return ranks_where(done == count_ ? 0 : board.size(), [&](int rank) {
         ChunkProgress const& its = board.progress(rank, sequence_);
-        if (done < lent ? its.done.load() == done : its.lent.load() == lent) {
-            ranks.push_back(rank);
-        }
-    }
-    return ranks;
+        return done < lent ? its.done.load() == done : its.lent.load() == lent;
+    });
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board) const {
     if (!board.is_aborted()) {
         return false;
     }
-    for (int rank = 0; rank < board.size(); ++rank) {
+    auto const has_died_before_its_end = [&](int rank) {
         ChunkProgress const& its = board.progress(rank, sequence_);
-        if (board.is_dead(rank) && (its.lent.load() != count_ || its.done.load() != count_)) {
-            return true;
-        }
-    }
-    if (is_given_up(board)) {
+        return board.is_dead(rank) && (its.lent.load() != count_ || its.done.load() != count_);
+    };
+    if (any_rank(board.size(), has_died_before_its_end) || is_given_up(board)) {
         return true;
     }
     AbortReason const reason = board.reason();
@@ -21027,12 +20702,10 @@ JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board) const {
 
 JOINABLE_DEFINITION bool Pipeline::is_in_use(Board& board) const {
     AbortReason const reason = board.reason();
-    for (int const rank : board.computing(sequence_)) {
-        if (!board.is_dead(rank) && !is_overdue(reason, rank)) {
-            return true;
-        }
-    }
-    return false;
+    std::vector<int> const ranks = board.computing(sequence_);
+    return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+        return !board.is_dead(rank) && !is_overdue(reason, rank);
+    });
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_overdue(AbortReason const& reason, int rank) noexcept {
@@ -21041,12 +20714,9 @@ JOINABLE_DEFINITION bool Pipeline::is_overdue(AbortReason const& reason, int ran
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_given_up(Board& board) const noexcept {
-    for (int rank = 0; rank < board.size(); ++rank) {
-        if (board.progress(rank, sequence_).has_given_up.load()) {
-            return true;
-        }
-    }
-    return false;
+    return any_rank(board.size(), [&](int rank) {
+        return board.progress(rank, sequence_).has_given_up.load();
+    });
 }
 
 JOINABLE_DEFINITION std::uint64_t
@@ -21102,12 +20772,7 @@ JOINABLE_DEFINITION bool Helper::help() {
 }
 
 JOINABLE_DEFINITION bool Helper::have_all_arrived(std::uint64_t sequence) noexcept {
-    for (int rank = 0; rank < board_.size(); ++rank) {
-        if (!board_.has_arrived(rank, sequence)) {
-            return false;
-        }
-    }
-    return true;
+    return !any_rank(board_.size(), [&](int rank) { return !board_.has_arrived(rank, sequence); });
 }
 
 JOINABLE_DEFINITION bool Helper::compute(std::uint64_t sequence) {
@@ -21251,7 +20916,7 @@ protected:
     ~Watch() = default;
 };
 
-/// What the ranks of one group share: the board for collectives, a mailbox for each pair of ranks,
+/// The objects that the ranks of one group share: the board for collectives, a mailbox for each pair of ranks,
 /// and the groups that were split from it. All of it is one block of memory without addresses. This
 /// class is one rank's view of it, and costs two pointers.
 ///
@@ -21648,22 +21313,17 @@ JOINABLE_DEFINITION AbortReason reason_of_exit(Group group, int rank, AbortReaso
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The members that communicators over a board have in common. `Rank` is a GroupRank. `Work` is the
-/// type of its collectives and messages. The communicators' own docstrings describe the guarantees.
+/// type of its collectives and messages. A send is complete when the other rank has received the
+/// message. Count and dtype must be the same on both sides, else Mismatch on both. The communicators' own docstrings describe the guarantees.
 template <class Rank, class Work>
-class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work> {
+class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work>,
+                          public Messages<BoardCommunicator<Rank, Work>, Work> {
 public:
     BoardCommunicator(BoardCommunicator const&) = delete;
     BoardCommunicator& operator=(BoardCommunicator const&) = delete;
 
     [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
-
-    /// Not collective. Complete when rank `to` has received the message. Messages between two ranks
-    /// with the same tag arrive in order. Count and dtype must be the same on both sides, else
-    /// Mismatch on both.
-    Work send(ConstBuffer buffer, int to, int tag = 0);
-    /// Not collective. Receives a message of send().
-    Work receive(Buffer buffer, int from, int tag = 0);
 
     /// Local. The first reason wins; every wait that can no longer complete throws it.
     void abort(AbortReason const& reason) { own_rank().abort(reason); }
@@ -21712,6 +21372,7 @@ protected:
 
 private:
     friend class BasicCollectives<BoardCommunicator, Work>;
+    friend class Messages<BoardCommunicator, Work>;
 
     Unwinding unwinding_;
 
@@ -21721,6 +21382,9 @@ private:
         return rank_;
     }
     Work post(Request const& request) { return {rank_, own_rank().post(request)}; }
+    Work post_message(bool is_send, int peer, int tag, Buffer buffer) {
+        return {rank_, own_rank().post_message(is_send, peer, tag, buffer)};
+    }
 };
 
 }}} // namespace joinable::v0::detail
@@ -21730,27 +21394,10 @@ private:
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-template <class Rank, class Work>
-Work BoardCommunicator<Rank, Work>::send(ConstBuffer buffer, int to, int tag) {
-    check_memory(buffer);
-    check_rank("destination", to, size());
-    // A send only reads its buffer; both sides of a message share one type.
-    Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-    return {rank_, own_rank().post_message(true, to, tag, read)};
-}
-
-template <class Rank, class Work>
-Work BoardCommunicator<Rank, Work>::receive(Buffer buffer, int from, int tag) {
-    check_memory(buffer);
-    check_rank("source", from, size());
-    return {rank_, own_rank().post_message(false, from, tag, buffer)};
-}
 
 template <class Rank, class Work>
 BoardCommunicator<Rank, Work>::~BoardCommunicator() {
@@ -21772,24 +21419,15 @@ BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
         request.signature.collective = split_collective;
         post(request).wait();
     };
-    std::array<std::int32_t, 2> const mine{color, key};
-    std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
-    gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
-    std::vector<int> members;
-    for (int other = 0; other < size(); ++other) {
-        if (all[static_cast<std::size_t>(other)][0] == color) {
-            members.push_back(other);
-        }
-    }
-    std::sort(members.begin(), members.end(), [&](int a, int b) {
-        return std::pair{all[static_cast<std::size_t>(a)][1], a} <
-               std::pair{all[static_cast<std::size_t>(b)][1], b};
-    });
+    GroupChoice const mine{color, key};
+    std::vector<GroupChoice> all(as_index(size()));
+    gather({&mine, 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
+    std::vector<int> const members = members_of(all, color);
     int const maker = members.front();
     std::uint64_t const made = rank() == maker ? rank_.make_group(members) : 0;
     std::vector<std::uint64_t> places(all.size());
     gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64});
-    std::uint64_t const place = places[static_cast<std::size_t>(maker)];
+    std::uint64_t const place = places[as_index(maker)];
     if (place == 0) {
         throw CommunicationError{concat(
             "rank ",
@@ -23138,7 +22776,6 @@ void GroupRank<Memory>::throw_mismatch(Message const& mine, Message const& their
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <sys/mman.h>
 #include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -23160,11 +22797,7 @@ public:
     /// @throws ContractViolation   a group cannot have so many ranks.
     /// @throws CommunicationError  there is no memory.
     explicit ProcessSegment(int size);
-    virtual ~ProcessSegment() {
-        if (bytes_ != 0) {
-            munmap(memory_, bytes_);
-        }
-    }
+    virtual ~ProcessSegment() = default;
     ProcessSegment(ProcessSegment const&) = delete;
     ProcessSegment& operator=(ProcessSegment const&) = delete;
 
@@ -23200,14 +22833,12 @@ private:
         return (Group::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
                alignof(Outcome);
     }
-    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
-        return static_cast<std::byte*>(memory_) + offset;
-    }
+    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept { return memory_ + offset; }
 
     std::size_t staging_at_;
     std::size_t room_ = 0;
-    std::size_t bytes_ = 0; ///< to unmap
-    void* memory_ = nullptr;
+    Arena mapped_; ///< empty: a derived class has mapped the memory
+    std::byte* memory_ = nullptr;
     Board* board_ = nullptr;
 };
 
@@ -23230,6 +22861,140 @@ private:
 
 #endif
 
+// ---- joinable/communicator/detail/shared_mapping.hpp
+
+#if defined(__linux__)
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_SHARED_MAPPING_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_SHARED_MAPPING_HPP_PART_1
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Gives a file this size. Returns 0, or why the system refuses.
+[[nodiscard]] inline int resize_file(int file, std::size_t bytes) noexcept {
+    rlimit limit{};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    if (limit.rlim_cur < bytes) {
+        return EFBIG; // ftruncate would kill the process
+    }
+    return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+}
+
+/// Maps memory of a file, from an offset on. Without a file, only processes that are created later
+/// share the memory. `more` are flags of mmap. If the system refuses, returns an empty arena and sets
+/// errno.
+[[nodiscard]] inline Arena
+map_shared(std::size_t bytes, int file = -1, int more = 0, std::size_t from = 0) noexcept {
+    int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0) | more;
+    void* const memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, static_cast<off_t>(from));
+    if (memory == MAP_FAILED) {
+        return {};
+    }
+    auto const unmap = [](void*, std::byte* data, std::size_t size) noexcept {
+        munmap(data, size);
+    };
+    return {static_cast<std::byte*>(memory), bytes, unmap, nullptr};
+}
+
+/// An open file, which the destructor closes. Negative: none.
+class FileHandle {
+public:
+    explicit FileHandle(int number) noexcept : number_{number} {}
+    ~FileHandle() {
+        if (number_ >= 0) {
+            close(number_);
+        }
+    }
+    FileHandle(FileHandle&& other) noexcept : number_{std::exchange(other.number_, -1)} {}
+    FileHandle& operator=(FileHandle&&) = delete;
+    [[nodiscard]] int number() const noexcept { return number_; }
+
+private:
+    int number_;
+};
+
+/// Memory that the processes of all ranks map, each at its own address. The system counts its
+/// mappings, so killing any process leaves nothing of it. Collective; blocks. Rank 0 makes a file
+/// without a name, and the others open it through rank 0's process. A process number may mean
+/// another process there, as in another container, so they compare device and inode.
+/// @throws Mismatch            see check_same_size.
+/// @throws CommunicationError  a rank cannot map it; on all ranks.
+template <class Comm>
+[[nodiscard]] Arena share_mapping(Comm& comm, std::size_t bytes) {
+    std::uint64_t const mine = bytes;
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
+    comm.all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64}).wait();
+    check_same_size(all);
+    if (bytes == 0) {
+        return {};
+    }
+    enum Word : std::size_t { error, process, number, device, inode, words };
+    auto const identity = [](int file) noexcept {
+        struct stat status{};
+        fstat(file, &status);
+        return std::array{
+            static_cast<std::int64_t>(status.st_dev), static_cast<std::int64_t>(status.st_ino)
+        };
+    };
+    bool const is_maker = comm.rank() == 0;
+    FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
+    int const refused = made.number() < 0 ? errno : resize_file(made.number(), bytes);
+    auto const own = identity(made.number());
+    std::array<std::int64_t, words> maker{refused, getpid(), made.number(), own[0], own[1]};
+    comm.broadcast({maker.data(), maker.size(), DType::i64}, 0).wait();
+
+    Arena memory;
+    auto failure = static_cast<std::int32_t>(maker[error]);
+    if (failure == 0) {
+        std::string const path = concat("/proc/", maker[process], "/fd/", maker[number]);
+        FileHandle const opened{
+            is_maker ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
+        };
+        int const file = is_maker ? made.number() : opened.number();
+        if (file < 0) {
+            failure = errno;
+        } else if (identity(file) != std::array{maker[device], maker[inode]}) {
+            failure = ESTALE;
+        } else {
+            memory = map_shared(bytes, file);
+            failure = memory.data() != nullptr ? 0 : errno;
+        }
+    }
+    comm.all_reduce({&failure, 1, DType::i32}, ReduceOp::max).wait();
+    if (failure != 0) {
+        throw CommunicationError{concat(
+            "expected ",
+            bytes,
+            " bytes of memory that all ranks share, but on one of them ",
+            failure == ESTALE ? "rank 0's process number is another process"
+                              : concat("the system says: ", std::strerror(failure)),
+            "; ranks need memfd_create() and each other's /proc/<process>/fd, and so one machine, "
+            "one user and one namespace of processes"
+        )};
+    }
+    return memory;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
 // ---- joinable/communicator/shared_memory/process/impl/process_segment.ipp
 
 #if defined(__linux__)
@@ -23240,6 +23005,7 @@ private:
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <sys/mman.h>
 #include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -23247,22 +23013,15 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes_for(size, 0)} {
     // Address space, not memory: the system allocates a page when a rank first writes to it.
     for (room_ = most_room;; room_ /= 2) {
-        bytes_ = bytes_for(size, room_);
-        memory_ = mmap(
-            nullptr,
-            bytes_,
-            PROT_READ | PROT_WRITE,
-            MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
-            -1,
-            0
-        );
-        if (memory_ != MAP_FAILED) {
+        std::size_t const bytes = bytes_for(size, room_);
+        mapped_ = map_shared(bytes, -1, MAP_NORESERVE);
+        if (mapped_.data() != nullptr) {
             break;
         }
         if (room_ <= least_room) {
             throw CommunicationError{concat(
                 "expected ",
-                bytes_,
+                bytes,
                 " bytes of shared memory for ",
                 size,
                 " process ranks, but mmap says: ",
@@ -23271,7 +23030,8 @@ JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes
             )};
         }
     }
-    madvise(memory_, bytes_, MADV_DONTDUMP); // a dump would allocate all of it
+    memory_ = mapped_.data();
+    madvise(memory_, mapped_.bytes(), MADV_DONTDUMP); // a dump would allocate all of it
     create(size);
 }
 
@@ -23412,11 +23172,6 @@ struct AttachOptions {
 /// If a rank is killed, all others get PeerFailed at once, in every group. The error has the killed
 /// rank's number in that group, if it was a member. Attached ranks check each other while they
 /// wait. Each has a thread that sleeps until its process dies or the communicator is destroyed.
-///
-/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
-/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
-/// on floating-point numbers. The caller must keep buffers until the work has been waited for.
-/// Spans of counts are copied.
 class ProcessCommunicator : detail::SegmentOwner,
                             public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:
@@ -23478,135 +23233,6 @@ private:
 
 }} // namespace joinable::v0
 
-#endif
-
-// ---- joinable/communicator/detail/shared_mapping.hpp
-
-#if defined(__linux__)
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_SHARED_MAPPING_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_SHARED_MAPPING_HPP_PART_1
-
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include <cerrno>
-#include <cstring>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Gives a file this size. Returns 0, or why the system refuses.
-[[nodiscard]] inline int resize_file(int file, std::size_t bytes) noexcept {
-    rlimit limit{};
-    getrlimit(RLIMIT_FSIZE, &limit);
-    if (limit.rlim_cur < bytes) {
-        return EFBIG; // ftruncate would kill the process
-    }
-    return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-}
-
-/// Maps memory of a file. Without a file, only processes that are created later share the memory.
-/// If the system refuses, returns an empty arena and sets errno.
-[[nodiscard]] inline Arena map_shared(std::size_t bytes, int file = -1) noexcept {
-    int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0);
-    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
-    if (memory == MAP_FAILED) {
-        return {};
-    }
-    auto const unmap = [](void*, std::byte* data, std::size_t size) noexcept {
-        munmap(data, size);
-    };
-    return {static_cast<std::byte*>(memory), bytes, unmap, nullptr};
-}
-
-class FileHandle {
-public:
-    explicit FileHandle(int number) noexcept : number_{number} {}
-    ~FileHandle() {
-        if (number_ >= 0) {
-            close(number_);
-        }
-    }
-    FileHandle(FileHandle const&) = delete;
-    FileHandle& operator=(FileHandle const&) = delete;
-    [[nodiscard]] int number() const noexcept { return number_; }
-
-private:
-    int number_;
-};
-
-/// Memory that the processes of all ranks map, each at its own address. The system counts its
-/// mappings, so killing any process leaves nothing of it. Collective; blocks. Rank 0 makes a file
-/// without a name, and the others open it through rank 0's process. A process number may mean
-/// another process there, as in another container, so they compare device and inode.
-/// @throws Mismatch            see check_same_size.
-/// @throws CommunicationError  a rank cannot map it; on all ranks.
-template <class Comm>
-[[nodiscard]] Arena share_mapping(Comm& comm, std::size_t bytes) {
-    std::uint64_t const mine = bytes;
-    std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
-    comm.all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64}).wait();
-    check_same_size(all);
-    if (bytes == 0) {
-        return {};
-    }
-    enum Word : std::size_t { error, process, number, device, inode, words };
-    auto const identity = [](int file) noexcept {
-        struct stat status{};
-        fstat(file, &status);
-        return std::array{
-            static_cast<std::int64_t>(status.st_dev), static_cast<std::int64_t>(status.st_ino)
-        };
-    };
-    bool const is_maker = comm.rank() == 0;
-    FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
-    int const refused = made.number() < 0 ? errno : resize_file(made.number(), bytes);
-    auto const own = identity(made.number());
-    std::array<std::int64_t, words> maker{refused, getpid(), made.number(), own[0], own[1]};
-    comm.broadcast({maker.data(), maker.size(), DType::i64}, 0).wait();
-
-    Arena memory;
-    auto failure = static_cast<std::int32_t>(maker[error]);
-    if (failure == 0) {
-        std::string const path = concat("/proc/", maker[process], "/fd/", maker[number]);
-        FileHandle const opened{
-            is_maker ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
-        };
-        int const file = is_maker ? made.number() : opened.number();
-        if (file < 0) {
-            failure = errno;
-        } else if (identity(file) != std::array{maker[device], maker[inode]}) {
-            failure = ESTALE;
-        } else {
-            memory = map_shared(bytes, file);
-            failure = memory.data() != nullptr ? 0 : errno;
-        }
-    }
-    comm.all_reduce({&failure, 1, DType::i32}, ReduceOp::max).wait();
-    if (failure != 0) {
-        throw CommunicationError{concat(
-            "expected ",
-            bytes,
-            " bytes of memory that all ranks share, but on one of them ",
-            failure == ESTALE ? "rank 0's process number is another process"
-                              : concat("the system says: ", std::strerror(failure)),
-            "; ranks need memfd_create() and each other's /proc/<process>/fd, and so one machine, "
-            "one user and one namespace of processes"
-        )};
-    }
-    return memory;
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
 #endif
 
 // ---- joinable/communicator/detail/background_thread.hpp
@@ -23738,7 +23364,7 @@ public:
         SharedObject object{
             ::open(shared_memory_folder, O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR)
         };
-        if (object.file_ < 0 || fchmod(object.file_, S_IRUSR | S_IWUSR) != 0) {
+        if (object.file_.number() < 0 || fchmod(object.file_.number(), S_IRUSR | S_IWUSR) != 0) {
             throw CommunicationError{concat(
                 "expected to make a shared-memory object in ",
                 shared_memory_folder,
@@ -23755,7 +23381,7 @@ public:
     /// @throws CommunicationError  there is one, but this process may not open it.
     static std::optional<SharedObject> find(std::string const& path) {
         SharedObject object{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
-        if (object.file_ >= 0) {
+        if (object.file_.number() >= 0) {
             return object;
         }
         if (int const error = errno; error != ENOENT) {
@@ -23775,34 +23401,27 @@ public:
         }
         return std::nullopt;
     }
-    ~SharedObject() {
-        if (file_ >= 0) {
-            close(file_);
-        }
-    }
-    SharedObject(SharedObject&& other) noexcept : file_{std::exchange(other.file_, -1)} {}
-    SharedObject& operator=(SharedObject&&) = delete;
 
     [[nodiscard]] struct stat status() const noexcept {
         struct stat now{};
-        fstat(file_, &now);
+        fstat(file_.number(), &now);
         return now;
     }
     /// Reads the first bytes without mapping them, because the object may be shorter. Returns
     /// whether they exist.
     [[nodiscard]] bool read(std::span<std::byte> bytes) const noexcept {
-        return pread(file_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
+        return pread(file_.number(), bytes.data(), bytes.size(), 0) ==
+               static_cast<ssize_t>(bytes.size());
     }
     /// Whether this process may give the object this size, and map it.
     [[nodiscard]] bool can_have(std::size_t bytes) const noexcept {
         rlimit limit{};
         getrlimit(RLIMIT_FSIZE, &limit); // beyond this limit ftruncate kills the process
-        std::byte* const memory = limit.rlim_cur < bytes ? nullptr : map(bytes);
-        return memory != nullptr && munmap(memory, bytes) == 0;
+        return limit.rlim_cur >= bytes && map(bytes).data() != nullptr;
     }
     /// @throws CommunicationError  the system refuses.
     void resize(std::size_t bytes) const {
-        if (int const error = resize_file(file_, bytes); error != 0) {
+        if (int const error = resize_file(file_.number(), bytes); error != 0) {
             throw CommunicationError{concat(
                 "a shared-memory object could not have ",
                 bytes,
@@ -23818,31 +23437,23 @@ public:
     /// @pre no other process has locked it
     [[nodiscard]] bool lock() const noexcept {
         struct flock all = lock_of_all();
-        return fcntl(file_, F_OFD_SETLK, &all) == 0;
+        return fcntl(file_.number(), F_OFD_SETLK, &all) == 0;
     }
     /// Whether another view of this object has locked it.
     [[nodiscard]] bool is_locked() const noexcept {
         struct flock all = lock_of_all();
-        return fcntl(file_, F_OFD_GETLK, &all) != 0 || all.l_type != F_UNLCK;
+        return fcntl(file_.number(), F_OFD_GETLK, &all) != 0 || all.l_type != F_UNLCK;
     }
     /// Maps the object, starting at byte `from`, the first of a page. Null if there is no address
     /// space.
-    [[nodiscard]] std::byte* map(std::size_t bytes, std::size_t from = 0) const noexcept {
-        void* const memory = mmap(
-            nullptr,
-            bytes,
-            PROT_READ | PROT_WRITE,
-            MAP_SHARED | MAP_NORESERVE,
-            file_,
-            static_cast<off_t>(from)
-        );
-        return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+    [[nodiscard]] Arena map(std::size_t bytes, std::size_t from = 0) const noexcept {
+        return map_shared(bytes, file_.number(), MAP_NORESERVE, from);
     }
 
     /// Gives it a name. Returns false if another object has that name.
     /// @throws CommunicationError  the system refuses.
     [[nodiscard]] bool publish(std::string const& path) const {
-        std::string const self = concat("/proc/self/fd/", file_);
+        std::string const self = concat("/proc/self/fd/", file_.number());
         if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
             return true;
         }
@@ -23860,11 +23471,11 @@ public:
         // A process that was stopped in here is not waited for: it removes the name when it
         // continues.
         for (int i = 0; i < 100 && has_name(path); ++i) {
-            if (flock(file_, LOCK_EX | LOCK_NB) == 0) {
+            if (flock(file_.number(), LOCK_EX | LOCK_NB) == 0) {
                 if (has_name(path)) {
                     unlink(path.c_str());
                 }
-                flock(file_, LOCK_UN);
+                flock(file_.number(), LOCK_UN);
                 return;
             }
             sleep_for(std::chrono::milliseconds{1});
@@ -23889,8 +23500,9 @@ public:
                 return false;
             }
             std::size_t const next = (std::min)(step, bytes - done);
-            int const error =
-                posix_fallocate(file_, static_cast<off_t>(at + done), static_cast<off_t>(next));
+            int const error = posix_fallocate(
+                file_.number(), static_cast<off_t>(at + done), static_cast<off_t>(next)
+            );
             if (error == 0) {
                 done += next;
             } else if (error == EINTR) {
@@ -23980,7 +23592,7 @@ private:
         );
     }
 
-    int file_;
+    FileHandle file_;
 };
 
 /// Memory mapped from an object. The destructor unmaps it.
@@ -23988,8 +23600,8 @@ class Mapping {
 public:
     /// @throws CommunicationError  there is no address space.
     Mapping(SharedObject const& object, std::size_t bytes, std::size_t from = 0)
-        : begin_{object.map(bytes, from)}, bytes_{bytes} {
-        if (begin_ == nullptr) {
+        : memory_{object.map(bytes, from)} {
+        if (begin() == nullptr) {
             throw CommunicationError{concat(
                 "expected to map ",
                 bytes,
@@ -23998,22 +23610,12 @@ public:
                 "; allow more address space"
             )};
         }
-        madvise(begin_, bytes_, MADV_DONTDUMP); // a dump would allocate all of it
+        madvise(begin(), bytes, MADV_DONTDUMP); // a dump would allocate all of it
     }
-    ~Mapping() {
-        if (begin_ != nullptr) {
-            munmap(begin_, bytes_);
-        }
-    }
-    Mapping(Mapping&& other) noexcept
-        : begin_{std::exchange(other.begin_, nullptr)}, bytes_{other.bytes_} {}
-    Mapping& operator=(Mapping&&) = delete;
-
-    [[nodiscard]] std::byte* begin() const noexcept { return begin_; }
+    [[nodiscard]] std::byte* begin() const noexcept { return memory_.data(); }
 
 private:
-    std::byte* begin_;
-    std::size_t bytes_;
+    Arena memory_;
 };
 
 }}} // namespace joinable::v0::detail
@@ -24173,13 +23775,9 @@ struct alignas(64) MemberTable {
         return std::launder(reinterpret_cast<Member*>(this + 1))[rank];
     }
     [[nodiscard]] std::vector<int> missing_ranks() {
-        std::vector<int> ranks;
-        for (int rank = 0; rank < static_cast<int>(heading.size); ++rank) {
-            if (!member(rank).has_come()) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
+        return ranks_where(static_cast<int>(heading.size), [&](int rank) {
+            return !member(rank).has_come();
+        });
     }
     static constexpr std::size_t used_bytes_for(int size) noexcept {
         return sizeof(MemberTable) + static_cast<std::size_t>(size) * sizeof(Member);
@@ -24970,7 +24568,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// What a thread beside a rank does for it: run() until stop().
+/// The work of a thread beside a rank: run() until stop().
 template <class Comm>
 concept HasHelper = requires(Comm& comm) {
     comm.helper().run();
@@ -25659,11 +25257,6 @@ using ThreadWork = detail::WorkOf<detail::GroupRank<detail::Heap>, std::uint64_t
 /// work of all ranks, so a busy rank delays nobody. Up to 64 collectives may be in flight; posting
 /// another one first completes the oldest. Every collective compares what the ranks are about to
 /// do. A collective neither allocates nor locks, and makes no system call unless a rank waits long.
-///
-/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
-/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
-/// on floating-point numbers. The caller must keep buffers until the work has been waited for.
-/// Spans of counts are copied.
 class ThreadCommunicator
     : public detail::BoardCommunicator<detail::GroupRank<detail::Heap>, ThreadWork> {
 public:

@@ -58,11 +58,14 @@ namespace joinable { inline namespace v0 { namespace detail {
     return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
 }
 
-/// Maps memory of a file. Without a file, only processes that are created later share the memory.
-/// If the system refuses, returns an empty arena and sets errno.
-[[nodiscard]] inline Arena map_shared(std::size_t bytes, int file = -1) noexcept {
-    int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0);
-    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
+/// Maps memory of a file, from an offset on. Without a file, only processes that are created later
+/// share the memory. `more` are flags of mmap. If the system refuses, returns an empty arena and sets
+/// errno.
+[[nodiscard]] inline Arena
+map_shared(std::size_t bytes, int file = -1, int more = 0, std::size_t from = 0) noexcept {
+    int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0) | more;
+    void* const memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, static_cast<off_t>(from));
     if (memory == MAP_FAILED) {
         return {};
     }
@@ -72,6 +75,7 @@ namespace joinable { inline namespace v0 { namespace detail {
     return {static_cast<std::byte*>(memory), bytes, unmap, nullptr};
 }
 
+/// An open file, which the destructor closes. Negative: none.
 class FileHandle {
 public:
     explicit FileHandle(int number) noexcept : number_{number} {}
@@ -80,8 +84,8 @@ public:
             close(number_);
         }
     }
-    FileHandle(FileHandle const&) = delete;
-    FileHandle& operator=(FileHandle const&) = delete;
+    FileHandle(FileHandle&& other) noexcept : number_{std::exchange(other.number_, -1)} {}
+    FileHandle& operator=(FileHandle&&) = delete;
     [[nodiscard]] int number() const noexcept { return number_; }
 
 private:
@@ -852,90 +856,16 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-// The functions below are written for vectorisers: they have no branches and compare only signed
-// numbers (SSE2 has no other comparison). They are always inlined, so that they are compiled for
-// their caller's instruction set.
-
-/// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
-[[gnu::always_inline]] constexpr std::uint32_t
-select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
-    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
-    return (yes & mask) | (no & ~mask);
-}
-
-/// Converts between float and a 16-bit format in the low half of a word. The bits are the same as
-/// those of BFloat16 and Half.
-template <class T>
-struct Conversion;
-
-template <>
-struct Conversion<BFloat16> {
-    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
-        return std::bit_cast<float>(bits << 16);
-    }
-    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
-        auto const word = std::bit_cast<std::uint32_t>(value);
-        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
-        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
-        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
-    }
-};
-
-template <>
-struct Conversion<Half> {
-    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
-        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
-        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
-        // Zero and subnormals: the mantissa times 2^-24, exactly.
-        auto const subnormal =
-            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
-        // Others: the exponent is rebiased from 15 to 127; that of infinity and NaN becomes 255.
-        std::uint32_t const other =
-            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
-        return std::bit_cast<float>(
-            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, subnormal, other)
-        );
-    }
-    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
-        auto const word = std::bit_cast<std::uint32_t>(value);
-        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
-        auto const bits = static_cast<std::uint32_t>(magnitude);
-        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal.
-        std::uint32_t const subnormal =
-            std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5F) - 0x3f00'0000U;
-        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
-        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
-        std::uint32_t result = select(magnitude < 0x3880'0000, subnormal, normal);
-        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
-        result = select(magnitude > 0x7f80'0000, nan, result);
-        return ((word >> 16) & 0x8000U) | result;
-    }
-};
-
 template <class T>
 concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
 
 /// The unsigned integer of a size. Integers are added in it, because it wraps.
 template <std::size_t Bytes>
-struct unsigned_of_size;
-template <>
-struct unsigned_of_size<1> {
-    using type = std::uint8_t;
-};
-template <>
-struct unsigned_of_size<2> {
-    using type = std::uint16_t;
-};
-template <>
-struct unsigned_of_size<4> {
-    using type = std::uint32_t;
-};
-template <>
-struct unsigned_of_size<8> {
-    using type = std::uint64_t;
-};
-template <std::size_t Bytes>
-using bits_of_size = typename unsigned_of_size<Bytes>::type;
+    requires(Bytes == 1 || Bytes == 2 || Bytes == 4 || Bytes == 8)
+using bits_of_size = std::conditional_t<
+    Bytes <= 2,
+    std::conditional_t<Bytes == 1, std::uint8_t, std::uint16_t>,
+    std::conditional_t<Bytes == 4, std::uint32_t, std::uint64_t>>;
 
 /// Applies an operation to the halves of two words, and returns a word of the two results.
 template <class T, class Operation>
@@ -1549,9 +1479,9 @@ enum class MpiMeeting : std::uint64_t {
     split = 0x7469'6c70'7326'494d,
     share = 0x6572'6168'7326'494d,
 };
-[[nodiscard]] constexpr std::string_view name_of(MpiMeeting meeting) noexcept {
-    return meeting == MpiMeeting::split   ? "split"
-           : meeting == MpiMeeting::share ? "share"
+[[nodiscard]] constexpr std::string_view name_of(MpiMeeting kind) noexcept {
+    return kind == MpiMeeting::split   ? "split"
+           : kind == MpiMeeting::share ? "share"
                                           : "another collective";
 }
 /// `words` has two words from each rank: its MpiMeeting, or a word of another collective, and one
@@ -2108,10 +2038,9 @@ template <class Fail>
         operation.tables.requests.front() = MPI_REQUEST_NULL; // it has ended
         operation.state = MpiOperation::State::lost;
         operation.is_refused = false;
-        std::vector<int> ranks{(std::min)(rank, operation.peer), (std::max)(rank, operation.peer)};
         fail(AbortReason{
             FailureKind::mismatch,
-            std::move(ranks),
+            both_ranks(rank, operation.peer),
             concat(
                 "rank ",
                 rank,
@@ -2531,7 +2460,7 @@ public:
             heard_at_ = Clock::now();
         }
         alarm_.poll([&](MpiWord word, int from, std::span<std::byte const> body) {
-            Other& other = others_[index(from)];
+            Other& other = others_[as_index(from)];
             switch (word) {
             case MpiWord::abort: end(unpacked_reason(body).value()); break;
             case MpiWord::leave: take_leave(other, MpiLeave::unpacked(body)); break;
@@ -2566,22 +2495,22 @@ public:
 
     /// The number of the next message to or from that rank.
     [[nodiscard]] std::uint64_t count_message(int peer, bool is_send) noexcept {
-        Other& other = others_[index(peer)];
+        Other& other = others_[as_index(peer)];
         return is_send ? other.sent++ : other.received++;
     }
 
     /// MPI has cancelled a receive from that rank.
-    void discount_receive(int peer) noexcept { --others_[index(peer)].received; }
+    void discount_receive(int peer) noexcept { --others_[as_index(peer)].received; }
     /// Whether that rank has sent more messages than were received here. @pre have_all_left()
     [[nodiscard]] bool has_unreceived(int from) const noexcept {
-        Other const& other = others_[index(from)];
+        Other const& other = others_[as_index(from)];
         return (from == rank_ ? other.sent : other.left->sent) > other.received;
     }
 
     /// A rank that has left without doing its part of the operation, if there is one.
     [[nodiscard]] std::optional<int> departed_peer(MpiOperation const& operation) const noexcept {
         for (int rank = 0; has_any_left_ && rank < size(); ++rank) {
-            auto const& left = others_[index(rank)].left;
+            auto const& left = others_[as_index(rank)].left;
             if (!left || (operation.is_message() && rank != operation.peer)) {
                 continue;
             }
@@ -2595,7 +2524,7 @@ public:
         return std::nullopt;
     }
 
-    /// What the first unwound rank has said, if there is one.
+    /// The words of the first unwound rank, if there is one.
     [[nodiscard]] std::optional<MpiUnwinding> const& unwinding() const noexcept {
         return unwinding_;
     }
@@ -2615,31 +2544,26 @@ public:
     /// may have slept since then, and their answers have come.
     [[nodiscard]] bool has_answers(MpiOperation const& operation) const {
         auto const& [question, asked_at] = operation.question;
-        bool has_all = true;
-        for (int rank = 0; rank < size(); ++rank) {
-            Other const& other = others_[index(rank)];
-            has_all = has_all && (rank == rank_ || other.answered >= question || other.left);
-        }
-        return has_all || heard_at_ - asked_at >= mpi_patience;
+        return heard_at_ - asked_at >= mpi_patience ||
+               !any_rank(size(), [&, after = question](int rank) {
+                   Other const& other = others_[as_index(rank)];
+                   return rank != rank_ && other.answered < after && !other.left;
+               });
     }
     /// The ranks that have not answered that they have posted the operation. The next ask() asks
     /// again.
     [[nodiscard]] std::vector<int> missing(MpiOperation& operation) const {
         operation.question = {};
-        std::vector<int> ranks;
-        for (int rank = 0; rank < size(); ++rank) {
-            bool const is_here = others_[index(rank)].posted > operation.number;
-            if (operation.is_message() ? rank == operation.peer : rank != rank_ && !is_here) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
+        return ranks_where(size(), [&](int rank) {
+            bool const is_here = others_[as_index(rank)].posted > operation.number;
+            return operation.is_message() ? rank == operation.peer : rank != rank_ && !is_here;
+        });
     }
     /// See detail::take_ranks_at_work.
     [[nodiscard]] std::chrono::nanoseconds
     take_at_work(std::vector<int>& overdue, std::chrono::nanoseconds deadline) const {
         return take_ranks_at_work(overdue, deadline, [&](int rank) {
-            return others_[index(rank)].alive_at;
+            return others_[as_index(rank)].alive_at;
         });
     }
 
@@ -2651,14 +2575,14 @@ public:
         leave.is_gone = word != MpiWord::leave;
         for (int to = 0; to < size(); ++to) {
             if (to != rank_) {
-                leave.sent = others_[index(to)].sent;
-                leave.received = others_[index(to)].received;
+                leave.sent = others_[as_index(to)].sent;
+                leave.received = others_[as_index(to)].received;
                 alarm_.tell(
                     to, word, word == MpiWord::gone ? std::vector<std::byte>{} : leave.packed()
                 );
             }
         }
-        others_[index(rank_)].left = std::move(leave);
+        others_[as_index(rank_)].left = std::move(leave);
         has_sent_last_word_ = true;
     }
     [[nodiscard]] bool have_all_left() const noexcept {
@@ -2728,9 +2652,6 @@ private:
         std::uint64_t received = 0;
     };
 
-    [[nodiscard]] static std::size_t index(int rank) noexcept {
-        return static_cast<std::size_t>(rank);
-    }
     void take_leave(Other& other, MpiLeave leave) {
         other.posted = leave.posted;
         other.left = std::move(leave);
@@ -2893,14 +2814,14 @@ public:
     [[nodiscard]] static char const* kind_of(MpiOperation const& operation) noexcept {
         return operation.is_message() ? "a message" : "a collective";
     }
-    /// What is in flight.
+    /// The operations in flight.
     struct InFlight {
         std::size_t open = 0;
         std::uint64_t posted = 0;
 
         friend bool operator==(InFlight const&, InFlight const&) = default;
     };
-    /// What tests of all open operations do, without a deadline. A failure ends all ranks; the
+    /// Tests all open operations, without a deadline. A failure ends all ranks; the
     /// user's thread throws it.
     InFlight help() noexcept {
         try {
@@ -3185,6 +3106,18 @@ private:
     MpiPeers peers_; ///< last, because it starts to receive, and others may throw
 };
 
+/// A rank while no ProgressThread uses it.
+class HeldMpiRank {
+public:
+    /// @throws ContractViolation  as HasWorks::require_here().
+    explicit HeldMpiRank(MpiRank& rank) : rank_{rank}, held_{rank.hold()} {}
+    [[nodiscard]] MpiRank* operator->() const noexcept { return &rank_; }
+
+private:
+    MpiRank& rank_;
+    MpiLock::Held held_;
+};
+
 /// Memory that MPI may still use after its rank was destroyed. It is never freed.
 inline std::vector<std::shared_ptr<MpiRank>>& kept_mpi_ranks() {
     static auto& kept = *new std::vector<std::shared_ptr<MpiRank>>;
@@ -3226,7 +3159,7 @@ inline void require_mpi_thread_multiple() {
     )};
 }
 
-/// What a ProgressThread does for a rank of MPI.
+/// The work of a ProgressThread for a rank of MPI.
 class MpiHelper {
 public:
     /// @throws ContractViolation  MPI's thread level is too low.
@@ -3390,12 +3323,12 @@ using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::M
 /// not answer within 2 s are named as missing: they neither wait nor test here, and have no
 /// ProgressThread.
 ///
-/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
-/// do not fit, the root is not a rank, memory is missing or overlaps, or the operation is bitwise
-/// on floating-point numbers. The caller must keep buffers until the work has been waited for;
-/// spans of counts are copied. MPI errors become CommunicationError with MPI's text. But Open MPI
-/// and MPICH raise some errors of waits at MPI_COMM_WORLD. These end the job unless the program has
-/// set MPI_ERRORS_RETURN there.
+/// MPI errors become CommunicationError with MPI's text. But Open MPI and MPICH raise some errors of
+/// waits at MPI_COMM_WORLD. These end the job unless the program has set MPI_ERRORS_RETURN there.
+///
+/// A send is complete when MPI has the message; the caller may then reuse the buffer. The wait() of a
+/// receive throws Mismatch if the sender sent another number of bytes. Dtypes are not compared. A tag
+/// is at least 0 and at most MPI's largest.
 ///
 /// One thread at a time may use an object, its arenas, and all groups split from it or from one of
 /// its groups, because a group receives aborts through its parents. ProgressThreads of these may
@@ -3403,7 +3336,8 @@ using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::M
 /// need communicators that were each constructed from one of MPI's, for example from
 /// native_handle(). Aborts do not pass between these. If several threads use MPI, it must be
 /// initialised with MPI_THREAD_MULTIPLE.
-class MpiCommunicator : public detail::Collectives<MpiCommunicator, MpiWork> {
+class MpiCommunicator : public detail::Collectives<MpiCommunicator, MpiWork>,
+                        public detail::Messages<MpiCommunicator, MpiWork> {
 public:
     static constexpr std::string_view transport = "mpi";
     /// Whether MPI is initialised, or its launcher started this process. Local.
@@ -3450,8 +3384,7 @@ public:
     /// hear why it unwinds.
     ~MpiCommunicator() {
         if (rank_->is_here()) {
-            auto const held = rank_->hold();
-            rank_->close(unwinding_.has_begun());
+            held()->close(unwinding_.has_begun());
         } else { // a forked process must not call MPI
             static_cast<void>(new std::shared_ptr{std::move(rank_)});
         }
@@ -3462,56 +3395,23 @@ public:
     /// The communicator on which collectives run. This object keeps ownership.
     [[nodiscard]] MPI_Comm native_handle() const noexcept { return rank_->data(); }
 
-    /// Not collective. Complete when MPI has the message; the caller may then reuse the buffer.
-    /// Messages between two ranks with the same tag arrive in order. `tag` is at least 0 and at
-    /// most MPI's largest.
-    MpiWork send(ConstBuffer buffer, int to, int tag = 0) {
-        check_message("destination", buffer, to, tag);
-        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-        auto const held = rank_->hold();
-        return {*rank_, rank_->post_message(true, to, tag, read)};
-    }
-    /// Not collective. Receives a message of send(). wait() throws Mismatch if the sender sent
-    /// another number of bytes. Dtypes are not compared.
-    MpiWork receive(Buffer buffer, int from, int tag = 0) {
-        check_message("source", buffer, from, tag);
-        auto const held = rank_->hold();
-        return {*rank_, rank_->post_message(false, from, tag, buffer)};
-    }
-
     /// Local. The first reason that this rank receives wins; every wait that is not complete throws
     /// it.
-    void abort(AbortReason const& reason) {
-        auto const held = rank_->hold();
-        rank_->abort(reason);
-    }
-    [[nodiscard]] bool is_aborted() const {
-        auto const held = rank_->hold();
-        return rank_->is_aborted();
-    }
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
-        auto const held = rank_->hold();
-        return rank_->abort_reason();
-    }
+    void abort(AbortReason const& reason) { held()->abort(reason); }
+    [[nodiscard]] bool is_aborted() const { return held()->is_aborted(); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return held()->abort_reason(); }
     [[nodiscard]] bool is_renumbered() const noexcept { return rank_->is_renumbered(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        auto const held = rank_->hold();
-        return rank_->set_deadline(deadline);
+        return held()->set_deadline(deadline);
     }
     /// Local. Ranks that wait for this one wait for one more deadline from when they learn of it.
     /// Calls are cheap: at most ten per deadline, and one per second, send a message.
-    void keep_alive() {
-        auto const held = rank_->hold();
-        rank_->keep_alive();
-    }
+    void keep_alive() { held()->keep_alive(); }
     /// Local, but asks the others for up to 2 s. The ranks that have not posted this rank's oldest
     /// unfinished collective, and those that do not answer because they neither wait nor test.
-    [[nodiscard]] std::vector<int> missing_ranks() const {
-        auto const held = rank_->hold();
-        return rank_->missing_ranks();
-    }
+    [[nodiscard]] std::vector<int> missing_ranks() const { return held()->missing_ranks(); }
 
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
     /// then by their rank here. The group inherits deadline and options. Aborting this communicator
@@ -3538,8 +3438,7 @@ public:
     /// @throws std::bad_alloc; ContractViolation  alignment is not a power of two.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
-        auto const held = rank_->hold();
-        return detail::MpiMemory::allocate(rank_->memory(), bytes, alignment);
+        return detail::MpiMemory::allocate(held()->memory(), bytes, alignment);
     }
 
     /// For ProgressThread.
@@ -3614,8 +3513,7 @@ private:
             });
         }
         if (auto const reason = detail::difference_of_meetings(all)) {
-            auto const held = rank_->hold();
-            rank_->fail(*reason);
+            held()->fail(*reason);
         }
         std::vector<std::uint64_t> words;
         for (std::size_t at = 1; at < all.size(); at += own.size()) {
@@ -3626,12 +3524,9 @@ private:
     /// Runs f(), in which MPI may block. An MPI error in it ends all ranks.
     template <class F>
     void require(F const& f) {
-        auto const held = rank_->hold();
-        rank_->require(f);
+        held()->require(f);
     }
-    void check_message(std::string_view role, ConstBuffer buffer, int peer, int tag) const {
-        detail::check_memory(buffer);
-        detail::check_rank(role, peer, size());
+    void check_tag(int tag) const {
         void* most = nullptr;
         int has_most = 0;
         static_cast<void>(MPI_Comm_get_attr(rank_->data(), MPI_TAG_UB, &most, &has_most));
@@ -3657,10 +3552,14 @@ private:
     }
 
     friend class detail::BasicCollectives<MpiCommunicator, MpiWork>;
-    MpiWork post(detail::Request const& request) {
-        auto const held = rank_->hold();
-        return {*rank_, rank_->post(request)};
+    MpiWork post(detail::Request const& request) { return {*rank_, held()->post(request)}; }
+    friend class detail::Messages<MpiCommunicator, MpiWork>;
+    MpiWork post_message(bool is_send, int peer, int tag, Buffer buffer) {
+        check_tag(tag);
+        return {*rank_, held()->post_message(is_send, peer, tag, buffer)};
     }
+
+    [[nodiscard]] detail::HeldMpiRank held() const { return detail::HeldMpiRank{*rank_}; }
 
     detail::MpiSession session_; // the first member: it ends after the rank
     std::shared_ptr<detail::MpiRank> rank_;

@@ -261,13 +261,9 @@ public:
     }
     /// The ranks that have not posted this collective. Empty if that is unknown, or `number` is 0.
     [[nodiscard]] std::vector<int> missing(std::uint64_t number) const {
-        std::vector<int> ranks;
-        for (int rank = 0; is_shared() && rank < size_; ++rank) {
-            if (word(rank, posted).load(std::memory_order_acquire) < number) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
+        return ranks_where(is_shared() ? size_ : 0, [&](int rank) {
+            return word(rank, posted).load(std::memory_order_acquire) < number;
+        });
     }
 
     /// Whether some rank has not posted this collective, as far as known.
@@ -284,10 +280,8 @@ public:
     more_time(std::string_view doing, std::uint64_t number, Fail const& fail) const {
         std::vector<int> overdue = missing(number);
         bool const are_known = !overdue.empty();
-        for (int other = 0; !are_known && other < size_; ++other) {
-            if (other != rank_) {
-                overdue.push_back(other);
-            }
+        if (!are_known) {
+            overdue = ranks_where(size_, [&](int other) { return other != rank_; });
         }
         std::size_t const awaited = overdue.size();
         auto const left =
@@ -2241,10 +2235,9 @@ class NcclGraph;
 /// are. A call throws ContractViolation if an earlier launch or call of CUDA in its thread failed and
 /// nobody has asked cudaGetLastError() for that, as nothing else would tell; it then forgets the error.
 ///
-/// All members that take buffers throw ContractViolation before any data moves if counts or dtypes
-/// do not fit, the root is not a rank, memory is missing, overlaps, or belongs to the host or
-/// another device, or NCCL does not have the operation (bit_and, bit_or). NCCL determines the order
-/// of sums. The factor of a scaled sum is rounded to the dtype: see ScalesSums.
+/// Memory of the host or of another device, and operations that NCCL does not have (bit_and, bit_or),
+/// throw ContractViolation before any data moves. NCCL determines the order of sums. The factor of a
+/// scaled sum is rounded to the dtype: see ScalesSums.
 class NcclCollectives : public detail::Collectives<NcclCollectives, NcclWork> {
 public:
     using device_type = CudaDevice;
@@ -2460,7 +2453,7 @@ void prepare_together(NcclRank& rank, Local const& local) {
     return static_cast<int>(std::count(digests.begin(), digests.begin() + rank.rank(), digest));
 }
 
-/// What every rank needs before it meets the others. Call it by prepare_together.
+/// The objects that every rank needs before it meets the others. Call it by prepare_together.
 inline void
 prepare_device(NcclRank& rank, NcclOptions const& options, std::optional<cudaStream_t> stream) {
     if (options.device) {

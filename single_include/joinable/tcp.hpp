@@ -917,7 +917,7 @@ public:
         open_.pop_front();
         std::uint64_t const sequence = first_++;
         Descriptor const& signature = *open.signatures.front();
-        std::size_t const root = index(signature.root);
+        std::size_t const root = as_index(signature.root);
         if (signature.collective == Collective::all_reduce && signature.count != 0) {
             auto const in = [&](std::size_t rank) { return open.bodies[rank].data(); };
             auto const out = [&](std::size_t) { return open.bodies[0].data(); };
@@ -948,9 +948,6 @@ private:
         std::size_t arrived = 0;
     };
 
-    [[nodiscard]] static std::size_t index(int rank) noexcept {
-        return static_cast<std::size_t>(rank);
-    }
     [[nodiscard]] std::size_t place_of_next(int rank) const noexcept;
 
     std::size_t size_;
@@ -985,37 +982,33 @@ OpenCollectives::place(FrameHeader const& header, int rank, std::uint64_t done) 
     if (at == open_.size()) {
         open_.emplace_back(size_);
     }
-    return room_in(open_[at].bodies[index(rank)], header.bytes, done);
+    return room_in(open_[at].bodies[as_index(rank)], header.bytes, done);
 }
 
 JOINABLE_DEFINITION void OpenCollectives::arrive(FrameHeader const& header, int rank) {
     Open& open = open_[place_of_next(rank)];
-    open.signatures[index(rank)] =
+    open.signatures[as_index(rank)] =
         Descriptor{header.collective, header.dtype, header.op, header.root, header.count};
     ++open.arrived;
 }
 
 JOINABLE_DEFINITION std::optional<AbortReason> OpenCollectives::disagreement() const {
     auto const signature_of = [this](int rank) -> Descriptor const& {
-        return *open_.front().signatures[index(rank)];
+        return *open_.front().signatures[as_index(rank)];
     };
     return find_difference(static_cast<int>(size_), signature_of);
 }
 
 JOINABLE_DEFINITION std::vector<int> OpenCollectives::missing(std::uint64_t sequence) const {
     std::size_t const at = sequence - first_;
-    std::vector<int> ranks;
-    for (std::size_t rank = 0; rank < size_; ++rank) {
-        if (at >= open_.size() || !open_[at].signatures[rank]) {
-            ranks.push_back(static_cast<int>(rank));
-        }
-    }
-    return ranks;
+    return ranks_where(static_cast<int>(size_), [&](int rank) {
+        return at >= open_.size() || !open_[at].signatures[as_index(rank)];
+    });
 }
 
 JOINABLE_DEFINITION std::size_t OpenCollectives::place_of_next(int rank) const noexcept {
     std::size_t at = 0;
-    while (at < open_.size() && open_[at].signatures[index(rank)]) {
+    while (at < open_.size() && open_[at].signatures[as_index(rank)]) {
         ++at;
     }
     return at;
@@ -1437,9 +1430,7 @@ private:
     };
 
     [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
-    [[nodiscard]] Member& member(int rank) noexcept {
-        return members_[static_cast<std::size_t>(rank)];
-    }
+    [[nodiscard]] Member& member(int rank) noexcept { return members_[as_index(rank)]; }
     [[nodiscard]] bool is_linked(int rank) noexcept { return member(rank).socket.is_open(); }
 
     // -- one turn ---------------------------------------------------------------------------------
@@ -1479,18 +1470,14 @@ private:
     // -- frames to ranks --------------------------------------------------------------------------
     // Rank 0 comes last: its kernel delivers the others' frames even if rank 0 then dies.
 
-    void send(int rank, FrameHeader header, std::span<std::byte const> body);
+    void send(int rank, FrameHeader header, std::span<std::byte const> body = {});
     void flush(Member& one);
 
     void finish_collective();
 
     /// The first reason is the one of all ranks. Nothing completes after it.
     void end(AbortReason reason);
-    void send_end(int rank) {
-        FrameHeader header;
-        header.kind = FrameKind::end;
-        send(rank, header, packed(*end_));
-    }
+    void send_end(int rank) { send(rank, {.kind = FrameKind::end}, packed(*end_)); }
 
     // -- coming and going -------------------------------------------------------------------------
 
@@ -1754,19 +1741,13 @@ Hub::judge(int rank, FrameHeader const& header, std::string const& meanwhile) {
         end(std::move(reason));
         return;
     }
-    FrameHeader reply;
-    reply.kind = FrameKind::wait;
-    reply.sequence = header.sequence;
-    reply.count = static_cast<std::uint64_t>(left.count());
-    send(rank, reply, {});
+    auto const count = static_cast<std::uint64_t>(left.count());
+    send(rank, {.kind = FrameKind::wait, .sequence = header.sequence, .count = count});
 }
 
 JOINABLE_DEFINITION void Hub::answer(int rank, std::uint64_t sequence) {
-    FrameHeader reply;
-    reply.kind = FrameKind::answer;
-    reply.sequence = sequence;
     std::vector<int> const ranks = is_finished(sequence) ? std::vector<int>{} : missing(sequence);
-    send(rank, reply, std::as_bytes(std::span{ranks}));
+    send(rank, {.kind = FrameKind::answer, .sequence = sequence}, std::as_bytes(std::span{ranks}));
 }
 
 JOINABLE_DEFINITION std::vector<int> Hub::missing(std::uint64_t sequence) const {
@@ -1776,13 +1757,7 @@ JOINABLE_DEFINITION std::vector<int> Hub::missing(std::uint64_t sequence) const 
     if (sequence != meeting) {
         return collectives_.missing(sequence);
     }
-    std::vector<int> ranks;
-    for (std::size_t rank = 0; rank < members_.size(); ++rank) {
-        if (!members_[rank].has_come) {
-            ranks.push_back(static_cast<int>(rank));
-        }
-    }
-    return ranks;
+    return ranks_where(size(), [&](int rank) { return !members_[as_index(rank)].has_come; });
 }
 
 JOINABLE_DEFINITION void Hub::send(int rank, FrameHeader header, std::span<std::byte const> body) {
@@ -1807,10 +1782,7 @@ JOINABLE_DEFINITION void Hub::finish_collective() {
         return;
     }
     collectives_.finish([this](int rank, std::uint64_t sequence, std::span<std::byte const> body) {
-        FrameHeader header;
-        header.kind = FrameKind::result;
-        header.sequence = sequence;
-        send(rank, header, body);
+        send(rank, {.kind = FrameKind::result, .sequence = sequence}, body);
     });
 }
 
@@ -1848,9 +1820,7 @@ JOINABLE_DEFINITION void Hub::start_if_all_are_here() {
     }
     handshakes_.reset();
     for (int rank = size(); rank-- > 0;) {
-        FrameHeader header;
-        header.kind = FrameKind::start;
-        send(rank, header, {});
+        send(rank, {.kind = FrameKind::start});
     }
 }
 
@@ -2048,7 +2018,7 @@ private:
 
     // -- moving -----------------------------------------------------------------------------------
 
-    void send(FrameHeader header, std::span<std::byte const> body);
+    void send(FrameHeader header, std::span<std::byte const> body = {});
     /// Does what is possible now. If that is nothing, waits until something is, or until `end`.
     void pump(TimePoint end);
     /// Does what is possible now.
@@ -2151,9 +2121,7 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
         return;
     }
     own_reason_ = reason;
-    FrameHeader header;
-    header.kind = FrameKind::abort;
-    send(header, packed(reason));
+    send({.kind = FrameKind::abort}, packed(reason));
     pump_until([] { return false; }, is_alone_ ? std::chrono::nanoseconds{0} : patience_);
     if (!over_) {
         over_ = reason;
@@ -2171,9 +2139,7 @@ JOINABLE_DEFINITION void TcpRank::keep_alive() {
     require_here(rank_);
     outbox_.flush(socket_);
     if (outbox_.is_empty()) { // else the hub accepts nothing now; the next call will do
-        FrameHeader header;
-        header.kind = FrameKind::keep_alive;
-        send(header, {});
+        send({.kind = FrameKind::keep_alive});
     }
 }
 
@@ -2185,15 +2151,13 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     if (over_) {
         return missing_;
     }
-    FrameHeader header;
-    header.kind = FrameKind::question;
-    header.sequence = finished_;
-    send(header, {});
+    std::uint64_t const oldest = finished_;
+    send({.kind = FrameKind::question, .sequence = oldest});
     ++questions_;
     missing_ = {0}; // if the hub does not answer
     has_answer_ = false;
     pump_until([this] { return has_answer_; }, patience_);
-    return pending_.empty() || is_done(header.sequence) ? std::vector<int>{} : missing_;
+    return pending_.empty() || is_done(oldest) ? std::vector<int>{} : missing_;
 }
 
 JOINABLE_DEFINITION std::chrono::nanoseconds
@@ -2261,11 +2225,11 @@ TcpRank::ask_for_more(std::uint64_t sequence, std::string const& meanwhile) {
     std::string const text = cut_text(meanwhile, most_reason_text);
     Overdue& overdue = *overdue_of(sequence);
     overdue.deadline = (std::max)(deadline_, std::chrono::nanoseconds{0});
-    FrameHeader header;
-    header.kind = FrameKind::overdue;
-    header.sequence = sequence;
-    header.count = static_cast<std::uint64_t>(overdue.deadline.count());
-    send(header, std::as_bytes(std::span{text}));
+    auto const count = static_cast<std::uint64_t>(overdue.deadline.count());
+    send(
+        {.kind = FrameKind::overdue, .sequence = sequence, .count = count},
+        std::as_bytes(std::span{text})
+    );
     overdue.is_asked = true;
 }
 
@@ -2328,9 +2292,7 @@ JOINABLE_DEFINITION void TcpRank::poll() {
         });
     }
     if (!over_ && inbox_.consumed() - told_ >= 16'384) {
-        FrameHeader header;
-        header.kind = FrameKind::credit;
-        send(header, {});
+        send({.kind = FrameKind::credit});
     }
 }
 
@@ -2340,9 +2302,7 @@ JOINABLE_DEFINITION void TcpRank::refuse(ProtocolError const& error) {
         {0},
         concat("rank 0 sent rank ", rank_, " ", error.what, ": is it this version of joinable?")
     };
-    FrameHeader header;
-    header.kind = FrameKind::abort;
-    send(header, packed(reason));
+    send({.kind = FrameKind::abort}, packed(reason));
     over_ = reason;
 }
 
@@ -2449,9 +2409,7 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
         return;
     }
     try {
-        FrameHeader header;
-        header.kind = FrameKind::leave;
-        send(header, {});
+        send({.kind = FrameKind::leave});
         auto const end = is_alone_ ? Clock::now() : end_of_wait(patience_);
         std::vector<std::byte> ignored(4096);
         bool is_open = true;
@@ -2585,7 +2543,8 @@ namespace detail {
 namespace joinable { inline namespace v0 {
 
 /// Listens for rank 0 before it attaches. It is for programs that let the system choose a port and
-/// tell the other ranks themselves. Ranks that connect before rank 0 attaches wait.
+/// tell the other ranks themselves. Ranks that connect before rank 0 attaches wait. A process that is forked
+/// before keeps the port, also when this listener is destroyed unused.
 class TcpListener {
 public:
     /// Listens on a numeric address of this machine, or on "localhost". Any other name may mean a
@@ -2616,24 +2575,15 @@ class TcpCommunicator;
 using TcpWork = detail::WorkOf<detail::TcpRank, std::uint64_t>;
 
 namespace detail {
-/// Posts a request that stands for a collective of another communicator of the same ranks. Errors
-/// show that one.
-TcpWork post_beside(TcpCommunicator& comm, Request const& request, Descriptor const& shown);
-/// Asks rank 0 at the deadline of a wait for `peer`: see TcpRank::ask_about().
-[[nodiscard]] std::chrono::nanoseconds
-ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile);
+struct TcpInside;
 
-/// What a rank of another communicator knows beside its connection.
+/// The facts of a rank of another communicator, beside its connection.
 struct TcpSurroundings {
     Hear hear = {}; ///< asked in every wait, also while the rank attaches
     /// Where rank 0 is, if not where the options say.
     std::function<std::optional<TcpOptions>(TcpOptions const&)> look = {};
     bool is_renumbered = false; ///< see Communicator
 };
-/// As TcpCommunicator::attach(). Only rank 0 may have a listener.
-[[nodiscard]] TcpCommunicator attach_within(
-    TcpSurroundings const& around, TcpOptions const& options, std::optional<TcpListener> listener
-);
 } // namespace detail
 
 /// Ranks are processes or threads on any machines. There is one object in each, connected by TCP to
@@ -2658,9 +2608,7 @@ struct TcpSurroundings {
 /// order. A process that a rank forks has none of the rank's connections. It says nothing for the rank when
 /// it ends, and its calls throw ContractViolation.
 ///
-/// All members that take buffers throw ContractViolation before any data moves if the root is not a
-/// rank, memory is missing, the operation is bitwise on floating-point numbers, or the data exceeds
-/// 1 GiB. The caller must keep buffers until the work has been waited for.
+/// A collective of more than 1 GiB throws ContractViolation before any data moves.
 class TcpCommunicator : public detail::BasicCollectives<TcpCommunicator, TcpWork> {
 public:
     static constexpr std::string_view transport = "tcp";
@@ -2744,12 +2692,7 @@ private:
     static Ends connected();
 
     friend class detail::BasicCollectives<TcpCommunicator, TcpWork>;
-    friend TcpWork
-    detail::post_beside(TcpCommunicator&, detail::Request const&, detail::Descriptor const&);
-    friend std::chrono::nanoseconds
-    detail::ask_about(TcpCommunicator&, int peer, std::string const& meanwhile);
-    friend TcpCommunicator detail::
-        attach_within(detail::TcpSurroundings const&, TcpOptions const&, std::optional<TcpListener>);
+    friend struct detail::TcpInside;
     TcpWork post(detail::Request const& request) { return post(request, request.signature); }
     TcpWork post(detail::Request const& request, detail::Descriptor const& shown);
 
@@ -2757,6 +2700,29 @@ private:
     mutable detail::TcpRank rank_; // asking reads incoming messages
     detail::Unwinding unwinding_;
 };
+
+namespace detail {
+/// For a communicator whose ranks meet by TCP beside their other connections.
+struct TcpInside {
+    /// As TcpCommunicator::attach(). Only rank 0 may have a listener.
+    [[nodiscard]] static TcpCommunicator attach(
+        TcpOptions const& options,
+        std::optional<TcpListener> listener,
+        TcpSurroundings const& around
+    ) {
+        return TcpCommunicator::attach(options, std::move(listener), around);
+    }
+    /// Posts a request that stands for a collective of the other communicator. Errors show that one.
+    static TcpWork post(TcpCommunicator& comm, Request const& request, Descriptor const& shown) {
+        return comm.post(request, shown);
+    }
+    /// Asks rank 0 at the deadline of a wait for `peer`: see TcpRank::ask_about().
+    [[nodiscard]] static std::chrono::nanoseconds
+    ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile) {
+        return comm.rank_.ask_about(peer, meanwhile);
+    }
+};
+} // namespace detail
 
 }} // namespace joinable::v0
 
@@ -3017,22 +2983,6 @@ JOINABLE_DEFINITION TcpCommunicator::Ends TcpCommunicator::connected() {
     ends.hub.keep_from_children();
     ends.rank.keep_from_children();
     return ends;
-}
-
-JOINABLE_DEFINITION TcpWork
-detail::post_beside(TcpCommunicator& comm, Request const& request, Descriptor const& shown) {
-    return comm.post(request, shown);
-}
-
-JOINABLE_DEFINITION TcpCommunicator detail::attach_within(
-    TcpSurroundings const& around, TcpOptions const& options, std::optional<TcpListener> listener
-) {
-    return TcpCommunicator::attach(options, std::move(listener), around);
-}
-
-JOINABLE_DEFINITION std::chrono::nanoseconds
-detail::ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile) {
-    return comm.rank_.ask_about(peer, meanwhile);
 }
 
 JOINABLE_DEFINITION TcpWork

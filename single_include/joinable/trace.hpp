@@ -25,7 +25,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What a TraceEvent shows.
+/// The kind of a TraceEvent.
 enum class TraceKind : std::uint32_t {
     round,        ///< a training round with an input of this rank; `value` is its number
     shadow_round, ///< a training round that this rank shadowed; `value` is its number
@@ -589,13 +589,15 @@ namespace joinable { inline namespace v0 {
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What the time of a rank went to, from first to last in a column from the bottom up.
+/// The uses of a rank's time, from first to last in a column from the bottom up.
 enum class Spent : std::size_t { training, shadowing, waiting };
 inline constexpr std::size_t spent_count = 3;
 
@@ -747,8 +749,7 @@ public:
             "</desc>\n",
             style
         );
-        text +=
-            concat("<rect class=\"page\" width=\"", width, "\" height=\"", bottom + 52, "\"/>\n");
+        text += element("rect", "page", {{"width", width}, {"height", bottom + 52}});
         text += label("title", left, 30, title());
         text += label("note", left, 51, summary());
         text += legend();
@@ -791,6 +792,14 @@ private:
 
     static std::string label(char const* kind, int x, int y, std::string_view text) {
         return concat("<text class=\"", kind, "\" x=\"", x, "\" y=\"", y, "\">", text, "</text>\n");
+    }
+    using Attributes = std::initializer_list<std::pair<char const*, int>>;
+    static std::string element(char const* name, char const* kind, Attributes attributes) {
+        std::string text = concat("<", name, " class=\"", kind, "\"");
+        for (auto const& [key, value] : attributes) {
+            text += concat(" ", key, "=\"", value, "\"");
+        }
+        return text + "/>\n";
     }
     static std::string percent(double share) {
         return number_text(100 * share, std::chars_format::fixed, 1) + " %";
@@ -851,13 +860,7 @@ private:
         std::string text;
         int x = left;
         for (std::size_t i = 0; i < kinds.size(); ++i) {
-            text += concat(
-                "<rect class=\"",
-                kinds[i],
-                "\" x=\"",
-                x,
-                "\" y=\"68\" width=\"14\" height=\"14\"/>\n"
-            );
+            text += element("rect", kinds[i], {{"x", x}, {"y", 68}, {"width", 14}, {"height", 14}});
             text += label("key", x + 20, 80, texts[i]);
             x += widths[i];
         }
@@ -868,17 +871,8 @@ private:
         Lane const& drawn = lanes_[static_cast<std::size_t>(rank)];
         int const base = y + height_ / 2 + 5;
         std::string text = label("rank", left - 10, base, concat("rank ", rank));
-        text += concat(
-            "<rect class=\"lane\" x=\"",
-            left,
-            "\" y=\"",
-            y,
-            "\" width=\"",
-            plot,
-            "\" height=\"",
-            height_,
-            "\"/>\n"
-        );
+        text +=
+            element("rect", "lane", {{"x", left}, {"y", y}, {"width", plot}, {"height", height_}});
         for (std::size_t s = 0; s < spent_count; ++s) {
             std::string const path = drawn.path(static_cast<Spent>(s), left, y, height_);
             if (!path.empty()) {
@@ -893,17 +887,8 @@ private:
 
     /// Ticks at one, two or five of a power of ten, and what was dropped.
     [[nodiscard]] std::string axis(int y) const {
-        std::string text = concat(
-            "<line class=\"line\" x1=\"",
-            left,
-            "\" y1=\"",
-            y,
-            "\" x2=\"",
-            left + plot,
-            "\" y2=\"",
-            y,
-            "\"/>\n"
-        );
+        std::string text =
+            element("line", "line", {{"x1", left}, {"y1", y}, {"x2", left + plot}, {"y2", y}});
         if (!is_empty_) {
             double const unit = seconds() < 600 ? 1 : 60;
             double const least = seconds() / unit / 8;
@@ -912,17 +897,7 @@ private:
             for (int i = 0; i * step * unit <= seconds(); ++i) {
                 double const time = i * step * unit;
                 int const x = left + static_cast<int>(std::lround(plot * time / seconds()));
-                text += concat(
-                    "<line class=\"line\" x1=\"",
-                    x,
-                    "\" y1=\"",
-                    y,
-                    "\" x2=\"",
-                    x,
-                    "\" y2=\"",
-                    y + 5,
-                    "\"/>\n"
-                );
+                text += element("line", "line", {{"x1", x}, {"y1", y}, {"x2", x}, {"y2", y + 5}});
                 text += label("tick", x, y + 20, duration(time, seconds()));
             }
         }
@@ -1551,4 +1526,4 @@ JOINABLE_DEFINITION std::string ProgressWriter::text(double rate) const {
 // ---- joinable/trace.hpp
 
 /// @file
-/// What ranks do, for people: a trace that Perfetto opens, a picture, and a line of progress.
+/// The work of ranks, for people: a trace that Perfetto opens, a picture, and a line of progress.

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -41,7 +40,7 @@ struct ShardGradient {
 
 namespace detail {
 
-/// What a sharded optimizer does on all ranks for ShardGradients. Collective.
+/// The part of a sharded optimizer that ShardGradients calls on all ranks. Collective.
 class ShardSums {
 public:
     ShardSums() = default;
@@ -523,7 +522,7 @@ enum class Partition : std::uint8_t {
     flat,
 };
 
-/// What is divided among the ranks.
+/// The unit that is divided among the ranks.
 enum class Sharding : std::uint8_t {
     /// Nothing. Each rank steps the whole model with the averages that all ranks have and with its
     /// own settings, which must be the same.
@@ -1143,6 +1142,32 @@ void AdamW::agree_on(List& list) const {
 
 }} // namespace joinable::v0
 
+// ---- joinable/device/copy_run.hpp
+
+#ifndef JOINABLE_DEVICE_COPY_RUN_HPP_PART_1
+#define JOINABLE_DEVICE_COPY_RUN_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Copies elements that lie one after another: on the host at once, else in the order of submissions.
+inline void copy_run(Device& device, void const* from, void* to, std::size_t count, DType dtype) {
+    if (count == 0 || from == to) {
+        return;
+    }
+    if (is_on_host(device)) {
+        std::memcpy(to, from, count * size_of(dtype));
+        return;
+    }
+    auto const all = [&](void* data) {
+        return AnyView{data, dtype, Shape{count}, Shape{1}, device.id()};
+    };
+    device.copy(all(const_cast<void*>(from)), all(to));
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/device/scratch.hpp
 
 #ifndef JOINABLE_DEVICE_SCRATCH_HPP_PART_1
@@ -1186,90 +1211,16 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-// The functions below are written for vectorisers: they have no branches and compare only signed
-// numbers (SSE2 has no other comparison). They are always inlined, so that they are compiled for
-// their caller's instruction set.
-
-/// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
-[[gnu::always_inline]] constexpr std::uint32_t
-select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
-    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
-    return (yes & mask) | (no & ~mask);
-}
-
-/// Converts between float and a 16-bit format in the low half of a word. The bits are the same as
-/// those of BFloat16 and Half.
-template <class T>
-struct Conversion;
-
-template <>
-struct Conversion<BFloat16> {
-    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
-        return std::bit_cast<float>(bits << 16);
-    }
-    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
-        auto const word = std::bit_cast<std::uint32_t>(value);
-        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
-        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
-        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
-    }
-};
-
-template <>
-struct Conversion<Half> {
-    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
-        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
-        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
-        // Zero and subnormals: the mantissa times 2^-24, exactly.
-        auto const subnormal =
-            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
-        // Others: the exponent is rebiased from 15 to 127; that of infinity and NaN becomes 255.
-        std::uint32_t const other =
-            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
-        return std::bit_cast<float>(
-            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, subnormal, other)
-        );
-    }
-    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
-        auto const word = std::bit_cast<std::uint32_t>(value);
-        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
-        auto const bits = static_cast<std::uint32_t>(magnitude);
-        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal.
-        std::uint32_t const subnormal =
-            std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5F) - 0x3f00'0000U;
-        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
-        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
-        std::uint32_t result = select(magnitude < 0x3880'0000, subnormal, normal);
-        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
-        result = select(magnitude > 0x7f80'0000, nan, result);
-        return ((word >> 16) & 0x8000U) | result;
-    }
-};
-
 template <class T>
 concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
 
 /// The unsigned integer of a size. Integers are added in it, because it wraps.
 template <std::size_t Bytes>
-struct unsigned_of_size;
-template <>
-struct unsigned_of_size<1> {
-    using type = std::uint8_t;
-};
-template <>
-struct unsigned_of_size<2> {
-    using type = std::uint16_t;
-};
-template <>
-struct unsigned_of_size<4> {
-    using type = std::uint32_t;
-};
-template <>
-struct unsigned_of_size<8> {
-    using type = std::uint64_t;
-};
-template <std::size_t Bytes>
-using bits_of_size = typename unsigned_of_size<Bytes>::type;
+    requires(Bytes == 1 || Bytes == 2 || Bytes == 4 || Bytes == 8)
+using bits_of_size = std::conditional_t<
+    Bytes <= 2,
+    std::conditional_t<Bytes == 1, std::uint8_t, std::uint16_t>,
+    std::conditional_t<Bytes == 4, std::uint32_t, std::uint64_t>>;
 
 /// Applies an operation to the halves of two words, and returns a word of the two results.
 template <class T, class Operation>
@@ -2394,7 +2345,7 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What a caller can give to a Substitute.
+/// The types that a caller can give to a Substitute.
 struct Provided {
     /// If parts have counts: all of them, where other ranks than the root have them, too; in an all_to_all from
     /// each rank to each.
@@ -3289,7 +3240,7 @@ void check_state(
     }
 }
 
-// What the shards of a rank, or of all ranks, take. Local.
+// The memory that the shards of a rank, or of all ranks, take. Local.
 
 /// A line for each rank. @see ShardedOptimizer::table
 [[nodiscard]] std::string table_of_shards(std::span<ShardGroup const> groups, std::size_t ranks);
@@ -4440,7 +4391,8 @@ struct ZeroOptions {
     /// step. The result must be the same on every rank: base it on ShardGradients::sum(). On a
     /// device, gradients are in its memory: kernels that change them go on the engine's stream.
     std::function<bool(ShardGradients const&)> before_step = {};
-    /// The state of `before_step` besides the rules.
+    /// The state of `before_step` besides the rules. Joined ranks take it as they take settings; after a guard
+    /// that failed set it again on all ranks.
     std::vector<SharedObject> shared = {};
     /// Values live in the buckets in which they travel, and a step copies none. Needs `set_value`
     /// and `release_value` in parameter_traits; set_value must keep the view. The values are
@@ -4650,6 +4602,17 @@ void agree_on_rule(AgreementList& list, Rule const& rule) {
     list.add("class of the rule", type_name<Rule>());
     if constexpr (requires { rule.agree_on(list); }) {
         rule.agree_on(list);
+    }
+}
+
+/// The rules of all groups, for ranks that must have the same settings.
+template <class Rules>
+void agree_on_rules(AgreementList& list, Rules const& rules) {
+    for (std::size_t group = 0; group < rules.size(); ++group) {
+        list.begin_section(
+            group == 0 ? "settings differ: " : concat("settings of group ", group, " differ: ")
+        );
+        agree_on_rule(list, rules[group]);
     }
 }
 
@@ -4979,12 +4942,8 @@ public:
                     &settings_of(rules[group]),
                     sizeof(Settings)
                 );
-                list_of_used_.begin_section(
-                    group == 0 ? "settings differ: "
-                               : concat("settings of group ", group, " differ: ")
-                );
-                agree_on_rule(list_of_used_, rules[group]);
             }
+            agree_on_rules(list_of_used_, rules);
             hash_of_used_ = list_of_used_.hash_from(0);
         }
         session->note_settings(list_of_used_, hash_of_used_);
@@ -5177,7 +5136,7 @@ public:
     /// ranks have used, if the rule has agree_on(): a difference is a Mismatch on all ranks, one
     /// round after the step, two with look-ahead, and at the end of the guard with known lengths.
     /// The values of the step are mixed then. They are compared when a guard begins, too; where one ends, ranks that
-    /// joined early take them from the highest that did not. The
+    /// joined early take them from the highest that did not. After a guard that failed set them again on all ranks. The
     /// reference stays valid while the optimizer lives. Local.
     [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
 
@@ -5201,12 +5160,16 @@ public:
     /// Collective, outside a guard.
     /// @throws ContractViolation  called in a guard, `to_rank` is out of range, or a rule keeps
     ///         another number of states than when its group was added; nothing was changed.
+    /// @throws Mismatch  settings differ between ranks, as after a guard that failed; nothing was changed.
     /// @throws what the communicator throws.
     void consolidate(int to_rank = 0) {
         require_own_state();
         require_outside("consolidate()");
         state_.gather(comm_, host_, to_rank, rules_, groups_, [&](auto const& f) {
-            fail_together("consolidate()", f);
+            fail_together("consolidate()", [&](AgreementList& compared) {
+                detail::agree_on_rules(compared, rules_);
+                f();
+            });
         });
     }
     /// The result of consolidate() on this rank: rules, step counts and tensors, in the order of
@@ -5288,6 +5251,14 @@ public:
         std::move(rules.begin(), rules.end(), rules_.begin());
     }
 
+    /// Ranks that have joined take the settings that the lowest active rank has now, for Checkpoint.
+    /// Collective.
+    void take_settings(Round const& round) {
+        if (round.active_count() != comm_.size()) {
+            settings_.send(words(), round.buffer_source(), rules_, options_.shared, {});
+        }
+    }
+
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return join_state_; }
 
@@ -5362,14 +5333,18 @@ protected:
         detail::require_listed(join_state_, comm_, verb);
     }
 
-    /// Runs f(); if it throws on one rank, all ranks throw. Collective.
+    /// Runs f(), or f(list), which adds what ranks compare; if it throws on one rank, all ranks throw. Collective.
     template <class F>
     void fail_together(char const* verb, F const& f) {
         AgreementList compared;
         fail_together(compared, [&] {
             compared.begin_section("sharded optimizers differ: ");
             compared.add("verb", verb);
-            f();
+            if constexpr (std::invocable<F const&, AgreementList&>) {
+                f(compared);
+            } else {
+                f();
+            }
         });
     }
     /// The same; ranks compare the list that f() fills.
@@ -5950,7 +5925,7 @@ public:
             if (round.will_sync()) {
                 sharded_.shadow(round);
             } else {
-                sharded_.hidden_.follow(round);
+                sharded_.model_collectives_.follow(round);
                 sharded_.hooks().finish_passes(trains);
             }
         }
@@ -5971,7 +5946,7 @@ public:
     void agree_on(AgreementList& list) const {
         compare_sharding(list);
         detail::agree_on(list, this->module_->options());
-        this->hidden_.agree_on(list);
+        this->model_collectives_.agree_on(list);
         Optimizer::agree_on(list);
     }
     /// @throws ContractViolation  another participant that steps has no averages to step by.
@@ -6077,11 +6052,7 @@ private:
                 comm,
                 detail::ToOwners<Comm>{},
                 detail::gradients_in_buckets(
-                    std::move(all),
-                    buckets_,
-                    rank,
-                    detail::BufferMemory{comm},
-                    detail::TakeGradients::later
+                    std::move(all), buckets_, rank, detail::BufferMemory{comm}
                 ),
                 buckets_,
                 std::move(times)

@@ -32,17 +32,17 @@ public:
     double forward(std::vector<Row> const& samples, std::size_t uses) {
         samples_ = samples;
         uses_ = uses;
-        hidden_.clear();
+        model_collectives_.clear();
         for (Row const& x : samples) {
-            hidden_.push_back({});
+            model_collectives_.push_back({});
             for (std::size_t c = 0; c < features; ++c) {
-                hidden_.back()[c] = params[0].value[c] * x[c] + x[c] * x[c];
+                model_collectives_.back()[c] = params[0].value[c] * x[c] + x[c] * x[c];
             }
         }
-        first_ = normalize(hidden_);
+        first_ = normalize(model_collectives_);
         outputs_ = output_of(first_);
         if (uses == 2) {
-            std::vector<Row> again = hidden_;
+            std::vector<Row> again = model_collectives_;
             for (std::size_t s = 0; s < again.size(); ++s) {
                 for (std::size_t c = 0; c < features; ++c) {
                     again[s][c] += outputs_[s][c] * outputs_[s][c];
@@ -176,7 +176,7 @@ private:
 
     Sum sum_;
     std::vector<Row> samples_;
-    std::vector<Row> hidden_;
+    std::vector<Row> model_collectives_;
     std::vector<Row> outputs_;
     std::vector<Row> first_outputs_;
     Normalized first_;

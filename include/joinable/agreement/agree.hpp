@@ -92,7 +92,6 @@ private:
     [[nodiscard]] std::span<std::uint64_t> place(std::size_t byte, std::size_t bytes) noexcept {
         return std::span{words_}.subspan(byte / 8, bytes / 8);
     }
-    void write_item(std::size_t at, AgreementList::Item const& item);
     [[nodiscard]] AgreementList::Item read_item(std::size_t at);
     /// Where the name begins in "models differ: parameter 3": after the title.
     [[nodiscard]] static std::size_t name_in(std::string const& label);

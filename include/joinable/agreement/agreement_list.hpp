@@ -85,7 +85,7 @@ std::string agreed_text(V const& value, bool is_inside = false) {
     }
 }
 
-/// What an agreed value is in memory: an enumerator as its number.
+/// An agreed value in memory: an enumerator as its number.
 enum class AgreedType : std::uint8_t {
     other,
     boolean,

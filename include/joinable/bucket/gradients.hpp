@@ -20,10 +20,6 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// When gradients move into buckets: in the constructor, or in take_gradients() after all ranks
-/// have constructed theirs.
-enum class TakeGradients : bool { now, later };
-
 /// The gradients of a model and their places in buckets: packs, delivers and moves them.
 /// Independent of communicators and iterations; all members are local. Gradients on a device must
 /// keep their memory from pack() until submit().
@@ -113,11 +109,7 @@ private:
 /// the same device. The result releases those that lie in the buckets, where the parameter's traits can.
 /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
 [[nodiscard]] std::unique_ptr<Gradients> gradients_in_buckets(
-    ParameterList parameters,
-    BucketOptions const& options,
-    int rank,
-    BufferMemory const& memory,
-    TakeGradients take_them
+    ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
 );
 
 }}} // namespace joinable::v0::detail

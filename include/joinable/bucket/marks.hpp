@@ -96,31 +96,16 @@ private:
     bool has_elements_ = false;
 };
 
-/// Starts the collectives of an iteration. If one cannot start, the iteration cannot be finished, because a
-/// bucket would be delivered that nothing has reduced.
-class Launches {
-public:
-    template <class F>
-    void start(F const& f) {
-        is_lost_ = true;
-        f();
-        is_lost_ = false;
+/// @throws ContractViolation  a collective could not start: a bucket would be delivered that nothing
+///         has reduced.
+inline void require_all_started(bool has_failed) {
+    if (has_failed) {
+        throw ContractViolation{
+            "the reduction of a bucket could not start, so this iteration cannot be finished; call skip(), or "
+            "let the exception leave the guard"
+        };
     }
-    /// A new iteration begins, or zeros replace this one's gradients.
-    void reset() noexcept { is_lost_ = false; }
-    /// @throws ContractViolation  a collective could not start.
-    void require_whole() const {
-        if (is_lost_) {
-            throw ContractViolation{
-                "the reduction of a bucket could not start, so this iteration cannot be finished; call skip(), or "
-                "let the exception leave the guard"
-            };
-        }
-    }
-
-private:
-    bool is_lost_ = false;
-};
+}
 
 /// Why a parameter cannot be marked that was not trained when the model was made.
 [[nodiscard]] inline std::string_view why_not_trained(AnyParameter const& parameter) {

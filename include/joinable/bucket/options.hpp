@@ -26,7 +26,7 @@ enum class JoinedGradients : std::uint8_t {
     untouched,
 };
 
-/// What a rank sends for a parameter that its pass does not use, but another rank's does.
+/// The gradient that a rank sends for a parameter that its pass does not use, but another rank's does.
 enum class UnusedGradients : std::uint8_t {
     zero, ///< zeros, and what it accumulated in rounds that did not sync
     held, ///< the gradient's contents, even of a reduced round, as in PyTorch

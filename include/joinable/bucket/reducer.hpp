@@ -63,21 +63,21 @@ public:
         Comm& comm,
         ParameterList parameters,
         BucketOptions const& options = {},
-        Reduction reduction = {},
-        detail::TakeGradients take = detail::TakeGradients::now
+        Reduction reduction = {}
     )
         : Reducer{
               comm,
-              checked(comm, std::move(reduction)), // before gradients move
+              std::move(reduction),
               detail::gradients_in_buckets(
                   std::move(parameters),
                   options,
                   static_cast<int>(comm.rank()),
-                  detail::BufferMemory{comm},
-                  take
+                  detail::BufferMemory{comm}
               ),
               options
-          } {}
+          } {
+        take_gradients();
+    }
     /// For participants, which may keep the gradients elsewhere, and whose next reducer of more parameters tells
     /// the same timeline.
     Reducer(
@@ -110,7 +110,7 @@ public:
     }
 
     /// Makes gradients views of the buckets, if BucketOptions::gradient_as_bucket_view is set. For
-    /// a reducer made with TakeGradients::later. Local.
+    /// a reducer of a participant, after all ranks have made theirs. Local.
     void take_gradients() { gradients_->take(); }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {
@@ -174,8 +174,7 @@ public:
         detail::for_each_unused(unused, gradients_->trained(), [&](std::size_t i) {
             iteration_.leave_out(i);
         });
-        iteration_.leave_out_frozen();
-        iteration_.leave_out_unrecorded();
+        iteration_.leave_out_others();
         if (iteration_.sends_map()) {
             launch_map();
         }
@@ -198,7 +197,7 @@ public:
     ///         value. The iteration is lost.
     /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
-        launches_.require_whole();
+        detail::require_all_started(has_failed_start_);
         if (iteration_.mark(i)) {
             make_room(gradients_->bucket_of(i));
             iteration_.take(i);
@@ -234,7 +233,7 @@ public:
         contributes_ = false;
         factor_ = 1.0; // of zeros
         next_bucket_ = 0;
-        launches_.reset();
+        has_failed_start_ = false;
         turns().end_pass();
         advance();
     }
@@ -247,7 +246,7 @@ public:
     /// @throws what the communicator throws.
     void finalize_backward() {
         iteration_.require_open("finalize_backward()");
-        launches_.require_whole();
+        detail::require_all_started(has_failed_start_);
         iteration_.complete();
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!is_map_posted_) {
@@ -351,7 +350,7 @@ private:
         factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
         next_bucket_ = 0;
-        launches_.reset();
+        has_failed_start_ = false;
         launched_ = tested_ = finished_ = 0;
     }
 
@@ -378,7 +377,7 @@ private:
         do {
             while (iteration_.is_open() && next_bucket_ < buckets().size() &&
                    iteration_.is_full(next_bucket_) && turns().may_start(next_bucket_)) {
-                launches_.start([&] { launch_bucket(next_bucket_); });
+                launch_bucket(next_bucket_);
                 turns().note_started(next_bucket_++);
             }
         } while (turns().proceed());
@@ -386,6 +385,7 @@ private:
 
     void launch_bucket(std::size_t index) {
         Bucket const& bucket = buckets()[index];
+        has_failed_start_ = true; // unless this returns
         make_room(index);
         for_each_run(bucket, [&](std::size_t first, std::size_t last) {
             for (std::size_t k = first; k < last; ++k) {
@@ -402,6 +402,7 @@ private:
             ));
             ++launched_; // a work that could not start is not waited for
         });
+        has_failed_start_ = false;
     }
     [[nodiscard]] BucketRun run_of(std::size_t index, std::size_t first, std::size_t last) const {
         Bucket const& bucket = buckets()[index];
@@ -504,10 +505,10 @@ private:
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
-    detail::Launches launches_;
-    std::size_t launched_ = 0; ///< number of works started
-    std::size_t tested_ = 0;   ///< number of works known to be complete
-    std::size_t finished_ = 0; ///< number of works whose averages are where they belong
+    bool has_failed_start_ = false; ///< a bucket of this iteration could not start
+    std::size_t launched_ = 0;      ///< number of works started
+    std::size_t tested_ = 0;        ///< number of works known to be complete
+    std::size_t finished_ = 0;      ///< number of works whose averages are where they belong
     bool reduces_after_pass_ = false;
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
@@ -522,9 +523,7 @@ private:
 };
 
 template <class Comm>
-Reducer(Comm&, ParameterList) -> Reducer<Comm>;
-template <class Comm>
-Reducer(Comm&, ParameterList, BucketOptions) -> Reducer<Comm>;
+Reducer(Comm&, ParameterList, BucketOptions = {}) -> Reducer<Comm>;
 template <class Comm, class Reduction>
 Reducer(Comm&, ParameterList, BucketOptions, Reduction) -> Reducer<Comm, Reduction>;
 

@@ -9,7 +9,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What ranks with a backward pass have as the gradient of a parameter that no rank used.
+/// The gradient, on ranks with a backward pass, of a parameter that no rank used.
 enum class OtherGradient : std::uint8_t { zeros, none, unknown };
 
 /// The rule for a rank that runs no backward pass in a round, because it has joined, skips, or failed. It

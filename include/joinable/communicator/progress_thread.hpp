@@ -9,7 +9,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// What a thread beside a rank does for it: run() until stop().
+/// The work of a thread beside a rank: run() until stop().
 template <class Comm>
 concept HasHelper = requires(Comm& comm) {
     comm.helper().run();

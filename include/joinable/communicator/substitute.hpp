@@ -17,15 +17,15 @@
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/device/arena.hpp>
+#include <joinable/device/copy_run.hpp>
 #include <joinable/device/device.hpp>
-#include <joinable/device/host.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What a caller can give to a Substitute.
+/// The types that a caller can give to a Substitute.
 struct Provided {
     /// If parts have counts: all of them, where other ranks than the root have them, too; in an all_to_all from
     /// each rank to each.

@@ -17,7 +17,7 @@ AbortReason failure_of(std::exception_ptr const& error);
 /// The failure that ended the communicator by which ranks meet, from its exception.
 AbortReason reason_of(std::exception_ptr const& error);
 
-/// What ranks are told of a failure in a group of some of them, which numbers them otherwise.
+/// The reason that ranks are told of a failure in a group of some of them, which numbers them otherwise.
 AbortReason failure_in_group(AbortReason reason);
 
 std::string failure_text(std::vector<int> const& ranks, std::string const& text);

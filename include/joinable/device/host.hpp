@@ -12,7 +12,6 @@
 #include <joinable/device/squares.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/tensor/any_view.hpp>
-#include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -66,21 +65,6 @@ namespace detail {
 [[nodiscard]] inline HostDevice& the_host() noexcept {
     static HostDevice host;
     return host;
-}
-
-/// Copies elements that lie one after another: on the host at once, else in the order of submissions.
-inline void copy_run(Device& device, void const* from, void* to, std::size_t count, DType dtype) {
-    if (count == 0 || from == to) {
-        return;
-    }
-    if (is_on_host(device)) {
-        std::memcpy(to, from, count * size_of(dtype));
-        return;
-    }
-    auto const all = [&](void* data) {
-        return AnyView{data, dtype, Shape{count}, Shape{1}, device.id()};
-    };
-    device.copy(all(const_cast<void*>(from)), all(to));
 }
 
 } // namespace detail

@@ -35,7 +35,7 @@ inline constexpr bool gives_notice = requires { requires H::gives_notice; };
 
 } // namespace detail
 
-/// What a joined rank runs in place of a participant.
+/// The functions that a joined rank runs in place of a participant.
 ///
 /// `hook` is an lvalue of `H`. It is constructed in place and need not be movable.
 /// | expression                                | meaning                                          |

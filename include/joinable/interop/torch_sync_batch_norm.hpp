@@ -20,13 +20,13 @@
 /// @file
 /// Batch normalisation over the samples of all ranks, for libtorch's C++. Opt-in, of libtorch 1.13 or later:
 /// ```cpp
-/// auto hidden = joinable::shadowed(comm);
+/// auto in_model = joinable::shadowed(comm);
 /// torch::nn::Sequential model{
 ///     torch::nn::Conv2d{torch::nn::Conv2dOptions{3, 16, 3}},
-///     joinable::torch::SyncBatchNorm{hidden, torch::nn::BatchNormOptions{16}},
+///     joinable::torch::SyncBatchNorm{in_model, torch::nn::BatchNormOptions{16}},
 ///     torch::nn::ReLU{}};
 /// joinable::torch::DistributedDataParallel ddp{comm, model};
-/// ddp.attach_collectives(hidden);                                // ranks that have joined follow
+/// ddp.attach_collectives(in_model);                                // ranks that have joined follow
 /// ```
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -217,7 +217,7 @@ private:
 };
 
 /// torch::nn::BatchNorm1d, 2d and 3d with the means and variances of the samples of all ranks, like PyTorch's
-/// SyncBatchNorm: `SyncBatchNorm norm{hidden, torch::nn::BatchNormOptions{channels}}`. Once ranks have joined,
+/// SyncBatchNorm: `SyncBatchNorm norm{in_model, torch::nn::BatchNormOptions{channels}}`. Once ranks have joined,
 /// the samples are those of the active ranks. The same on every rank.
 ///
 /// Its backward pass sums gradients over ranks. If ranks have batches of different sizes, let each rank's loss

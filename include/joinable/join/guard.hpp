@@ -203,9 +203,8 @@ public:
             JoinResult result;
             result.rounds = result.own_rounds = local_rounds_.count();
             result.unsynced_rounds = local_rounds_.window().rounds;
-            auto const& control = *controls_.front();
-            result.authoritative_rank = control.rank();
-            result.last_joiners = {control.rank()};
+            result.authoritative_rank = controls_.front()->rank();
+            result.last_joiners = {result.authoritative_rank};
             return result;
         }
         if (!session_.result()) {
@@ -227,7 +226,8 @@ private:
     }
     /// Without control() the roll calls use the first participant's communicator.
     static Erased own_control() {
-        using First = std::tuple_element_t<detail::first_of(Sequence{}), std::tuple<Js...>>;
+        using Order = detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>;
+        using First = std::tuple_element_t<Order::order.sequence[0], std::tuple<Js...>>;
         static_assert(
             detail::reduces_host_memory<join_communicator_t<First>>,
             "Join: the communicator of the first participant in hook order reduces device memory "
@@ -244,7 +244,12 @@ private:
         detail::KeywordArgument<Ks> const&... keywords
     )
         : options_{options}, control_{std::move(control)},
-          controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
+          controls_{std::apply(
+              [](Js&... participant) {
+                  return Controls{{erased(participant.join_communicator())...}};
+              },
+              list.joinables
+          )},
           session_{communicators(Sequence{}), describe(list.joinables, Sequence{}), options} {
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
@@ -258,7 +263,9 @@ private:
         std::exception_ptr error;
         try {
             window = window_of(list.joinables);
-            detail::check_weights(options_, window);
+            if (options_.inputs) {
+                window.require_continued({.weight = options_.weight_per_input}, 0);
+            }
             prepare(list.joinables, keywords...);
             entry = detail::entry_list(
                 list.joinables,
@@ -275,7 +282,7 @@ private:
         attach(list.joinables, session_, Sequence{});
     }
 
-    /// What f() throws will leave the guard, and peers see its text.
+    /// Calls f(). An exception that it throws will leave the guard, and peers see its text.
     template <class F>
     decltype(auto) recorded(F const& f) {
         return session_.recorded(f);
@@ -315,7 +322,7 @@ private:
         }
     }
 
-    using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;
+    using Controls = std::array<Erased, sizeof...(Js)>;
 
     template <class K, class... Given>
     static consteval bool check_keyword() {
@@ -323,13 +330,6 @@ private:
             K,
             (static_cast<std::size_t>(std::same_as<K, Given>) + ...),
             typename detail::join_keywords_of<Js>::type...>();
-    }
-
-    template <std::size_t... Is>
-    static Controls make_controls(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
-        return {{std::make_unique<detail::ControlOver<join_communicator_t<Js>&>>(
-            std::get<Is>(joinables).join_communicator()
-        )...}};
     }
 
     /// The distinct communicators: the control communicator, then the others in hook order. The
@@ -386,7 +386,7 @@ private:
         hooks_ = std::make_unique<Hooks>(joinables, keywords...);
     }
 
-    /// What this rank has accumulated and not cleared.
+    /// The batches that this rank has accumulated and not cleared.
     static detail::Window window_of(std::tuple<Js&...> const& joinables) {
         return std::apply(
             [](Js&... participant) {

@@ -43,11 +43,6 @@ namespace detail {
 class Attachment;
 class WindowOf;
 
-/// A guard's side of a participant's state; null once the participant is destroyed.
-struct AttachedState {
-    JoinState* state = nullptr;
-};
-
 Session* session_of(JoinState const& state) noexcept;
 RoundNotice const* announced_round(JoinState const& state);
 
@@ -68,7 +63,7 @@ public:
     /// In a guard, it ends the guard: its hooks refer to the participant.
     ~JoinState() {
         if (attached_ != nullptr) {
-            attached_->state = nullptr;
+            *attached_ = nullptr;
         }
         if (session_ != nullptr) {
             session_->lose_participant(position_);
@@ -105,7 +100,7 @@ private:
         return round;
     }
 
-    detail::AttachedState* attached_ = nullptr;
+    JoinState** attached_ = nullptr; ///< where a guard has the address of this state
     detail::Session* session_ = nullptr;
     std::uint64_t guards_ = 0;    ///< how many there were, this one included
     detail::Window window_;       ///< outside guards, and in guards that are not enabled
@@ -129,7 +124,7 @@ public:
                : state_.has_window_of_guard_ ? state_.local_rounds_->window()
                                              : state_.window_;
     }
-    /// What an owner that averages holds before a guard. `are_cleared()` looks at its gradients.
+    /// The gradients that an owner that averages holds before a guard. `are_cleared()` looks at its gradients.
     template <class F>
     [[nodiscard]] Accumulated before_guard(F const& are_cleared) const {
         return state_.attached_ != nullptr || window().is_empty() ? Accumulated::none

@@ -11,7 +11,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What happened inside a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
+/// The course of a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
 /// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone.
 struct JoinResult {
     std::size_t rounds = 0;        ///< rounds that some rank was active in

@@ -19,7 +19,7 @@ struct ShardGradient {
 
 namespace detail {
 
-/// What a sharded optimizer does on all ranks for ShardGradients. Collective.
+/// The part of a sharded optimizer that ShardGradients calls on all ranks. Collective.
 class ShardSums {
 public:
     ShardSums() = default;

@@ -26,7 +26,7 @@ enum class Partition : std::uint8_t {
     flat,
 };
 
-/// What is divided among the ranks.
+/// The unit that is divided among the ranks.
 enum class Sharding : std::uint8_t {
     /// Nothing. Each rank steps the whole model with the averages that all ranks have and with its
     /// own settings, which must be the same.

@@ -11,6 +11,7 @@
 
 #include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
+#include <joinable/device/copy_run.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/host.hpp>
 #include <joinable/device/scratch.hpp>

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,22 +39,6 @@ template <class T, class Comm, class Reduction>
 concept describes_model =
     std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions> ||
     (std::convertible_to<T, Reduction> && BucketReduction<Reduction, Comm>);
-
-/// The parameters of a model, or why they could not be listed.
-struct ListedParameters {
-    ParameterList list;
-    std::exception_ptr error;
-};
-template <class Parameters>
-ListedParameters listed(Parameters&& parameters) {
-    ListedParameters result;
-    try {
-        result.list = joinable::parameters(std::forward<Parameters>(parameters));
-    } catch (...) {
-        result.error = std::current_exception();
-    }
-    return result;
-}
 
 /// Checks the communicator before a base class does.
 template <class Comm, class Reduction, class Times>
@@ -111,7 +96,9 @@ public:
         Reduction reduction = {}
     )
         : DistributedDataParallel{
-              detail::listed(std::forward<Parameters>(parameters)),
+              std::function<ParameterList()>{[&] {
+                  return joinable::parameters(std::forward<Parameters>(parameters));
+              }},
               comm,
               std::move(buffers),
               options,
@@ -199,7 +186,7 @@ public:
         void main_hook(Round const& round) {
             detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);
             if (round.phase() != Phase::train) {
-                ddp_.hidden_.follow(round);
+                ddp_.model_collectives_.follow(round);
                 return;
             }
             [[maybe_unused]] auto const range = ddp_.timeline().round(true);
@@ -207,7 +194,7 @@ public:
                 if (round.will_sync()) {
                     ddp_.shadow(round);
                 } else {
-                    ddp_.hidden_.follow(round);
+                    ddp_.model_collectives_.follow(round);
                 }
             } catch (...) {
                 ddp_.end_ranges();
@@ -233,7 +220,7 @@ public:
         detail::agree_on(list, module_->options());
         list.add("reduction", Reduction::name);
         list.add("model", model_);
-        hidden_.agree_on(list);
+        model_collectives_.agree_on(list);
     }
     /// For GuardView::averaged.
     void list_averaged(std::vector<void const*>& values) const {
@@ -261,9 +248,9 @@ public:
     }
 
 private:
-    /// All types of parameters share this constructor.
+    /// All types of parameters share this constructor. `list_parameters` may throw.
     DistributedDataParallel(
-        detail::ListedParameters const& parameters,
+        std::function<ParameterList()> const& list_parameters,
         Comm& comm,
         BufferList buffers,
         DataParallelOptions const& options,
@@ -278,10 +265,7 @@ private:
         std::optional<detail::CoalescedBroadcast> start;
         std::exception_ptr error;
         try {
-            if (parameters.error) {
-                std::rethrow_exception(parameters.error);
-            }
-            ParameterList const& list = parameters.list;
+            ParameterList const list = list_parameters();
             detail::check_parameters(list, detail::device_of(comm).id());
             compared.begin_section("options differ: ");
             detail::agree_on(compared, options);
@@ -291,12 +275,13 @@ private:
             model_ = detail::agree_on(compared, list);
             detail::agree_on(compared, buffers, "buffer");
             model_ += detail::concat(", hash ", compared.hash_from(first));
+            BucketOptions const buckets = detail::bucket_options(options);
+            detail::BufferMemory const memory{comm};
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
                 comm,
-                list,
-                detail::bucket_options(options),
                 std::move(reduction),
-                detail::TakeGradients::later // a rank may refuse the model
+                detail::gradients_in_buckets(list, buckets, static_cast<int>(comm.rank()), memory),
+                buckets
             );
             module_.emplace(comm, list, std::move(buffers), options);
             listed_.emplace(list, true);
@@ -318,6 +303,7 @@ private:
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
         entry.leave();
+        // After all ranks have accepted the model.
         detail::abort_if_throws(comm, [&] { reducer_->take_gradients(); });
         reducer_->register_memory();
         if (start) {
@@ -325,8 +311,8 @@ private:
         }
     }
 
-    using Base::hidden_;
     using Base::listed_;
+    using Base::model_collectives_;
     using Base::module_;
     using Base::ready_check_;
     using Base::reducer_;
@@ -337,13 +323,10 @@ private:
 };
 
 template <class Comm, class Parameters>
-DistributedDataParallel(Comm&, Parameters&&) -> DistributedDataParallel<Comm>;
+DistributedDataParallel(Comm&, Parameters&&, DataParallelOptions = {})
+    -> DistributedDataParallel<Comm>;
 template <class Comm, class Parameters>
-DistributedDataParallel(Comm&, Parameters&&, DataParallelOptions) -> DistributedDataParallel<Comm>;
-template <class Comm, class Parameters>
-DistributedDataParallel(Comm&, Parameters&&, BufferList) -> DistributedDataParallel<Comm>;
-template <class Comm, class Parameters>
-DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions)
+DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions = {})
     -> DistributedDataParallel<Comm>;
 
 template <class Comm, class Parameters, class Reduction>

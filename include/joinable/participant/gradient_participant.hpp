@@ -27,8 +27,8 @@
 #include <joinable/join/result.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/averaging.hpp>
-#include <joinable/participant/detail/hidden_rounds.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
+#include <joinable/participant/detail/model_collectives.hpp>
 #include <joinable/participant/detail/module_state.hpp>
 #include <joinable/participant/detail/pass_hooks.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
@@ -75,7 +75,7 @@ public:
     /// round needs its backward pass. See ShadowedCommunicator. Local, the same on every rank, outside a guard.
     /// @throws ContractViolation  called in a guard or a round; `collectives` is of another communicator or
     ///         attached already, or another one is; or Sharding::parameters, whose passes gather values.
-    void attach_collectives(detail::HiddenCollectives& collectives) {
+    void attach_collectives(detail::ModelCommunicator& collectives) {
         require_outside("attach_collectives()");
         if (hooks().gathers_values()) {
             throw ContractViolation{
@@ -83,14 +83,14 @@ public:
                 "collectives of a model; use another sharding"
             };
         }
-        hidden_.attach(collectives, detail::identity_of(comm_));
+        model_collectives_.attach(collectives, detail::identity_of(comm_));
     }
     /// Explains a communicator that shadowed() has not made.
     template <class Other>
-        requires(!std::derived_from<Other, detail::HiddenCollectives>)
+        requires(!std::derived_from<Other, detail::ModelCommunicator>)
     void attach_collectives(Other const&) {
         static_assert(
-            std::derived_from<Other, detail::HiddenCollectives>,
+            std::derived_from<Other, detail::ModelCommunicator>,
             "attach_collectives: give it the result of joinable::shadowed(comm), which has a name and lives as "
             "long as the model"
         );
@@ -169,7 +169,7 @@ public:
             begin_forward(notice);
             if (stage_ == Stage::idle) {
                 ranges_.end_passes(); // no call marks the end of an evaluation
-                if (hidden_.are_followed()) {
+                if (model_collectives_.are_followed()) {
                     throw ContractViolation{
                         "joined ranks follow the collectives of an evaluation until it ends; call forward(pass)"
                     };
@@ -234,7 +234,7 @@ public:
                 if (ready_check_) {
                     ready_check_->release([this](std::size_t i) { reducer_->mark_ready(i); });
                 }
-                hidden_.end(round_);
+                model_collectives_.end(round_);
                 reducer_->finalize_backward();
                 end_reduction();
             }
@@ -284,7 +284,7 @@ public:
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             require_stepped();
-            hidden_.require_pass("skip()");
+            model_collectives_.require_pass("skip()");
             hooks().require_let_go();      // before any collective, so skip() can be called again
             detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
             ranges_.end_passes();
@@ -355,7 +355,7 @@ protected:
     static constexpr bool gives_use = requires(Reduction& reduction, GradientReducer& reducer) {
         reduction.use(std::size_t{}, reducer);
     };
-    /// What the reduction does in passes.
+    /// The reduction's work in passes.
     [[nodiscard]] auto& hooks() const noexcept {
         if constexpr (std::derived_from<Reduction, detail::PassHooks>) {
             return reducer_->reduction();
@@ -431,7 +431,7 @@ protected:
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
     /// step; otherwise the round ends with the reduction.
     GradientParticipant(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, hidden_{state}, state_{state}, steps_{steps} {}
+        : comm_{comm}, averaging_{kind}, model_collectives_{state}, state_{state}, steps_{steps} {}
     GradientParticipant(GradientParticipant const&) = delete;
     GradientParticipant& operator=(GradientParticipant const&) = delete;
     ~GradientParticipant() = default;
@@ -458,7 +458,8 @@ protected:
     }
     void require_outside(std::string_view verb) const {
         bool const is_over = // an evaluation that failed
-            stage_ == Stage::failed && !hooks().gathers_values() && !hidden_.are_followed();
+            stage_ == Stage::failed && !hooks().gathers_values() &&
+            !model_collectives_.are_followed();
         if ((stage_ != Stage::idle && !is_over) || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(
                 verb, " was called in a guard or in a round; call it before, on every rank"
@@ -472,39 +473,30 @@ protected:
             // Outside a guard, a forward pass whose outputs are not used announced nothing.
             bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
             require_stepped();
-            bool const has_failed = stage_ == Stage::failed;
-            if (hooks().gathers_values() && (stage_ == Stage::unsynced || has_failed)) {
-                throw ContractViolation{
-                    "the passes of the previous round have not ended, and all ranks gather values in them; "
-                    "call backward(), or skip() after a failure"
-                };
+            bool const is_unfinished = stage_ == Stage::unsynced || stage_ == Stage::failed;
+            char const* const why =
+                is_unfinished && hooks().gathers_values()
+                    ? "the passes of the previous round have not ended, and all ranks gather values in them; "
+                      "call backward(), or skip() after a failure"
+                : is_unfinished && model_collectives_.are_followed()
+                    ? "the passes of the previous round have not ended, and joined ranks follow collectives in "
+                      "them; call backward(), or announce a forward pass that has no backward pass with {.phase = "
+                      "Phase::evaluate}"
+                : is_open || stage_ == Stage::backward
+                    ? "the previous forward pass had no backward pass; announce such a round with {.will_sync "
+                      "= false} or {.phase = Phase::evaluate}, and call skip() after a pass that failed"
+                    : nullptr;
+            if (why != nullptr) {
+                throw ContractViolation{why};
             }
-            if (hidden_.are_followed() && (stage_ == Stage::unsynced || has_failed)) {
-                throw ContractViolation{
-                    "the passes of the previous round have not ended, and joined ranks follow collectives in "
-                    "them; call backward(), or announce a forward pass that has no backward pass with {.phase = "
-                    "Phase::evaluate}"
-                };
+            // Before the round is announced, so that the failure of a rank is one between rounds.
+            if (trains(notice)) {
+                told_to_others([&] { listed_->require_same(name_in_texts()); });
             }
-            if (is_open || stage_ == Stage::backward) {
-                throw ContractViolation{
-                    "the previous forward pass had no backward pass; announce such a round with {.will_sync "
-                    "= false} or {.phase = Phase::evaluate}, and call skip() after a pass that failed"
-                };
-            }
-            check_listed(notice);
             require_no_skip(notice);
             open_round(notice);
             ranges_.open_forward(reducer_->timeline());
         });
-    }
-    /// Before the round is announced, so that the failure of a rank is one between rounds. Ranks
-    /// outside an enabled guard have no roll call that tells the others.
-    void check_listed(RoundNotice const& notice) {
-        if (!trains(notice)) {
-            return;
-        }
-        told_to_others([&] { listed_->require_same(name_in_texts()); });
     }
     /// In a round that is announced as skipped this rank counts nothing, so its pass would be lost.
     void require_no_skip(RoundNotice const& notice) {
@@ -519,7 +511,8 @@ protected:
             });
         }
     }
-    /// What f() throws on this rank alone. Outside an enabled guard the others would wait for it.
+    /// What f() throws on this rank alone. Outside an enabled guard no roll call tells the others,
+    /// and they would wait for it.
     template <class F>
     void told_to_others(F const& f) {
         detail::session_of(state_) != nullptr ? f() : detail::abort_if_throws(comm_, f);
@@ -546,8 +539,8 @@ protected:
         pending_ = PendingRound{state_, comm_.size(), notice, detail::WindowEnd::reduction};
         ranges_.announce(reducer_->timeline(), pending_.is_answered());
         bool syncs = pending_.will_sync();
-        hidden_.begin(pending_);
-        bool const holds = hooks().gathers_values() || hidden_.are_followed();
+        model_collectives_.begin(pending_);
+        bool const holds = hooks().gathers_values() || model_collectives_.are_followed();
         if (!syncs || hooks().gathers_values() || module_->syncs_before_forward() ||
             pending_.is_answered()) {
             hear_round();
@@ -570,7 +563,7 @@ protected:
     [[nodiscard]] bool is_last_evaluation_open(detail::Session const* session) const noexcept {
         bool const is_of_loop = session != nullptr && session->loop_opens_rounds() &&
                                 session->round().number() == round_.number();
-        return hooks().gathers_values() || hidden_.are_followed() || is_of_loop;
+        return hooks().gathers_values() || model_collectives_.are_followed() || is_of_loop;
     }
     void hear_round() {
         round_ = pending_.wait();
@@ -580,7 +573,7 @@ protected:
         hear_round();
         round_.hold();
         if (meets_between_passes()) {
-            hidden_.end_section(round_); // joined ranks come there
+            model_collectives_.end_section(round_); // joined ranks come there
         }
         prepare_reduction(round_);
     }
@@ -602,7 +595,9 @@ protected:
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
         reducer_->send_words_by(words());
-        reducer_->reduce_after_pass(hidden_.are_followed() && round.active_count() < comm_.size());
+        reducer_->reduce_after_pass(
+            model_collectives_.are_followed() && round.active_count() < comm_.size()
+        );
         hooks().finish_forward();
         hooks().begin_round(round); // if it refuses, no message was sent, so skip() can follow
         if (!module_->syncs_before_forward()) {
@@ -637,8 +632,8 @@ protected:
             hooks().finish_passes(trains);
             round_.done();
         }
-        hidden_.end(round_);
-        if (hidden_.are_followed()) {
+        model_collectives_.end(round_);
+        if (model_collectives_.are_followed()) {
             round_.done();
         }
     }
@@ -719,13 +714,13 @@ protected:
 
     void begin_guard() {
         stage_ = Stage::idle; // discards what was left open
-        hidden_.reset();
+        model_collectives_.reset();
         reducer_->begin_guard();
     }
     /// On every path out of a guard. Runs no collective and does not wait.
     void end_guard() noexcept {
         stage_ = Stage::idle;
-        hidden_.reset();
+        model_collectives_.reset();
         reducer_->forget_words();
         try {
             reducer_->end_guard();
@@ -743,7 +738,7 @@ protected:
             );
         }
         if (module_->options().sync_at_end) {
-            module_->sync(result.authoritative_rank);
+            module_->plan_sync().run(comm_, result.authoritative_rank);
         }
     }
     /// Runs on joined ranks in place of the passes of a round that syncs.
@@ -752,10 +747,10 @@ protected:
             module_->sync_buffers(round);
         }
         if (meets_between_passes()) {
-            hidden_.follow(round);
+            model_collectives_.follow(round);
         }
         prepare_reduction(round);
-        hidden_.follow(round);
+        model_collectives_.follow(round);
         contribute_without_pass(round);
     }
 
@@ -777,7 +772,7 @@ protected:
     std::optional<detail::ListedModel> listed_;
     std::optional<detail::ReadyCheck> ready_check_;     ///< with verify_ready
     std::optional<detail::ReplicaCheck> replica_check_; ///< with verify_replicas
-    detail::HiddenRounds hidden_;                       ///< collectives of the model
+    detail::ModelCollectives model_collectives_;        ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
 

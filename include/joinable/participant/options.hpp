@@ -9,7 +9,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What a rank's gradient is if notices carry weights. g is the gradient and w the weight; both
+/// The meaning of a rank's gradient if notices carry weights. g is the gradient and w the weight; both
 /// cover all samples of the rank since the last round that synced.
 enum class GradientKind : std::uint8_t {
     mean, ///< the mean over the rank's own samples; the average is sum(w * g) / sum(w)
@@ -25,44 +25,30 @@ enum class BufferSync : std::uint8_t { after_forward, before_forward };
 /// How gradients are cut into buckets (see BucketOptions) and averaged, and how the rest of a model
 /// is kept equal. The same on every rank.
 struct DataParallelOptions {
-    std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
-    /// The limit of the bucket that is launched first, at most bucket_cap_bytes. It is small, so
-    /// that communication starts early.
-    std::size_t first_bucket_bytes = std::size_t{1} << 20U;
-    /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
-    /// every parameter. The gradients are valid as long as the reducer, which releases them at its
-    /// end (parameter_traits::release_grad). That is so without this option, too, for a parameter
-    /// that had no gradient when its average came.
-    bool gradient_as_bucket_view = false;
+    std::size_t bucket_cap_bytes = std::size_t{25} << 20U;  ///< see BucketOptions
+    std::size_t first_bucket_bytes = std::size_t{1} << 20U; ///< see BucketOptions
+    bool gradient_as_bucket_view = false;                   ///< see BucketOptions
     /// Parameters may have no gradient in an iteration. The engine names them before backward, those
     /// that were frozen since they were listed count without being named, and ranks exchange one small
     /// map per iteration before the first bucket, in a guard by its control communicator. A parameter that no rank uses is neither sent nor touched on ranks with a pass;
     /// one that another rank uses gets the average.
     bool find_unused = false;
-    /// Every iteration uses the same parameters equally often. A rank records them in its first
-    /// iteration and checks all others. Finds unused parameters by itself and sends one map in
-    /// total.
-    bool static_graph = false;
+    bool static_graph = false; ///< see BucketOptions
     /// Buffers are sent from the lowest active rank in every round that syncs, and with the model
     /// at the start and the end. Rounds that accumulate do not send them. Off: each rank keeps its
     /// own.
     bool broadcast_buffers = true;
     GradientKind gradient_kind = GradientKind::mean;
-    /// Limits of the first bucket, the second and so on; the last one repeats. If given, they
-    /// replace the two limits above.
-    std::vector<std::size_t> bucket_caps_bytes = {};
-    /// There is one bucket per dtype until the order in which gradients become ready is known.
-    /// After the first iteration it is cut by that order. Off: cut at once, from the last parameter
-    /// to the first. No effect with find_unused unless static_graph is on.
-    bool rebuild_buckets = true;
+    std::vector<std::size_t> bucket_caps_bytes = {}; ///< see BucketOptions
+    bool rebuild_buckets = true;                     ///< see BucketOptions
     BufferSync buffer_sync = BufferSync::after_forward;
     /// Take rank 0's values at construction. Off: they must be equal on all ranks already.
     bool sync_at_start = true;
     /// When a guard ends, take the values of the last rank that trained.
     bool sync_at_end = true;
-    /// What a joined rank keeps in its gradients.
+    /// The gradients that a joined rank keeps.
     JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
-    /// What a rank sends for a parameter that its pass does not use.
+    /// The gradient that a rank sends for a parameter that its pass does not use.
     UnusedGradients unused_gradients = UnusedGradients::zero;
     /// For debugging. Hashes each gradient at ready(i) and again after the backward pass, and
     /// throws ContractViolation with the name of a gradient that changed in between. Nothing is

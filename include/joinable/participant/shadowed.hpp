@@ -25,7 +25,7 @@
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/round.hpp>
-#include <joinable/participant/detail/hidden_rounds.hpp>
+#include <joinable/participant/detail/model_collectives.hpp>
 #include <joinable/participant/detail/replayed.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -38,7 +38,7 @@ class SelfCommunicator;
 namespace detail {
 
 /// The next step of the active ranks, which they announce to joined ranks.
-struct HiddenStep {
+struct ModelStep {
     enum class Kind : std::uint8_t { all_reduce, broadcast, barrier, section_end };
 
     Kind kind = Kind::section_end;
@@ -52,7 +52,7 @@ struct HiddenStep {
         return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 4U |
                static_cast<std::uint64_t>(op) << 8U | static_cast<std::uint64_t>(root) << 16U;
     }
-    [[nodiscard]] static HiddenStep of(std::uint64_t word, std::uint64_t count) noexcept {
+    [[nodiscard]] static ModelStep of(std::uint64_t word, std::uint64_t count) noexcept {
         return {
             static_cast<Kind>(word & 0xfU),
             static_cast<std::size_t>(count),
@@ -77,7 +77,8 @@ struct HiddenStep {
 /// a guard. `parent` is the communicator of the guard.
 /// @throws ContractViolation  joined ranks would not follow.
 /// @throws what PendingRound::wait throws.
-[[nodiscard]] inline std::optional<Round> enter_round(HiddenRounds* rounds, void const* parent) {
+[[nodiscard]] inline std::optional<Round>
+enter_round(ModelCollectives* rounds, void const* parent) {
     Session* const own = rounds == nullptr ? nullptr : rounds->session();
     Session* const session = own != nullptr ? own : Occupation::session_over(parent);
     if (session == nullptr || !session->runs_rounds()) {
@@ -112,10 +113,10 @@ struct HiddenStep {
 /// shadowed().
 ///
 /// @code
-/// auto hidden = joinable::shadowed(comm);
-/// Model model{hidden};                    // its layers all-reduce over `hidden`
+/// auto in_model = joinable::shadowed(comm);
+/// Model model{in_model};                    // its layers all-reduce over `in_model`
 /// joinable::DistributedDataParallel ddp{comm, model.parameters()};
-/// ddp.attach_collectives(hidden);
+/// ddp.attach_collectives(in_model);
 /// joinable::Join guard{joinable::participants(ddp, step)};
 /// @endcode
 ///
@@ -150,7 +151,7 @@ struct HiddenStep {
 /// Neither copyable nor movable. It refers to `comm`, and aborting `comm` aborts it. It inherits the deadline,
 /// but the timeout of a guard does not change it. One thread at a time may use it.
 template <class Comm>
-class ShadowedCommunicator final : public detail::HiddenCollectives {
+class ShadowedCommunicator final : public detail::ModelCommunicator {
     static_assert(models_communicator<Comm>());
     static_assert(
         Splits<Comm> || std::same_as<Comm, SelfCommunicator>,
@@ -233,7 +234,7 @@ public:
     }
 
 private:
-    using Step = detail::HiddenStep;
+    using Step = detail::ModelStep;
 
     [[nodiscard]] void const* parent() const noexcept override {
         return detail::identity_of(parent_);

@@ -1,74 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <bit>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-// The functions below are written for vectorisers: they have no branches and compare only signed
-// numbers (SSE2 has no other comparison). They are always inlined, so that they are compiled for
-// their caller's instruction set.
-
-/// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
-[[gnu::always_inline]] constexpr std::uint32_t
-select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
-    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
-    return (yes & mask) | (no & ~mask);
-}
-
-/// Converts between float and a 16-bit format in the low half of a word. The bits are the same as
-/// those of BFloat16 and Half.
-template <class T>
-struct Conversion;
-
-template <>
-struct Conversion<BFloat16> {
-    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
-        return std::bit_cast<float>(bits << 16);
-    }
-    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
-        auto const word = std::bit_cast<std::uint32_t>(value);
-        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
-        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
-        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
-    }
-};
-
-template <>
-struct Conversion<Half> {
-    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
-        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
-        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
-        // Zero and subnormals: the mantissa times 2^-24, exactly.
-        auto const subnormal =
-            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
-        // Others: the exponent is rebiased from 15 to 127; that of infinity and NaN becomes 255.
-        std::uint32_t const other =
-            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
-        return std::bit_cast<float>(
-            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, subnormal, other)
-        );
-    }
-    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
-        auto const word = std::bit_cast<std::uint32_t>(value);
-        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
-        auto const bits = static_cast<std::uint32_t>(magnitude);
-        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal.
-        std::uint32_t const subnormal =
-            std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5F) - 0x3f00'0000U;
-        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
-        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
-        std::uint32_t result = select(magnitude < 0x3880'0000, subnormal, normal);
-        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
-        result = select(magnitude > 0x7f80'0000, nan, result);
-        return ((word >> 16) & 0x8000U) | result;
-    }
-};
 
 template <class T>
 concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;

@@ -18,6 +18,7 @@ namespace detail {
 inline constexpr std::string_view dtype_names[] = {
     "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64"
 };
+inline constexpr std::size_t dtype_sizes[] = {2, 2, 4, 8, 1, 1, 4, 4, 8, 8};
 
 } // namespace detail
 
@@ -25,20 +26,9 @@ inline constexpr std::string_view dtype_names[] = {
 inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
 
 [[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
-    switch (dtype) {
-    case DType::f16:
-    case DType::bf16:
-    case DType::f32:
-    case DType::f64: return true;
-    case DType::i8:
-    case DType::u8:
-    case DType::i32:
-    case DType::u32:
-    case DType::i64:
-    case DType::u64: break;
-    }
-    return false;
+    return dtype <= DType::f64; // these come first
 }
+
 /// Whether elements have 16 bits (Half or BFloat16). Arithmetic on them uses float.
 [[nodiscard]] constexpr bool is_half_precision(DType dtype) noexcept {
     return dtype == DType::f16 || dtype == DType::bf16;
@@ -68,14 +58,12 @@ struct BFloat16 {
 namespace detail {
 
 template <class T>
-inline constexpr bool is_integer_of =
-    std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, wchar_t> &&
-    !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t> &&
-    (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8);
-
-template <class T>
-concept has_dtype = std::same_as<T, Half> || std::same_as<T, BFloat16> || std::same_as<T, float> ||
-                    std::same_as<T, double> || is_integer_of<T>;
+concept has_dtype =
+    std::same_as<T, Half> || std::same_as<T, BFloat16> || std::same_as<T, float> ||
+    std::same_as<T, double> ||
+    (std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, wchar_t> &&
+     !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t> &&
+     (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8));
 
 template <class T>
 consteval DType find_dtype() {
@@ -116,19 +104,7 @@ inline constexpr DType dtype_of = detail::find_dtype<T>();
 
 /// The size of one element in bytes.
 [[nodiscard]] constexpr std::size_t size_of(DType dtype) noexcept {
-    switch (dtype) {
-    case DType::i8:
-    case DType::u8: return 1;
-    case DType::f16:
-    case DType::bf16: return 2;
-    case DType::f32:
-    case DType::i32:
-    case DType::u32: return 4;
-    case DType::f64:
-    case DType::i64:
-    case DType::u64: break;
-    }
-    return 8;
+    return detail::dtype_sizes[static_cast<std::size_t>(dtype)];
 }
 
 /// The enumerator's name.
@@ -155,53 +131,81 @@ constexpr decltype(auto) visit_dtype(DType dtype, F&& function) {
     return function(std::type_identity<std::uint64_t>{});
 }
 
-constexpr Half::Half(float value) noexcept {
-    auto const word = std::bit_cast<std::uint32_t>(value);
-    auto const sign = static_cast<std::uint16_t>((word >> 16) & 0x8000U);
-    std::uint32_t const magnitude = word & 0x7fff'ffffU;
-    if (magnitude > 0x7f80'0000U) { // NaN stays NaN, quiet
-        bits = static_cast<std::uint16_t>(sign | 0x7e00U | ((magnitude >> 13) & 0x1ffU));
-    } else if (magnitude >= 0x477f'f000U) { // rounds to infinity
-        bits = static_cast<std::uint16_t>(sign | 0x7c00U);
-    } else if (magnitude >= 0x3880'0000U) { // normal: rebias the exponent from 127 to 15
-        std::uint32_t const rounded = magnitude - 0x3800'0000U + 0xfffU + ((magnitude >> 13) & 1U);
-        bits = static_cast<std::uint16_t>(sign | (rounded >> 13));
-    } else if (magnitude < 0x3300'0000U) { // below half of the smallest subnormal
-        bits = sign;
-    } else { // subnormal: shift the significand, round to nearest even
-        std::uint32_t const shift = 126U - (magnitude >> 23);
-        std::uint32_t const significand = (magnitude & 0x7f'ffffU) | 0x80'0000U;
-        std::uint32_t const kept = significand >> shift;
-        std::uint32_t const rest = significand & ((1U << shift) - 1U);
-        std::uint32_t const half = 1U << (shift - 1U);
-        bool const up = rest > half || (rest == half && (kept & 1U) != 0);
-        bits = static_cast<std::uint16_t>(sign | (kept + (up ? 1U : 0U)));
-    }
+namespace detail {
+
+// Reductions convert by the functions below, so these are written for vectorisers: they have no
+// branches and compare only signed numbers (SSE2 has no other comparison). They are always inlined,
+// so that they are compiled for their caller's instruction set.
+
+/// `yes` if the condition holds, else `no`, without a branch into which a compiler could move work.
+[[gnu::always_inline]] constexpr std::uint32_t
+select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
+    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
+    return (yes & mask) | (no & ~mask);
 }
 
+/// Converts between float and a 16-bit format in the low half of a word.
+template <class T>
+struct Conversion;
+
+template <>
+struct Conversion<BFloat16> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        return std::bit_cast<float>(bits << 16);
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
+        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
+        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
+    }
+};
+
+template <>
+struct Conversion<Half> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
+        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
+        // Zero and subnormals: the mantissa times 2^-24, exactly.
+        auto const subnormal =
+            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+        // Others: the exponent is rebiased from 15 to 127; that of infinity and NaN becomes 255.
+        std::uint32_t const other =
+            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
+        return std::bit_cast<float>(
+            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, subnormal, other)
+        );
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
+        auto const bits = static_cast<std::uint32_t>(magnitude);
+        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal. No constant
+        // expression adds to a NaN.
+        float const number = std::is_constant_evaluated() && magnitude > 0x7f80'0000
+                                 ? 0.0F
+                                 : std::bit_cast<float>(bits);
+        std::uint32_t const subnormal = std::bit_cast<std::uint32_t>(number + 0.5F) - 0x3f00'0000U;
+        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
+        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
+        std::uint32_t result = select(magnitude < 0x3880'0000, subnormal, normal);
+        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
+        result = select(magnitude > 0x7f80'0000, nan, result);
+        return ((word >> 16) & 0x8000U) | result;
+    }
+};
+
+} // namespace detail
+
+constexpr Half::Half(float value) noexcept
+    : bits{static_cast<std::uint16_t>(detail::Conversion<Half>::narrow(value))} {}
 constexpr Half::operator float() const noexcept {
-    std::uint32_t const sign = (static_cast<std::uint32_t>(bits) & 0x8000U) << 16;
-    std::uint32_t const exponent = (bits >> 10) & 0x1fU;
-    std::uint32_t const mantissa = bits & 0x3ffU;
-    if (exponent == 0) { // zero or subnormal: mantissa times 2^-24
-        float const magnitude = static_cast<float>(mantissa) * 0x1p-24F;
-        return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
-    }
-    std::uint32_t const wide = exponent == 0x1fU ? 0xffU : exponent + 112U;
-    return std::bit_cast<float>(sign | (wide << 23) | (mantissa << 13));
+    return detail::Conversion<Half>::widen(bits);
 }
-
-constexpr BFloat16::BFloat16(float value) noexcept {
-    auto const word = std::bit_cast<std::uint32_t>(value);
-    if ((word & 0x7fff'ffffU) > 0x7f80'0000U) { // NaN stays NaN, quiet
-        bits = static_cast<std::uint16_t>((word >> 16) | 0x40U);
-    } else {
-        bits = static_cast<std::uint16_t>((word + 0x7fffU + ((word >> 16) & 1U)) >> 16);
-    }
-}
-
+constexpr BFloat16::BFloat16(float value) noexcept
+    : bits{static_cast<std::uint16_t>(detail::Conversion<BFloat16>::narrow(value))} {}
 constexpr BFloat16::operator float() const noexcept {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+    return detail::Conversion<BFloat16>::widen(bits);
 }
 
 }} // namespace joinable::v0

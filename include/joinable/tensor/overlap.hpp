@@ -15,13 +15,6 @@
 
 namespace joinable { inline namespace v0 {
 
-namespace detail {
-
-/// The dimensions of extent above 1, sorted by stride, smallest first.
-Shape dimensions_by_stride(Shape const& extents, Shape const& strides);
-
-} // namespace detail
-
 /// Whether a tensor's elements fill its memory without gaps or overlap, in any order of dimensions.
 /// A flat buffer can then keep its strides. This is the rule of PyTorch's
 /// is_non_overlapping_and_dense.
@@ -60,8 +53,6 @@ private:
     };
     static constexpr int max_steps = 10'000; ///< about half a millisecond
 
-    void sort() noexcept;
-
     void search(std::size_t i, std::size_t total) noexcept;
 
     std::array<Term, 2 * max_tensor_rank> terms_{};
@@ -69,10 +60,6 @@ private:
     int wanted_ = 0;
     int steps_ = 0;
 };
-
-/// Whether each stride exceeds the distance that all smaller ones span. Then no two indices share
-/// an element.
-bool is_nested(Shape const& extents, Shape const& strides);
 
 bool is_overlapping(Shape const& extents, Shape const& strides);
 

@@ -18,7 +18,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// What a parameter was at some time.
+/// A parameter as it was at some time.
 struct ParameterState {
     Shape extents; ///< of its value, like the next two
     DeviceId device;

@@ -50,17 +50,10 @@ public:
     }
     [[nodiscard]] constexpr std::size_t const* data() const noexcept { return values_.data(); }
 
-    friend constexpr bool operator==(Shape const& a, Shape const& b) noexcept {
-        for (std::size_t i = 0; i < a.rank_ && a.rank_ == b.rank_; ++i) {
-            if (a.values_[i] != b.values_[i]) {
-                return false;
-            }
-        }
-        return a.rank_ == b.rank_;
-    }
+    friend constexpr bool operator==(Shape const&, Shape const&) = default;
 
 private:
-    std::array<std::size_t, max_tensor_rank> values_{};
+    std::array<std::size_t, max_tensor_rank> values_{}; ///< zeros from rank_ on
     std::size_t rank_ = 0;
 };
 

@@ -12,7 +12,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// What a TraceEvent shows.
+/// The kind of a TraceEvent.
 enum class TraceKind : std::uint32_t {
     round,        ///< a training round with an input of this rank; `value` is its number
     shadow_round, ///< a training round that this rank shadowed; `value` is its number

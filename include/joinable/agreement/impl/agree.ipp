@@ -95,7 +95,10 @@ JOINABLE_DEFINITION AbortReason DifferenceReport::difference(AgreementList const
     words_ = {};
     bool const is_lowest = control_.rank() == lowest_;
     if ((is_lowest || control_.rank() == other) && item < list.items().size()) {
-        write_item(is_lowest ? 0 : text_bytes, list.items()[item]);
+        auto const& [label, value] = list.items()[item];
+        std::size_t const at = is_lowest ? 0 : text_bytes;
+        write_text(place(at, label_bytes), label);
+        write_text(place(at + label_bytes, text_bytes - label_bytes), value);
     }
     control_.sum(words_);
     std::string text = text_of(other);
@@ -129,12 +132,6 @@ JOINABLE_DEFINITION std::size_t DifferenceReport::first_difference(AgreementList
             return first + slot;
         }
     }
-}
-
-JOINABLE_DEFINITION void
-DifferenceReport::write_item(std::size_t at, AgreementList::Item const& item) {
-    write_text(place(at, label_bytes), item.label);
-    write_text(place(at + label_bytes, text_bytes - label_bytes), item.value);
 }
 
 JOINABLE_DEFINITION AgreementList::Item DifferenceReport::read_item(std::size_t at) {

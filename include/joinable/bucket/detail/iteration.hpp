@@ -125,10 +125,9 @@ public:
     void begin(double factor, std::optional<WithoutPass> const& without);
 
     void leave_out(std::size_t i);
-    /// With find_unused, leaves out the parameters that were frozen since they were listed.
-    void leave_out_frozen();
-    /// Leaves out the parameters that the recorded graph does not use.
-    void leave_out_unrecorded();
+    /// Leaves out what is unused without being named: with find_unused the parameters that were
+    /// frozen since they were listed, else those that the recorded graph does not use.
+    void leave_out_others();
 
     /// Checks a mark. Returns whether the gradient is final; then take() follows.
     [[nodiscard]] bool mark(std::size_t i);

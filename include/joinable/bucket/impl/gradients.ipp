@@ -20,11 +20,7 @@ JOINABLE_DEFINITION std::string Gradients::describe(std::size_t i) const {
 class BucketGradients final : public Gradients {
 public:
     BucketGradients(
-        ParameterList parameters,
-        BucketOptions const& options,
-        int rank,
-        BufferMemory const& memory,
-        TakeGradients take_them
+        ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
     )
         : Gradients{parameters, expected_ready_order(parameters), rank, memory.device()},
           are_views_{options.gradient_as_bucket_view},
@@ -61,9 +57,6 @@ public:
                 )};
             }
         }
-        if (take_them == TakeGradients::now) {
-            take();
-        }
     }
     ~BucketGradients() override {
         for (std::size_t const i : trained_) {
@@ -81,9 +74,19 @@ public:
     }
     /// If parameters may be unused, one without a gradient stays without until it gets one.
     void take() override {
-        if (are_views_) {
-            move_into_buckets(only_existing_);
+        if (!are_views_) {
+            return;
         }
+        for (std::size_t const i : trained_) {
+            AnyView const gradient = parameters_[i].grad();
+            if (gradient) {
+                device().copy(gradient, *places_[i]);
+            }
+            if (gradient || !only_existing_) {
+                parameters_[i].set_grad(*places_[i]);
+            }
+        }
+        device().finish();
     }
     void for_each_arena(std::function<void(Arena const&)> const& f) const override {
         layout_.for_each_arena(f);
@@ -216,25 +219,10 @@ private:
         return gradient && gradient.data() == places_[i]->data();
     }
 
-    void move_into_buckets(bool existing_only) {
-        for (std::size_t const i : trained_) {
-            AnyView const& view = *places_[i];
-            AnyView const gradient = parameters_[i].grad();
-            if (gradient) {
-                device().copy(gradient, view);
-            }
-            if (gradient || !existing_only) {
-                parameters_[i].set_grad(view);
-            }
-        }
-        device().finish();
-    }
-
     void require_fit(std::size_t i, AnyView const& gradient) const {
         check_gradient(parameters_, i, gradient);
         AnyView const& view = *places_[i];
-        if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
-            gradient.device() != view.device()) {
+        if (!is_like(gradient, view)) {
             bool const are_together = gradient.device() == view.device();
             auto const text = [&](AnyView const& tensor) {
                 return to_text(tensor) + (are_together ? "" : " on " + to_text(tensor.device()));
@@ -266,15 +254,9 @@ private:
 };
 
 JOINABLE_DEFINITION std::unique_ptr<Gradients> gradients_in_buckets(
-    ParameterList parameters,
-    BucketOptions const& options,
-    int rank,
-    BufferMemory const& memory,
-    TakeGradients take_them
+    ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
 ) {
-    return std::make_unique<BucketGradients>(
-        std::move(parameters), options, rank, memory, take_them
-    );
+    return std::make_unique<BucketGradients>(std::move(parameters), options, rank, memory);
 }
 
 }}} // namespace joinable::v0::detail

@@ -224,7 +224,7 @@ private:
     Comm& comm_;
 };
 
-/// What a BasicAnyCommunicator takes.
+/// A communicator that a BasicAnyCommunicator takes.
 template <class Comm, class Memory>
 consteval bool fits_any() {
     static_assert(

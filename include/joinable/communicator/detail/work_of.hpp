@@ -35,7 +35,7 @@ public:
     void require_here(int rank) const { home_.require_here(rank); }
     /// Keeps other threads from the rank as long as the result lives.
     [[nodiscard]] static std::monostate hold() noexcept { return {}; }
-    /// What an error calls the work.
+    /// The name of the work in errors.
     [[nodiscard]] static char const* kind_of(auto const&) noexcept { return "a collective"; }
     /// The work is destroyed.
     static void release(auto const&) noexcept {}

@@ -41,7 +41,7 @@ concept points_to_communicator = requires(P& pointer) {
     requires Communicator<std::remove_reference_t<decltype(*pointer)>>;
 };
 
-/// What a HierarchicalCommunicator takes for a level.
+/// A communicator that a HierarchicalCommunicator takes for a level.
 template <class Comm>
 consteval bool fits_level() {
     static_assert(
@@ -101,7 +101,7 @@ consteval bool fits_level() {
 /// machine only, if both can renew deadlines. If they cannot, ranks of other machines may miss their leaders at the same time, with other errors. A rank that
 /// is told of an abort throws it from collectives that it has not seen complete.
 ///
-/// What ranks are about to do is compared by HierarchicalOptions::check, and otherwise as far as
+/// HierarchicalOptions::check compares what ranks are about to do. Without it that is compared as far as
 /// `local` and `across` compare what they do for it. Then a rank whose machine has done its part may
 /// have the result before another machine's ranks find that they differ; its next collective throws.
 /// Not compared are: two roots on one machine, by the ranks of other machines; the parts of other

@@ -64,7 +64,7 @@ using TcpWork = detail::WorkOf<detail::TcpRank, std::uint64_t>;
 namespace detail {
 struct TcpInside;
 
-/// What a rank of another communicator knows beside its connection.
+/// The facts of a rank of another communicator, beside its connection.
 struct TcpSurroundings {
     Hear hear = {}; ///< asked in every wait, also while the rank attaches
     /// Where rank 0 is, if not where the options say.

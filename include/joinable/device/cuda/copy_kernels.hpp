@@ -50,7 +50,7 @@ struct StoredElement<__nv_bfloat16> {
     }
 };
 
-// What a copy makes of an element.
+// The element that a copy writes.
 
 template <class T>
 struct FillZero {

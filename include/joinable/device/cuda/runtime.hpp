@@ -21,7 +21,7 @@
 #include <joinable/error.hpp>
 
 /// @file
-/// What calls of the CUDA runtime have in common: their errors, the device on which they act, captures
+/// The common parts of calls of the CUDA runtime: their errors, the device on which they act, captures
 /// of other threads, and memory that goes back.
 
 namespace joinable { inline namespace v0 { namespace detail {

@@ -9,27 +9,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Exchanges two ranges that do not overlap, through a buffer on the stack.
-void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept;
-
 /// Exchanges two neighbours, `left` and `right` bytes long, by swapping blocks (Gries and Mills,
 /// "Swapping sections", 1981): each byte is written at most twice, all in long runs.
 void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcept;
-
-[[nodiscard]] std::size_t bytes_of(Section const* sections, std::size_t count) noexcept;
-
-/// Moves the sections with a position below `pivot` before the others, with their bytes. The order
-/// within both groups is kept. `base` is the address of the first section. Returns the number of
-/// sections before the others.
-std::size_t partition_sections(
-    std::byte* base, Section* sections, std::size_t count, std::size_t pivot
-) noexcept;
-
-/// Sorts adjacent sections by position, with their bytes. `first` is the lowest position; the
-/// positions have no gaps.
-void sort_sections(
-    std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
-) noexcept;
 
 /// Moves sections within one block of memory, without another block. `sections` are in the order of
 /// `from`. There may be gaps between them, whose contents are lost. Complexity: linear in the bytes

@@ -53,11 +53,11 @@ public:
 
     void detach() noexcept;
     /// False, too, once the participant is destroyed.
-    [[nodiscard]] bool is_attached() const noexcept { return attached_.state != nullptr; }
+    [[nodiscard]] bool is_attached() const noexcept { return attached_ != nullptr; }
 
 private:
     void begin(JoinState& state, AttachedAs const& as) noexcept {
-        attached_.state = &state;
+        attached_ = &state;
         state.attached_ = &attached_;
         averages_ = as.averages;
         state.position_ = as.position;
@@ -66,11 +66,11 @@ private:
     /// A participant that averages nothing counts anew in each guard.
     void forget_rounds() noexcept {
         if (averages_ == Averages::none) {
-            attached_.state->window_ = {};
+            attached_->window_ = {};
         }
     }
 
-    AttachedState attached_;
+    JoinState* attached_ = nullptr; ///< null, too, once the participant is destroyed
     Averages averages_ = Averages::none;
 };
 
@@ -79,7 +79,7 @@ struct NamedState {
     std::string_view name;
     Averages averages;
 };
-/// What all participants that average have accumulated; nothing if there is none.
+/// The batches that all participants that average have accumulated; none without such participants.
 /// @throws ContractViolation  they differ.
 [[nodiscard]] Window common_window(std::initializer_list<NamedState> participants);
 /// @throws ContractViolation  a participant is in a guard twice, or in another one.
@@ -109,10 +109,6 @@ private:
 
 /// @throws ContractViolation  an option is out of its range.
 void check_options(JoinOptions const& options);
-
-/// @throws ContractViolation  with known lengths, the window goes on with weights, but inputs have none, or the
-///         reverse.
-void check_weights(JoinOptions const& options, Window const& window);
 
 /// @throws ContractViolation  the communicators have different ranks, or too many.
 void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);

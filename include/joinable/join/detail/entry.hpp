@@ -40,10 +40,6 @@ inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_a
     list.add("carry_accumulated", options.carry_accumulated);
 }
 
-inline std::string title_of(std::vector<std::string_view> const& names, std::size_t position) {
-    return concat("guards differ: participant ", position, " (", names[position], "): ");
-}
-
 template <class K>
 void agree_on_keyword(AgreementList& list, std::optional<typename K::value_type> const& value) {
     std::string_view name = class_name<K>();
@@ -166,9 +162,12 @@ AgreementList entry_list(
     list.add("order of post hooks", std::vector<std::size_t>{positions[Post]...});
     agree_on(list, options, can_abort);
     position = 0;
-    ((list.begin_section(title_of(names, position++)),
-      agree_on_participant(list, std::get<Main>(joinables), keywords...)),
-     ...);
+    auto const one = [&](auto const& joinable) {
+        std::string_view const name = names[position];
+        list.begin_section(concat("guards differ: participant ", position++, " (", name, "): "));
+        agree_on_participant(list, joinable, keywords...);
+    };
+    (one(std::get<Main>(joinables)), ...);
     return list;
 }
 

@@ -93,11 +93,9 @@ public:
     /// The communicator of the roll calls.
     [[nodiscard]] ControlCommunicator& control() const noexcept { return *communicators_.front(); }
     [[nodiscard]] bool can_abort() const noexcept {
-        bool can = true;
-        for (ControlCommunicator const* communicator : communicators_) {
-            can = can && communicator->can_abort();
-        }
-        return can;
+        return std::all_of(communicators_.begin(), communicators_.end(), [](auto* communicator) {
+            return communicator->can_abort();
+        });
     }
 
 private:

@@ -22,11 +22,6 @@ template <class... Js>
 inline constexpr bool steps_parameters =
     has_label<labels::step, Js...> || has_label<labels::shards, Js...>;
 
-template <std::size_t First, std::size_t... Rest>
-consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
-    return First;
-}
-
 template <class J, class... Ks>
 arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
     arguments_of<J> args{};

@@ -34,7 +34,7 @@ public:
         count(notice);
         loop_opens_rounds_ = true;
     }
-    /// What the participant at `position` announces. If next() opens no rounds, the first one in hook order does, and
+    /// The notice of the participant at `position`. If next() opens no rounds, the first one in hook order does, and
     /// later ones follow; a notice that does not repeat the opener's is for its participant alone.
     /// @throws ContractViolation  it takes no part in the round; see Window::require_continued.
     [[nodiscard]] RoundNotice announce(std::size_t position, RoundNotice const& notice) {
@@ -65,9 +65,9 @@ public:
     [[nodiscard]] std::size_t count() const noexcept { return rounds_; }
     /// The round that was opened last.
     [[nodiscard]] Round const& round() const noexcept { return round_; }
-    /// What this rank holds. A round that syncs ends it where gradients are reduced: it may be opened anew before.
+    /// The batches that this rank holds. A round that syncs ends it where gradients are reduced: it may be opened anew before.
     [[nodiscard]] Window const& window() const noexcept { return window_; }
-    /// What the open round reduces, if it syncs.
+    /// The batches that the open round reduces, if it syncs.
     [[nodiscard]] Window const& reduced() const noexcept { return reduced_; }
     void end_window() noexcept { window_ = {}; }
     /// See Window::clear. The batch of the open round is yet to come if the participant at `position` has not

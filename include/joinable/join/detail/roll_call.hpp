@@ -98,10 +98,12 @@ public:
     [[nodiscard]] RollCallLanes const& totals() const noexcept { return totals_; }
     /// The ranks that arrived in the last roll call that had arrivals, ascending.
     [[nodiscard]] std::vector<int> const& arrived() const noexcept { return arrived_; }
-    /// What the ranks that arrived in the last roll call had accumulated; nothing if none arrived.
+    /// The sum of what ranks that arrived in the last roll call had accumulated; nothing if none arrived.
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
     /// After the verdicts failed and mismatch: the reason that every rank throws.
     [[nodiscard]] AbortReason const& failure() const noexcept { return failure_; }
+    /// The round that was answered is refused for another reason, the same on every rank.
+    void refuse(AbortReason reason) noexcept { failure_ = std::move(reason); }
 
     /// The number of opened rounds, including the current one.
     [[nodiscard]] std::size_t rounds() const noexcept { return rounds_; }
@@ -113,8 +115,6 @@ public:
 
 private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
-
-    Verdict hear(std::string_view text);
 
     void note_arrivals(std::vector<int> const& ranks);
 

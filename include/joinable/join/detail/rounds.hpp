@@ -39,14 +39,14 @@ public:
 
     // -- announcing ------------------------------------------------------------------------------
 
-    /// What this rank holds when the guard begins.
+    /// Takes the batches that this rank holds when the guard begins.
     void begin(Window const& window) noexcept { window_ = window; }
     [[nodiscard]] Window const& window() const noexcept { return window_; }
-    /// What a joined rank holds if joined ranks leave their gradients untouched.
+    /// The batches that a joined rank holds if joined ranks leave their gradients untouched.
     [[nodiscard]] Window const& untouched_window() const noexcept {
         return dropped_.is_open() ? dropped_ : window_;
     }
-    /// What this rank announced for the round that was adopted last, if that reduces it.
+    /// The window that this rank announced for the round that was adopted last, if that reduces it.
     [[nodiscard]] Window const& announced_window() const noexcept { return announced_; }
     /// See Window::clear. The weight of the window has not been announced.
     void clear_window(bool in_round) noexcept { window_.clear(in_round); }
@@ -94,10 +94,6 @@ public:
 
     /// Waits for the roll call that was posted, and returns its verdict.
     Verdict hear();
-    /// After the verdicts failed and mismatch: the reason that every rank throws.
-    [[nodiscard]] AbortReason const& failure() const noexcept {
-        return mixed_ ? *mixed_ : roll_call_.failure();
-    }
 
     /// After the verdict to go on: the round as all ranks agreed on it. `own` is this rank's
     /// announcement, or empty if it shadows the round.
@@ -139,7 +135,6 @@ private:
     Window announced_; ///< what the last round reduces of it
     std::size_t training_rounds_ = 0;
     Carry carry_; ///< of all ranks that joined since the last round that synced
-    std::optional<AbortReason> mixed_;
     bool vote_ = false;
     bool is_vote_sent_ = false;
     Round::Wait waited_{}; ///< in the last hear()

@@ -14,7 +14,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// roll call would hear, so nothing is sent. Every rank has the same schedule.
 class Schedule {
 public:
-    /// What one rank said at entry.
+    /// The words of one rank at entry.
     struct Shard {
         std::uint64_t inputs = 0;
         std::uint64_t weight = 0;       ///< of each input
@@ -39,7 +39,7 @@ public:
     [[nodiscard]] RollCallLanes next();
     /// Ascending.
     [[nodiscard]] std::vector<int> const& arriving() const noexcept { return arriving_; }
-    /// What the arriving ranks accumulated.
+    /// The batches that the arriving ranks accumulated.
     [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
 
 private:
@@ -49,14 +49,13 @@ private:
     /// What `rank` says as its weight in `round`. It has been in all rounds since the last one that synced.
     [[nodiscard]] std::uint64_t weight_in(int rank, std::size_t round) const noexcept {
         bool const is_first_sync = round + 1 == sync_every_;
-        return weight_of(rank) * rounds_in_weight(code(round)) +
+        return shard(rank).weight * rounds_in_weight(code(round)) +
                (is_first_sync ? shard(rank).held_weight : 0);
     }
     [[nodiscard]] Shard const& shard(int rank) const noexcept {
         return shards_[static_cast<std::size_t>(rank)];
     }
     [[nodiscard]] std::uint64_t inputs_of(int rank) const noexcept { return shard(rank).inputs; }
-    [[nodiscard]] std::uint64_t weight_of(int rank) const noexcept { return shard(rank).weight; }
 
     std::vector<Shard> shards_;
     bool is_weighted_;

@@ -57,7 +57,7 @@ public:
 
     [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
 
-    /// What this rank has accumulated since the last round that synced.
+    /// The batches that this rank has accumulated since the last round that synced.
     [[nodiscard]] Window const& window() const noexcept { return rounds_.window(); }
     [[nodiscard]] Window const& untouched_window() const noexcept {
         return rounds_.untouched_window();
@@ -114,7 +114,7 @@ public:
     }
 
     void record_failure(std::string_view text) { outcome_.record(text); }
-    /// What f() throws will leave the guard, and peers see its text.
+    /// Calls f(). An exception that it throws will leave the guard, and peers see its text.
     template <class F>
     decltype(auto) recorded(F const& f) {
         try {
@@ -194,24 +194,18 @@ private:
     /// Waits for the answer of a posted roll call, if there is one, and acts on it.
     void hear_verdict();
 
-    /// Returns the answer, or throws the verdicts that end the guard with an exception.
+    /// Waits for the posted roll call. Returns its verdict, or throws what ends the guard with an
+    /// exception.
     Verdict hear();
 
     /// Aborts after an exchange of all ranks has thrown, on this rank alone or because the
-    /// communicator failed. The others cannot continue. Rethrows `error`.
-    [[noreturn]] void fail_together(std::exception_ptr const& error) {
-        fail_together(error, reason_of(error));
-    }
-    [[noreturn]] void fail_together(std::exception_ptr const& error, AbortReason const& reason) {
+    /// communicator failed. The others cannot continue.
+    void abort_together(AbortReason const& reason) {
         outcome_.record_end_of_roll_calls(reason);
         abort();
-        std::rethrow_exception(error);
     }
-
     /// Tells every rank, wherever it waits, why this one leaves.
     void abort() noexcept;
-
-    Verdict act_on(Verdict verdict);
 
     void check_later_notice(std::size_t position, RoundNotice const& notice) const;
 

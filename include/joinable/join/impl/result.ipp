@@ -3,8 +3,6 @@
 
 #include <joinable/join/result.hpp>
 
-#include <algorithm>
-
 #include <joinable/detail/text.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -17,8 +15,7 @@ JOINABLE_DEFINITION std::string to_string(JoinResult const& result) {
     std::string table = "rank   rounds shadowed\n";
     for (std::size_t rank = 0; rank < result.rounds_per_rank.size(); ++rank) {
         std::size_t const own = result.rounds_per_rank[rank];
-        auto const& last = result.last_joiners;
-        bool const is_last = std::count(last.begin(), last.end(), static_cast<int>(rank)) != 0;
+        bool const is_last = detail::is_last_joiner(result, static_cast<int>(rank));
         table += cell(rank).substr(4) + " " + cell(own) + " " + cell(result.rounds - own);
         table += is_last ? " last\n" : "\n";
     }

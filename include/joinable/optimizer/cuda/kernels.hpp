@@ -134,7 +134,7 @@ using SquaresBatch = LaunchBatch<CudaSquares, squares_in_launch>;
 static_assert(sizeof(SquaresBatch) <= 4096);
 static_assert(block_threads == square_lanes && block_elements == square_block);
 
-/// What lane `lane` has of numbers: term(lane), term(lane + square_lanes), and so on.
+/// The sum that lane `lane` has: term(lane), term(lane + square_lanes), and so on.
 /// `unroll` terms are computed before one is added.
 template <std::size_t unroll, class Term>
 __host__ __device__ double sum_of_lane(std::size_t count, unsigned int lane, Term const& term) {

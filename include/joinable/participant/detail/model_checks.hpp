@@ -40,7 +40,7 @@ void check_distinct(
 /// Complexity: sorts the parameters; compares those whose address ranges overlap.
 void check_parameters(ParameterList const& list, DeviceId device);
 
-/// What parameters were when a participant listed them. Each training forward compares them with
+/// The parameters as they were when a participant listed them. Each training forward compares them with
 /// what they are now. Local.
 class ListedModel {
 public:

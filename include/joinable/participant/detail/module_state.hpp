@@ -49,9 +49,6 @@ public:
         }
     }
 
-    /// Collective. Sends parameters, buffers and attached state of `root` to all ranks.
-    void sync(int root) { plan_sync().run(comm_, root); }
-
     /// Local. Allocates everything that sync() needs, so that a rank without enough memory can
     /// report it before the others wait.
     [[nodiscard]] CoalescedBroadcast plan_sync() {

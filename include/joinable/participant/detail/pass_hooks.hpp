@@ -5,7 +5,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What a reduction does in the passes of a model, besides its buckets. The defaults are those of a reduction that
+/// The work of a reduction in the passes of a model, besides its buckets. The defaults are those of a reduction that
 /// does nothing there. The same calls on every rank in the same order.
 struct PassHooks {
     /// Whether passes gather values, which are there while a pass uses them.

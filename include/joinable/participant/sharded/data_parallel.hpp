@@ -257,7 +257,7 @@ public:
             if (round.will_sync()) {
                 sharded_.shadow(round);
             } else {
-                sharded_.hidden_.follow(round);
+                sharded_.model_collectives_.follow(round);
                 sharded_.hooks().finish_passes(trains);
             }
         }
@@ -278,7 +278,7 @@ public:
     void agree_on(AgreementList& list) const {
         compare_sharding(list);
         detail::agree_on(list, this->module_->options());
-        this->hidden_.agree_on(list);
+        this->model_collectives_.agree_on(list);
         Optimizer::agree_on(list);
     }
     /// @throws ContractViolation  another participant that steps has no averages to step by.
@@ -384,11 +384,7 @@ private:
                 comm,
                 detail::ToOwners<Comm>{},
                 detail::gradients_in_buckets(
-                    std::move(all),
-                    buckets_,
-                    rank,
-                    detail::BufferMemory{comm},
-                    detail::TakeGradients::later
+                    std::move(all), buckets_, rank, detail::BufferMemory{comm}
                 ),
                 buckets_,
                 std::move(times)

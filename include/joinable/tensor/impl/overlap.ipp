@@ -9,16 +9,17 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
+/// The dimensions of extent above 1, sorted by stride, smallest first.
+inline Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
     Shape order;
     for (std::size_t d = 0; d < extents.size(); ++d) {
         if (extents[d] > 1) {
             order.push_back(d);
-        }
-    }
-    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
-        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
-            std::swap(order[k], order[k - 1]);
+            for (std::size_t k = order.size() - 1; // insertion sort of at most eight
+                 k > 0 && strides[order[k]] < strides[order[k - 1]];
+                 --k) {
+                std::swap(order[k], order[k - 1]);
+            }
         }
     }
     return order;
@@ -48,12 +49,15 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void SumsOfStrides::add(std::size_t stride, std::size_t count) noexcept {
     if (stride != 0 && count > 1) {
-        terms_[size_++] = {stride, count, 0, 0};
+        std::size_t place = size_++; // largest stride first
+        for (; place > 0 && terms_[place - 1].stride < stride; --place) {
+            terms_[place] = terms_[place - 1];
+        }
+        terms_[place] = {stride, count, 0, 0};
     }
 }
 
 JOINABLE_DEFINITION void SumsOfStrides::merge_equal_strides() noexcept {
-    sort();
     std::size_t merged = 0;
     for (std::size_t i = 0; i < size_; ++i) {
         if (merged != 0 && terms_[merged - 1].stride == terms_[i].stride) {
@@ -66,7 +70,6 @@ JOINABLE_DEFINITION void SumsOfStrides::merge_equal_strides() noexcept {
 }
 
 JOINABLE_DEFINITION bool SumsOfStrides::has(std::size_t total, int wanted) noexcept {
-    sort();
     std::size_t rest = 0;
     std::size_t divisor = 0;
     for (std::size_t i = size_; i-- > 0;) {
@@ -79,13 +82,6 @@ JOINABLE_DEFINITION bool SumsOfStrides::has(std::size_t total, int wanted) noexc
     steps_ = 0;
     search(0, total);
     return wanted_ <= 0;
-}
-
-JOINABLE_DEFINITION void SumsOfStrides::sort() noexcept {
-    auto const end = terms_.begin() + static_cast<std::ptrdiff_t>(size_);
-    std::sort(terms_.begin(), end, [](Term const& a, Term const& b) {
-        return a.stride > b.stride;
-    });
 }
 
 JOINABLE_DEFINITION void SumsOfStrides::search(std::size_t i, std::size_t total) noexcept {
@@ -109,7 +105,9 @@ JOINABLE_DEFINITION void SumsOfStrides::search(std::size_t i, std::size_t total)
     }
 }
 
-JOINABLE_DEFINITION bool is_nested(Shape const& extents, Shape const& strides) {
+/// Whether each stride exceeds the distance that all smaller ones span. Then no two indices share
+/// an element.
+inline bool is_nested(Shape const& extents, Shape const& strides) {
     std::size_t reach = 0;
     for (std::size_t const d : dimensions_by_stride(extents, strides)) {
         if (strides[d] <= reach) {

@@ -19,7 +19,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What the time of a rank went to, from first to last in a column from the bottom up.
+/// The uses of a rank's time, from first to last in a column from the bottom up.
 enum class Spent : std::size_t { training, shadowing, waiting };
 inline constexpr std::size_t spent_count = 3;
 

@@ -67,18 +67,12 @@ JOINABLE_DEFINITION void Iteration::leave_out(std::size_t i) {
     take_or_leave(i);
 }
 
-JOINABLE_DEFINITION void Iteration::leave_out_frozen() {
-    for (std::size_t k = 0; sends_map() && k < trained().size(); ++k) {
-        if (std::size_t const i = trained()[k]; states_[i] == State::pending && is_frozen(i)) {
+JOINABLE_DEFINITION void Iteration::leave_out_others() {
+    bool const is_recorded = graph_ && graph_->is_recorded();
+    for (std::size_t const i : trained()) {
+        bool const is_frozen_now = sends_map() && states_[i] == State::pending && is_frozen(i);
+        if (is_frozen_now || (is_recorded && !graph_->is_used(i))) {
             take_or_leave(i);
-        }
-    }
-}
-
-JOINABLE_DEFINITION void Iteration::leave_out_unrecorded() {
-    for (std::size_t k = 0; graph_ && graph_->is_recorded() && k < trained().size(); ++k) {
-        if (!graph_->is_used(trained()[k])) {
-            take_or_leave(trained()[k]);
         }
     }
 }
@@ -117,15 +111,15 @@ JOINABLE_DEFINITION void Iteration::require_closed() const {
 }
 
 JOINABLE_DEFINITION void Iteration::complete() {
-    if (is_recording_) {
+    if (graph_) {
         complete_ready_order();
+    }
+    if (is_recording_) {
         for (std::size_t const i : trained()) {
             graph_->is_used(i) ? take_used(i) : take_or_leave(i);
         }
         graph_->record();
         is_recording_ = false;
-    } else if (graph_) {
-        complete_ready_order();
     }
     require_all_ready();
 }
@@ -219,7 +213,6 @@ JOINABLE_DEFINITION void Iteration::require_trained(std::size_t i) const {
 }
 
 JOINABLE_DEFINITION void Iteration::require_markable(std::size_t i) const {
-    require_trained(i);
     char const* const wrong =
         !is_open_ ? " was marked ready outside an iteration; call prepare_for_backward() first"
         : is_unused(i) && graph_

@@ -111,7 +111,7 @@ private:
     std::vector<GlooTransfers*> open_; ///< those that are under way
 };
 
-/// What one thread of this rank does by Gloo, for the others to see.
+/// The state of one thread of this rank that works by Gloo, for the others to see.
 class GlooLane {
 public:
     explicit GlooLane(GlooMesh& mesh) noexcept : mesh_{mesh} {}

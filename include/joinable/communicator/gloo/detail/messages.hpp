@@ -132,7 +132,7 @@ public:
     }
 
 private:
-    /// What precedes the data of each message.
+    /// The words before the data of each message.
     struct Header {
         std::uint64_t count;
         std::int32_t tag;

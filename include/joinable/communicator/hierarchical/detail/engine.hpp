@@ -189,7 +189,7 @@ public:
     }
 
 private:
-    /// What a collective does next. Its steps are known when it begins: leaders have one scratch.
+    /// The next step of a collective. Its steps are known when it begins: leaders have one scratch.
     enum class Stage : std::uint8_t { posted, comparing, telling, moving };
 
     struct Operation {

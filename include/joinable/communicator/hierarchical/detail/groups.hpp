@@ -21,13 +21,13 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What the ranks of machines communicate by. `across` is null on ranks that do not lead their machine, and
+/// The communicators of a rank. `across` is null on ranks that do not lead their machine, and
 /// on all ranks of a group on one machine.
 struct Levels {
     std::unique_ptr<AnyInterface> local;
     std::unique_ptr<AnyInterface> across;
     HierarchicalOptions options;
-    // What a group has, which split() makes.
+    // The parts of a group, which split() makes.
     Machines machines = {};
     std::function<std::optional<AbortReason>()> parent = {
     }; ///< why its ranks have ended, if they have

@@ -38,7 +38,7 @@ inline void require_mpi_thread_multiple() {
     )};
 }
 
-/// What a ProgressThread does for a rank of MPI.
+/// The work of a ProgressThread for a rank of MPI.
 class MpiHelper {
 public:
     /// @throws ContractViolation  MPI's thread level is too low.

@@ -127,7 +127,7 @@ public:
         return std::nullopt;
     }
 
-    /// What the first unwound rank has said, if there is one.
+    /// The words of the first unwound rank, if there is one.
     [[nodiscard]] std::optional<MpiUnwinding> const& unwinding() const noexcept {
         return unwinding_;
     }

@@ -173,14 +173,14 @@ public:
     [[nodiscard]] static char const* kind_of(MpiOperation const& operation) noexcept {
         return operation.is_message() ? "a message" : "a collective";
     }
-    /// What is in flight.
+    /// The operations in flight.
     struct InFlight {
         std::size_t open = 0;
         std::uint64_t posted = 0;
 
         friend bool operator==(InFlight const&, InFlight const&) = default;
     };
-    /// What tests of all open operations do, without a deadline. A failure ends all ranks; the
+    /// Tests all open operations, without a deadline. A failure ends all ranks; the
     /// user's thread throws it.
     InFlight help() noexcept {
         try {

@@ -65,7 +65,7 @@ void prepare_together(NcclRank& rank, Local const& local) {
     return static_cast<int>(std::count(digests.begin(), digests.begin() + rank.rank(), digest));
 }
 
-/// What every rank needs before it meets the others. Call it by prepare_together.
+/// The objects that every rank needs before it meets the others. Call it by prepare_together.
 inline void
 prepare_device(NcclRank& rank, NcclOptions const& options, std::optional<cudaStream_t> stream) {
     if (options.device) {

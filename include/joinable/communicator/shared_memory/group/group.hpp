@@ -41,7 +41,7 @@ protected:
     ~Watch() = default;
 };
 
-/// What the ranks of one group share: the board for collectives, a mailbox for each pair of ranks,
+/// The objects that the ranks of one group share: the board for collectives, a mailbox for each pair of ranks,
 /// and the groups that were split from it. All of it is one block of memory without addresses. This
 /// class is one rank's view of it, and costs two pointers.
 ///

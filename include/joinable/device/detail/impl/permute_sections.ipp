@@ -9,7 +9,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
+/// Exchanges two ranges that do not overlap, through a buffer on the stack.
+inline void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
     std::array<std::byte, 4096> buffer;
     while (bytes != 0) {
         std::size_t const n = (std::min)(bytes, buffer.size());
@@ -32,7 +33,7 @@ rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcept {
     }
 }
 
-JOINABLE_DEFINITION std::size_t bytes_of(Section const* sections, std::size_t count) noexcept {
+[[nodiscard]] inline std::size_t bytes_of(Section const* sections, std::size_t count) noexcept {
     std::size_t bytes = 0;
     for (std::size_t i = 0; i < count; ++i) {
         bytes += sections[i].bytes;
@@ -40,7 +41,10 @@ JOINABLE_DEFINITION std::size_t bytes_of(Section const* sections, std::size_t co
     return bytes;
 }
 
-JOINABLE_DEFINITION std::size_t partition_sections(
+/// Moves the sections with a position below `pivot` before the others, with their bytes. The order
+/// within both groups is kept. `base` is the address of the first section. Returns the number of
+/// sections before the others.
+inline std::size_t partition_sections(
     std::byte* base, Section* sections, std::size_t count, std::size_t pivot
 ) noexcept {
     if (count < 2) {
@@ -61,8 +65,11 @@ JOINABLE_DEFINITION std::size_t partition_sections(
     return low_front + high_front;
 }
 
-JOINABLE_DEFINITION void
-sort_sections(std::byte* base, Section* sections, std::size_t count, std::size_t first) noexcept {
+/// Sorts adjacent sections by position, with their bytes. `first` is the lowest position; the
+/// positions have no gaps.
+inline void sort_sections(
+    std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
+) noexcept {
     std::size_t sorted = 0;
     while (sorted < count && sections[sorted].position == first + sorted) {
         ++sorted;

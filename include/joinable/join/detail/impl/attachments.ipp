@@ -21,10 +21,10 @@ Attachment::attach(JoinState& state, LocalRounds& rounds, AttachedAs const& as) 
 }
 
 JOINABLE_DEFINITION void Attachment::detach() noexcept {
-    if (attached_.state != nullptr) {
+    if (attached_ != nullptr) {
         forget_rounds();
     }
-    if (JoinState* const state = std::exchange(attached_.state, nullptr)) {
+    if (JoinState* const state = std::exchange(attached_, nullptr)) {
         state->attached_ = nullptr;
         if (state->session_ != nullptr && averages_ != Averages::none) {
             state->window_ = averages_ == Averages::gradients ? state->session_->window()
@@ -45,10 +45,7 @@ JOINABLE_DEFINITION Window common_window(std::initializer_list<NamedState> parti
         if (mine.averages == Averages::none) {
             continue;
         }
-        if (first == nullptr) {
-            first = &mine;
-            continue;
-        }
+        first = first == nullptr ? &mine : first;
         Window const& window = WindowOf{*mine.state}.window();
         Window const& common = WindowOf{*first->state}.window();
         if (!window.holds_the_same(common)) {
@@ -124,12 +121,6 @@ JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
         throw ContractViolation{
             "JoinOptions::weight_per_input: " + refusal_of(*options.weight_per_input)
         };
-    }
-}
-
-JOINABLE_DEFINITION void check_weights(JoinOptions const& options, Window const& window) {
-    if (options.inputs) {
-        window.require_continued({.weight = options.weight_per_input}, 0);
     }
 }
 

@@ -39,15 +39,6 @@ JOINABLE_DEFINITION void RollCall::post_closing() {
 }
 
 JOINABLE_DEFINITION Verdict RollCall::answer(std::string_view text) {
-    Verdict const verdict = hear(text);
-    if (verdict == Verdict::mismatch) {
-        name_difference();
-    }
-    rounds_ += verdict == Verdict::go_on ? 1 : 0;
-    return verdict;
-}
-
-JOINABLE_DEFINITION Verdict RollCall::hear(std::string_view text) {
     carry_ = {};
     if (schedule_) {
         totals_ = schedule_->next();
@@ -73,8 +64,13 @@ JOINABLE_DEFINITION Verdict RollCall::hear(std::string_view text) {
                                       ? Verdict::end
                                       : Verdict::mismatch
                                 : judge(totals_, policy_);
-    if (verdict != Verdict::go_on) {
-        schedule_.reset();
+    if (verdict == Verdict::go_on) {
+        ++rounds_;
+        return verdict;
+    }
+    schedule_.reset();
+    if (verdict == Verdict::mismatch) {
+        name_difference();
     }
     return verdict;
 }

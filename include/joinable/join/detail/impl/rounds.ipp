@@ -111,7 +111,7 @@ JOINABLE_DEFINITION Verdict Rounds::take_carry(Verdict verdict) {
         totals.weighted != 0 ? " has a weight" : " has no weight",
         "; give all batches between two rounds that sync a weight, or none"
     );
-    mixed_ = AbortReason{FailureKind::mismatch, std::move(joined), std::move(text)};
+    roll_call_.refuse({FailureKind::mismatch, std::move(joined), std::move(text)});
     return Verdict::mismatch;
 }
 

@@ -24,44 +24,33 @@ JOINABLE_DEFINITION Session::Session(
 JOINABLE_DEFINITION void Session::enter(
     AgreementList const& list, Window const& window, std::exception_ptr const& local_error
 ) {
-    std::optional<AbortReason> failure;
-    try {
-        constexpr unsigned with_weights = 0; // counts of 20 bits
-        constexpr unsigned without_weights = 20;
-        std::uint64_t open = std::uint64_t{window.is_open() ? 1U : 0U}
-                             << (window.is_weighted ? with_weights : without_weights);
-        failure = find_disagreement(outcome_.control(), list, local_error, &open);
-        bool const some_have = (open & ((1U << without_weights) - 1)) != 0;
-        if (!failure && some_have && open >> without_weights != 0) {
-            failure = difference_of_windows(window);
-        }
-        rounds_.begin(window);
-        if (!failure && options_.inputs && can_abort()) {
-            rounds_.exchange_lengths();
-        }
-    } catch (...) {
-        if (local_error) { // it says more than that the others did not come to hear it
-            fail_together(local_error, failure_of(local_error));
-        }
+    auto const exchange = [&] {
         try {
-            throw;
+            constexpr unsigned with_weights = 0; // counts of 20 bits
+            constexpr unsigned without_weights = 20;
+            std::uint64_t open = std::uint64_t{window.is_open() ? 1U : 0U}
+                                 << (window.is_weighted ? with_weights : without_weights);
+            auto failure = find_disagreement(outcome_.control(), list, local_error, &open);
+            bool const some_have = (open & ((1U << without_weights) - 1)) != 0;
+            if (!failure && some_have && open >> without_weights != 0) {
+                failure = difference_of_windows(window);
+            }
+            rounds_.begin(window);
+            if (!failure && options_.inputs && can_abort()) {
+                rounds_.exchange_lengths();
+            }
+            return failure;
         } catch (TimedOut const& timeout) {
-            std::string const text = timeout.what();
-            fail_together(std::make_exception_ptr(TimedOut{
+            throw TimedOut{
                 timeout.ranks(),
-                text + "; a Join with enable = false does not enter",
+                timeout.what() + std::string{"; a Join with enable = false does not enter"},
                 timeout.is_renumbered()
-            }));
-        } catch (...) {
-            fail_together(std::current_exception());
+            };
         }
-    }
-    if (local_error) {
-        std::rethrow_exception(local_error);
-    }
-    if (failure) {
-        throw_failure(*failure);
-    }
+    };
+    throw_if_any_failed(local_error, exchange, [&](AbortReason const& reason) {
+        abort_together(reason);
+    });
 }
 
 JOINABLE_DEFINITION AbortReason Session::difference_of_windows(Window const& window) const {
@@ -270,16 +259,6 @@ JOINABLE_DEFINITION void Session::hear_verdict() {
     }
 }
 
-JOINABLE_DEFINITION Verdict Session::hear() {
-    Verdict verdict{};
-    try {
-        verdict = rounds_.hear();
-    } catch (...) {
-        fail_together(std::current_exception());
-    }
-    return act_on(verdict);
-}
-
 JOINABLE_DEFINITION void Session::abort() noexcept {
     try {
         outcome_.abort(blamed_on(outcome_.control().rank(), outcome_.reason()));
@@ -287,10 +266,17 @@ JOINABLE_DEFINITION void Session::abort() noexcept {
     }
 }
 
-JOINABLE_DEFINITION Verdict Session::act_on(Verdict verdict) {
+JOINABLE_DEFINITION Verdict Session::hear() {
+    Verdict verdict{};
+    try {
+        verdict = rounds_.hear();
+    } catch (...) {
+        abort_together(reason_of(std::current_exception()));
+        throw;
+    }
     switch (verdict) {
     case Verdict::failed:
-    case Verdict::mismatch: outcome_.fail(rounds_.failure());
+    case Verdict::mismatch: outcome_.fail(rounds_.roll_call().failure());
     case Verdict::early_end:
         outcome_.end();
         throw EarlyTermination{

@@ -28,8 +28,8 @@ TurnOrder::require_first(std::size_t opener, Round const& announced) const {
         throw_violation(takes_no_part(opener, announced));
     }
     if (expected != opener) {
-        if (round_ && !takes_part(opener, *round_)) {
-            throw_violation(takes_no_part(opener, *round_));
+        if (round_) {
+            require_part(opener, *round_);
         }
         throw_violation(
             call(opener) + " first in round " + to_text(announced.number()) +
@@ -59,10 +59,8 @@ JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_op
             ", but the next one in hook order is " + name(*expected) + order(*round_)
         );
     }
-    if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {
-        throw_violation(takes_no_part(position, *round_));
-    }
     if (loop_opens_rounds && round_) {
+        require_part(position, *round_);
         throw_violation(
             call(position) + " again in round " + to_text(round_->number()) +
             "; call next() before each round"

@@ -310,7 +310,7 @@ void check_state(
     }
 }
 
-// What the shards of a rank, or of all ranks, take. Local.
+// The memory that the shards of a rank, or of all ranks, take. Local.
 
 /// A line for each rank. @see ShardedOptimizer::table
 [[nodiscard]] std::string table_of_shards(std::span<ShardGroup const> groups, std::size_t ranks);

@@ -13,24 +13,24 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-class HiddenRounds;
+class ModelCollectives;
 
 /// The communicator of collectives that a model issues within its passes, as seen by the participant that
 /// runs the passes.
-class HiddenCollectives {
+class ModelCommunicator {
 public:
-    HiddenCollectives(HiddenCollectives const&) = delete;
-    HiddenCollectives& operator=(HiddenCollectives const&) = delete;
+    ModelCommunicator(ModelCommunicator const&) = delete;
+    ModelCommunicator& operator=(ModelCommunicator const&) = delete;
 
 protected:
-    HiddenCollectives() = default;
-    inline ~HiddenCollectives();
+    ModelCommunicator() = default;
+    inline ~ModelCommunicator();
 
     /// The rounds of the participant that it is attached to; null if there is none.
-    [[nodiscard]] HiddenRounds* rounds() const noexcept { return rounds_; }
+    [[nodiscard]] ModelCollectives* rounds() const noexcept { return rounds_; }
 
 private:
-    friend class HiddenRounds;
+    friend class ModelCollectives;
 
     /// The communicator that it was split from.
     [[nodiscard]] virtual void const* parent() const noexcept = 0;
@@ -40,26 +40,26 @@ private:
     /// their passes ends.
     virtual void follow(Round const& round) = 0;
 
-    HiddenRounds* rounds_ = nullptr;
+    ModelCollectives* rounds_ = nullptr;
 };
 
 /// The collectives that a participant's model issues in its passes. A round has one or two sections. The
 /// second one begins where all ranks run a collective of the participant and wait for it. Joined ranks
 /// follow each section step by step.
-class HiddenRounds {
+class ModelCollectives {
 public:
     /// `state` is the participant's.
-    explicit HiddenRounds(JoinState& state) noexcept : state_{state} {}
-    HiddenRounds(HiddenRounds const&) = delete;
-    HiddenRounds& operator=(HiddenRounds const&) = delete;
-    ~HiddenRounds() {
+    explicit ModelCollectives(JoinState& state) noexcept : state_{state} {}
+    ModelCollectives(ModelCollectives const&) = delete;
+    ModelCollectives& operator=(ModelCollectives const&) = delete;
+    ~ModelCollectives() {
         if (attached_ != nullptr) {
             attached_->rounds_ = nullptr;
         }
     }
 
     /// @throws ContractViolation  see GradientParticipant::attach_collectives.
-    void attach(HiddenCollectives& collectives, void const* communicator) {
+    void attach(ModelCommunicator& collectives, void const* communicator) {
         char const* const why =
             collectives.parent() != communicator
                 ? "attach_collectives() was given a shadowed() communicator of another communicator; "
@@ -124,14 +124,14 @@ public:
     }
 
 private:
-    friend HiddenCollectives;
+    friend ModelCommunicator;
 
     JoinState& state_;
-    HiddenCollectives* attached_ = nullptr;
+    ModelCommunicator* attached_ = nullptr;
     std::optional<PendingRound> pending_; ///< in a pass
 };
 
-inline HiddenCollectives::~HiddenCollectives() {
+inline ModelCommunicator::~ModelCommunicator() {
     if (rounds_ != nullptr) {
         rounds_->attached_ = nullptr;
     }

@@ -187,6 +187,12 @@ MUTATIONS = [
         "communicator/hierarchical/communicator.test.cpp", "a deadline that one level*",
     ),
     Mutation(
+        "a-fork-does-not-wait-for-a-connection-that-is-made", "communicator/tcp/detail/socket.hpp",
+        "        ForkPause const pause;\n        socket.handle_ = make();\n        if (socket.is_open()) {",
+        "        socket.handle_ = make();\n        ForkPause const pause;\n        if (socket.is_open()) {",
+        "communicator/tcp/silence.test.cpp", "a process that is forked*",
+    ),
+    Mutation(
         "guards-blame-ranks-that-they-do-not-have", "join/detail/guard_outcome.hpp",
         "if (names_others(recorded_->ranks)) {", "if (false) {",
         "join/failure.test.cpp", "ranks that another communicator names*",

@@ -118,6 +118,15 @@ struct TcpLimits {
     std::chrono::nanoseconds silence = std::chrono::seconds{30};
 };
 
+/// Forks of this process wait while it lives. No Socket that is kept from children may be closed meanwhile.
+class ForkPause {
+public:
+    ForkPause();
+    ForkPause(ForkPause const&) = delete;
+    ForkPause& operator=(ForkPause const&) = delete;
+    ~ForkPause();
+};
+
 /// A connection or a listener. Nothing here blocks. If the kernel accepts nothing, or has no data
 /// yet, the caller tries again.
 class Socket {
@@ -141,8 +150,20 @@ public:
         }
     }
     /// Processes that are forked from now on close their copy at once. A connection thus ends with
-    /// this process, whatever it leaves running.
-    void keep_from_children();
+    /// this process, whatever it leaves running. The pause began before the socket was made, or another
+    /// thread could have forked in between.
+    void keep_from_children(ForkPause const& pause);
+    /// The socket whose handle make() returns, kept from children from its first moment on.
+    template <class Make>
+    [[nodiscard]] static Socket of_this_process(Make const& make) {
+        Socket socket; // outlives the pause
+        ForkPause const pause;
+        socket.handle_ = make();
+        if (socket.is_open()) {
+            socket.keep_from_children(pause);
+        }
+        return socket;
+    }
 
     /// The number of bytes received: at least 1, or 0 if there are none yet. Nothing if no more
     /// will come, because the other side has closed or is lost.
@@ -294,9 +315,15 @@ private:
     }
 };
 
-JOINABLE_DEFINITION void Socket::keep_from_children() {
+JOINABLE_DEFINITION ForkPause::ForkPause() {
+    OwnConnections::of_process().mutex.lock();
+}
+JOINABLE_DEFINITION ForkPause::~ForkPause() {
+    OwnConnections::of_process().mutex.unlock();
+}
+
+JOINABLE_DEFINITION void Socket::keep_from_children(ForkPause const& /*pause*/) {
     OwnConnections& own = OwnConnections::of_process();
-    std::lock_guard const lock{own.mutex};
     own.handles.push_back(handle_);
     forks_ = own.forks;
 }
@@ -315,7 +342,6 @@ JOINABLE_DEFINITION void Socket::close_handle(int handle, int forks) noexcept {
 }
 
 JOINABLE_DEFINITION void Socket::prepare_connection() {
-    keep_from_children();
     set(IPPROTO_TCP, TCP_NODELAY, 1);
     set(SOL_SOCKET, SO_KEEPALIVE, 1);
     set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
@@ -398,7 +424,7 @@ private:
     int error_ = 0;
 };
 
-[[nodiscard]] Socket open_socket(addrinfo const& address) noexcept;
+[[nodiscard]] int open_socket(addrinfo const& address) noexcept;
 
 /// Listens on a numeric address of this machine, or on "localhost". Any other name may mean a
 /// different address on another machine, so it then listens on every address of this machine.
@@ -447,9 +473,9 @@ JOINABLE_DEFINITION Resolved::Resolved(char const* address, std::uint16_t port, 
     list_.reset(error_ == 0 ? found : nullptr);
 }
 
-JOINABLE_DEFINITION Socket open_socket(addrinfo const& address) noexcept {
+JOINABLE_DEFINITION int open_socket(addrinfo const& address) noexcept {
     int const type = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
-    return Socket{::socket(address.ai_family, type, address.ai_protocol)};
+    return ::socket(address.ai_family, type, address.ai_protocol);
 }
 
 JOINABLE_DEFINITION Socket listen_at(std::string const& address, std::uint16_t port) {
@@ -457,7 +483,7 @@ JOINABLE_DEFINITION Socket listen_at(std::string const& address, std::uint16_t p
     auto const try_to = [&](Resolved const& found) {
         error = found.first() == nullptr ? found.error() : error;
         for (auto const* at = found.first(); at != nullptr; at = at->ai_next) {
-            Socket socket = open_socket(*at);
+            Socket socket{open_socket(*at)};
             socket.set(SOL_SOCKET, SO_REUSEADDR, 1);
             if (at->ai_family == AF_INET6) {
                 socket.set(IPPROTO_IPV6, IPV6_V6ONLY, 0);
@@ -512,7 +538,7 @@ JOINABLE_DEFINITION Socket connect_to(
         Resolved const found{address.c_str(), port, 0};
         std::string error = found.first() == nullptr ? found.error() : std::string{};
         for (auto const* at = found.first(); at != nullptr; at = at->ai_next) {
-            Socket socket = open_socket(*at);
+            Socket socket = Socket::of_this_process([&] { return open_socket(*at); });
             int failure = 0;
             if (!socket.is_open() || ::connect(socket.handle(), at->ai_addr, at->ai_addrlen) != 0) {
                 failure = errno;
@@ -1284,9 +1310,12 @@ private:
     void accept_all(IsHere const& is_here, Admit const& admit) {
         auto const now = std::chrono::steady_clock::now();
         for (int i = 0; i < 64 && now >= accept_again_; ++i) {
-            int const handle =
-                ::accept4(listener_.handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-            if (handle < 0) {
+            Socket socket = Socket::of_this_process([&] {
+                return ::accept4(
+                    listener_.handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC
+                );
+            });
+            if (!socket.is_open()) {
                 bool const is_full =
                     errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
                 if (is_full && !strangers_.empty()) { // drop the oldest stranger
@@ -1300,7 +1329,7 @@ private:
                 return;
             }
             refused_for_ = 0;
-            Stranger stranger{Socket{handle}, end_of_wait(patience_, now)};
+            Stranger stranger{std::move(socket), end_of_wait(patience_, now)};
             stranger.socket.prepare_connection();
             if (!listen_to(stranger, is_here, admit)) {
                 continue;
@@ -2973,15 +3002,17 @@ TcpCommunicator::connect(TcpOptions options, detail::TcpSurroundings const& arou
 }
 
 JOINABLE_DEFINITION TcpCommunicator::Ends TcpCommunicator::connected() {
+    Ends ends; // outlive the pause
+    detail::ForkPause const pause;
     int handles[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) != 0) {
         throw CommunicationError{
             detail::concat("rank 0 cannot connect to itself: ", std::strerror(errno))
         };
     }
-    Ends ends{detail::Socket{handles[0]}, detail::Socket{handles[1]}};
-    ends.hub.keep_from_children();
-    ends.rank.keep_from_children();
+    ends = {detail::Socket{handles[0]}, detail::Socket{handles[1]}};
+    ends.hub.keep_from_children(pause);
+    ends.rank.keep_from_children(pause);
     return ends;
 }
 

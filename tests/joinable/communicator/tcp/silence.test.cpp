@@ -3,6 +3,7 @@
 #include <joinable/tcp.hpp>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -11,10 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <support/ranks.hpp>
@@ -42,6 +46,26 @@ void cut_off(int handle) {
 void mend(int handle) {
     int unused = 0;
     REQUIRE(::setsockopt(handle, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused) == 0);
+}
+
+TEST_CASE("a process that is forked while a connection is made does not keep it") {
+    std::atomic<int> handle{-1};
+    std::thread forks;
+    int status = -1;
+    Socket const made = Socket::of_this_process([&] {
+        handle = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        forks = std::thread{[&] {
+            pid_t const child = ::fork();
+            if (child == 0) {
+                ::_exit(::fcntl(handle, F_GETFD) < 0 ? 0 : 1);
+            }
+            ::waitpid(child, &status, 0);
+        }};
+        std::this_thread::sleep_for(50ms); // long enough for a fork that does not wait
+        return handle.load();
+    });
+    forks.join();
+    CHECK(status == 0);
 }
 
 /// Two ends of a connection over the loopback.

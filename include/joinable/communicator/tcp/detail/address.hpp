@@ -34,7 +34,7 @@ private:
     int error_ = 0;
 };
 
-[[nodiscard]] Socket open_socket(addrinfo const& address) noexcept;
+[[nodiscard]] int open_socket(addrinfo const& address) noexcept;
 
 /// Listens on a numeric address of this machine, or on "localhost". Any other name may mean a
 /// different address on another machine, so it then listens on every address of this machine.

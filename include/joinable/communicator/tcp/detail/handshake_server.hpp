@@ -91,9 +91,12 @@ private:
     void accept_all(IsHere const& is_here, Admit const& admit) {
         auto const now = std::chrono::steady_clock::now();
         for (int i = 0; i < 64 && now >= accept_again_; ++i) {
-            int const handle =
-                ::accept4(listener_.handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-            if (handle < 0) {
+            Socket socket = Socket::of_this_process([&] {
+                return ::accept4(
+                    listener_.handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC
+                );
+            });
+            if (!socket.is_open()) {
                 bool const is_full =
                     errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
                 if (is_full && !strangers_.empty()) { // drop the oldest stranger
@@ -107,7 +110,7 @@ private:
                 return;
             }
             refused_for_ = 0;
-            Stranger stranger{Socket{handle}, end_of_wait(patience_, now)};
+            Stranger stranger{std::move(socket), end_of_wait(patience_, now)};
             stranger.socket.prepare_connection();
             if (!listen_to(stranger, is_here, admit)) {
                 continue;

@@ -29,6 +29,15 @@ struct TcpLimits {
     std::chrono::nanoseconds silence = std::chrono::seconds{30};
 };
 
+/// Forks of this process wait while it lives. No Socket that is kept from children may be closed meanwhile.
+class ForkPause {
+public:
+    ForkPause();
+    ForkPause(ForkPause const&) = delete;
+    ForkPause& operator=(ForkPause const&) = delete;
+    ~ForkPause();
+};
+
 /// A connection or a listener. Nothing here blocks. If the kernel accepts nothing, or has no data
 /// yet, the caller tries again.
 class Socket {
@@ -52,8 +61,20 @@ public:
         }
     }
     /// Processes that are forked from now on close their copy at once. A connection thus ends with
-    /// this process, whatever it leaves running.
-    void keep_from_children();
+    /// this process, whatever it leaves running. The pause began before the socket was made, or another
+    /// thread could have forked in between.
+    void keep_from_children(ForkPause const& pause);
+    /// The socket whose handle make() returns, kept from children from its first moment on.
+    template <class Make>
+    [[nodiscard]] static Socket of_this_process(Make const& make) {
+        Socket socket; // outlives the pause
+        ForkPause const pause;
+        socket.handle_ = make();
+        if (socket.is_open()) {
+            socket.keep_from_children(pause);
+        }
+        return socket;
+    }
 
     /// The number of bytes received: at least 1, or 0 if there are none yet. Nothing if no more
     /// will come, because the other side has closed or is lost.

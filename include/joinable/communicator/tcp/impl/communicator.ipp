@@ -139,15 +139,17 @@ TcpCommunicator::connect(TcpOptions options, detail::TcpSurroundings const& arou
 }
 
 JOINABLE_DEFINITION TcpCommunicator::Ends TcpCommunicator::connected() {
+    Ends ends; // outlive the pause
+    detail::ForkPause const pause;
     int handles[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) != 0) {
         throw CommunicationError{
             detail::concat("rank 0 cannot connect to itself: ", std::strerror(errno))
         };
     }
-    Ends ends{detail::Socket{handles[0]}, detail::Socket{handles[1]}};
-    ends.hub.keep_from_children();
-    ends.rank.keep_from_children();
+    ends = {detail::Socket{handles[0]}, detail::Socket{handles[1]}};
+    ends.hub.keep_from_children(pause);
+    ends.rank.keep_from_children(pause);
     return ends;
 }
 

@@ -29,9 +29,9 @@ JOINABLE_DEFINITION Resolved::Resolved(char const* address, std::uint16_t port, 
     list_.reset(error_ == 0 ? found : nullptr);
 }
 
-JOINABLE_DEFINITION Socket open_socket(addrinfo const& address) noexcept {
+JOINABLE_DEFINITION int open_socket(addrinfo const& address) noexcept {
     int const type = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
-    return Socket{::socket(address.ai_family, type, address.ai_protocol)};
+    return ::socket(address.ai_family, type, address.ai_protocol);
 }
 
 JOINABLE_DEFINITION Socket listen_at(std::string const& address, std::uint16_t port) {
@@ -39,7 +39,7 @@ JOINABLE_DEFINITION Socket listen_at(std::string const& address, std::uint16_t p
     auto const try_to = [&](Resolved const& found) {
         error = found.first() == nullptr ? found.error() : error;
         for (auto const* at = found.first(); at != nullptr; at = at->ai_next) {
-            Socket socket = open_socket(*at);
+            Socket socket{open_socket(*at)};
             socket.set(SOL_SOCKET, SO_REUSEADDR, 1);
             if (at->ai_family == AF_INET6) {
                 socket.set(IPPROTO_IPV6, IPV6_V6ONLY, 0);
@@ -94,7 +94,7 @@ JOINABLE_DEFINITION Socket connect_to(
         Resolved const found{address.c_str(), port, 0};
         std::string error = found.first() == nullptr ? found.error() : std::string{};
         for (auto const* at = found.first(); at != nullptr; at = at->ai_next) {
-            Socket socket = open_socket(*at);
+            Socket socket = Socket::of_this_process([&] { return open_socket(*at); });
             int failure = 0;
             if (!socket.is_open() || ::connect(socket.handle(), at->ai_addr, at->ai_addrlen) != 0) {
                 failure = errno;

@@ -68,9 +68,15 @@ private:
     }
 };
 
-JOINABLE_DEFINITION void Socket::keep_from_children() {
+JOINABLE_DEFINITION ForkPause::ForkPause() {
+    OwnConnections::of_process().mutex.lock();
+}
+JOINABLE_DEFINITION ForkPause::~ForkPause() {
+    OwnConnections::of_process().mutex.unlock();
+}
+
+JOINABLE_DEFINITION void Socket::keep_from_children(ForkPause const& /*pause*/) {
     OwnConnections& own = OwnConnections::of_process();
-    std::lock_guard const lock{own.mutex};
     own.handles.push_back(handle_);
     forks_ = own.forks;
 }
@@ -89,7 +95,6 @@ JOINABLE_DEFINITION void Socket::close_handle(int handle, int forks) noexcept {
 }
 
 JOINABLE_DEFINITION void Socket::prepare_connection() {
-    keep_from_children();
     set(IPPROTO_TCP, TCP_NODELAY, 1);
     set(SOL_SOCKET, SO_KEEPALIVE, 1);
     set(IPPROTO_TCP, TCP_KEEPIDLE, 10);

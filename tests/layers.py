@@ -113,9 +113,7 @@ SYSTEMS_DIFFER = {
     "communicator/shared_memory/impl/run_processes.ipp",
     "communicator/tcp/communicator.hpp",
     "communicator/tcp/impl/communicator.ipp",
-    "communicator/tcp/communicator.hpp",
     "participant/over_shared_memory.hpp",
-    "optimizer/detail/update_loop.hpp", # which the core does not need
     "optimizer/detail/update_loop.hpp", # has loops that nvcc cannot compile
 }
 REFUSAL = r"^#if .*\n#error .*\n#endif\n" # of a compiler that an opt-in header cannot have

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// The only header with conditional compilation. It names the differences between compilers and
-// systems; all other text is the same for every set of flags.
+// Names the differences between compilers and systems. All other text is the same for every set of
+// flags, but for a few headers of one system or compiler, which tests/layers.py lists.
 
 #if __cplusplus < 202002L
 #error "joinable needs C++20: compile with -std=c++20"

@@ -19,6 +19,8 @@
 /// |------------------------|----------------------------------------------|------------------------|
 /// | `join_name()`          | the name in guards and error texts           | join/joinable.hpp      |
 /// | `agree_on(list)`       | what ranks compare when they enter a guard   | join/joinable.hpp      |
+/// | `check_guard(view)`    | refuses a guard that a participant cannot be in | join/joinable.hpp   |
+/// | `list_claims(claims)`  | parameters that a participant averages or steps | join/joinable.hpp   |
 /// | `K::agree_on(list, v)` | how ranks compare values of a keyword        | hook/keywords.hpp      |
 /// | `K::per_rank`          | ranks do not compare values of a keyword     | hook/keywords.hpp      |
 

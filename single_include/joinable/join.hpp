@@ -40,8 +40,8 @@
 
 // ---- joinable/config.hpp
 
-// The only header with conditional compilation. It names the differences between compilers and
-// systems; all other text is the same for every set of flags.
+// Names the differences between compilers and systems. All other text is the same for every set of
+// flags, but for a few headers of one system or compiler, which tests/layers.py lists.
 
 #if __cplusplus < 202002L
 #error "joinable needs C++20: compile with -std=c++20"
@@ -269,6 +269,8 @@ inline void cpu_relax() noexcept {
 /// |------------------------|----------------------------------------------|------------------------|
 /// | `join_name()`          | the name in guards and error texts           | join/joinable.hpp      |
 /// | `agree_on(list)`       | what ranks compare when they enter a guard   | join/joinable.hpp      |
+/// | `check_guard(view)`    | refuses a guard that a participant cannot be in | join/joinable.hpp   |
+/// | `list_claims(claims)`  | parameters that a participant averages or steps | join/joinable.hpp   |
 /// | `K::agree_on(list, v)` | how ranks compare values of a keyword        | hook/keywords.hpp      |
 /// | `K::per_rank`          | ranks do not compare values of a keyword     | hook/keywords.hpp      |
 
@@ -4115,7 +4117,7 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// floating-point numbers. The caller must keep buffers until the work has been waited for; spans of
 /// counts are copied.
 ///
-/// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
+/// Archetype: MinimalCommunicator in tests/static/concepts.test.cpp. Models: SelfCommunicator, ThreadCommunicator.
 template <class C>
 concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
                        detail::has_broadcast<C> && detail::has_barrier<C>;

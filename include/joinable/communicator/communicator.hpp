@@ -119,7 +119,7 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// floating-point numbers. The caller must keep buffers until the work has been waited for; spans of
 /// counts are copied.
 ///
-/// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
+/// Archetype: MinimalCommunicator in tests/static/concepts.test.cpp. Models: SelfCommunicator, ThreadCommunicator.
 template <class C>
 concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
                        detail::has_broadcast<C> && detail::has_barrier<C>;

@@ -72,6 +72,15 @@ TEST_CASE("each option of a model that differs is named with both values") {
          "sync_at_start: rank 0 has true, rank 1 has false"},
         {[](Options& o) { o.sync_at_end = false; }, "sync_at_end: rank 0 has true, rank 1 has false"
         },
+        {[](Options& o) { o.joined_gradients = joinable::JoinedGradients::kept; },
+         "joined_gradients: rank 0 has zeroed_at_end, rank 1 has kept"},
+        {[](Options& o) { o.unused_gradients = joinable::UnusedGradients::held; },
+         "unused_gradients: rank 0 has zero, rank 1 has held"},
+        {[](Options& o) { o.verify_ready = true; },
+         "verify_ready: rank 0 has false, rank 1 has true"},
+        {[](Options& o) { o.shares_values = true; },
+         "shares_values: rank 0 has false, rank 1 has true"},
+        {[](Options& o) { o.verify_replicas = 2; }, "verify_replicas: rank 0 has 0, rank 1 has 2"},
     };
     for (Row const& row : rows) {
         over_ranks({2, 3, 4, 8}, [&](RankCommunicator& comm) {

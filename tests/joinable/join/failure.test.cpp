@@ -967,20 +967,24 @@ struct Counted {
 };
 
 TEST_CASE("the hook of a participant that is destroyed before its guard is not touched again") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
-        int destroyed = 0;
-        int alive = 0;
-        Counted survivor{comm, alive};
-        auto const run = [&] {
-            std::unique_ptr<Counted> lost{new Counted{comm, destroyed}};
-            Join guard{participants(*lost, survivor)};
-            comm.barrier(); // all have entered before the first one leaves
-            lost.reset();
-        };
-        CHECK_THROWS_AS(run(), joinable::ContractViolation);
-        CHECK(destroyed == 0); // it may refer to what is no more
-        CHECK(alive == 1);
-    });
+    for (int const size : groups_of_participants({1, 2, 3})) {
+        Shared<std::atomic<int>> entered;
+        over_ranks({size}, [&](RankCommunicator& comm) {
+            int destroyed = 0;
+            int alive = 0;
+            Counted survivor{comm, alive};
+            auto const run = [&] {
+                std::unique_ptr<Counted> lost{new Counted{comm, destroyed}};
+                Join guard{participants(*lost, survivor)};
+                ++*entered; // a rank that is still entering would leave with the first one
+                wait_until(*entered, size);
+                lost.reset();
+            };
+            CHECK_THROWS_AS(run(), joinable::ContractViolation);
+            CHECK(destroyed == 0); // it may refer to what is no more
+            CHECK(alive == 1);
+        });
+    }
 }
 
 } // namespace

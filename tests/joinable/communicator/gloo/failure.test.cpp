@@ -582,7 +582,7 @@ TEST_CASE("a rank over Gloo that cannot start a thread for messages says so, and
         REQUIRE(pthread_setattr_default_np(&more_than_any_memory) == 0);
         std::int32_t value = 0;
         CHECK_THROWS_WITH_AS(
-            comm.send({&value, 1, DType::i32}, 1),
+            comm.send({&value, 1, DType::i32}, 1).wait(),
             doctest::Contains("the thread that sends to rank 1 by Gloo could not be started: "),
             joinable::CommunicationError
         );

@@ -66,7 +66,7 @@ enum class MpiMeeting : std::uint64_t {
 [[nodiscard]] constexpr std::string_view name_of(MpiMeeting kind) noexcept {
     return kind == MpiMeeting::split   ? "split"
            : kind == MpiMeeting::share ? "share"
-                                          : "another collective";
+                                       : "another collective";
 }
 /// `words` has two words from each rank: its MpiMeeting, or a word of another collective, and one
 /// more.

@@ -1778,6 +1778,17 @@ template <class T>
     }
 }
 
+/// Whether two tensors of the same extents have their elements in the same places, apart from where
+/// they begin. The stride of a dimension of extent 1 does not matter.
+[[nodiscard]] inline bool has_same_steps(AnyView const& a, AnyView const& b) {
+    for (std::size_t d = 0; d < a.extents().size(); ++d) {
+        if (a.extents()[d] != 1 && a.strides()[d] != b.strides()[d]) {
+            return a.numel() == 0;
+        }
+    }
+    return true;
+}
+
 /// Whether two tensors have the same number and type of elements, on the same device.
 [[nodiscard]] inline bool is_like(AnyView const& a, AnyView const& b) {
     return static_cast<bool>(a) == static_cast<bool>(b) && a.dtype() == b.dtype() &&
@@ -2993,15 +3004,7 @@ inline void check_on_host(std::string_view what, std::string_view role, AnyView 
 }
 
 JOINABLE_DEFINITION bool is_same_view(AnyView const& a, AnyView const& b) {
-    if (a.data() != b.data()) {
-        return false;
-    }
-    for (std::size_t d = 0; d < a.extents().size(); ++d) {
-        if (a.extents()[d] > 1 && a.strides()[d] != b.strides()[d]) {
-            return false;
-        }
-    }
-    return true;
+    return a.data() == b.data() && has_same_steps(a, b);
 }
 
 JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, AnyView const& to) {
@@ -10618,7 +10621,8 @@ public:
     [[nodiscard]] std::size_t count() const noexcept { return rounds_; }
     /// The round that was opened last.
     [[nodiscard]] Round const& round() const noexcept { return round_; }
-    /// The batches that this rank holds. A round that syncs ends it where gradients are reduced: it may be opened anew before.
+    /// The batches that this rank holds. A round that syncs ends the window where gradients are reduced, and not
+    /// before, because the round may be opened anew.
     [[nodiscard]] Window const& window() const noexcept { return window_; }
     /// The batches that the open round reduces, if it syncs.
     [[nodiscard]] Window const& reduced() const noexcept { return reduced_; }
@@ -11293,7 +11297,7 @@ private:
 
     void check_later_notice(std::size_t position, RoundNotice const& notice) const;
 
-    /// Nobody calls it if the guard ends or opens a round itself.
+    /// `caller`: the participant that notifies; none if the guard ends, or a loop opens a round.
     void require_no_announcement(std::optional<std::size_t> caller = {}) const;
 
     void require_complete_round() const {
@@ -13284,15 +13288,16 @@ public:
     private:
         void open() {
             RoundNotice const notice = notice_.value_or(RoundNotice{});
+            Guard& guard = parent_->guard_;
+            is_done_ = !guard.next(
+                notice_.has_value(), notice, LooksAhead ? Opening::look_ahead : Opening::next
+            );
             if constexpr (LooksAhead) {
-                is_done_ = !parent_->guard_.next_ahead(notice_.has_value(), notice);
                 if (!is_done_) {
                     current_.take(next_);
-                    parent_->guard_.recorded([&] { notice_ = notice_of(std::next(position_)); });
-                    parent_->guard_.announce_ahead(notice_);
+                    guard.recorded([&] { notice_ = notice_of(std::next(position_)); });
+                    guard.announce_ahead(notice_);
                 }
-            } else {
-                is_done_ = !parent_->guard_.next(notice_.has_value(), notice);
             }
         }
         /// Reads the element there, if announcing needs it.
@@ -13595,9 +13600,6 @@ private:
     template <class F>
     decltype(auto) recorded(F const& f) {
         return session_.recorded(f);
-    }
-    bool next_ahead(bool have_input, RoundNotice const& notice) {
-        return next(have_input, notice, detail::Opening::look_ahead);
     }
     void announce_ahead(std::optional<RoundNotice> const& notice) {
         if (options_.enable) {
@@ -20395,7 +20397,6 @@ bool run_chunks(
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
-
 #include <atomic>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -21316,7 +21317,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// The members that communicators over a board have in common. `Rank` is a GroupRank. `Work` is the
 /// type of its collectives and messages. A send is complete when the other rank has received the
-/// message. Count and dtype must be the same on both sides, else Mismatch on both. The communicators' own docstrings describe the guarantees.
+/// message. Count and dtype must be the same on both sides, else Mismatch on both. The communicators'
+/// own docstrings describe the guarantees.
 template <class Rank, class Work>
 class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work>,
                           public Messages<BoardCommunicator<Rank, Work>, Work> {

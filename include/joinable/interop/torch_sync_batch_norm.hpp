@@ -26,7 +26,7 @@
 ///     joinable::torch::SyncBatchNorm{in_model, torch::nn::BatchNormOptions{16}},
 ///     torch::nn::ReLU{}};
 /// joinable::torch::DistributedDataParallel ddp{comm, model};
-/// ddp.attach_collectives(in_model);                                // ranks that have joined follow
+/// ddp.attach_collectives(in_model);                              // ranks that have joined follow
 /// ```
 
 namespace joinable { inline namespace v0 { namespace detail {

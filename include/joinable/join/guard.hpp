@@ -287,9 +287,6 @@ private:
     decltype(auto) recorded(F const& f) {
         return session_.recorded(f);
     }
-    bool next_ahead(bool have_input, RoundNotice const& notice) {
-        return next(have_input, notice, detail::Opening::look_ahead);
-    }
     void announce_ahead(std::optional<RoundNotice> const& notice) {
         if (options_.enable) {
             recorded([&] { session_.look_ahead(notice); });

@@ -124,15 +124,16 @@ public:
     private:
         void open() {
             RoundNotice const notice = notice_.value_or(RoundNotice{});
+            Guard& guard = parent_->guard_;
+            is_done_ = !guard.next(
+                notice_.has_value(), notice, LooksAhead ? Opening::look_ahead : Opening::next
+            );
             if constexpr (LooksAhead) {
-                is_done_ = !parent_->guard_.next_ahead(notice_.has_value(), notice);
                 if (!is_done_) {
                     current_.take(next_);
-                    parent_->guard_.recorded([&] { notice_ = notice_of(std::next(position_)); });
-                    parent_->guard_.announce_ahead(notice_);
+                    guard.recorded([&] { notice_ = notice_of(std::next(position_)); });
+                    guard.announce_ahead(notice_);
                 }
-            } else {
-                is_done_ = !parent_->guard_.next(notice_.has_value(), notice);
             }
         }
         /// Reads the element there, if announcing needs it.

@@ -127,6 +127,17 @@ template <class T>
     }
 }
 
+/// Whether two tensors of the same extents have their elements in the same places, apart from where
+/// they begin. The stride of a dimension of extent 1 does not matter.
+[[nodiscard]] inline bool has_same_steps(AnyView const& a, AnyView const& b) {
+    for (std::size_t d = 0; d < a.extents().size(); ++d) {
+        if (a.extents()[d] != 1 && a.strides()[d] != b.strides()[d]) {
+            return a.numel() == 0;
+        }
+    }
+    return true;
+}
+
 /// Whether two tensors have the same number and type of elements, on the same device.
 [[nodiscard]] inline bool is_like(AnyView const& a, AnyView const& b) {
     return static_cast<bool>(a) == static_cast<bool>(b) && a.dtype() == b.dtype() &&

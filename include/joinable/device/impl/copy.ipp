@@ -28,15 +28,7 @@ inline void check_on_host(std::string_view what, std::string_view role, AnyView 
 }
 
 JOINABLE_DEFINITION bool is_same_view(AnyView const& a, AnyView const& b) {
-    if (a.data() != b.data()) {
-        return false;
-    }
-    for (std::size_t d = 0; d < a.extents().size(); ++d) {
-        if (a.extents()[d] > 1 && a.strides()[d] != b.strides()[d]) {
-            return false;
-        }
-    }
-    return true;
+    return a.data() == b.data() && has_same_steps(a, b);
 }
 
 JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, AnyView const& to) {

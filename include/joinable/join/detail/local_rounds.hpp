@@ -65,7 +65,8 @@ public:
     [[nodiscard]] std::size_t count() const noexcept { return rounds_; }
     /// The round that was opened last.
     [[nodiscard]] Round const& round() const noexcept { return round_; }
-    /// The batches that this rank holds. A round that syncs ends it where gradients are reduced: it may be opened anew before.
+    /// The batches that this rank holds. A round that syncs ends the window where gradients are reduced, and not
+    /// before, because the round may be opened anew.
     [[nodiscard]] Window const& window() const noexcept { return window_; }
     /// The batches that the open round reduces, if it syncs.
     [[nodiscard]] Window const& reduced() const noexcept { return reduced_; }

@@ -209,7 +209,7 @@ private:
 
     void check_later_notice(std::size_t position, RoundNotice const& notice) const;
 
-    /// Nobody calls it if the guard ends or opens a round itself.
+    /// `caller`: the participant that notifies; none if the guard ends, or a loop opens a round.
     void require_no_announcement(std::optional<std::size_t> caller = {}) const;
 
     void require_complete_round() const {

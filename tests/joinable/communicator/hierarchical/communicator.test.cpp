@@ -28,6 +28,7 @@
 #include <support/closed_forms.hpp>
 #include <support/linear_model.hpp>
 #include <support/machines.hpp>
+#include <support/recording_communicator.hpp>
 #include <support/tcp_ranks.hpp>
 #include <support/tells_reason.hpp>
 #include <support/wait_until.hpp>
@@ -272,17 +273,11 @@ TEST_CASE("after a guard with a timeout each level has its own deadline again") 
 }
 
 /// Has no deadlines.
-struct Timeless {
-    ThreadCommunicator& inner;
-
-    [[nodiscard]] int rank() const { return inner.rank(); }
-    [[nodiscard]] int size() const { return inner.size(); }
-    auto all_reduce(joinable::Buffer buffer, ReduceOp op) { return inner.all_reduce(buffer, op); }
-    auto broadcast(joinable::Buffer buffer, int root) { return inner.broadcast(buffer, root); }
-    void barrier() { inner.barrier(); }
-    void abort(joinable::AbortReason const& reason) { inner.abort(reason); }
-    [[nodiscard]] bool is_aborted() const { return inner.is_aborted(); }
-    [[nodiscard]] auto abort_reason() const { return inner.abort_reason(); }
+struct Timeless : CoreOnly<ThreadCommunicator> {
+    using CoreOnly<ThreadCommunicator>::CoreOnly;
+    void abort(joinable::AbortReason const& reason) { inner_.abort(reason); }
+    [[nodiscard]] bool is_aborted() const { return inner_.is_aborted(); }
+    [[nodiscard]] auto abort_reason() const { return inner_.abort_reason(); }
 };
 
 TEST_CASE("a deadline that one level cannot keep changes none") {
@@ -291,7 +286,7 @@ TEST_CASE("a deadline that one level cannot keep changes none") {
         auto leaders = world.split(world.rank() % 2, 0);
         std::optional<Timeless> across;
         if (local.rank() == 0) {
-            across.emplace(Timeless{leaders});
+            across.emplace(leaders);
         }
         local.set_deadline(std::chrono::seconds{60});
         HierarchicalCommunicator comm{local, across};

@@ -19,7 +19,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// The members that communicators over a board have in common. `Rank` is a GroupRank. `Work` is the
 /// type of its collectives and messages. A send is complete when the other rank has received the
-/// message. Count and dtype must be the same on both sides, else Mismatch on both. The communicators' own docstrings describe the guarantees.
+/// message. Count and dtype must be the same on both sides, else Mismatch on both. The communicators'
+/// own docstrings describe the guarantees.
 template <class Rank, class Work>
 class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work>,
                           public Messages<BoardCommunicator<Rank, Work>, Work> {

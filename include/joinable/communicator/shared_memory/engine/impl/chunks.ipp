@@ -4,10 +4,9 @@
 #include <joinable/communicator/shared_memory/engine/chunks.hpp>
 
 #include <algorithm>
-
 #include <atomic>
-#include <joinable/communicator/detail/ranks.hpp>
 
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/shared_memory/board/tuning.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {

@@ -27,6 +27,7 @@ import threading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CUDA = pathlib.Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"  # has nccl.h, too
+TORCH = "/usr/include/torch/csrc/api/include"  # beside the compiler's own folders
 LIMIT = 150  # seconds, for tests that end in some
 
 
@@ -61,6 +62,68 @@ MUTATIONS = [
         "concept is_column_major = requires { requires traits_of<T>::is_column_major; };",
         "concept is_column_major = false && requires { requires traits_of<T>::is_column_major; };",
         "tensor/tensor.test.cpp", "*column-major*",
+    ),
+    # -- windows that a user discards, and who has one model twice ----------------------------------
+    Mutation(
+        "windows-are-discarded-in-a-round", "join/joinable.hpp",
+        "state_.session_->require_between_rounds();", "",
+        "participant/window.test.cpp", "discard_window() is refused*",
+    ),
+    Mutation(
+        "optimizers-keep-a-batch-that-a-loop-announced", "participant/sharded/zero_redundancy_optimizer.hpp",
+        "window.end(); // also", "// also",
+        "participant/window.test.cpp", "an optimizer that averages alone forgets*",
+    ),
+    Mutation(
+        "captured-steps-divide-by-windows-of-others", "participant/captured/captured_step.hpp",
+        "if (round.accumulated_rounds() != 0) {", "if (false) {",
+        "communicator/nccl/captured_step.test.cpp", "a captured step is refused after rounds*",
+    ),
+    Mutation(
+        "objects-without-memory-are-claimed-twice", "join/impl/parameter_claims.ipp",
+        "        shared = same_object(claims);\n", "",
+        "participant/guarded_optimizers.test.cpp", "two participants that average*",
+    ),
+    Mutation(
+        "messages-hide-that-ranks-share-memory", "communicator/algorithms/communicator.hpp",
+        "requires detail::has_model_table<Comm>", "requires(!detail::has_model_table<Comm>)",
+        "participant/shared_models.test.cpp", "thread ranks behind any*",
+    ),
+    Mutation(
+        "forked-processes-end-communicators-of-nccl", "communicator/nccl/detail/rank.hpp",
+        "        if (!is_here()) {\n            return handle_.give_up();\n        }\n", "",
+        "communicator/nccl/failure.test.cpp", "a process that a rank over NCCL has forked*",
+    ),
+    # -- libtorch's modules -------------------------------------------------------------------------
+    Mutation(
+        "hooks-lost-by-a-conversion-are-not-noticed", "interop/torch.hpp",
+        "if (auto const i = gradients_.unwatched()) {", "if (std::optional<std::size_t> const i; i) {",
+        "interop/torch.test.cpp", "a module that was converted and back*",
+    ),
+    Mutation(
+        "layers-added-to-a-module-are-not-noticed", "interop/torch.hpp",
+        "if (tensor.requires_grad() && !listed.contains(", "if (false && !listed.contains(",
+        "interop/torch.test.cpp", "a layer that a module got*",
+    ),
+    Mutation(
+        "gradient-penalties-end-the-pass", "interop/torch.hpp",
+        "if (!alive.expired() && gradients_.are_accumulated()) {", "if (!alive.expired()) {",
+        "interop/torch.test.cpp", "a gradient penalty*",
+    ),
+    Mutation(
+        "hooks-pile-up-on-returned-parameters", "interop/torch.hpp",
+        "return gradients_.watches(tensor); // a hook", "return false; // a hook",
+        "interop/torch.test.cpp", "no hooks pile up*",
+    ),
+    Mutation(
+        "gradients-of-modules-end-with-the-buckets", "interop/torch.hpp",
+        "        views_->leave();\n", "",
+        "interop/torch.test.cpp", "handles and views of gradients outlive*",
+    ),
+    Mutation(
+        "buffers-without-a-dtype-are-refused", "interop/torch.hpp",
+        "return is_bytes(b) ? DType::u8 : Traits::dtype(b.tensor);", "return Traits::dtype(b.tensor);",
+        "interop/torch.test.cpp", "buffers of complex*",
     ),
     # -- the bits of a reduction --------------------------------------------------------------------
     Mutation(
@@ -2274,7 +2337,7 @@ class Workshop:
     def compiled(self, arguments, first=()):
         """How the compiler ended. `first` are folders of headers that come before the library's."""
         folders = [*first, self.folder / "include", self.folder / "tests",
-                   self.folder / "tests/support/rank_kinds/threads", CUDA]
+                   self.folder / "tests/support/rank_kinds/threads", CUDA, TORCH]
         command = [self.compiler, "-std=c++20", "-O0", "-w", *(f"-I{path}" for path in folders), *arguments]
         return subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -2321,6 +2384,7 @@ class Workshop:
             objects = [] if "\nint main(" in text else [self.main]
             objects += self.fakes() if re.search("<support/(fake_|nccl_)", text) else []
             libraries = [f"-l{name}" for name in ("rapidcheck", "gloo") if f"{name}.h" in text]
+            libraries += ["-ltorch", "-ltorch_cpu", "-lc10"] if test == "interop/torch.test.cpp" else []
             self.compile([source, *objects, "-pthread", *libraries, "-o", program], first)
             return [why_it_fails(program, cases).replace(f"{self.folder}/", "") for cases in filters]
 

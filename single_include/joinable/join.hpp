@@ -3621,6 +3621,13 @@ public:
     [[nodiscard]] bool is_as(detail::ParameterState const& before) const {
         return functions_->is_as(object_, before);
     }
+    /// The object and its type, whether or not it has a value now. Each list has its own copies of a
+    /// handle type.
+    [[nodiscard]] std::pair<std::uintptr_t, std::uintptr_t> identity() const noexcept {
+        return {
+            reinterpret_cast<std::uintptr_t>(object_), reinterpret_cast<std::uintptr_t>(functions_)
+        };
+    }
     /// Empty if the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
 
@@ -11153,6 +11160,8 @@ public:
     /// See Window::clear.
     /// @throws ContractViolation  ranks have been told of its weight, which would divide by what is not there.
     void clear_window(bool in_round);
+    /// @throws ContractViolation  the window may be in a round that ranks know of.
+    void require_between_rounds() const;
 
     /// For words that the open part of a participant sums over all ranks, joined ones too. They go
     /// through the control communicator, after the roll calls that were posted before.
@@ -11471,6 +11480,15 @@ JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
     }
     if (window().is_open()) {
         rounds_.clear_window(is_round_open);
+    }
+}
+
+JOINABLE_DEFINITION void Session::require_between_rounds() const {
+    if (!is_between_rounds()) {
+        throw ContractViolation{
+            "discard_window() was called in a round of a guard, or after a round was announced (by next(), with "
+            "look-ahead or known lengths), so other ranks count the window; call it between rounds"
+        };
     }
 }
 
@@ -11938,6 +11956,9 @@ private:
         ParameterList const& parameters,
         std::size_t first,
         AnyView (AnyParameter::*view)() const);
+    /// Two claims of different participants on one object.
+    static std::optional<std::pair<std::size_t, std::size_t>>
+    same_object(std::vector<Claim> const& claims);
     void require_disjoint(
         std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
     ) const;
@@ -11953,14 +11974,19 @@ private:
 
 #if JOINABLE_HAS_DEFINITIONS
 
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_averaged(ParameterList const& parameters, std::size_t first) {
-    add(averaged_, parameters, first, &AnyParameter::value
-    ); // a value that ranks keep in parts has no memory here
+    add(averaged_, parameters, first, &AnyParameter::value);
     add(averaged_, parameters, first, &AnyParameter::grad);
 }
 
@@ -11998,17 +12024,44 @@ JOINABLE_DEFINITION void ParameterClaims::require_disjoint() const {
     );
 }
 
+JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>>
+ParameterClaims::same_object(std::vector<Claim> const& claims) {
+    std::vector<std::size_t> order;
+    for (std::size_t k = 0; k < claims.size(); ++k) {
+        if (claims[k].parameters != nullptr) {
+            order.push_back(k);
+        }
+    }
+    auto const object = [&](std::size_t k) {
+        return (*claims[k].parameters)[claims[k].index].identity();
+    };
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return std::pair{object(a), a} < std::pair{object(b), b};
+    });
+    auto const found =
+        std::adjacent_find(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+            return claims[a].participant != claims[b].participant && object(a) == object(b);
+        });
+    if (found == order.end()) {
+        return std::nullopt;
+    }
+    return std::pair{*found, *std::next(found)};
+}
+
 JOINABLE_DEFINITION void ParameterClaims::require_disjoint(
     std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
 ) const {
     if (claims.empty() || claims.front().participant == claims.back().participant) {
         return; // a participant has checked its own
     }
-    auto const shared = detail::find_shared(
+    auto shared = detail::find_shared(
         claims.size(),
         [&](std::size_t k) { return claims[k].view; },
         [&](std::size_t a, std::size_t b) { return claims[a].participant != claims[b].participant; }
     );
+    if (!shared) { // a value that ranks keep in parts has no memory here, and its gradient may have none
+        shared = same_object(claims);
+    }
     if (!shared) {
         return;
     }
@@ -12169,6 +12222,14 @@ public:
             state_.local_rounds_->clear_window(state_.position_, in_round);
         }
         state_.window_.clear(in_round);
+    }
+    /// The user cleared the gradients, and says so: all participants of an enabled guard forget the window.
+    /// @throws ContractViolation  a round of that guard is open or announced. Nothing was changed.
+    void discard() {
+        if (state_.session_ != nullptr) {
+            state_.session_->require_between_rounds();
+        }
+        clear(false);
     }
     /// Gradients were reduced. Inside a guard the window ended when the round was agreed on.
     void end() noexcept {
@@ -15130,15 +15191,20 @@ public:
     }
 
     /// Forgets what this rank accumulated since the last round that synced, because its gradients were cleared.
-    /// The next average counts neither. Inside a guard that is not enabled, and outside guards. Local, between
-    /// rounds.
+    /// The next average counts neither. Inside an enabled guard all its participants forget their weights; call it
+    /// for each of them. Local, between rounds.
     ///
     /// It is seldom needed: where a guard begins, and until the first backward pass after a guard has begun or ended,
     /// the participant looks whether all gradients are absent or zeros, and forgets the window then. Where a guard
     /// begins and gradients of another of its models are not, zeros are gradients, and nothing is forgotten.
-    /// @throws ContractViolation  inside an enabled guard, or a round is open. Nothing was changed.
+    /// @throws ContractViolation  a round is open, or one of an enabled guard is announced: by next(), with look-ahead,
+    ///                            or with known lengths. Nothing was changed.
     void discard_window() {
-        require_outside("discard_window()");
+        if (!is_idle()) {
+            throw ContractViolation{"discard_window() was called in a round; call it between rounds"
+            };
+        }
+        window().discard();
         forget_window(false);
     }
 
@@ -15337,11 +15403,14 @@ protected:
             };
         }
     }
-    void require_outside(std::string_view verb) const {
+    [[nodiscard]] bool is_idle() const {
         bool const is_over = // an evaluation that failed
             stage_ == Stage::failed && !hooks().gathers_values() &&
             !model_collectives_.are_followed();
-        if ((stage_ != Stage::idle && !is_over) || detail::session_of(state_) != nullptr) {
+        return stage_ == Stage::idle || is_over;
+    }
+    void require_outside(std::string_view verb) const {
+        if (!is_idle() || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(
                 verb, " was called in a guard or in a round; call it before, on every rank"
             )};
@@ -15372,13 +15441,15 @@ protected:
             }
             // Before the round is announced, so that the failure of a rank is one between rounds.
             if (trains(notice)) {
-                told_to_others([&] { listed_->require_same(name_in_texts()); });
+                told_to_others([&] { require_same_model(); });
             }
             require_no_skip(notice);
             open_round(notice);
             ranges_.open_forward(reducer_->timeline());
         });
     }
+    /// @throws ContractViolation  a parameter is not as it was when this participant was made.
+    void require_same_model() const { listed_->require_same(name_in_texts()); }
     /// In a round that is announced as skipped this rank counts nothing, so its pass would be lost.
     void require_no_skip(RoundNotice const& notice) {
         auto const* const announced = detail::announced_round(state_);

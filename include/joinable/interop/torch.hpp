@@ -262,6 +262,16 @@ public:
         }
     }
 
+    /// The first parameter whose gradients no hook notices any more: libtorch gives a tensor that is
+    /// converted another node, and none back when it is converted back.
+    [[nodiscard]] std::optional<std::size_t> unwatched() const {
+        for (Watched const& watched : watched_) {
+            if (::torch::autograd::impl::try_get_grad_accumulator(watched.tensor) != watched.node) {
+                return watched.parameter;
+            }
+        }
+        return std::nullopt;
+    }
     /// Whether a backward pass reaches the node of this tensor, so that needs no other notice.
     [[nodiscard]] bool watches(at::Tensor const& tensor) const {
         return std::any_of(watched_.begin(), watched_.end(), [&](Watched const& watched) {
@@ -564,6 +574,9 @@ public:
         if (!at::GradMode::is_enabled()) {
             notice.phase = Phase::evaluate;
         }
+        if (this->trains(notice)) {
+            require_watched();
+        }
         if constexpr (std::is_void_v<std::invoke_result_t<Pass>>) {
             Base::forward(std::forward<Pass>(pass), notice);
             follow_outputs(0);
@@ -618,7 +631,7 @@ public:
     void check_guard(GuardView const& guard) const {
         Base::check_guard(guard);
         std::unordered_set<void const*> listed;
-        for (detail::NamedTorchTensor const& parameter : listed_) {
+        for (detail::NamedTorchTensor const& parameter : parameters_) {
             listed.insert(parameter.tensor.unsafeGetTensorImpl());
         }
         for (auto const& [name, tensor, views] :
@@ -644,14 +657,14 @@ private:
     )
         : Base{comm, joinable::parameters(detail::distinct_tensors(detail::torch_module_of(module).named_parameters(), views)), torch::buffers(module), options, std::move(reduction)},
           module_{detail::torch_module_of(module)},
-          listed_{detail::distinct_tensors(module_.named_parameters())}, views_{std::move(views)},
-          finds_unused_{options.find_unused} {
+          parameters_{detail::distinct_tensors(module_.named_parameters())},
+          views_{std::move(views)}, finds_unused_{options.find_unused} {
         if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
             keep_ = module.ptr();
         } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
             keep_ = module;
         }
-        gradients_.watch(listed_, [this](std::size_t i) { on_gradient(i); });
+        gradients_.watch(parameters_, [this](std::size_t i) { on_gradient(i); });
     }
 
     // The base's verbs, which take a pass that calls ready(i). Here autograd calls it.
@@ -660,6 +673,22 @@ private:
     using Base::prepare_for_backward;
     using Base::prepare_for_forward;
     using Stage = typename Base::Stage;
+
+    /// A parameter that is converted now is refused as by any engine, and then one that was.
+    void require_watched() {
+        this->guarded([&] {
+            this->told_to_others([&] {
+                this->require_same_model();
+                if (auto const i = gradients_.unwatched()) {
+                    throw ContractViolation{
+                        "parameter " + parameters_[*i].name +
+                        " was converted, and back, after the DistributedDataParallel was made, so its gradient "
+                        "would not be averaged; make the DistributedDataParallel after to()"
+                    };
+                }
+            });
+        });
+    }
 
     void on_gradient(std::size_t i) {
         begin_reduction();
@@ -738,7 +767,7 @@ private:
     }
 
     Module& module_;
-    std::vector<detail::NamedTorchTensor> listed_; ///< parameters
+    std::vector<detail::NamedTorchTensor> parameters_;
     std::shared_ptr<void> keep_;
     detail::TorchGradients gradients_;
     std::shared_ptr<detail::TorchViews> views_;

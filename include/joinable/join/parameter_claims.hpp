@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <joinable/config.hpp>
@@ -44,6 +46,9 @@ private:
         ParameterList const& parameters,
         std::size_t first,
         AnyView (AnyParameter::*view)() const);
+    /// Two claims of different participants on one object.
+    static std::optional<std::pair<std::size_t, std::size_t>>
+    same_object(std::vector<Claim> const& claims);
     void require_disjoint(
         std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
     ) const;

@@ -249,15 +249,20 @@ public:
     }
 
     /// Forgets what this rank accumulated since the last round that synced, because its gradients were cleared.
-    /// The next average counts neither. Inside a guard that is not enabled, and outside guards. Local, between
-    /// rounds.
+    /// The next average counts neither. Inside an enabled guard all its participants forget their weights; call it
+    /// for each of them. Local, between rounds.
     ///
     /// It is seldom needed: where a guard begins, and until the first backward pass after a guard has begun or ended,
     /// the participant looks whether all gradients are absent or zeros, and forgets the window then. Where a guard
     /// begins and gradients of another of its models are not, zeros are gradients, and nothing is forgotten.
-    /// @throws ContractViolation  inside an enabled guard, or a round is open. Nothing was changed.
+    /// @throws ContractViolation  a round is open, or one of an enabled guard is announced: by next(), with look-ahead,
+    ///                            or with known lengths. Nothing was changed.
     void discard_window() {
-        require_outside("discard_window()");
+        if (!is_idle()) {
+            throw ContractViolation{"discard_window() was called in a round; call it between rounds"
+            };
+        }
+        window().discard();
         forget_window(false);
     }
 
@@ -456,11 +461,14 @@ protected:
             };
         }
     }
-    void require_outside(std::string_view verb) const {
+    [[nodiscard]] bool is_idle() const {
         bool const is_over = // an evaluation that failed
             stage_ == Stage::failed && !hooks().gathers_values() &&
             !model_collectives_.are_followed();
-        if ((stage_ != Stage::idle && !is_over) || detail::session_of(state_) != nullptr) {
+        return stage_ == Stage::idle || is_over;
+    }
+    void require_outside(std::string_view verb) const {
+        if (!is_idle() || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(
                 verb, " was called in a guard or in a round; call it before, on every rank"
             )};
@@ -491,13 +499,15 @@ protected:
             }
             // Before the round is announced, so that the failure of a rank is one between rounds.
             if (trains(notice)) {
-                told_to_others([&] { listed_->require_same(name_in_texts()); });
+                told_to_others([&] { require_same_model(); });
             }
             require_no_skip(notice);
             open_round(notice);
             ranges_.open_forward(reducer_->timeline());
         });
     }
+    /// @throws ContractViolation  a parameter is not as it was when this participant was made.
+    void require_same_model() const { listed_->require_same(name_in_texts()); }
     /// In a round that is announced as skipped this rank counts nothing, so its pass would be lost.
     void require_no_skip(RoundNotice const& notice) {
         auto const* const announced = detail::announced_round(state_);

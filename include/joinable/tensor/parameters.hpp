@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -77,6 +78,13 @@ public:
     /// same extents, dtype and device, unless it has none or had none. Cheaper than value().
     [[nodiscard]] bool is_as(detail::ParameterState const& before) const {
         return functions_->is_as(object_, before);
+    }
+    /// The object and its type, whether or not it has a value now. Each list has its own copies of a
+    /// handle type.
+    [[nodiscard]] std::pair<std::uintptr_t, std::uintptr_t> identity() const noexcept {
+        return {
+            reinterpret_cast<std::uintptr_t>(object_), reinterpret_cast<std::uintptr_t>(functions_)
+        };
     }
     /// Empty if the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }

@@ -459,6 +459,48 @@ TEST_CASE("a module that was converted or unfrozen after it was wrapped is refus
     });
 }
 
+TEST_CASE("a module that was converted and back, on all ranks or on one, is refused by name on all"
+) {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& all) {
+        for (bool const in_guard : {true, false}) {
+            for (bool const on_one : {false, true}) {
+                CAPTURE(in_guard);
+                CAPTURE(on_one);
+                ThreadCommunicator comm = all.split(0, all.rank());
+                Net model;
+                model->freeze_branch();
+                joinable::torch::DistributedDataParallel ddp{comm, model};
+                if (!on_one || comm.rank() == comm.size() - 1) {
+                    model->to(torch::kFloat);
+                    model->to(torch::kDouble);
+                }
+                Batch const batch{{1, 2}};
+                auto const train = [&] { loss_of(ddp.forward(batch.inputs), batch).backward(); };
+                std::string text;
+                try {
+                    if (in_guard) {
+                        joinable::Join guard{joinable::participants(ddp)};
+                        train();
+                        guard.finish();
+                    } else {
+                        train();
+                    }
+                } catch (std::exception const& error) {
+                    text = error.what();
+                }
+                CAPTURE(text);
+                CHECK(
+                    text.find(
+                        "parameter first.weight was converted, and back, after the "
+                        "DistributedDataParallel was made, so its gradient would not be averaged; make the "
+                        "DistributedDataParallel after to()"
+                    ) != std::string::npos
+                );
+            }
+        }
+    });
+}
+
 TEST_CASE("a layer that a module got after it was wrapped is refused by name where a guard begins"
 ) {
     run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {

@@ -12,6 +12,7 @@
 #include <doctest/doctest.h>
 
 #include <over_ranks.hpp>
+#include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 
 #include <joinable/detail/text.hpp>
@@ -271,6 +272,19 @@ TEST_CASE("two participants that average one parameter are refused at the guard'
             );
             Join{participants(sharded, other)}.finish(); // each has parameters of its own
         }
+        std::vector<CopyingParam> in_parts;
+        in_parts.emplace_back(3);
+        in_parts[0].grad = {};
+        DistributedDataParallel whole{comm, in_parts};
+        ShardedDataParallel parts{
+            comm, in_parts, Sgd{}, ShardedOptions{.sharding = Sharding::parameters}
+        };
+        CHECK( // neither its value nor its gradient is in memory
+            refusal([&] { Join{participants(parts, whole)}.finish(); }) ==
+            "participant 0 (ShardedDataParallel) and participant 1 (DistributedDataParallel) both average "
+            "parameter 0" +
+                averaged_twice
+        );
         ZeroRedundancyOptimizer zero{comm, encoder, Sgd{}, {.reduces_gradients = true}};
         zero.add_parameter_group(head, Sgd{});
         CHECK(

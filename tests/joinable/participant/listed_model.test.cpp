@@ -12,6 +12,7 @@
 #include <doctest/doctest.h>
 
 #include <over_ranks.hpp>
+#include <support/gathered_param.hpp>
 
 #include <joinable/error.hpp>
 #include <joinable/join/guard.hpp>
@@ -357,6 +358,37 @@ TEST_CASE("a sharded model compares its parameters in the same way, those of all
             );
         });
     }
+}
+
+TEST_CASE("a model whose values are sharded, too, compares which parameters are trained") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        std::vector<CopyingParam> params;
+        params.emplace_back(2);
+        params.emplace_back(3);
+        params[1].requires_grad = false;
+        ShardedDataParallel sharded{
+            comm, params, joinable::Sgd{}, ShardedOptions{.sharding = Sharding::parameters}
+        };
+        std::string const text = thrown_by([&] {
+            Join guard{participants(sharded)};
+            for (int round = 0; round < 2; ++round) {
+                params[1].requires_grad = round == 1 && comm.rank() == 0;
+                sharded.forward([](auto const& use) { static_cast<void>(use(0)); });
+                sharded.backward([](auto ready, auto const& use) {
+                    static_cast<void>(use(0));
+                    ready(0);
+                });
+                sharded.step();
+            }
+            guard.finish();
+        });
+        CAPTURE(text);
+        CHECK(
+            text.find(
+                "parameter 1 requires a gradient now, but did not when the ShardedDataParallel was made"
+            ) != std::string::npos
+        );
+    });
 }
 
 } // namespace

@@ -12,12 +12,14 @@
 
 #include <doctest/doctest.h>
 
+#include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/machines.hpp>
 #include <support/ranks.hpp>
 #include <support/volume.hpp>
 
 #include <joinable/any_communicator.hpp>
+#include <joinable/communicator/algorithms/communicator.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -73,6 +75,8 @@ TEST_CASE("thread ranks that train one model are told when they make its partici
         Params params = make_params<float>({3, 2});
         params[1].name = "fc.weight";
         params[0].requires_grad = false; // frozen parameters may be shared
+        std::vector<CopyingParam> gathered;
+        gathered.emplace_back(3);
         std::atomic<int> seen = 0;
         run_ranks({ranks}, [&](ThreadCommunicator& comm) {
             std::string const values = "share the value of parameter 1 (fc.weight)";
@@ -89,13 +93,18 @@ TEST_CASE("thread ranks that train one model are told when they make its partici
                         };
                     });
                 }
+                check_refused(seen, "share the value of parameter 0", [&] {
+                    ShardedDataParallel{
+                        comm, gathered, Sgd{}, ShardedOptions{.sharding = Sharding::parameters}
+                    };
+                });
                 check_refused(seen, values, [&] { ZeroRedundancyOptimizer{comm, params, Sgd{}}; });
                 Params own = make_params<float>({1});
                 ZeroRedundancyOptimizer zero{comm, own, Sgd{}};
                 check_refused(seen, values, [&] { zero.add_parameter_group(params, Sgd{}); });
             }
         });
-        CHECK(seen >= 2 * 7); // at least the last rank of each time
+        CHECK(seen >= 2 * 8); // at least the last rank of each time
     }
 }
 
@@ -178,8 +187,10 @@ TEST_CASE("thread ranks behind any transport that train one model are told, too"
         check_refused(seen, values, [&] { ZeroRedundancyOptimizer{comm, params, Sgd{}}; });
         joinable::AnyCommunicator group = comm.split(0, 0);
         check_refused(seen, values, [&] { ShardedDataParallel{group, params, Sgd{}}; });
+        joinable::MessageCommunicator messages{threads};
+        check_refused(seen, values, [&] { DistributedDataParallel{messages, params}; });
     });
-    CHECK(seen >= 2 * 3); // at least the last rank of each
+    CHECK(seen >= 2 * 4); // at least the last rank of each
 }
 
 TEST_CASE("memory counts no longer when the ranks have agreed or failed") {

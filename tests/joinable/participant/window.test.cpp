@@ -430,17 +430,132 @@ TEST_CASE("a batch that failed adds its weight, and zeros do not look like clear
     });
 }
 
-TEST_CASE("discard_window() is refused where ranks may know of the window") {
+TEST_CASE("discard_window() is refused in a round, and where ranks may know of the window") {
     over_ranks({1, 2}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
+        auto const refuses = [&] { CHECK_THROWS_AS(ddp.discard_window(), ContractViolation); };
         ddp.forward([] {}, {.will_sync = false});
-        CHECK_THROWS_AS(ddp.discard_window(), ContractViolation);
+        refuses();
         ddp.backward([](auto) {});
-        Join guard{participants(ddp)};
-        CHECK_THROWS_AS(ddp.discard_window(), ContractViolation);
-        guard.finish();
+        {
+            Join guard{participants(ddp), JoinOptions{.inputs = 2, .sync_every = 2}};
+            refuses(); // all know the weights of all rounds
+            train(ddp, params, 1);
+            refuses();
+            train(ddp, params, 1);
+            guard.finish();
+        }
+        {
+            Join guard{participants(ddp)};
+            CHECK(guard.next(true, {.will_sync = false}));
+            refuses(); // announced
+            ddp.forward([] {}, {.will_sync = false});
+            refuses();
+            ddp.backward([](auto) {});
+            ddp.discard_window();
+            CHECK_FALSE(guard.next(false));
+            guard.finish();
+        }
         CHECK_NOTHROW(ddp.discard_window());
+    });
+}
+
+TEST_CASE(
+    "discard_window() between the rounds of a guard takes the weight from all its participants"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (bool const on_all : {true, false}) {
+            Params params = make_params<double>({1});
+            Params more = make_params<double>({1});
+            DistributedDataParallel first{comm, params, {.gradient_kind = GradientKind::sum}};
+            DistributedDataParallel second{comm, more, {.gradient_kind = GradientKind::sum}};
+            Join guard{participants(first, second)};
+            for (bool const syncs : {false, true}) { // 4 samples, each with a gradient of 1
+                train(first, params, 4, {.will_sync = syncs, .weight = 4});
+                train(second, more, 4, {.will_sync = syncs, .weight = 4});
+                if (!syncs && (on_all || comm.rank() == 0)) {
+                    params[0].g(0) = more[0].g(0) = 0;
+                    first.discard_window();
+                    second.discard_window();
+                }
+            }
+            CHECK(params[0].g(0) == doctest::Approx(1));
+            CHECK(more[0].g(0) == doctest::Approx(1));
+            guard.finish();
+        }
+    });
+}
+
+TEST_CASE("an optimizer that averages alone forgets between rounds what a loop has accumulated") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (bool const is_enabled : {true, false}) {
+            Params params = make_params<double>({1});
+            double const before = params[0].value[0];
+            joinable::ZeroRedundancyOptimizer zero{
+                comm, params, joinable::Sgd{.learning_rate = 1}, {.reduces_gradients = true}
+            };
+            Join guard{participants(zero), JoinOptions{.enable = is_enabled}};
+            CHECK(guard.next(true, {.will_sync = false, .weight = 4}));
+            if (comm.rank() == 0) {
+                zero.discard_window(); // what its loop computed was not finite
+            }
+            CHECK(guard.next(true, {.weight = 4}));
+            params[0].g(0) = comm.rank();
+            zero.step();
+            CHECK_FALSE(guard.next(false));
+            guard.finish();
+            double const others = comm.size() - 1;
+            double const average = 8 * others * (others + 1) / 2 / (4 + 8 * others);
+            CHECK(params[0].value[0] == doctest::Approx(before - average));
+        }
+    });
+}
+
+TEST_CASE("rounds that did not sync are counted from one guard to the next, and from outside") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        for (bool const is_outside : {true, false}) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{comm, params};
+            if (is_outside) {
+                train(ddp, params, 1, {.will_sync = false});
+            } else {
+                Join guard{participants(ddp)};
+                train(ddp, params, 1, {.will_sync = false});
+                CHECK(guard.finish().unsynced_rounds == 1);
+            }
+            Join guard{participants(ddp)};
+            train(ddp, params, 1, {.will_sync = false});
+            CHECK(guard.finish().unsynced_rounds == 2);
+        }
+    });
+}
+
+TEST_CASE("windows of another length and weight on each rank count in the next guard as they are") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+        auto const own = static_cast<std::uint64_t>(comm.rank()) + 1;
+        double const each =
+            static_cast<double>(own * (own + 1)); // samples with a gradient of own + 1
+        {
+            Join guard{participants(ddp)};
+            for (std::uint64_t i = 0; i < own; ++i) {
+                train(ddp, params, each, {.will_sync = false, .weight = own});
+            }
+            guard.finish();
+        }
+        Join guard{participants(ddp)};
+        train(ddp, params, each, {.weight = own});
+        double sum = 0;
+        double weights = 0;
+        for (int rank = 1; rank <= comm.size(); ++rank) {
+            double const samples = rank * (rank + 1.0); // rank + 1 batches of rank
+            sum += samples * (rank + 1);
+            weights += samples;
+        }
+        CHECK(params[0].g(0) == doctest::Approx(sum / weights));
+        guard.finish();
     });
 }
 

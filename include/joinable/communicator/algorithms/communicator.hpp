@@ -17,6 +17,7 @@
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
+#include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -165,6 +166,12 @@ public:
     }
     /// Local. The peers of the messages that this rank waits for.
     [[nodiscard]] std::vector<int> missing_ranks() const { return engine_.missing_ranks(); }
+    /// Local. That of the underlying communicator: ranks that share memory there share it here.
+    [[nodiscard]] detail::ModelTable* model_table()
+        requires detail::has_model_table<Comm>
+    {
+        return engine_.communicator().model_table();
+    }
 
 private:
     static constexpr int tags = 129; ///< one per collective and operation, and one to compare

@@ -186,7 +186,7 @@ protected:
 
     /// The common part of the destructors: see NcclRank::close.
     ncclComm_t close(bool owns_handle) noexcept {
-        if (!is_unwinding()) {
+        if (!is_unwinding() && rank_.is_here()) {
             arenas_.deregister_all();
         }
         return rank_.close(is_unwinding(), owns_handle);

@@ -90,7 +90,7 @@ public:
     /// deadline, or at once during unwinding. NCCL's handle is freed in any case.
     ~NcclCommunicator() {
         close(true);
-        if (split_ != nullptr) {
+        if (split_ != nullptr && rank_.is_here()) {
             detail::CurrentCudaDevice const current{rank_.device(), std::nothrow};
             static_cast<void>(detail::NcclHandle::within(rank_.deadline(), &ncclCommAbort, split_));
         }

@@ -29,7 +29,7 @@ public:
     NcclWork& operator=(NcclWork&&) = delete;
 
     ~NcclWork() {
-        if (rank_ == nullptr) {
+        if (rank_ == nullptr || !rank_->is_here()) {
             return;
         }
         if (!is_waited_for_ && !launch_->is_final()) {

@@ -65,6 +65,8 @@ public:
     /// See Window::clear.
     /// @throws ContractViolation  ranks have been told of its weight, which would divide by what is not there.
     void clear_window(bool in_round);
+    /// @throws ContractViolation  the window may be in a round that ranks know of.
+    void require_between_rounds() const;
 
     /// For words that the open part of a participant sums over all ranks, joined ones too. They go
     /// through the control communicator, after the roll calls that were posted before.

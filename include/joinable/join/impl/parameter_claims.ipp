@@ -3,7 +3,13 @@
 
 #include <joinable/join/parameter_claims.hpp>
 
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -14,8 +20,7 @@ namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_averaged(ParameterList const& parameters, std::size_t first) {
-    add(averaged_, parameters, first, &AnyParameter::value
-    ); // a value that ranks keep in parts has no memory here
+    add(averaged_, parameters, first, &AnyParameter::value);
     add(averaged_, parameters, first, &AnyParameter::grad);
 }
 
@@ -53,17 +58,44 @@ JOINABLE_DEFINITION void ParameterClaims::require_disjoint() const {
     );
 }
 
+JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>>
+ParameterClaims::same_object(std::vector<Claim> const& claims) {
+    std::vector<std::size_t> order;
+    for (std::size_t k = 0; k < claims.size(); ++k) {
+        if (claims[k].parameters != nullptr) {
+            order.push_back(k);
+        }
+    }
+    auto const object = [&](std::size_t k) {
+        return (*claims[k].parameters)[claims[k].index].identity();
+    };
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return std::pair{object(a), a} < std::pair{object(b), b};
+    });
+    auto const found =
+        std::adjacent_find(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+            return claims[a].participant != claims[b].participant && object(a) == object(b);
+        });
+    if (found == order.end()) {
+        return std::nullopt;
+    }
+    return std::pair{*found, *std::next(found)};
+}
+
 JOINABLE_DEFINITION void ParameterClaims::require_disjoint(
     std::vector<Claim> const& claims, std::string_view verb, std::string_view consequence
 ) const {
     if (claims.empty() || claims.front().participant == claims.back().participant) {
         return; // a participant has checked its own
     }
-    auto const shared = detail::find_shared(
+    auto shared = detail::find_shared(
         claims.size(),
         [&](std::size_t k) { return claims[k].view; },
         [&](std::size_t a, std::size_t b) { return claims[a].participant != claims[b].participant; }
     );
+    if (!shared) { // a value that ranks keep in parts has no memory here, and its gradient may have none
+        shared = same_object(claims);
+    }
     if (!shared) {
         return;
     }

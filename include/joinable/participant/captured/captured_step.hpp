@@ -122,7 +122,7 @@ public:
 
     /// Runs a round. Enqueues both passes and the averages and returns; the caller's stream waits
     /// for them. The host blocks when it is four rounds ahead. Collective.
-    /// @throws ContractViolation  the round does not sync, the passes did not call ready(i) for all
+    /// @throws ContractViolation  the round does not sync, or one before it did not, the passes did not call ready(i) for all
     ///         gradients, or NCCL would round the factor of a sum too much, see GradientKind::sum.
     void step(RoundNotice notice = {}) {
         if (!notice.will_sync || notice.phase != Phase::train) {
@@ -138,6 +138,14 @@ public:
                 throw ContractViolation{"a captured step reduces gradients in each of its rounds, "
                                         "but another participant "
                                         "opened one that does not sync; do not call step() in it"};
+            }
+            if (round.accumulated_rounds() != 0) {
+                throw ContractViolation{detail::concat(
+                    "a captured step reduces gradients in each of its rounds, but ",
+                    round.accumulated_rounds(),
+                    " training rounds before this one did not sync, and its average would be divided by what other "
+                    "participants accumulated there; sync in each round of a guard with a CapturedStep"
+                )};
             }
             run(round, true);
         });

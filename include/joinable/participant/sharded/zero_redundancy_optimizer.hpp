@@ -131,12 +131,16 @@ public:
         bool is_clear_ = false;
     };
 
-    /// Forgets what this rank accumulated in earlier guards, because its gradients were cleared. A guard does so
-    /// by itself where it begins and all gradients of its participants are absent or zeros. Local, outside a guard.
-    /// @throws ContractViolation  called in a guard.
+    /// Forgets what this rank accumulated since the last round that synced, the batch that a loop announced last
+    /// included, because its gradients were cleared. A guard does so by itself where it begins and all gradients of
+    /// its participants are absent or zeros. Inside an enabled guard all its participants forget their weights; call
+    /// it for each of them. Local, between rounds.
+    /// @throws ContractViolation  a round of an enabled guard is open, or one that syncs is announced: by next(), with
+    ///                            look-ahead, or with known lengths. Nothing was changed.
     void discard_window() {
-        require_outside("discard_window()");
-        detail::WindowOf{this->join_state()}.clear(false);
+        detail::WindowOf window{this->join_state()};
+        window.discard();
+        window.end(); // also the batch that a loop has announced, of which this object sees no pass
     }
     /// For guards, before they begin: what was accumulated, and how to forget it.
     [[nodiscard]] detail::Accumulated accumulated_before_guard() {

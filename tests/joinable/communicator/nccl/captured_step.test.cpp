@@ -405,6 +405,28 @@ TEST_CASE("ranks that would keep different gradients of a captured step are told
     });
 }
 
+TEST_CASE("a captured step is refused after rounds of its guard that did not sync") {
+    run_captured({1, 2, 3, 4, 8}, [](auto& comm, auto& hosts, cudaStream_t stream) {
+        Engine engine{stream};
+        CapturedStep captured{comm, engine.gradients(), [&](auto const& ready) {
+                                  engine.passes(ready);
+                              }};
+        std::string text;
+        try {
+            joinable::Join guard{joinable::participants(captured), joinable::control(hosts)};
+            static_cast<void>(guard.next(true, {.will_sync = false, .weight = 4}));
+            static_cast<void>(guard.next(true, {.weight = 4}));
+            captured.step();
+            guard.finish();
+        } catch (std::exception const& error) {
+            text = error.what();
+        }
+        CAPTURE(text);
+        CHECK(text.find("but 1 training rounds before this one did not sync") != std::string::npos);
+        CHECK(engine.times_captured == 0);
+    });
+}
+
 TEST_CASE("a NaN that a joined rank's gradients hold does not spread") {
     run_captured({2, 4}, [](auto& comm, auto& hosts, cudaStream_t stream) {
         DeviceArray<float> const gradient{{0.0F, 0.0F}, stream};

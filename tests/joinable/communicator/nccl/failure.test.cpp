@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include <doctest/doctest.h>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/forked.hpp>
 #include <support/keep_alive.hpp>
 #include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
@@ -1030,6 +1032,40 @@ TEST_CASE("keep_alive says what it needs of the control communicator") {
             "models neither RenewsDeadline nor SharesMemory: use one that does",
             joinable::ContractViolation
         );
+    });
+}
+
+TEST_CASE("a process that a rank over NCCL has forked calls nothing of NCCL, and cannot go on as it"
+) {
+    run_nccl_ranks({1}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        DeviceArray<float> const array{std::vector<float>{2}, stream};
+        auto work = comm.all_reduce(array.buffer(), ReduceOp::sum);
+        NcclCommunicator group = comm.split(0, 0);
+        CHECK(succeeds_in_fork([&] {
+            auto const count = [] {
+                std::size_t sum = 0;
+                for (char const* const function :
+                     {"ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort", "ncclCommDeregister"
+                     }) {
+                    sum += fake_nccl::calls(function);
+                }
+                return sum;
+            };
+            std::size_t const before = count();
+            CHECK_THROWS_AS(work.wait(), joinable::ContractViolation);
+            CHECK_THROWS_AS(
+                (comm.all_reduce(array.buffer(), ReduceOp::sum).wait()), joinable::ContractViolation
+            );
+            CHECK_THROWS_AS(comm.keep_alive(), joinable::ContractViolation);
+            std::destroy_at(&work);
+            std::destroy_at(&group);
+            comm.abort({});
+            std::destroy_at(&comm);
+            CHECK(count() == before);
+        }));
+        work.wait();
+        CHECK(array.read(comm, stream) == std::vector<float>{2});
+        comm.barrier();
     });
 }
 

@@ -20,6 +20,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
@@ -48,6 +49,9 @@ public:
     NcclRank(NcclRank const&) = delete;
     NcclRank& operator=(NcclRank const&) = delete;
 
+    /// Whether this process has the rank. In one that was forked since, neither CUDA nor NCCL works,
+    /// and NCCL's sockets are those of the rank.
+    [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] int size() const noexcept { return size_; }
     [[nodiscard]] NcclControl& control() const noexcept { return *control_; }
@@ -78,6 +82,9 @@ public:
     /// it. Aborts when the deadline passes, or at once if `is_unwinding`. Returns a living handle
     /// that another object owns.
     ncclComm_t close(bool is_unwinding, bool owns_handle) noexcept {
+        if (!is_here()) {
+            return handle_.give_up();
+        }
         CurrentCudaDevice const current{device(), std::nothrow};
         release_kernels();
         bool is_finalized = false;
@@ -110,9 +117,15 @@ public:
         return failure_ ? failure_ : control_->abort_reason();
     }
     /// Ends this rank's part, if that has not happened yet. Outstanding work is lost. The control
-    /// communicator tells the others; there the first reason wins.
+    /// communicator tells the others; there the first reason wins. In a forked process only its copy
+    /// ends.
     void abort(AbortReason const& reason) noexcept {
         if (failure_) {
+            return;
+        }
+        if (!is_here()) {
+            failure_ = reason;
+            static_cast<void>(handle_.give_up());
             return;
         }
         try {
@@ -170,8 +183,9 @@ public:
     }
     /// Call this before anything that may ask for work that is not complete, but where a rank, a work
     /// or memory ends, which an error of the engine must not keep from waiting.
-    /// @throws ContractViolation  see require_no_cuda_error().
+    /// @throws ContractViolation  see require_no_cuda_error(); or a process that the rank has forked calls.
     void require_no_error() const {
+        home_.require_here(rank_);
         if (!failure_) {
             require_no_cuda_error();
         }
@@ -341,6 +355,7 @@ public:
 
     /// See NcclCollectives::keep_alive.
     void keep_alive() {
+        home_.require_here(rank_);
         deadline_.keep_alive();
         if (!control_->keep_alive() && !deadline_.is_shared()) {
             throw ContractViolation{
@@ -446,6 +461,7 @@ private:
 
     /// Call this before any NCCL call.
     void begin() {
+        home_.require_here(rank_);
         throw_if_aborted();
         require_no_error();
         launches_.require_no_other_group();
@@ -492,6 +508,7 @@ private:
         return launch.state == NcclLaunch::State::complete;
     }
 
+    HomeProcess home_;
     std::unique_ptr<NcclControl> control_;
     int rank_;
     int size_;

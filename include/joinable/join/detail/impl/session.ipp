@@ -87,6 +87,15 @@ JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
     }
 }
 
+JOINABLE_DEFINITION void Session::require_between_rounds() const {
+    if (!is_between_rounds()) {
+        throw ContractViolation{
+            "discard_window() was called in a round of a guard, or after a round was announced (by next(), with "
+            "look-ahead or known lengths), so other ranks count the window; call it between rounds"
+        };
+    }
+}
+
 JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice const& notice) {
     outcome_.require_alive();
     if (!is_shadowing_) { // a hook may run code of active ranks

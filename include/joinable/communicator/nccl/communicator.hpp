@@ -139,7 +139,7 @@ private:
         detail::prepare_together(rank_, [&] {
             detail::prepare_device(rank_, options_, {});
             if (rank() == 0) {
-                make_id(id);
+                detail::check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
             }
         });
         rank_.over_control([&](detail::NcclControl& of_all) {
@@ -197,13 +197,6 @@ private:
             detail::check_cuda(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
             options_.device = place % devices;
         });
-    }
-    static void make_id(ncclUniqueId& id) {
-        if (ncclResult_t const result = ncclGetUniqueId(&id); detail::is_error(result)) {
-            throw CommunicationError{
-                detail::concat("ncclGetUniqueId failed: ", detail::nccl_text(result, nullptr))
-            };
-        }
     }
     [[nodiscard]] static ncclConfig_t config_of(NcclOptions const& options) noexcept {
         ncclConfig_t config = options.config;

@@ -89,11 +89,7 @@ private:
     template <class Ask>
     static int asked(Ask ask, std::string_view call, ncclComm_t comm) {
         int found = -1;
-        if (ncclResult_t const result = ask(comm, &found); detail::is_error(result)) {
-            throw CommunicationError{
-                detail::concat(call, " failed: ", detail::nccl_text(result, comm))
-            };
-        }
+        detail::check_nccl(ask(comm, &found), call, comm);
         return found;
     }
     static void expect(std::string_view what, int expected, int found) {

@@ -70,6 +70,14 @@ static_assert(
     return concat(ncclGetErrorString(result), more.empty() ? "" : ": ", more);
 }
 
+/// For calls that fail at once. The communicator may be null.
+/// @throws CommunicationError
+inline void check_nccl(ncclResult_t result, std::string_view call, ncclComm_t comm = nullptr) {
+    if (is_error(result)) {
+        throw CommunicationError{concat(call, " failed: ", nccl_text(result, comm))};
+    }
+}
+
 /// For calls that fail only if the device or the driver does.
 /// @throws CommunicationError
 inline void check_cuda(cudaError_t error, std::string_view call) {
@@ -88,9 +96,7 @@ inline void check_cuda(cudaError_t error, std::string_view call) {
 /// @throws CommunicationError  the library is older than the header used for compilation.
 inline void check_nccl_version() {
     int found = 0;
-    if (ncclResult_t const result = ncclGetVersion(&found); is_error(result)) {
-        throw CommunicationError{concat("ncclGetVersion failed: ", nccl_text(result, nullptr))};
-    }
+    check_nccl(ncclGetVersion(&found), "ncclGetVersion");
     if (found < NCCL_VERSION_CODE) {
         throw CommunicationError{concat(
             "this program was compiled for NCCL ",

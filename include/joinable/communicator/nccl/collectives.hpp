@@ -13,7 +13,6 @@
 #include <nccl.h>
 
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
@@ -55,7 +54,12 @@ class NcclGraph;
 /// Memory of the host or of another device, and operations that NCCL does not have (bit_and, bit_or),
 /// throw ContractViolation before any data moves. NCCL determines the order of sums. The factor of a
 /// scaled sum is rounded to the dtype: see ScalesSums.
-class NcclCollectives : public detail::Collectives<NcclCollectives, NcclWork> {
+///
+/// Messages are not compared by `check`, not even in count and dtype. NCCL has no tags: messages between
+/// two ranks match in the order of the calls, whatever their tags. Two ranks that send to each other must
+/// do so in a group().
+class NcclCollectives : public detail::Collectives<NcclCollectives, NcclWork>,
+                        public detail::Messages<NcclCollectives, NcclWork> {
 public:
     using device_type = CudaDevice;
 
@@ -119,25 +123,6 @@ public:
         rank_.over_control([](detail::NcclControl& control) { control.barrier(); });
     }
 
-    /// Not collective, and not compared by `check`. NCCL has no tags: messages between two ranks
-    /// match in the order of the calls, whatever their tags. Two ranks that send to each other must
-    /// do so in a group().
-    NcclWork send(ConstBuffer buffer, int to, [[maybe_unused]] int tag = 0) {
-        check(buffer);
-        detail::check_rank("destination", to, size());
-        check_other_side(to);
-        return post_message([&](detail::NcclCalls const& nccl) { return nccl.send(buffer, to); });
-    }
-    /// Receives a message of send(), of the same count and dtype. NCCL does not compare them.
-    NcclWork receive(Buffer buffer, int from, [[maybe_unused]] int tag = 0) {
-        check(buffer);
-        detail::check_rank("source", from, size());
-        check_other_side(from);
-        return post_message([&](detail::NcclCalls const& nccl) {
-            return nccl.receive(buffer, from);
-        });
-    }
-
     /// The same ranks for a few words of the host, see detail::NcclHostWords. Agreements use it.
     [[nodiscard]] detail::NcclHostWords& host_words() noexcept { return host_words_; }
 
@@ -182,14 +167,12 @@ protected:
         : rank_{std::move(control), options}, checks_{options.check}, host_words_{rank_, checks_} {}
     ~NcclCollectives() = default;
 
-    [[nodiscard]] bool is_unwinding() const noexcept { return unwinding_.has_begun(); }
-
     /// The common part of the destructors: see NcclRank::close.
     ncclComm_t close(bool owns_handle) noexcept {
-        if (!is_unwinding() && rank_.is_here()) {
+        if (!unwinding_.has_begun() && rank_.is_here()) {
             arenas_.deregister_all();
         }
-        return rank_.close(is_unwinding(), owns_handle);
+        return rank_.close(unwinding_.has_begun(), owns_handle);
     }
 
     detail::NcclRank rank_;
@@ -197,26 +180,23 @@ protected:
 private:
     friend class detail::NcclGraph;
     friend class detail::BasicCollectives<NcclCollectives, NcclWork>;
+    friend class detail::Messages<NcclCollectives, NcclWork>;
 
     [[nodiscard]] NcclWork post(detail::Request const& request) {
         return {rank_, detail::post_collective(rank_, request, checks_, rank_.caller())};
     }
-    /// Posts a message by `call(nccl)`.
-    template <class Call>
-    [[nodiscard]] NcclWork post_message(Call const& call) {
-        return {rank_, detail::post_calls(rank_, 0, "a message", rank_.caller(), call)};
-    }
-    void check_other_side(int peer) const {
+    [[nodiscard]] NcclWork post_message(bool is_send, int peer, int /*tag*/, Buffer buffer) {
+        rank_.check_memory(buffer);
         if (peer == rank() && !rank_.has_group()) {
             throw ContractViolation{
                 "with NCCL a message of a rank to itself needs its other side in the same group: "
                 "call send() and receive() in a group()"
             };
         }
-    }
-    void check(ConstBuffer buffer) {
-        detail::check_memory(buffer);
-        rank_.check_memory(buffer);
+        auto const call = [&](detail::NcclCalls const& nccl) {
+            return is_send ? nccl.send(buffer, peer) : nccl.receive(buffer, peer);
+        };
+        return {rank_, detail::post_calls(rank_, 0, "a message", rank_.caller(), call)};
     }
 
     bool checks_;

@@ -40,12 +40,12 @@ public:
                 "cudaEventCreateWithFlags"
             );
         });
-        rank_.hold(*this);
+        rank_.add_holder(*this);
     }
     NcclGraph(NcclGraph const&) = delete;
     NcclGraph& operator=(NcclGraph const&) = delete;
     ~NcclGraph() {
-        rank_.unhold(*this);
+        rank_.remove_holder(*this);
         release_kernels();
         static_cast<void>(cudaEventDestroy(event_));
     }

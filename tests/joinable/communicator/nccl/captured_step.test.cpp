@@ -713,7 +713,7 @@ TEST_CASE("an exception that leaves the scope of a captured step ends what a pee
 class KeptGraph final : public joinable::detail::HoldsNcclKernels {
 public:
     void capture(NcclCommunicator& comm, joinable::Buffer buffer) {
-        joinable::detail::NcclGraph{comm}.rank().hold(*this);
+        joinable::detail::NcclGraph{comm}.rank().add_holder(*this);
         ncclComm_t const handle = comm.native_handle();
         cuda(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeRelaxed));
         ncclResult_t state = ncclAllReduce(

@@ -31,8 +31,8 @@ public:
     void adopt(ncclComm_t comm) noexcept { comm_ = comm; }
     [[nodiscard]] ncclComm_t give_up() noexcept { return std::exchange(comm_, nullptr); }
 
-    void hold(HoldsNcclKernels& holder) { holders_.push_back(&holder); }
-    void unhold(HoldsNcclKernels& holder) noexcept { std::erase(holders_, &holder); }
+    void add_holder(HoldsNcclKernels& holder) { holders_.push_back(&holder); }
+    void remove_holder(HoldsNcclKernels& holder) noexcept { std::erase(holders_, &holder); }
     /// Call this before freeing anything that NCCL's kernels use.
     void release_kernels() noexcept {
         for (HoldsNcclKernels* const holder : holders_) {

@@ -159,8 +159,8 @@ private:
             rank_.on_device([&] { device_->upload(slot->host.data(), staged.data, words.bytes()); }
             );
         }
-        NcclLaunch& launch = post_collective(rank_, request, checks_, stream_);
-        return {*this, std::move(slot), words, NcclWork{rank_, launch}};
+        NcclWork inner{rank_, post_collective(rank_, request, checks_, stream_)};
+        return {*this, std::move(slot), words, std::move(inner)};
     }
 
     /// Copies to the host on the stream, and records the slot's event after it.

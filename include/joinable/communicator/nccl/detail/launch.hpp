@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/error.hpp>
 
@@ -58,6 +59,13 @@ struct NcclLaunch {
         static_cast<void>(poll());
         return state == State::complete;
     }
+};
+
+/// A launch as its work knows it.
+struct NcclAwaited {
+    NcclLaunch* launch;
+    bool is_in_order = false; ///< a stream waits for it
+    WaitClock polled = {};
 };
 
 class NcclLaunches;

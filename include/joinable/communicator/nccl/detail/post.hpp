@@ -39,21 +39,21 @@ inline void agree_on_collective(NcclRank& rank, Request const& mine) {
 /// Submits calls of NCCL after the work on the stream `after`. `collectives` is the number of
 /// collectives among them.
 template <class Call>
-[[nodiscard]] NcclLaunch& post_calls(
+[[nodiscard]] NcclAwaited post_calls(
     NcclRank& rank,
     std::uint64_t collectives,
     std::string_view what,
     cudaStream_t after,
     Call const& call
 ) {
-    return rank.post(collectives, after, [&] {
+    return {&rank.post(collectives, after, [&] {
         rank.check(call(NcclCalls{rank.handle(), rank.stream(), rank.size()}), what);
-    });
+    })};
 }
 
 /// Starts a collective after the work on the stream `after`. With `checks` ranks compare it first.
 /// @throws ContractViolation  see NcclCollectives; nothing was submitted.
-[[nodiscard]] inline NcclLaunch&
+[[nodiscard]] inline NcclAwaited
 post_collective(NcclRank& rank, Request const& request, bool checks, cudaStream_t after) {
     Descriptor const& signature = request.signature;
     rank.check_memory(request.in);

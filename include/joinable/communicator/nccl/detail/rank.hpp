@@ -20,7 +20,6 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/deadline.hpp>
-#include <joinable/communicator/detail/home_process.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
@@ -41,7 +40,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// One rank of an NCCL communicator, with an engine's handle or its own, from start to end. It
 /// coordinates its parts: a failure in one of them fails on all ranks, and ends all parts here.
 /// Every host wait polls the events that can end it.
-class NcclRank {
+class NcclRank : public HasWorks {
 public:
     NcclRank(std::unique_ptr<NcclControl> control, NcclOptions const& options)
         : control_{std::move(control)}, rank_{control_->rank()}, size_{control_->size()},
@@ -49,9 +48,6 @@ public:
     NcclRank(NcclRank const&) = delete;
     NcclRank& operator=(NcclRank const&) = delete;
 
-    /// Whether this process has the rank. In one that was forked since, neither CUDA nor NCCL works,
-    /// and NCCL's sockets are those of the rank.
-    [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] int size() const noexcept { return size_; }
     [[nodiscard]] NcclControl& control() const noexcept { return *control_; }
@@ -73,8 +69,8 @@ public:
     void adopt(ncclComm_t comm) noexcept { handle_.adopt(comm); }
     void share_arrivals(Arena memory) noexcept { deadline_.share(std::move(memory)); }
 
-    void hold(HoldsNcclKernels& holder) { handle_.hold(holder); }
-    void unhold(HoldsNcclKernels& holder) noexcept { handle_.unhold(holder); }
+    void add_holder(HoldsNcclKernels& holder) { handle_.add_holder(holder); }
+    void remove_holder(HoldsNcclKernels& holder) noexcept { handle_.remove_holder(holder); }
     /// Call this before freeing anything that NCCL's kernels use.
     void release_kernels() noexcept { handle_.release_kernels(); }
 
@@ -82,7 +78,7 @@ public:
     /// it. Aborts when the deadline passes, or at once if `is_unwinding`. Returns a living handle
     /// that another object owns.
     ncclComm_t close(bool is_unwinding, bool owns_handle) noexcept {
-        if (!is_here()) {
+        if (!is_here()) { // there neither CUDA nor NCCL works, and NCCL's sockets are the rank's
             return handle_.give_up();
         }
         CurrentCudaDevice const current{device(), std::nothrow};
@@ -185,11 +181,13 @@ public:
     /// or memory ends, which an error of the engine must not keep from waiting.
     /// @throws ContractViolation  see require_no_cuda_error(); or a process that the rank has forked calls.
     void require_no_error() const {
-        home_.require_here(rank_);
+        HasWorks::require_here(rank_);
         if (!failure_) {
             require_no_cuda_error();
         }
     }
+    /// For works.
+    void require_here(int) const { require_no_error(); }
     /// @throws ContractViolation  it is not this device's memory.
     void check_memory(ConstBuffer buffer) {
         if (buffer.count != 0) {
@@ -287,6 +285,7 @@ public:
     // -- launches -------------------------------------------------------------------------------------
 
     void release(NcclLaunch& launch) noexcept { --launch.users; }
+    void release(NcclAwaited const& awaited) noexcept { release(*awaited.launch); }
 
     /// Makes `stream` wait for the launch. The host waits only until NCCL has launched it.
     void order_before(NcclLaunch& launch, cudaStream_t stream) {
@@ -297,25 +296,34 @@ public:
             }
         });
     }
+    void order_before(NcclAwaited& awaited, cudaStream_t stream) {
+        order_before(*awaited.launch, stream);
+        awaited.is_in_order = true;
+    }
+    [[nodiscard]] static bool is_done(NcclAwaited const& awaited) noexcept {
+        return awaited.is_in_order || awaited.launch->is_final();
+    }
     /// Whether the results are final. Does not wait.
-    [[nodiscard]] bool test(NcclLaunch& launch) {
+    [[nodiscard]] bool progress(NcclAwaited const& awaited) {
+        NcclLaunch& launch = *awaited.launch;
         launch.require_posted();
         return on_device([&] {
             return (launch.state != NcclLaunch::State::posted || try_launch()) && has_run(launch);
         });
     }
     /// The same with a deadline, unless all ranks are known to have posted it.
-    [[nodiscard]] bool test(NcclLaunch& launch, WaitClock& polled) {
-        if (test(launch)) {
+    [[nodiscard]] bool test(NcclAwaited& awaited) {
+        if (progress(awaited)) {
             return true;
         }
-        polled.extend_when_reached(deadline(), WaitClock::gap_of_tests, [&] {
-            return deadline_.may_be_missing(launch.number)
-                       ? more_time("waits for a collective", launch.number)
-                       : std::nullopt;
+        std::uint64_t const number = awaited.launch->number;
+        awaited.polled.extend_when_reached(deadline(), WaitClock::gap_of_tests, [&] {
+            return deadline_.may_be_missing(number) ? more_time("waits for a collective", number)
+                                                    : std::nullopt;
         });
         return false;
     }
+    void finish(NcclAwaited const& awaited) { synchronize(*awaited.launch); }
     /// Blocks the host until the launch has run.
     void synchronize(NcclLaunch& launch) {
         wait_for_launch(launch);
@@ -355,7 +363,7 @@ public:
 
     /// See NcclCollectives::keep_alive.
     void keep_alive() {
-        home_.require_here(rank_);
+        HasWorks::require_here(rank_);
         deadline_.keep_alive();
         if (!control_->keep_alive() && !deadline_.is_shared()) {
             throw ContractViolation{
@@ -461,7 +469,7 @@ private:
 
     /// Call this before any NCCL call.
     void begin() {
-        home_.require_here(rank_);
+        HasWorks::require_here(rank_);
         throw_if_aborted();
         require_no_error();
         launches_.require_no_other_group();
@@ -508,7 +516,6 @@ private:
         return launch.state == NcclLaunch::State::complete;
     }
 
-    HomeProcess home_;
     std::unique_ptr<NcclControl> control_;
     int rank_;
     int size_;

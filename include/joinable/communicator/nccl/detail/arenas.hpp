@@ -74,7 +74,7 @@ public:
             return true;
         }
         check_same_size(gather(arena.bytes()), "register arenas");
-        if (!nccl_can_register<ncclComm_t> || count_of_all(segment != nullptr) != ranks()) {
+        if (!nccl_can_register<ncclComm_t> || !all_ranks_have(segment != nullptr)) {
             return false;
         }
         rank_.on_device([&] {
@@ -84,7 +84,7 @@ public:
             );
         });
         rank_.finish_call("registers an arena");
-        if (count_of_all(segment->registration != nullptr) != ranks()) {
+        if (!all_ranks_have(segment->registration != nullptr)) {
             deregister(*segment);
             return false;
         }
@@ -117,9 +117,6 @@ private:
         Unwinding unwinding;
     };
 
-    [[nodiscard]] std::size_t ranks() const noexcept {
-        return static_cast<std::size_t>(rank_.size());
-    }
     [[nodiscard]] Segment* find(Arena const& arena) const noexcept {
         auto const found = std::find_if(segments_.begin(), segments_.end(), [&](Segment* segment) {
             return segment->data == arena.data();
@@ -133,10 +130,9 @@ private:
         rank_.over_control([&](NcclControl& control) { all = control.gather({&mine, 1}); });
         return all;
     }
-    /// On how many ranks `mine` is true.
-    [[nodiscard]] std::size_t count_of_all(bool mine) {
+    [[nodiscard]] bool all_ranks_have(bool mine) {
         auto const all = gather(mine ? 1 : 0);
-        return static_cast<std::size_t>(std::count(all.begin(), all.end(), 1U));
+        return std::count(all.begin(), all.end(), 1U) == rank_.size();
     }
 
     /// Whether all work is complete and the handle lives.

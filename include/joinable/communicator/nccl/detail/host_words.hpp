@@ -142,7 +142,7 @@ public:
         });
         TakenSlot const slot = take(0);
         copy(from, to, bytes, *slot);
-        rank_.wait_for([&] { return has_copied(*slot); }, "waits for a copy to the host");
+        rank_.wait_until([&] { return has_copied(*slot); }, "waits for a copy to the host");
     }
 
 private:

@@ -154,13 +154,12 @@ public:
         launch.state = NcclLaunch::State::posted;
         launching_ = &launch;
     }
-    /// NCCL has put the last launch on the stream: records the event after it.
+    /// NCCL has put launching() on the stream: records the event after it.
     /// @throws CommunicationError
     void record(cudaStream_t stream) {
-        if (NcclLaunch* const launch = std::exchange(launching_, nullptr)) {
-            check_cuda(cudaEventRecord(launch->done, stream), "cudaEventRecord");
-            launch->state = NcclLaunch::State::launched;
-        }
+        NcclLaunch& launch = *std::exchange(launching_, nullptr);
+        check_cuda(cudaEventRecord(launch.done, stream), "cudaEventRecord");
+        launch.state = NcclLaunch::State::launched;
     }
 
     /// Collects the calls until end_group() in `launch`, to submit them together.
@@ -188,20 +187,16 @@ public:
 
     /// Whether all launches have run.
     [[nodiscard]] bool is_idle() const noexcept {
-        bool is_idle = true;
-        for_each_unfinished([&](NcclLaunch& launch) { is_idle = is_idle && launch.has_run(); });
-        return is_idle;
+        return std::all_of(all_.begin(), all_.end(), [](auto const& launch) {
+            return launch->is_final() || launch->has_run();
+        });
     }
     /// The number of the first collective that has not run; 0 if all have.
     [[nodiscard]] std::uint64_t oldest_unfinished() const noexcept {
-        std::uint64_t oldest = 0;
-        for_each_unfinished([&](NcclLaunch& launch) {
-            bool const is_older = oldest == 0 || launch.number < oldest;
-            if (launch.number != 0 && is_older && !launch.has_run()) {
-                oldest = launch.number;
-            }
+        auto const oldest = std::find_if(all_.begin(), all_.end(), [](auto const& launch) {
+            return launch->number != 0 && !launch->is_final() && !launch->has_run();
         });
-        return oldest;
+        return oldest == all_.end() ? 0 : (*oldest)->number;
     }
     /// Calls f(launch) for each launch that may still run, the oldest first.
     template <class F>

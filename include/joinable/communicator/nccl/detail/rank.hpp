@@ -336,13 +336,20 @@ public:
     }
     /// Blocks the host until the work on the caller's stream has run.
     void wait_for_caller() {
-        wait_until([&] { return streams_.has_caller_run(); }, "waits for a stream", 0);
+        wait_until([&] { return streams_.has_caller_run(); }, "waits for a stream");
     }
-    /// Blocks the host until `ready()`, up to the deadline. `doing` describes the wait. A failure of
-    /// any rank ends it, too.
+    /// Blocks the host until `ready()`, which calls CUDA, and throws if it will never be true. `doing`
+    /// describes the wait. `number` is that of the collective that it is for; 0: none. `error` names an
+    /// error of NCCL.
+    /// @throws TimedOut  after aborting.
     template <class Ready>
-    void wait_for(Ready const& ready, std::string_view doing) {
-        wait_until(ready, doing, 0);
+    void wait_until(
+        Ready const& ready,
+        std::string_view doing,
+        std::uint64_t number = 0,
+        std::string_view error = asynchronous_error
+    ) {
+        poll_until(ready, [&] { throw_if_aborted(error); }, doing, number);
     }
     /// The same for an end that needs no other rank, so a failure elsewhere does not prevent it.
     template <class Ready>
@@ -429,18 +436,6 @@ private:
         }
     }
 
-    /// Polls `ready()`, which calls CUDA, and throws if it will never be true. `number` is that of the
-    /// collective that this wait is for; 0: none. `error` names an error of NCCL.
-    /// @throws TimedOut  after aborting.
-    template <class Ready>
-    void wait_until(
-        Ready const& ready,
-        std::string_view doing,
-        std::uint64_t number,
-        std::string_view error = asynchronous_error
-    ) {
-        poll_until(ready, [&] { throw_if_aborted(error); }, doing, number);
-    }
     template <class Ready, class Poll>
     void
     poll_until(Ready const& ready, Poll const& poll, std::string_view doing, std::uint64_t number) {

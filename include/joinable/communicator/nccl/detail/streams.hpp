@@ -71,7 +71,7 @@ public:
     }
     /// @throws ContractViolation  the caller's stream cannot be used.
     [[nodiscard]] bool has_caller_run() const {
-        require_caller(); // before the query, which would end a capture
+        require_not_capturing(caller_); // before the query, which would end a capture
         cudaError_t const found = cudaStreamQuery(caller_);
         if (found == cudaErrorNotReady) {
             return false;
@@ -81,7 +81,6 @@ public:
     }
 
 private:
-    void require_caller() const { require_not_capturing(caller_); }
     static void require_not_capturing(cudaStream_t stream) {
         if (is_capturing(stream)) {
             throw ContractViolation{

@@ -34,12 +34,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 class NcclGraph final : public HoldsNcclKernels {
 public:
     explicit NcclGraph(NcclCollectives& comm) : rank_{comm.rank_}, checks_{comm.checks_} {
-        rank_.on_device([&] {
-            check_cuda(
-                cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
-                "cudaEventCreateWithFlags"
-            );
-        });
+        rank_.on_device([&] { check_cuda(make_event(event_), "cudaEventCreateWithFlags"); });
         rank_.add_holder(*this);
     }
     NcclGraph(NcclGraph const&) = delete;
@@ -47,7 +42,6 @@ public:
     ~NcclGraph() {
         rank_.remove_holder(*this);
         release_kernels();
-        static_cast<void>(cudaEventDestroy(event_));
     }
 
     [[nodiscard]] NcclRank& rank() const noexcept { return rank_; }
@@ -210,8 +204,8 @@ private:
     /// In the graph: later work on `later` depends on earlier work on `earlier`.
     void order(cudaStream_t earlier, cudaStream_t later) {
         if (earlier != later) {
-            rank_.check(cudaEventRecord(event_, earlier), "cudaEventRecord");
-            rank_.check(cudaStreamWaitEvent(later, event_, 0), "cudaStreamWaitEvent");
+            rank_.check(cudaEventRecord(event_.get(), earlier), "cudaEventRecord");
+            rank_.check(cudaStreamWaitEvent(later, event_.get(), 0), "cudaStreamWaitEvent");
         }
     }
     /// Collects the nodes added since the last call.
@@ -242,7 +236,7 @@ private:
 
     NcclRank& rank_;
     bool checks_;
-    cudaEvent_t event_ = nullptr;
+    CudaEvent event_;
     cudaStream_t origin_ = nullptr;
     cudaGraph_t graph_ = nullptr;
     cudaGraphExec_t executable_ = nullptr;

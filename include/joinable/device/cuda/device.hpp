@@ -42,11 +42,6 @@ public:
     /// The streams are of device `index` and must outlive this object; null is the default stream.
     CudaDevice(int index, cudaStream_t stream, cudaStream_t engine_stream) noexcept
         : index_{index}, stream_{stream}, engine_stream_{engine_stream} {}
-    ~CudaDevice() override {
-        if (event_ != nullptr) {
-            static_cast<void>(cudaEventDestroy(event_));
-        }
-    }
 
     [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
     [[nodiscard]] cudaStream_t engine_stream() const noexcept { return engine_stream_; }
@@ -232,16 +227,10 @@ public:
 private:
     /// On a stream that waits for no other. @pre the device is the current one
     static void clear(void* data, std::size_t bytes) {
-        cudaStream_t made = nullptr;
-        detail::require_cuda(
-            cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"
-        );
-        std::unique_ptr<CUstream_st, decltype(&destroy_stream)> const stream{made, &destroy_stream};
-        detail::require_cuda(cudaMemsetAsync(data, 0, bytes, made), "cudaMemsetAsync");
-        detail::require_cuda(cudaStreamSynchronize(made), "cudaStreamSynchronize");
-    }
-    static void destroy_stream(cudaStream_t stream) noexcept {
-        static_cast<void>(cudaStreamDestroy(stream));
+        detail::CudaStream stream;
+        detail::require_cuda(detail::make_stream(stream), "cudaStreamCreateWithFlags");
+        detail::require_cuda(cudaMemsetAsync(data, 0, bytes, stream.get()), "cudaMemsetAsync");
+        detail::require_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
     }
     /// For memory that is allocated next. Owns none: `free` is for the arena.
     [[nodiscard]] std::unique_ptr<detail::CudaBlock> no_block(cudaError_t (*free)(void*)) const {
@@ -311,13 +300,12 @@ private:
     void order(cudaStream_t earlier, cudaStream_t later) {
         if (earlier != later) {
             if (event_ == nullptr) {
-                detail::require_cuda(
-                    cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
-                    "cudaEventCreateWithFlags"
-                );
+                detail::require_cuda(detail::make_event(event_), "cudaEventCreateWithFlags");
             }
-            detail::require_cuda(cudaEventRecord(event_, earlier), "cudaEventRecord");
-            detail::require_cuda(cudaStreamWaitEvent(later, event_, 0), "cudaStreamWaitEvent");
+            detail::require_cuda(cudaEventRecord(event_.get(), earlier), "cudaEventRecord");
+            detail::require_cuda(
+                cudaStreamWaitEvent(later, event_.get(), 0), "cudaStreamWaitEvent"
+            );
         }
     }
 
@@ -337,7 +325,7 @@ private:
     cudaStream_t stream_;
     cudaStream_t engine_stream_;
     std::chrono::nanoseconds deadline_ = std::chrono::minutes{5};
-    cudaEvent_t event_ = nullptr;
+    detail::CudaEvent event_;
     CudaKernels kernels_{};
     std::vector<detail::CudaCopy> queue_;   ///< since the last submission
     std::vector<detail::CudaCopy> running_; ///< of the last submission

@@ -110,6 +110,32 @@ private:
     bool is_relaxed_ = false;
 };
 
+struct DestroysInCuda {
+    void operator()(cudaEvent_t event) const noexcept {
+        static_cast<void>(cudaEventDestroy(event));
+    }
+    void operator()(cudaStream_t stream) const noexcept {
+        static_cast<void>(cudaStreamDestroy(stream));
+    }
+};
+using CudaEvent = std::unique_ptr<CUevent_st, DestroysInCuda>;
+using CudaStream = std::unique_ptr<CUstream_st, DestroysInCuda>;
+
+/// An event that orders work; it measures no time.
+[[nodiscard]] inline cudaError_t make_event(CudaEvent& event) noexcept {
+    cudaEvent_t made = nullptr;
+    cudaError_t const error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+    event.reset(made);
+    return error;
+}
+/// A stream that does not wait for the null stream.
+[[nodiscard]] inline cudaError_t make_stream(CudaStream& stream) noexcept {
+    cudaStream_t made = nullptr;
+    cudaError_t const error = cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking);
+    stream.reset(made);
+    return error;
+}
+
 /// Whether work on the stream goes into a CUDA graph, or, on the null stream, cannot be: a stream that
 /// waits for it captures one. @throws CommunicationError  the runtime refuses otherwise.
 [[nodiscard]] inline bool is_capturing(cudaStream_t stream) {

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -37,7 +36,7 @@ class NcclHostWords {
     struct Slot {
         Arena host; ///< pinned
         Arena device;
-        cudaEvent_t copied = nullptr; ///< after the copy back
+        CudaEvent copied; ///< after the copy back
         bool is_taken = false;
     };
     struct GiveBack {
@@ -72,7 +71,7 @@ public:
 
         void copy_back() {
             if (!is_copied_back_) {
-                inner_.wait(words_->stream_);
+                inner_.wait(words_->stream_.get());
                 words_->copy(slot_->device.data(), slot_->host.data(), to_.bytes(), *slot_);
                 is_copied_back_ = true;
             }
@@ -106,17 +105,7 @@ public:
     NcclHostWords& operator=(NcclHostWords const&) = delete;
     /// Does not wait for the stream, which may wait for a rank that never comes. The memory goes back
     /// by the deadline, see give_back().
-    ~NcclHostWords() {
-        if (stream_ == nullptr) {
-            return;
-        }
-        CurrentCudaDevice const current{rank_.device(), std::nothrow};
-        for (auto const& slot : slots_) {
-            static_cast<void>(cudaEventDestroy(slot->copied));
-        }
-        static_cast<void>(cudaEventDestroy(caller_has_run_));
-        static_cast<void>(cudaStreamDestroy(stream_));
-    }
+    ~NcclHostWords() = default;
 
     /// In place.
     Work all_reduce(Buffer buffer, ReduceOp op) {
@@ -137,8 +126,10 @@ public:
         rank_.require_no_error(); // waits below would replace it
         rank_.on_device([&] {
             prepare();
-            check_cuda(cudaEventRecord(caller_has_run_, rank_.caller()), "cudaEventRecord");
-            check_cuda(cudaStreamWaitEvent(stream_, caller_has_run_, 0), "cudaStreamWaitEvent");
+            check_cuda(cudaEventRecord(caller_has_run_.get(), rank_.caller()), "cudaEventRecord");
+            check_cuda(
+                cudaStreamWaitEvent(stream_.get(), caller_has_run_.get(), 0), "cudaStreamWaitEvent"
+            );
         });
         TakenSlot const slot = take(0);
         copy(from, to, bytes, *slot);
@@ -159,7 +150,7 @@ private:
             rank_.on_device([&] { device_->upload(slot->host.data(), staged.data, words.bytes()); }
             );
         }
-        NcclWork inner{rank_, post_collective(rank_, request, checks_, stream_)};
+        NcclWork inner{rank_, post_collective(rank_, request, checks_, stream_.get())};
         return {*this, std::move(slot), words, std::move(inner)};
     }
 
@@ -168,16 +159,16 @@ private:
         rank_.on_device([&] {
             if (bytes != 0) {
                 check_cuda(
-                    cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_),
+                    cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_.get()),
                     "cudaMemcpyAsync"
                 );
             }
-            check_cuda(cudaEventRecord(slot.copied, stream_), "cudaEventRecord");
+            check_cuda(cudaEventRecord(slot.copied.get(), stream_.get()), "cudaEventRecord");
         });
     }
     [[nodiscard]] bool has_copied(Slot const& slot) {
         return rank_.on_device([&] {
-            cudaError_t const found = cudaEventQuery(slot.copied);
+            cudaError_t const found = cudaEventQuery(slot.copied.get());
             if (found != cudaErrorNotReady) {
                 check_cuda(found, "cudaEventQuery");
             }
@@ -212,32 +203,23 @@ private:
         auto slot = std::make_unique<Slot>();
         slot->host = device_->allocate_staging(room);
         slot->device = device_->allocate(room, Arena::default_alignment);
-        slots_.reserve(slots_.size() + 1);
-        slot->copied = make_event();
+        check_cuda(make_event(slot->copied), "cudaEventCreate");
         slots_.push_back(std::move(slot));
         return *slots_.back();
     }
-    /// Makes the stream when it is first needed. Within on_device(), as make_event().
+    /// Makes the stream when it is first needed. Within on_device().
     void prepare() {
         if (stream_ == nullptr) {
-            caller_has_run_ = make_event();
-            check_cuda(
-                cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-                "cudaStreamCreateWithFlags"
-            );
-            device_.emplace(rank_.device(), stream_, stream_);
+            check_cuda(make_event(caller_has_run_), "cudaEventCreate");
+            check_cuda(make_stream(stream_), "cudaStreamCreateWithFlags");
+            device_.emplace(rank_.device(), stream_.get(), stream_.get());
         }
-    }
-    [[nodiscard]] static cudaEvent_t make_event() {
-        cudaEvent_t event = nullptr;
-        check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-        return event;
     }
 
     NcclRank& rank_;
     bool checks_;
-    cudaStream_t stream_ = nullptr;
-    cudaEvent_t caller_has_run_ = nullptr;
+    CudaStream stream_;
+    CudaEvent caller_has_run_;
     std::optional<CudaDevice> device_; ///< works on the stream
     std::vector<std::unique_ptr<Slot>> slots_;
 };

@@ -12,6 +12,7 @@
 
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
+#include <joinable/device/cuda/runtime.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -26,7 +27,7 @@ struct NcclLaunch {
         complete, ///< the results are final
         lost,     ///< they never will be final
     };
-    cudaEvent_t done = nullptr;
+    CudaEvent done;
     State state = State::open;
     int users = 0;            ///< works and tokens that refer to it
     std::uint64_t number = 0; ///< of its last collective; messages have none
@@ -48,7 +49,7 @@ struct NcclLaunch {
         if (state != State::launched) {
             return cudaSuccess;
         }
-        cudaError_t const found = cudaEventQuery(done);
+        cudaError_t const found = cudaEventQuery(done.get());
         if (found == cudaSuccess) {
             state = State::complete;
             return cudaSuccess;
@@ -82,11 +83,6 @@ public:
     NcclLaunches() = default;
     NcclLaunches(NcclLaunches const&) = delete;
     NcclLaunches& operator=(NcclLaunches const&) = delete;
-    ~NcclLaunches() {
-        for (auto const& launch : all_) {
-            static_cast<void>(cudaEventDestroy(launch->done));
-        }
-    }
 
     [[nodiscard]] bool has_group() const noexcept { return group_ != nullptr; }
     /// @throws ContractViolation
@@ -132,9 +128,7 @@ public:
             }
         }
         auto launch = std::make_unique<NcclLaunch>();
-        check_cuda(
-            cudaEventCreateWithFlags(&launch->done, cudaEventDisableTiming), "cudaEventCreate"
-        );
+        check_cuda(make_event(launch->done), "cudaEventCreate");
         all_.push_back(std::move(launch));
         return reset(*all_.back());
     }
@@ -158,7 +152,7 @@ public:
     /// @throws CommunicationError
     void record(cudaStream_t stream) {
         NcclLaunch& launch = *std::exchange(launching_, nullptr);
-        check_cuda(cudaEventRecord(launch.done, stream), "cudaEventRecord");
+        check_cuda(cudaEventRecord(launch.done.get(), stream), "cudaEventRecord");
         launch.state = NcclLaunch::State::launched;
     }
 

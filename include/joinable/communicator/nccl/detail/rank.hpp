@@ -292,7 +292,7 @@ public:
         on_device([&] {
             wait_for_launch(launch);
             if (!has_run(launch)) {
-                streams_.order_before(launch.done, stream);
+                streams_.order_before(launch.done.get(), stream);
             }
         });
     }

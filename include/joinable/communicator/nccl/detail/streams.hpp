@@ -22,14 +22,6 @@ public:
     explicit NcclStreams(cudaStream_t caller) noexcept : caller_{caller} {}
     NcclStreams(NcclStreams const&) = delete;
     NcclStreams& operator=(NcclStreams const&) = delete;
-    ~NcclStreams() {
-        if (ready_ != nullptr) {
-            static_cast<void>(cudaEventDestroy(ready_));
-        }
-        if (owns_stream_) {
-            static_cast<void>(cudaStreamDestroy(stream_));
-        }
-    }
 
     /// Call this once. Takes the current device. Collectives run on `stream`, or on a new stream if
     /// there is none.
@@ -38,13 +30,11 @@ public:
             cudaGetDevice(&device_),
             "an NCCL rank needs a GPU that this process can use, but cudaGetDevice"
         );
-        check_cuda(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "cudaEventCreate");
-        if (stream) {
-            stream_ = *stream;
-            return;
+        check_cuda(make_event(ready_), "cudaEventCreate");
+        if (!stream) {
+            check_cuda(make_stream(own_stream_), "cudaStreamCreate");
         }
-        check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-        owns_stream_ = true;
+        stream_ = stream.value_or(own_stream_.get());
     }
 
     [[nodiscard]] int device() const noexcept { return device_; }
@@ -59,8 +49,8 @@ public:
     void order_after(cudaStream_t earlier) const {
         require_not_capturing(earlier);
         if (earlier != stream_) {
-            check_stream(cudaEventRecord(ready_, earlier), "cudaEventRecord");
-            check_cuda(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
+            check_stream(cudaEventRecord(ready_.get(), earlier), "cudaEventRecord");
+            check_cuda(cudaStreamWaitEvent(stream_, ready_.get(), 0), "cudaStreamWaitEvent");
         }
     }
     /// Later work on a stream of the caller runs after the event.
@@ -109,9 +99,9 @@ private:
 
     int device_ = -1;
     cudaStream_t caller_;
+    CudaStream own_stream_;
     cudaStream_t stream_ = nullptr;
-    bool owns_stream_ = false;
-    cudaEvent_t ready_ = nullptr; ///< on another stream, after the data
+    CudaEvent ready_; ///< on another stream, after the data
 };
 
 }}} // namespace joinable::v0::detail

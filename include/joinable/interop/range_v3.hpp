@@ -79,23 +79,28 @@ inline BucketSlot place_after(BucketSlot const& previous, BucketSlot slot) {
     slot.offset = previous.offset + previous.length;
     return slot;
 }
+/// The slots of all buckets. `slots_of(b, bucket)` has those of one, without their offsets.
+template <class Buckets, class SlotsOf>
+[[nodiscard]] auto placed_slots(Buckets&& buckets, SlotsOf slots_of) {
+    return ranges::views::enumerate(std::forward<Buckets>(buckets)) |
+           ranges::views::transform([slots_of](auto const& numbered) {
+               return slots_of(numbered.first, numbered.second) |
+                      ranges::views::partial_sum(place_after);
+           }) |
+           ranges::views::join;
+}
 
 } // namespace detail
 
 /// The slots of a layout, bucket by bucket, as an input range. Valid as long as the layout. Local.
 /// Not called slots: that word is a macro in sources that include Qt.
 [[nodiscard]] inline auto bucket_slots(BucketLayout const& layout) {
-    return ranges::views::enumerate(layout.buckets()) |
-           ranges::views::transform([](auto const& numbered) {
-               std::size_t const b = numbered.first;
-               Bucket const& bucket = numbered.second;
-               return ranges::views::zip(bucket.parameters, bucket.views) |
-                      ranges::views::transform([b](auto const& member) {
-                          return BucketSlot{b, member.first, 0, member.second.numel()};
-                      }) |
-                      ranges::views::partial_sum(detail::place_after);
-           }) |
-           ranges::views::join;
+    return detail::placed_slots(layout.buckets(), [](std::size_t b, Bucket const& bucket) {
+        return ranges::views::zip(bucket.parameters, bucket.views) |
+               ranges::views::transform([b](auto const& member) {
+                   return BucketSlot{b, member.first, 0, member.second.numel()};
+               });
+    });
 }
 void bucket_slots(BucketLayout const&&) = delete; // it would be destroyed before its slots are read
 
@@ -109,18 +114,13 @@ template <class Base>
         "bucket_slots: the view owns its parameters, which would be destroyed before the slots are "
         "read; give the range of parameters a name"
     );
-    return ranges::views::enumerate(std::move(buckets)) |
-           ranges::views::transform([](auto const& numbered) {
-               std::size_t const b = numbered.first;
-               auto const& bucket = numbered.second;
-               return ranges::views::iota(bucket.begin(), bucket.end()) |
-                      ranges::views::transform([b](auto const& member) {
-                          auto const size = joinable::detail::tensor_size_of(*member);
-                          return BucketSlot{b, member.index(), 0, size.numel};
-                      }) |
-                      ranges::views::partial_sum(detail::place_after);
-           }) |
-           ranges::views::join;
+    return detail::placed_slots(std::move(buckets), [](std::size_t b, auto const& bucket) {
+        return ranges::views::iota(bucket.begin(), bucket.end()) |
+               ranges::views::transform([b](auto const& member) {
+                   auto const size = joinable::detail::tensor_size_of(*member);
+                   return BucketSlot{b, member.index(), 0, size.numel};
+               });
+    });
 }
 
 /// `range | contiguous_shard(rank, world)`: this rank's part of a sized range that is dealt in

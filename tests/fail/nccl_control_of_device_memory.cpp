@@ -8,5 +8,6 @@ struct OnDevice : joinable::SelfCommunicator {
     using device_type = joinable::CudaDevice;
 };
 int main() {
-    static_cast<void>(joinable::detail::models_nccl_control<OnDevice>());
+    OnDevice comm;
+    static_cast<void>(joinable::detail::nccl_control<OnDevice&>(comm));
 }

@@ -16,5 +16,6 @@ struct CannotAbort {
     void barrier() {}
 };
 int main() {
-    static_cast<void>(joinable::detail::models_nccl_control<CannotAbort>());
+    CannotAbort comm;
+    static_cast<void>(joinable::detail::nccl_control<CannotAbort&>(comm));
 }

@@ -55,11 +55,7 @@ public:
     ///                            communicators blocking.
     template <Communicator Control>
     explicit NcclCommunicator(Control& control, NcclOptions const& options = {})
-        : NcclCommunicator{
-              std::make_unique<detail::NcclControlOver<Control&>>(control), options, false
-          } {
-        [[maybe_unused]] constexpr bool is_control = detail::models_nccl_control<Control>();
-    }
+        : NcclCommunicator{detail::nccl_control<Control&>(control), options, false} {}
 
     /// The same for ranks that mpirun, mpiexec, torchrun or srun started on one machine. It owns a
     /// ProcessCommunicator. If the options name no device, a rank takes the device whose index is
@@ -79,11 +75,7 @@ public:
     [[nodiscard]] static NcclCommunicator
     from_environment(MakeControl const& make_control, NcclOptions const& options = {}) {
         using Control = std::invoke_result_t<MakeControl const&>;
-        [[maybe_unused]] constexpr bool is_control =
-            detail::models_nccl_control<std::remove_reference_t<Control>>();
-        return NcclCommunicator{
-            std::make_unique<detail::NcclControlOver<Control>>(make_control), options, true
-        };
+        return NcclCommunicator{detail::nccl_control<Control>(make_control), options, true};
     }
 
     /// Collective. Waits until all ranks have finished their outstanding work; aborts at the

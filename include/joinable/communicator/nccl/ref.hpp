@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string_view>
 
@@ -36,8 +35,7 @@ public:
     NcclCommunicatorRef(
         Control& control, ncclComm_t comm, cudaStream_t stream, NcclOptions const& options = {}
     )
-        : NcclCollectives{std::make_unique<detail::NcclControlOver<Control&>>(control), options} {
-        [[maybe_unused]] constexpr bool is_control = detail::models_nccl_control<Control>();
+        : NcclCollectives{detail::nccl_control<Control&>(control), options} {
         rank_.set_caller(options.stream.value_or(stream));
         detail::prepare_together(rank_, [&] {
             detail::prepare_device(rank_, options, stream);

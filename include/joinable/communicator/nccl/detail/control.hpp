@@ -69,9 +69,11 @@ public:
     }
 };
 
-/// Explains in one sentence why a communicator cannot be the control of NCCL ranks.
-template <class Comm>
-consteval bool models_nccl_control() {
+/// The control of NCCL ranks from the communicator, or from a function that makes it. Explains in one
+/// sentence why a communicator cannot be one.
+template <class Held, class From>
+[[nodiscard]] std::unique_ptr<NcclControl> nccl_control(From& from) {
+    using Comm = std::remove_reference_t<Held>;
     static_assert(
         Aborts<Comm>,
         "NcclCommunicator: the control communicator needs members 'abort(AbortReason)' and 'bool "
@@ -82,7 +84,7 @@ consteval bool models_nccl_control() {
         "NcclCommunicator: the control communicator has to move memory of the host; use a "
         "ProcessCommunicator on one machine, a TcpCommunicator on several"
     );
-    return Aborts<Comm>;
+    return std::make_unique<NcclControlOver<Held>>(from);
 }
 
 }}} // namespace joinable::v0::detail

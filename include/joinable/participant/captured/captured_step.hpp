@@ -30,8 +30,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// Explains in one sentence over which communicators a CapturedStep runs. A separate header,
-/// because it needs no header of NCCL.
+/// Explains in one sentence over which communicators a CapturedStep runs.
 template <class Comm>
 consteval bool models_captured_step() {
     constexpr bool is_nccl = std::is_base_of_v<NcclCollectives, Comm>;
@@ -298,11 +297,7 @@ private:
 };
 
 template <class Comm, class Passes>
-CapturedStep(Comm&, std::vector<Buffer>, Passes) -> CapturedStep<Comm, Passes>;
-template <class Comm, class Passes>
-CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind) -> CapturedStep<Comm, Passes>;
-template <class Comm, class Passes>
-CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind, JoinedGradients)
+CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind = {}, JoinedGradients = {})
     -> CapturedStep<Comm, Passes>;
 
 }} // namespace joinable::v0

@@ -36,6 +36,11 @@ struct CudaCopy {
     DType dtype;
     std::uint8_t levels;          ///< at least one
     Level level[max_tensor_rank]; ///< innermost first; neighbours are merged where possible
+
+    /// Whether the innermost loop is a row: contiguous in both places.
+    [[nodiscard]] bool has_rows() const noexcept {
+        return level[0].to == 1 && (from == nullptr || level[0].from == 1);
+    }
 };
 
 /// A sum of the squares of a tensor's elements, in the form that kernels take.

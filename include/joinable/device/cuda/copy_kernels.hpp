@@ -113,8 +113,7 @@ __host__ __device__ inline std::size_t block_share(ContiguousCopy const&) {
 }
 
 [[nodiscard]] inline bool is_contiguous_copy(CudaCopy const& copy) noexcept {
-    return copy.levels == 1 && copy.level[0].to == 1 &&
-           (copy.from == nullptr || copy.level[0].from == 1);
+    return copy.levels == 1 && copy.has_rows();
 }
 struct TakeContiguous {
     bool operator()(CudaCopy const& copy, ContiguousCopy& item) const noexcept {

@@ -25,11 +25,8 @@ public:
             return cudaSuccess;
         }
         std::size_t const size = size_of(copy.dtype);
-        // A row is contiguous in both places. A block is rows at equal distances.
-        bool const has_row =
-            copy.level[0].to == 1 && (copy.from == nullptr || copy.level[0].from == 1);
-        std::size_t const width = has_row ? copy.level[0].extent * size : size;
-        return loop(copy, copy.levels, has_row ? 1 : 0, width, copy.from, copy.to);
+        std::size_t const width = copy.has_rows() ? copy.level[0].extent * size : size;
+        return loop(copy, copy.levels, copy.has_rows() ? 1 : 0, width, copy.from, copy.to);
     }
 
 private:

@@ -780,14 +780,8 @@ private:
     std::shared_ptr<char> is_alive_ = std::make_shared<char>();
 };
 
-template <class Comm, class Holder>
-DistributedDataParallel(Comm&, Holder&)
-    -> DistributedDataParallel<Comm, detail::TorchModule<Holder>>;
-template <class Comm, class Holder>
-DistributedDataParallel(Comm&, Holder&, DataParallelOptions)
-    -> DistributedDataParallel<Comm, detail::TorchModule<Holder>>;
-template <class Comm, class Holder, class Reduction>
-DistributedDataParallel(Comm&, Holder&, DataParallelOptions, Reduction)
+template <class Comm, class Holder, class Reduction = AllReduce>
+DistributedDataParallel(Comm&, Holder&, DataParallelOptions = {}, Reduction = {})
     -> DistributedDataParallel<Comm, detail::TorchModule<Holder>, Reduction>;
 
 /// Makes a libtorch optimizer a participant, so that it also steps on joined ranks. See

@@ -865,6 +865,11 @@ struct CudaCopy {
     DType dtype;
     std::uint8_t levels;          ///< at least one
     Level level[max_tensor_rank]; ///< innermost first; neighbours are merged where possible
+
+    /// Whether the innermost loop is a row: contiguous in both places.
+    [[nodiscard]] bool has_rows() const noexcept {
+        return level[0].to == 1 && (from == nullptr || level[0].from == 1);
+    }
 };
 
 /// A sum of the squares of a tensor's elements, in the form that kernels take.
@@ -1014,6 +1019,32 @@ private:
     bool is_relaxed_ = false;
 };
 
+struct DestroysInCuda {
+    void operator()(cudaEvent_t event) const noexcept {
+        static_cast<void>(cudaEventDestroy(event));
+    }
+    void operator()(cudaStream_t stream) const noexcept {
+        static_cast<void>(cudaStreamDestroy(stream));
+    }
+};
+using CudaEvent = std::unique_ptr<CUevent_st, DestroysInCuda>;
+using CudaStream = std::unique_ptr<CUstream_st, DestroysInCuda>;
+
+/// An event that orders work; it measures no time.
+[[nodiscard]] inline cudaError_t make_event(CudaEvent& event) noexcept {
+    cudaEvent_t made = nullptr;
+    cudaError_t const error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+    event.reset(made);
+    return error;
+}
+/// A stream that does not wait for the null stream.
+[[nodiscard]] inline cudaError_t make_stream(CudaStream& stream) noexcept {
+    cudaStream_t made = nullptr;
+    cudaError_t const error = cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking);
+    stream.reset(made);
+    return error;
+}
+
 /// Whether work on the stream goes into a CUDA graph, or, on the null stream, cannot be: a stream that
 /// waits for it captures one. @throws CommunicationError  the runtime refuses otherwise.
 [[nodiscard]] inline bool is_capturing(cudaStream_t stream) {
@@ -1126,11 +1157,8 @@ public:
             return cudaSuccess;
         }
         std::size_t const size = size_of(copy.dtype);
-        // A row is contiguous in both places. A block is rows at equal distances.
-        bool const has_row =
-            copy.level[0].to == 1 && (copy.from == nullptr || copy.level[0].from == 1);
-        std::size_t const width = has_row ? copy.level[0].extent * size : size;
-        return loop(copy, copy.levels, has_row ? 1 : 0, width, copy.from, copy.to);
+        std::size_t const width = copy.has_rows() ? copy.level[0].extent * size : size;
+        return loop(copy, copy.levels, copy.has_rows() ? 1 : 0, width, copy.from, copy.to);
     }
 
 private:
@@ -1258,11 +1286,6 @@ public:
     /// The streams are of device `index` and must outlive this object; null is the default stream.
     CudaDevice(int index, cudaStream_t stream, cudaStream_t engine_stream) noexcept
         : index_{index}, stream_{stream}, engine_stream_{engine_stream} {}
-    ~CudaDevice() override {
-        if (event_ != nullptr) {
-            static_cast<void>(cudaEventDestroy(event_));
-        }
-    }
 
     [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
     [[nodiscard]] cudaStream_t engine_stream() const noexcept { return engine_stream_; }
@@ -1448,16 +1471,10 @@ public:
 private:
     /// On a stream that waits for no other. @pre the device is the current one
     static void clear(void* data, std::size_t bytes) {
-        cudaStream_t made = nullptr;
-        detail::require_cuda(
-            cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"
-        );
-        std::unique_ptr<CUstream_st, decltype(&destroy_stream)> const stream{made, &destroy_stream};
-        detail::require_cuda(cudaMemsetAsync(data, 0, bytes, made), "cudaMemsetAsync");
-        detail::require_cuda(cudaStreamSynchronize(made), "cudaStreamSynchronize");
-    }
-    static void destroy_stream(cudaStream_t stream) noexcept {
-        static_cast<void>(cudaStreamDestroy(stream));
+        detail::CudaStream stream;
+        detail::require_cuda(detail::make_stream(stream), "cudaStreamCreateWithFlags");
+        detail::require_cuda(cudaMemsetAsync(data, 0, bytes, stream.get()), "cudaMemsetAsync");
+        detail::require_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
     }
     /// For memory that is allocated next. Owns none: `free` is for the arena.
     [[nodiscard]] std::unique_ptr<detail::CudaBlock> no_block(cudaError_t (*free)(void*)) const {
@@ -1527,13 +1544,12 @@ private:
     void order(cudaStream_t earlier, cudaStream_t later) {
         if (earlier != later) {
             if (event_ == nullptr) {
-                detail::require_cuda(
-                    cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
-                    "cudaEventCreateWithFlags"
-                );
+                detail::require_cuda(detail::make_event(event_), "cudaEventCreateWithFlags");
             }
-            detail::require_cuda(cudaEventRecord(event_, earlier), "cudaEventRecord");
-            detail::require_cuda(cudaStreamWaitEvent(later, event_, 0), "cudaStreamWaitEvent");
+            detail::require_cuda(cudaEventRecord(event_.get(), earlier), "cudaEventRecord");
+            detail::require_cuda(
+                cudaStreamWaitEvent(later, event_.get(), 0), "cudaStreamWaitEvent"
+            );
         }
     }
 
@@ -1553,7 +1569,7 @@ private:
     cudaStream_t stream_;
     cudaStream_t engine_stream_;
     std::chrono::nanoseconds deadline_ = std::chrono::minutes{5};
-    cudaEvent_t event_ = nullptr;
+    detail::CudaEvent event_;
     CudaKernels kernels_{};
     std::vector<detail::CudaCopy> queue_;   ///< since the last submission
     std::vector<detail::CudaCopy> running_; ///< of the last submission

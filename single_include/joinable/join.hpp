@@ -17091,13 +17091,15 @@ public:
         return std::visit([&](auto& one) { return f(*work.rank_, one); }, work.handle_);
     }
 
-private:
+protected:
+    /// with_rank(), but only in the rank's own process.
     template <class F>
     auto checked(F const& f) {
         rank_->require_here(rank_->rank());
         return with_rank(*this, f);
     }
 
+private:
     Rank* rank_;
     std::variant<Handles...> handle_;
     Unwinding unwinding_;

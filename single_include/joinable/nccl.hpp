@@ -87,6 +87,14 @@ static_assert(
     return concat(ncclGetErrorString(result), more.empty() ? "" : ": ", more);
 }
 
+/// For calls that fail at once. The communicator may be null.
+/// @throws CommunicationError
+inline void check_nccl(ncclResult_t result, std::string_view call, ncclComm_t comm = nullptr) {
+    if (is_error(result)) {
+        throw CommunicationError{concat(call, " failed: ", nccl_text(result, comm))};
+    }
+}
+
 /// For calls that fail only if the device or the driver does.
 /// @throws CommunicationError
 inline void check_cuda(cudaError_t error, std::string_view call) {
@@ -105,9 +113,7 @@ inline void check_cuda(cudaError_t error, std::string_view call) {
 /// @throws CommunicationError  the library is older than the header used for compilation.
 inline void check_nccl_version() {
     int found = 0;
-    if (ncclResult_t const result = ncclGetVersion(&found); is_error(result)) {
-        throw CommunicationError{concat("ncclGetVersion failed: ", nccl_text(result, nullptr))};
-    }
+    check_nccl(ncclGetVersion(&found), "ncclGetVersion");
     if (found < NCCL_VERSION_CODE) {
         throw CommunicationError{concat(
             "this program was compiled for NCCL ",
@@ -206,9 +212,11 @@ public:
     }
 };
 
-/// Explains in one sentence why a communicator cannot be the control of NCCL ranks.
-template <class Comm>
-consteval bool models_nccl_control() {
+/// The control of NCCL ranks from the communicator, or from a function that makes it. Explains in one
+/// sentence why a communicator cannot be one.
+template <class Held, class From>
+[[nodiscard]] std::unique_ptr<NcclControl> nccl_control(From& from) {
+    using Comm = std::remove_reference_t<Held>;
     static_assert(
         Aborts<Comm>,
         "NcclCommunicator: the control communicator needs members 'abort(AbortReason)' and 'bool "
@@ -219,7 +227,7 @@ consteval bool models_nccl_control() {
         "NcclCommunicator: the control communicator has to move memory of the host; use a "
         "ProcessCommunicator on one machine, a TcpCommunicator on several"
     );
-    return Aborts<Comm>;
+    return std::make_unique<NcclControlOver<Held>>(from);
 }
 
 }}} // namespace joinable::v0::detail
@@ -350,8 +358,8 @@ public:
     void adopt(ncclComm_t comm) noexcept { comm_ = comm; }
     [[nodiscard]] ncclComm_t give_up() noexcept { return std::exchange(comm_, nullptr); }
 
-    void hold(HoldsNcclKernels& holder) { holders_.push_back(&holder); }
-    void unhold(HoldsNcclKernels& holder) noexcept { std::erase(holders_, &holder); }
+    void add_holder(HoldsNcclKernels& holder) { holders_.push_back(&holder); }
+    void remove_holder(HoldsNcclKernels& holder) noexcept { std::erase(holders_, &holder); }
     /// Call this before freeing anything that NCCL's kernels use.
     void release_kernels() noexcept {
         for (HoldsNcclKernels* const holder : holders_) {
@@ -423,7 +431,7 @@ struct NcclLaunch {
         complete, ///< the results are final
         lost,     ///< they never will be final
     };
-    cudaEvent_t done = nullptr;
+    CudaEvent done;
     State state = State::open;
     int users = 0;            ///< works and tokens that refer to it
     std::uint64_t number = 0; ///< of its last collective; messages have none
@@ -445,7 +453,7 @@ struct NcclLaunch {
         if (state != State::launched) {
             return cudaSuccess;
         }
-        cudaError_t const found = cudaEventQuery(done);
+        cudaError_t const found = cudaEventQuery(done.get());
         if (found == cudaSuccess) {
             state = State::complete;
             return cudaSuccess;
@@ -456,6 +464,13 @@ struct NcclLaunch {
         static_cast<void>(poll());
         return state == State::complete;
     }
+};
+
+/// A launch as its work knows it.
+struct NcclAwaited {
+    NcclLaunch* launch;
+    bool is_in_order = false; ///< a stream waits for it
+    WaitClock polled = {};
 };
 
 class NcclLaunches;
@@ -472,11 +487,6 @@ public:
     NcclLaunches() = default;
     NcclLaunches(NcclLaunches const&) = delete;
     NcclLaunches& operator=(NcclLaunches const&) = delete;
-    ~NcclLaunches() {
-        for (auto const& launch : all_) {
-            static_cast<void>(cudaEventDestroy(launch->done));
-        }
-    }
 
     [[nodiscard]] bool has_group() const noexcept { return group_ != nullptr; }
     /// @throws ContractViolation
@@ -522,9 +532,7 @@ public:
             }
         }
         auto launch = std::make_unique<NcclLaunch>();
-        check_cuda(
-            cudaEventCreateWithFlags(&launch->done, cudaEventDisableTiming), "cudaEventCreate"
-        );
+        check_cuda(make_event(launch->done), "cudaEventCreate");
         all_.push_back(std::move(launch));
         return reset(*all_.back());
     }
@@ -544,13 +552,12 @@ public:
         launch.state = NcclLaunch::State::posted;
         launching_ = &launch;
     }
-    /// NCCL has put the last launch on the stream: records the event after it.
+    /// NCCL has put launching() on the stream: records the event after it.
     /// @throws CommunicationError
     void record(cudaStream_t stream) {
-        if (NcclLaunch* const launch = std::exchange(launching_, nullptr)) {
-            check_cuda(cudaEventRecord(launch->done, stream), "cudaEventRecord");
-            launch->state = NcclLaunch::State::launched;
-        }
+        NcclLaunch& launch = *std::exchange(launching_, nullptr);
+        check_cuda(cudaEventRecord(launch.done.get(), stream), "cudaEventRecord");
+        launch.state = NcclLaunch::State::launched;
     }
 
     /// Collects the calls until end_group() in `launch`, to submit them together.
@@ -578,20 +585,16 @@ public:
 
     /// Whether all launches have run.
     [[nodiscard]] bool is_idle() const noexcept {
-        bool is_idle = true;
-        for_each_unfinished([&](NcclLaunch& launch) { is_idle = is_idle && launch.has_run(); });
-        return is_idle;
+        return std::all_of(all_.begin(), all_.end(), [](auto const& launch) {
+            return launch->is_final() || launch->has_run();
+        });
     }
     /// The number of the first collective that has not run; 0 if all have.
     [[nodiscard]] std::uint64_t oldest_unfinished() const noexcept {
-        std::uint64_t oldest = 0;
-        for_each_unfinished([&](NcclLaunch& launch) {
-            bool const is_older = oldest == 0 || launch.number < oldest;
-            if (launch.number != 0 && is_older && !launch.has_run()) {
-                oldest = launch.number;
-            }
+        auto const oldest = std::find_if(all_.begin(), all_.end(), [](auto const& launch) {
+            return launch->number != 0 && !launch->is_final() && !launch->has_run();
         });
-        return oldest;
+        return oldest == all_.end() ? 0 : (*oldest)->number;
     }
     /// Calls f(launch) for each launch that may still run, the oldest first.
     template <class F>
@@ -631,14 +634,6 @@ public:
     explicit NcclStreams(cudaStream_t caller) noexcept : caller_{caller} {}
     NcclStreams(NcclStreams const&) = delete;
     NcclStreams& operator=(NcclStreams const&) = delete;
-    ~NcclStreams() {
-        if (ready_ != nullptr) {
-            static_cast<void>(cudaEventDestroy(ready_));
-        }
-        if (owns_stream_) {
-            static_cast<void>(cudaStreamDestroy(stream_));
-        }
-    }
 
     /// Call this once. Takes the current device. Collectives run on `stream`, or on a new stream if
     /// there is none.
@@ -647,13 +642,11 @@ public:
             cudaGetDevice(&device_),
             "an NCCL rank needs a GPU that this process can use, but cudaGetDevice"
         );
-        check_cuda(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "cudaEventCreate");
-        if (stream) {
-            stream_ = *stream;
-            return;
+        check_cuda(make_event(ready_), "cudaEventCreate");
+        if (!stream) {
+            check_cuda(make_stream(own_stream_), "cudaStreamCreate");
         }
-        check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-        owns_stream_ = true;
+        stream_ = stream.value_or(own_stream_.get());
     }
 
     [[nodiscard]] int device() const noexcept { return device_; }
@@ -668,8 +661,8 @@ public:
     void order_after(cudaStream_t earlier) const {
         require_not_capturing(earlier);
         if (earlier != stream_) {
-            check_stream(cudaEventRecord(ready_, earlier), "cudaEventRecord");
-            check_cuda(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
+            check_stream(cudaEventRecord(ready_.get(), earlier), "cudaEventRecord");
+            check_cuda(cudaStreamWaitEvent(stream_, ready_.get(), 0), "cudaStreamWaitEvent");
         }
     }
     /// Later work on a stream of the caller runs after the event.
@@ -680,7 +673,7 @@ public:
     }
     /// @throws ContractViolation  the caller's stream cannot be used.
     [[nodiscard]] bool has_caller_run() const {
-        require_caller(); // before the query, which would end a capture
+        require_not_capturing(caller_); // before the query, which would end a capture
         cudaError_t const found = cudaStreamQuery(caller_);
         if (found == cudaErrorNotReady) {
             return false;
@@ -690,7 +683,6 @@ public:
     }
 
 private:
-    void require_caller() const { require_not_capturing(caller_); }
     static void require_not_capturing(cudaStream_t stream) {
         if (is_capturing(stream)) {
             throw ContractViolation{
@@ -719,9 +711,9 @@ private:
 
     int device_ = -1;
     cudaStream_t caller_;
+    CudaStream own_stream_;
     cudaStream_t stream_ = nullptr;
-    bool owns_stream_ = false;
-    cudaEvent_t ready_ = nullptr; ///< on another stream, after the data
+    CudaEvent ready_; ///< on another stream, after the data
 };
 
 }}} // namespace joinable::v0::detail
@@ -754,7 +746,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// One rank of an NCCL communicator, with an engine's handle or its own, from start to end. It
 /// coordinates its parts: a failure in one of them fails on all ranks, and ends all parts here.
 /// Every host wait polls the events that can end it.
-class NcclRank {
+class NcclRank : public HasWorks {
 public:
     NcclRank(std::unique_ptr<NcclControl> control, NcclOptions const& options)
         : control_{std::move(control)}, rank_{control_->rank()}, size_{control_->size()},
@@ -762,9 +754,6 @@ public:
     NcclRank(NcclRank const&) = delete;
     NcclRank& operator=(NcclRank const&) = delete;
 
-    /// Whether this process has the rank. In one that was forked since, neither CUDA nor NCCL works,
-    /// and NCCL's sockets are those of the rank.
-    [[nodiscard]] bool is_here() const noexcept { return home_.is_here(); }
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] int size() const noexcept { return size_; }
     [[nodiscard]] NcclControl& control() const noexcept { return *control_; }
@@ -786,8 +775,8 @@ public:
     void adopt(ncclComm_t comm) noexcept { handle_.adopt(comm); }
     void share_arrivals(Arena memory) noexcept { deadline_.share(std::move(memory)); }
 
-    void hold(HoldsNcclKernels& holder) { handle_.hold(holder); }
-    void unhold(HoldsNcclKernels& holder) noexcept { handle_.unhold(holder); }
+    void add_holder(HoldsNcclKernels& holder) { handle_.add_holder(holder); }
+    void remove_holder(HoldsNcclKernels& holder) noexcept { handle_.remove_holder(holder); }
     /// Call this before freeing anything that NCCL's kernels use.
     void release_kernels() noexcept { handle_.release_kernels(); }
 
@@ -795,7 +784,7 @@ public:
     /// it. Aborts when the deadline passes, or at once if `is_unwinding`. Returns a living handle
     /// that another object owns.
     ncclComm_t close(bool is_unwinding, bool owns_handle) noexcept {
-        if (!is_here()) {
+        if (!is_here()) { // there neither CUDA nor NCCL works, and NCCL's sockets are the rank's
             return handle_.give_up();
         }
         CurrentCudaDevice const current{device(), std::nothrow};
@@ -898,11 +887,13 @@ public:
     /// or memory ends, which an error of the engine must not keep from waiting.
     /// @throws ContractViolation  see require_no_cuda_error(); or a process that the rank has forked calls.
     void require_no_error() const {
-        home_.require_here(rank_);
+        HasWorks::require_here(rank_);
         if (!failure_) {
             require_no_cuda_error();
         }
     }
+    /// For works.
+    void require_here(int) const { require_no_error(); }
     /// @throws ContractViolation  it is not this device's memory.
     void check_memory(ConstBuffer buffer) {
         if (buffer.count != 0) {
@@ -1000,35 +991,45 @@ public:
     // -- launches -------------------------------------------------------------------------------------
 
     void release(NcclLaunch& launch) noexcept { --launch.users; }
+    void release(NcclAwaited const& awaited) noexcept { release(*awaited.launch); }
 
     /// Makes `stream` wait for the launch. The host waits only until NCCL has launched it.
     void order_before(NcclLaunch& launch, cudaStream_t stream) {
         on_device([&] {
             wait_for_launch(launch);
             if (!has_run(launch)) {
-                streams_.order_before(launch.done, stream);
+                streams_.order_before(launch.done.get(), stream);
             }
         });
     }
+    void order_before(NcclAwaited& awaited, cudaStream_t stream) {
+        order_before(*awaited.launch, stream);
+        awaited.is_in_order = true;
+    }
+    [[nodiscard]] static bool is_done(NcclAwaited const& awaited) noexcept {
+        return awaited.is_in_order || awaited.launch->is_final();
+    }
     /// Whether the results are final. Does not wait.
-    [[nodiscard]] bool test(NcclLaunch& launch) {
+    [[nodiscard]] bool progress(NcclAwaited const& awaited) {
+        NcclLaunch& launch = *awaited.launch;
         launch.require_posted();
         return on_device([&] {
             return (launch.state != NcclLaunch::State::posted || try_launch()) && has_run(launch);
         });
     }
     /// The same with a deadline, unless all ranks are known to have posted it.
-    [[nodiscard]] bool test(NcclLaunch& launch, WaitClock& polled) {
-        if (test(launch)) {
+    [[nodiscard]] bool test(NcclAwaited& awaited) {
+        if (progress(awaited)) {
             return true;
         }
-        polled.extend_when_reached(deadline(), WaitClock::gap_of_tests, [&] {
-            return deadline_.may_be_missing(launch.number)
-                       ? more_time("waits for a collective", launch.number)
-                       : std::nullopt;
+        std::uint64_t const number = awaited.launch->number;
+        awaited.polled.extend_when_reached(deadline(), WaitClock::gap_of_tests, [&] {
+            return deadline_.may_be_missing(number) ? more_time("waits for a collective", number)
+                                                    : std::nullopt;
         });
         return false;
     }
+    void finish(NcclAwaited const& awaited) { synchronize(*awaited.launch); }
     /// Blocks the host until the launch has run.
     void synchronize(NcclLaunch& launch) {
         wait_for_launch(launch);
@@ -1041,13 +1042,20 @@ public:
     }
     /// Blocks the host until the work on the caller's stream has run.
     void wait_for_caller() {
-        wait_until([&] { return streams_.has_caller_run(); }, "waits for a stream", 0);
+        wait_until([&] { return streams_.has_caller_run(); }, "waits for a stream");
     }
-    /// Blocks the host until `ready()`, up to the deadline. `doing` describes the wait. A failure of
-    /// any rank ends it, too.
+    /// Blocks the host until `ready()`, which calls CUDA, and throws if it will never be true. `doing`
+    /// describes the wait. `number` is that of the collective that it is for; 0: none. `error` names an
+    /// error of NCCL.
+    /// @throws TimedOut  after aborting.
     template <class Ready>
-    void wait_for(Ready const& ready, std::string_view doing) {
-        wait_until(ready, doing, 0);
+    void wait_until(
+        Ready const& ready,
+        std::string_view doing,
+        std::uint64_t number = 0,
+        std::string_view error = asynchronous_error
+    ) {
+        poll_until(ready, [&] { throw_if_aborted(error); }, doing, number);
     }
     /// The same for an end that needs no other rank, so a failure elsewhere does not prevent it.
     template <class Ready>
@@ -1068,7 +1076,7 @@ public:
 
     /// See NcclCollectives::keep_alive.
     void keep_alive() {
-        home_.require_here(rank_);
+        HasWorks::require_here(rank_);
         deadline_.keep_alive();
         if (!control_->keep_alive() && !deadline_.is_shared()) {
             throw ContractViolation{
@@ -1134,18 +1142,6 @@ private:
         }
     }
 
-    /// Polls `ready()`, which calls CUDA, and throws if it will never be true. `number` is that of the
-    /// collective that this wait is for; 0: none. `error` names an error of NCCL.
-    /// @throws TimedOut  after aborting.
-    template <class Ready>
-    void wait_until(
-        Ready const& ready,
-        std::string_view doing,
-        std::uint64_t number,
-        std::string_view error = asynchronous_error
-    ) {
-        poll_until(ready, [&] { throw_if_aborted(error); }, doing, number);
-    }
     template <class Ready, class Poll>
     void
     poll_until(Ready const& ready, Poll const& poll, std::string_view doing, std::uint64_t number) {
@@ -1174,7 +1170,7 @@ private:
 
     /// Call this before any NCCL call.
     void begin() {
-        home_.require_here(rank_);
+        HasWorks::require_here(rank_);
         throw_if_aborted();
         require_no_error();
         launches_.require_no_other_group();
@@ -1221,7 +1217,6 @@ private:
         return launch.state == NcclLaunch::State::complete;
     }
 
-    HomeProcess home_;
     std::unique_ptr<NcclControl> control_;
     int rank_;
     int size_;
@@ -1381,7 +1376,7 @@ public:
             return true;
         }
         check_same_size(gather(arena.bytes()), "register arenas");
-        if (!nccl_can_register<ncclComm_t> || count_of_all(segment != nullptr) != ranks()) {
+        if (!nccl_can_register<ncclComm_t> || !all_ranks_have(segment != nullptr)) {
             return false;
         }
         rank_.on_device([&] {
@@ -1391,7 +1386,7 @@ public:
             );
         });
         rank_.finish_call("registers an arena");
-        if (count_of_all(segment->registration != nullptr) != ranks()) {
+        if (!all_ranks_have(segment->registration != nullptr)) {
             deregister(*segment);
             return false;
         }
@@ -1424,9 +1419,6 @@ private:
         Unwinding unwinding;
     };
 
-    [[nodiscard]] std::size_t ranks() const noexcept {
-        return static_cast<std::size_t>(rank_.size());
-    }
     [[nodiscard]] Segment* find(Arena const& arena) const noexcept {
         auto const found = std::find_if(segments_.begin(), segments_.end(), [&](Segment* segment) {
             return segment->data == arena.data();
@@ -1440,10 +1432,9 @@ private:
         rank_.over_control([&](NcclControl& control) { all = control.gather({&mine, 1}); });
         return all;
     }
-    /// On how many ranks `mine` is true.
-    [[nodiscard]] std::size_t count_of_all(bool mine) {
+    [[nodiscard]] bool all_ranks_have(bool mine) {
         auto const all = gather(mine ? 1 : 0);
-        return static_cast<std::size_t>(std::count(all.begin(), all.end(), 1U));
+        return std::count(all.begin(), all.end(), 1U) == rank_.size();
     }
 
     /// Whether all work is complete and the handle lives.
@@ -1839,21 +1830,21 @@ inline void agree_on_collective(NcclRank& rank, Request const& mine) {
 /// Submits calls of NCCL after the work on the stream `after`. `collectives` is the number of
 /// collectives among them.
 template <class Call>
-[[nodiscard]] NcclLaunch& post_calls(
+[[nodiscard]] NcclAwaited post_calls(
     NcclRank& rank,
     std::uint64_t collectives,
     std::string_view what,
     cudaStream_t after,
     Call const& call
 ) {
-    return rank.post(collectives, after, [&] {
+    return {&rank.post(collectives, after, [&] {
         rank.check(call(NcclCalls{rank.handle(), rank.stream(), rank.size()}), what);
-    });
+    })};
 }
 
 /// Starts a collective after the work on the stream `after`. With `checks` ranks compare it first.
 /// @throws ContractViolation  see NcclCollectives; nothing was submitted.
-[[nodiscard]] inline NcclLaunch&
+[[nodiscard]] inline NcclAwaited
 post_collective(NcclRank& rank, Request const& request, bool checks, cudaStream_t after) {
     Descriptor const& signature = request.signature;
     rank.check_memory(request.in);
@@ -1877,83 +1868,36 @@ post_collective(NcclRank& rank, Request const& request, bool checks, cudaStream_
 
 namespace joinable { inline namespace v0 {
 
-namespace detail {
-class NcclHostWords;
-} // namespace detail
-
 /// A collective or a message on the stream of an NCCL communicator, which must outlive it.
 ///
 /// wait() orders a stream after it; the host continues. Destroying it without a wait blocks the
 /// host up to the deadline; during unwinding it aborts. After a wait, buffers may be freed in the
-/// order of the stream that waits (cudaFreeAsync).
-class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] NcclWork {
+/// order of the stream that waits (cudaFreeAsync). test() and progress() say whether the results are
+/// final.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] NcclWork
+    : public detail::WorkOf<detail::NcclRank, detail::NcclAwaited> {
 public:
-    NcclWork(NcclWork&& other) noexcept
-        : rank_{std::exchange(other.rank_, nullptr)}, launch_{other.launch_},
-          is_waited_for_{other.is_waited_for_}, unwinding_{other.unwinding_} {}
-    NcclWork& operator=(NcclWork&&) = delete;
-
-    ~NcclWork() {
-        if (rank_ == nullptr || !rank_->is_here()) {
-            return;
-        }
-        if (!is_waited_for_ && !launch_->is_final()) {
-            try {
-                if (unwinding_.has_begun()) {
-                    abort_for_exception(*rank_, "a collective");
-                } else {
-                    rank_->synchronize(*launch_);
-                }
-            } catch (...) { // NOLINT(bugprone-empty-catch): all ranks are told already
-            }
-        }
-        rank_->release(*launch_);
-    }
+    using WorkOf::WorkOf;
 
     /// Later work on the caller's stream runs after the collective. The host waits only until NCCL
     /// has launched it.
     /// @throws TimedOut, PeerFailed, CommunicationError, ...  the reason why the communicator
     ///         ended, unless the results were final before; ContractViolation  its group is still
     ///         open.
-    void wait() { wait(rank_->caller()); }
+    void wait() {
+        checked([](detail::NcclRank& rank, detail::NcclAwaited& awaited) {
+            rank.order_before(awaited, rank.caller());
+        });
+    }
     /// The same for another stream than the communicator's caller stream.
     void wait(cudaStream_t stream) {
-        rank_->require_no_error();
-        rank_->order_before(*launch_, stream);
-        is_waited_for_ = true;
-    }
-    /// True once the results are final. Does not block.
-    /// @throws as wait() does; TimedOut, unless all ranks are known to have posted it, once the
-    ///         time between tests of this work adds up to the deadline. Each gap counts as at most
-    ///         10 ms.
-    [[nodiscard]] bool test() {
-        rank_->require_no_error();
-        return rank_->test(*launch_, polled_);
-    }
-    /// test() without that deadline, for a rank that finally waits.
-    [[nodiscard]] bool progress() {
-        rank_->require_no_error();
-        return rank_->test(*launch_);
+        checked([&](detail::NcclRank& rank, detail::NcclAwaited& awaited) {
+            rank.order_before(awaited, stream);
+        });
     }
     /// Blocks the host until the results are final, up to the deadline.
     /// @throws as wait() does.
-    void synchronize() {
-        rank_->require_no_error();
-        rank_->synchronize(*launch_);
-        is_waited_for_ = true;
-    }
-
-private:
-    friend class NcclCollectives;
-    friend class detail::NcclHostWords;
-    NcclWork(detail::NcclRank& rank, detail::NcclLaunch& launch) noexcept
-        : rank_{&rank}, launch_{&launch} {}
-
-    detail::NcclRank* rank_;
-    detail::NcclLaunch* launch_;
-    bool is_waited_for_ = false;
-    detail::WaitClock polled_;
-    detail::Unwinding unwinding_;
+    void synchronize() { WorkOf::wait(); }
 };
 
 }} // namespace joinable::v0
@@ -1971,7 +1915,7 @@ class NcclHostWords {
     struct Slot {
         Arena host; ///< pinned
         Arena device;
-        cudaEvent_t copied = nullptr; ///< after the copy back
+        CudaEvent copied; ///< after the copy back
         bool is_taken = false;
     };
     struct GiveBack {
@@ -2006,7 +1950,7 @@ public:
 
         void copy_back() {
             if (!is_copied_back_) {
-                inner_.wait(words_->stream_);
+                inner_.wait(words_->stream_.get());
                 words_->copy(slot_->device.data(), slot_->host.data(), to_.bytes(), *slot_);
                 is_copied_back_ = true;
             }
@@ -2040,17 +1984,7 @@ public:
     NcclHostWords& operator=(NcclHostWords const&) = delete;
     /// Does not wait for the stream, which may wait for a rank that never comes. The memory goes back
     /// by the deadline, see give_back().
-    ~NcclHostWords() {
-        if (stream_ == nullptr) {
-            return;
-        }
-        CurrentCudaDevice const current{rank_.device(), std::nothrow};
-        for (auto const& slot : slots_) {
-            static_cast<void>(cudaEventDestroy(slot->copied));
-        }
-        static_cast<void>(cudaEventDestroy(caller_has_run_));
-        static_cast<void>(cudaStreamDestroy(stream_));
-    }
+    ~NcclHostWords() = default;
 
     /// In place.
     Work all_reduce(Buffer buffer, ReduceOp op) {
@@ -2071,12 +2005,14 @@ public:
         rank_.require_no_error(); // waits below would replace it
         rank_.on_device([&] {
             prepare();
-            check_cuda(cudaEventRecord(caller_has_run_, rank_.caller()), "cudaEventRecord");
-            check_cuda(cudaStreamWaitEvent(stream_, caller_has_run_, 0), "cudaStreamWaitEvent");
+            check_cuda(cudaEventRecord(caller_has_run_.get(), rank_.caller()), "cudaEventRecord");
+            check_cuda(
+                cudaStreamWaitEvent(stream_.get(), caller_has_run_.get(), 0), "cudaStreamWaitEvent"
+            );
         });
         TakenSlot const slot = take(0);
         copy(from, to, bytes, *slot);
-        rank_.wait_for([&] { return has_copied(*slot); }, "waits for a copy to the host");
+        rank_.wait_until([&] { return has_copied(*slot); }, "waits for a copy to the host");
     }
 
 private:
@@ -2093,8 +2029,8 @@ private:
             rank_.on_device([&] { device_->upload(slot->host.data(), staged.data, words.bytes()); }
             );
         }
-        NcclLaunch& launch = post_collective(rank_, request, checks_, stream_);
-        return {*this, std::move(slot), words, NcclWork{rank_, launch}};
+        NcclWork inner{rank_, post_collective(rank_, request, checks_, stream_.get())};
+        return {*this, std::move(slot), words, std::move(inner)};
     }
 
     /// Copies to the host on the stream, and records the slot's event after it.
@@ -2102,16 +2038,16 @@ private:
         rank_.on_device([&] {
             if (bytes != 0) {
                 check_cuda(
-                    cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_),
+                    cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_.get()),
                     "cudaMemcpyAsync"
                 );
             }
-            check_cuda(cudaEventRecord(slot.copied, stream_), "cudaEventRecord");
+            check_cuda(cudaEventRecord(slot.copied.get(), stream_.get()), "cudaEventRecord");
         });
     }
     [[nodiscard]] bool has_copied(Slot const& slot) {
         return rank_.on_device([&] {
-            cudaError_t const found = cudaEventQuery(slot.copied);
+            cudaError_t const found = cudaEventQuery(slot.copied.get());
             if (found != cudaErrorNotReady) {
                 check_cuda(found, "cudaEventQuery");
             }
@@ -2146,32 +2082,23 @@ private:
         auto slot = std::make_unique<Slot>();
         slot->host = device_->allocate_staging(room);
         slot->device = device_->allocate(room, Arena::default_alignment);
-        slots_.reserve(slots_.size() + 1);
-        slot->copied = make_event();
+        check_cuda(make_event(slot->copied), "cudaEventCreate");
         slots_.push_back(std::move(slot));
         return *slots_.back();
     }
-    /// Makes the stream when it is first needed. Within on_device(), as make_event().
+    /// Makes the stream when it is first needed. Within on_device().
     void prepare() {
         if (stream_ == nullptr) {
-            caller_has_run_ = make_event();
-            check_cuda(
-                cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-                "cudaStreamCreateWithFlags"
-            );
-            device_.emplace(rank_.device(), stream_, stream_);
+            check_cuda(make_event(caller_has_run_), "cudaEventCreate");
+            check_cuda(make_stream(stream_), "cudaStreamCreateWithFlags");
+            device_.emplace(rank_.device(), stream_.get(), stream_.get());
         }
-    }
-    [[nodiscard]] static cudaEvent_t make_event() {
-        cudaEvent_t event = nullptr;
-        check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-        return event;
     }
 
     NcclRank& rank_;
     bool checks_;
-    cudaStream_t stream_ = nullptr;
-    cudaEvent_t caller_has_run_ = nullptr;
+    CudaStream stream_;
+    CudaEvent caller_has_run_;
     std::optional<CudaDevice> device_; ///< works on the stream
     std::vector<std::unique_ptr<Slot>> slots_;
 };
@@ -2254,7 +2181,12 @@ class NcclGraph;
 /// Memory of the host or of another device, and operations that NCCL does not have (bit_and, bit_or),
 /// throw ContractViolation before any data moves. NCCL determines the order of sums. The factor of a
 /// scaled sum is rounded to the dtype: see ScalesSums.
-class NcclCollectives : public detail::Collectives<NcclCollectives, NcclWork> {
+///
+/// Messages are not compared by `check`, not even in count and dtype. NCCL has no tags: messages between
+/// two ranks match in the order of the calls, whatever their tags. Two ranks that send to each other must
+/// do so in a group().
+class NcclCollectives : public detail::Collectives<NcclCollectives, NcclWork>,
+                        public detail::Messages<NcclCollectives, NcclWork> {
 public:
     using device_type = CudaDevice;
 
@@ -2318,25 +2250,6 @@ public:
         rank_.over_control([](detail::NcclControl& control) { control.barrier(); });
     }
 
-    /// Not collective, and not compared by `check`. NCCL has no tags: messages between two ranks
-    /// match in the order of the calls, whatever their tags. Two ranks that send to each other must
-    /// do so in a group().
-    NcclWork send(ConstBuffer buffer, int to, [[maybe_unused]] int tag = 0) {
-        check(buffer);
-        detail::check_rank("destination", to, size());
-        check_other_side(to);
-        return post_message([&](detail::NcclCalls const& nccl) { return nccl.send(buffer, to); });
-    }
-    /// Receives a message of send(), of the same count and dtype. NCCL does not compare them.
-    NcclWork receive(Buffer buffer, int from, [[maybe_unused]] int tag = 0) {
-        check(buffer);
-        detail::check_rank("source", from, size());
-        check_other_side(from);
-        return post_message([&](detail::NcclCalls const& nccl) {
-            return nccl.receive(buffer, from);
-        });
-    }
-
     /// The same ranks for a few words of the host, see detail::NcclHostWords. Agreements use it.
     [[nodiscard]] detail::NcclHostWords& host_words() noexcept { return host_words_; }
 
@@ -2381,14 +2294,12 @@ protected:
         : rank_{std::move(control), options}, checks_{options.check}, host_words_{rank_, checks_} {}
     ~NcclCollectives() = default;
 
-    [[nodiscard]] bool is_unwinding() const noexcept { return unwinding_.has_begun(); }
-
     /// The common part of the destructors: see NcclRank::close.
     ncclComm_t close(bool owns_handle) noexcept {
-        if (!is_unwinding() && rank_.is_here()) {
+        if (!unwinding_.has_begun() && rank_.is_here()) {
             arenas_.deregister_all();
         }
-        return rank_.close(is_unwinding(), owns_handle);
+        return rank_.close(unwinding_.has_begun(), owns_handle);
     }
 
     detail::NcclRank rank_;
@@ -2396,26 +2307,23 @@ protected:
 private:
     friend class detail::NcclGraph;
     friend class detail::BasicCollectives<NcclCollectives, NcclWork>;
+    friend class detail::Messages<NcclCollectives, NcclWork>;
 
     [[nodiscard]] NcclWork post(detail::Request const& request) {
         return {rank_, detail::post_collective(rank_, request, checks_, rank_.caller())};
     }
-    /// Posts a message by `call(nccl)`.
-    template <class Call>
-    [[nodiscard]] NcclWork post_message(Call const& call) {
-        return {rank_, detail::post_calls(rank_, 0, "a message", rank_.caller(), call)};
-    }
-    void check_other_side(int peer) const {
+    [[nodiscard]] NcclWork post_message(bool is_send, int peer, int /*tag*/, Buffer buffer) {
+        rank_.check_memory(buffer);
         if (peer == rank() && !rank_.has_group()) {
             throw ContractViolation{
                 "with NCCL a message of a rank to itself needs its other side in the same group: "
                 "call send() and receive() in a group()"
             };
         }
-    }
-    void check(ConstBuffer buffer) {
-        detail::check_memory(buffer);
-        rank_.check_memory(buffer);
+        auto const call = [&](detail::NcclCalls const& nccl) {
+            return is_send ? nccl.send(buffer, peer) : nccl.receive(buffer, peer);
+        };
+        return {rank_, detail::post_calls(rank_, 0, "a message", rank_.caller(), call)};
     }
 
     bool checks_;
@@ -2552,11 +2460,7 @@ public:
     ///                            communicators blocking.
     template <Communicator Control>
     explicit NcclCommunicator(Control& control, NcclOptions const& options = {})
-        : NcclCommunicator{
-              std::make_unique<detail::NcclControlOver<Control&>>(control), options, false
-          } {
-        [[maybe_unused]] constexpr bool is_control = detail::models_nccl_control<Control>();
-    }
+        : NcclCommunicator{detail::nccl_control<Control&>(control), options, false} {}
 
     /// The same for ranks that mpirun, mpiexec, torchrun or srun started on one machine. It owns a
     /// ProcessCommunicator. If the options name no device, a rank takes the device whose index is
@@ -2576,11 +2480,7 @@ public:
     [[nodiscard]] static NcclCommunicator
     from_environment(MakeControl const& make_control, NcclOptions const& options = {}) {
         using Control = std::invoke_result_t<MakeControl const&>;
-        [[maybe_unused]] constexpr bool is_control =
-            detail::models_nccl_control<std::remove_reference_t<Control>>();
-        return NcclCommunicator{
-            std::make_unique<detail::NcclControlOver<Control>>(make_control), options, true
-        };
+        return NcclCommunicator{detail::nccl_control<Control>(make_control), options, true};
     }
 
     /// Collective. Waits until all ranks have finished their outstanding work; aborts at the
@@ -2636,7 +2536,7 @@ private:
         detail::prepare_together(rank_, [&] {
             detail::prepare_device(rank_, options_, {});
             if (rank() == 0) {
-                make_id(id);
+                detail::check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
             }
         });
         rank_.over_control([&](detail::NcclControl& of_all) {
@@ -2695,13 +2595,6 @@ private:
             options_.device = place % devices;
         });
     }
-    static void make_id(ncclUniqueId& id) {
-        if (ncclResult_t const result = ncclGetUniqueId(&id); detail::is_error(result)) {
-            throw CommunicationError{
-                detail::concat("ncclGetUniqueId failed: ", detail::nccl_text(result, nullptr))
-            };
-        }
-    }
     [[nodiscard]] static ncclConfig_t config_of(NcclOptions const& options) noexcept {
         ncclConfig_t config = options.config;
         config.blocking = 0; // else a rank that never comes would block the others for ever
@@ -2736,8 +2629,7 @@ public:
     NcclCommunicatorRef(
         Control& control, ncclComm_t comm, cudaStream_t stream, NcclOptions const& options = {}
     )
-        : NcclCollectives{std::make_unique<detail::NcclControlOver<Control&>>(control), options} {
-        [[maybe_unused]] constexpr bool is_control = detail::models_nccl_control<Control>();
+        : NcclCollectives{detail::nccl_control<Control&>(control), options} {
         rank_.set_caller(options.stream.value_or(stream));
         detail::prepare_together(rank_, [&] {
             detail::prepare_device(rank_, options, stream);
@@ -2789,11 +2681,7 @@ private:
     template <class Ask>
     static int asked(Ask ask, std::string_view call, ncclComm_t comm) {
         int found = -1;
-        if (ncclResult_t const result = ask(comm, &found); detail::is_error(result)) {
-            throw CommunicationError{
-                detail::concat(call, " failed: ", detail::nccl_text(result, comm))
-            };
-        }
+        detail::check_nccl(ask(comm, &found), call, comm);
         return found;
     }
     static void expect(std::string_view what, int expected, int found) {

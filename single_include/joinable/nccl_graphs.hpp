@@ -33,20 +33,14 @@ namespace joinable { inline namespace v0 { namespace detail {
 class NcclGraph final : public HoldsNcclKernels {
 public:
     explicit NcclGraph(NcclCollectives& comm) : rank_{comm.rank_}, checks_{comm.checks_} {
-        rank_.on_device([&] {
-            check_cuda(
-                cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
-                "cudaEventCreateWithFlags"
-            );
-        });
-        rank_.hold(*this);
+        rank_.on_device([&] { check_cuda(make_event(event_), "cudaEventCreateWithFlags"); });
+        rank_.add_holder(*this);
     }
     NcclGraph(NcclGraph const&) = delete;
     NcclGraph& operator=(NcclGraph const&) = delete;
     ~NcclGraph() {
-        rank_.unhold(*this);
+        rank_.remove_holder(*this);
         release_kernels();
-        static_cast<void>(cudaEventDestroy(event_));
     }
 
     [[nodiscard]] NcclRank& rank() const noexcept { return rank_; }
@@ -209,8 +203,8 @@ private:
     /// In the graph: later work on `later` depends on earlier work on `earlier`.
     void order(cudaStream_t earlier, cudaStream_t later) {
         if (earlier != later) {
-            rank_.check(cudaEventRecord(event_, earlier), "cudaEventRecord");
-            rank_.check(cudaStreamWaitEvent(later, event_, 0), "cudaStreamWaitEvent");
+            rank_.check(cudaEventRecord(event_.get(), earlier), "cudaEventRecord");
+            rank_.check(cudaStreamWaitEvent(later, event_.get(), 0), "cudaStreamWaitEvent");
         }
     }
     /// Collects the nodes added since the last call.
@@ -241,7 +235,7 @@ private:
 
     NcclRank& rank_;
     bool checks_;
-    cudaEvent_t event_ = nullptr;
+    CudaEvent event_;
     cudaStream_t origin_ = nullptr;
     cudaGraph_t graph_ = nullptr;
     cudaGraphExec_t executable_ = nullptr;
@@ -414,8 +408,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// Explains in one sentence over which communicators a CapturedStep runs. A separate header,
-/// because it needs no header of NCCL.
+/// Explains in one sentence over which communicators a CapturedStep runs.
 template <class Comm>
 consteval bool models_captured_step() {
     constexpr bool is_nccl = std::is_base_of_v<NcclCollectives, Comm>;
@@ -682,11 +675,7 @@ private:
 };
 
 template <class Comm, class Passes>
-CapturedStep(Comm&, std::vector<Buffer>, Passes) -> CapturedStep<Comm, Passes>;
-template <class Comm, class Passes>
-CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind) -> CapturedStep<Comm, Passes>;
-template <class Comm, class Passes>
-CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind, JoinedGradients)
+CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind = {}, JoinedGradients = {})
     -> CapturedStep<Comm, Passes>;
 
 }} // namespace joinable::v0

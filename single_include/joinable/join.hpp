@@ -11956,7 +11956,7 @@ private:
         ParameterList const& parameters,
         std::size_t first,
         AnyView (AnyParameter::*view)() const);
-    /// Two claims of different participants on one object.
+    /// Two claims of different participants on one object, of those without elements in memory.
     static std::optional<std::pair<std::size_t, std::size_t>>
     same_object(std::vector<Claim> const& claims);
     void require_disjoint(
@@ -12028,7 +12028,8 @@ JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>>
 ParameterClaims::same_object(std::vector<Claim> const& claims) {
     std::vector<std::size_t> order;
     for (std::size_t k = 0; k < claims.size(); ++k) {
-        if (claims[k].parameters != nullptr) {
+        bool const is_in_memory = detail::AddressRange::of(claims[k].view).begin != nullptr;
+        if (claims[k].parameters != nullptr && !is_in_memory) {
             order.push_back(k);
         }
     }
@@ -12223,13 +12224,12 @@ public:
         }
         state_.window_.clear(in_round);
     }
-    /// The user cleared the gradients, and says so: all participants of an enabled guard forget the window.
-    /// @throws ContractViolation  a round of that guard is open or announced. Nothing was changed.
-    void discard() {
+    /// Before clear(), where the user says that gradients were cleared.
+    /// @throws ContractViolation  a round of an enabled guard is open or announced.
+    void require_between_rounds() const {
         if (state_.session_ != nullptr) {
             state_.session_->require_between_rounds();
         }
-        clear(false);
     }
     /// Gradients were reduced. Inside a guard the window ended when the round was agreed on.
     void end() noexcept {
@@ -15204,7 +15204,7 @@ public:
             throw ContractViolation{"discard_window() was called in a round; call it between rounds"
             };
         }
-        window().discard();
+        window().require_between_rounds();
         forget_window(false);
     }
 

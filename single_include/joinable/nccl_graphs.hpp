@@ -499,8 +499,9 @@ public:
 
     /// Runs a round. Enqueues both passes and the averages and returns; the caller's stream waits
     /// for them. The host blocks when it is four rounds ahead. Collective.
-    /// @throws ContractViolation  the round does not sync, or one before it did not, the passes did not call ready(i) for all
-    ///         gradients, or NCCL would round the factor of a sum too much, see GradientKind::sum.
+    /// @throws ContractViolation  the round does not sync, or one since the last average did not; the
+    ///         passes did not call ready(i) for all gradients; or NCCL would round the factor of a sum too
+    ///         much, see GradientKind::sum.
     void step(RoundNotice notice = {}) {
         if (!notice.will_sync || notice.phase != Phase::train) {
             std::string_view const text =

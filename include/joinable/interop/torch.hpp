@@ -674,12 +674,12 @@ private:
     using Base::prepare_for_forward;
     using Stage = typename Base::Stage;
 
-    /// A parameter that is converted now is refused as by any engine, and then one that was.
     void require_watched() {
         this->guarded([&] {
             this->told_to_others([&] {
-                this->require_same_model();
                 if (auto const i = gradients_.unwatched()) {
+                    this->require_same_model(
+                    ); // it says what a parameter is that was not converted back
                     throw ContractViolation{
                         "parameter " + parameters_[*i].name +
                         " was converted, and back, after the DistributedDataParallel was made, so its gradient "

@@ -152,13 +152,12 @@ public:
         }
         state_.window_.clear(in_round);
     }
-    /// The user cleared the gradients, and says so: all participants of an enabled guard forget the window.
-    /// @throws ContractViolation  a round of that guard is open or announced. Nothing was changed.
-    void discard() {
+    /// Before clear(), where the user says that gradients were cleared.
+    /// @throws ContractViolation  a round of an enabled guard is open or announced.
+    void require_between_rounds() const {
         if (state_.session_ != nullptr) {
             state_.session_->require_between_rounds();
         }
-        clear(false);
     }
     /// Gradients were reduced. Inside a guard the window ended when the round was agreed on.
     void end() noexcept {

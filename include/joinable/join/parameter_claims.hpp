@@ -46,7 +46,7 @@ private:
         ParameterList const& parameters,
         std::size_t first,
         AnyView (AnyParameter::*view)() const);
-    /// Two claims of different participants on one object.
+    /// Two claims of different participants on one object, of those without elements in memory.
     static std::optional<std::pair<std::size_t, std::size_t>>
     same_object(std::vector<Claim> const& claims);
     void require_disjoint(

@@ -262,7 +262,7 @@ public:
             throw ContractViolation{"discard_window() was called in a round; call it between rounds"
             };
         }
-        window().discard();
+        window().require_between_rounds();
         forget_window(false);
     }
 

@@ -62,7 +62,8 @@ JOINABLE_DEFINITION std::optional<std::pair<std::size_t, std::size_t>>
 ParameterClaims::same_object(std::vector<Claim> const& claims) {
     std::vector<std::size_t> order;
     for (std::size_t k = 0; k < claims.size(); ++k) {
-        if (claims[k].parameters != nullptr) {
+        bool const is_in_memory = detail::AddressRange::of(claims[k].view).begin != nullptr;
+        if (claims[k].parameters != nullptr && !is_in_memory) {
             order.push_back(k);
         }
     }

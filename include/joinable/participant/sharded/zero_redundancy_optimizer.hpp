@@ -139,7 +139,8 @@ public:
     ///                            look-ahead, or with known lengths. Nothing was changed.
     void discard_window() {
         detail::WindowOf window{this->join_state()};
-        window.discard();
+        window.require_between_rounds();
+        window.clear(false);
         window.end(); // also the batch that a loop has announced, of which this object sees no pass
     }
     /// For guards, before they begin: what was accumulated, and how to forget it.

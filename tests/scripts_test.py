@@ -286,8 +286,9 @@ class Readme(Copy):
         self.replace("README.md", "// learned 3.00", "// learned 4.00")
         self.replace("README.md", "bash tests/run.sh", "bash tests/walk.sh")
         self.append("README.md", "\n```rust\nfn main() {}\n```\n")
-        for page in ("README.md", "reference.md"):  # nothing wrong is there, and their code takes longest
-            (self.root / "examples" / page).write_text("")
+        for folder in ("examples", "examples/guide"):  # nothing wrong is there, and their code takes longest
+            for page in (self.root / folder).glob("*.md"):
+                page.write_text("")
         status, output = self.run_script(self.script)
         self.assertEqual(status, 1, output)
         for text in (
@@ -407,14 +408,14 @@ class Packaging(Copy):
         for folder in ("joinable", "fail", "benchmarks"):  # lintian takes its time for each file
             shutil.rmtree(self.root / "tests" / folder)
         self.replace("include/joinable/config.hpp", "VERSION_PATCH 0", "VERSION_PATCH 7")
-        self.replace("tests/packaging/debian/copyright", "2026 the joinable maintainers", "<years> <likewise for another author>")
+        self.replace("tests/packaging/debian/copyright", "2026 The joinable authors", "<years> <likewise for another author>")
         self.append("tests/consumer/main.cpp", "#error planted\n")
         before = {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
         status, output = self.run_script(self.script, "debian")
         self.assertEqual(status, 1, output)
         self.assertIn("E: libjoinable-dev: helper-templates-in-copyright", output)
         self.assertIn("error: #error planted", output)
-        self.assertTrue((self.root / "build/packaging/debian/joinable_0.1.7-1.dsc").is_file(), output)
+        self.assertTrue((self.root / "build/packaging/debian/joinable_0.2.7-1.dsc").is_file(), output)
         shutil.rmtree(self.root / "build")
         self.assertEqual(before, {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file()})
 
@@ -440,7 +441,7 @@ class Mutate(Copy):
 
     def test_a_text_that_is_gone_or_there_twice_fails(self):
         line = 'list.add("sync_every", options.sync_every);'
-        header = "include/joinable/join/detail/entry.hpp"
+        header = "include/joinable/join/detail/impl/entry.ipp"
         self.replace(header, line, line + "\n    " + line)
         self.fails(self.script, "--list", saying="has its text 2 times, not once: " + line)
         self.replace(header, line + "\n    " + line, "")
@@ -516,9 +517,17 @@ class Gpu(unittest.TestCase):
         self.program("ranks", '[ "$1 $2" != "pair 3" ]')
         self.expect(1, "failed: 6; not run: none")
 
-    def test_a_hang_ends_and_leaves_no_time_for_others(self):
-        self.program("facts", "exec sleep 60")
-        self.expect(1, "== 1 FAIL (124: it took too long, or was killed)", "== 3 NOT RUN: no time is left", GPU_SECONDS="1")
+    def test_a_hang_ends_and_fails_that_check_alone(self):
+        self.program("facts", '[ "$1" = --probe ] || exec sleep 60')
+        self.tool("timeout", '[[ "$*" != -k*bin/facts* ]] || set -- -k 5 1 "${@:4}"; exec /usr/bin/timeout "$@"')
+        self.expect(1, "== 1 FAIL (124: it took too long, or was killed)", "failed: 1; not run: none")
+
+    def test_no_check_gets_more_than_the_time_that_is_left(self):
+        self.tool("timeout", '[ "$1" != -k ] || echo "limit: $3"; exec /usr/bin/timeout "$@"')
+        limits = [int(n) for n in re.findall(r"^limit: (\d+)$", self.expect(0, GPU_SECONDS="90"), re.MULTILINE)]
+        self.assertIn(40, limits)  # a check's own limit
+        self.assertTrue(max(limits) <= 90, limits)  # some may take 120 s
+        self.expect(3, "== 1 NOT RUN: no time is left", "failed: none; not run: 1 3", GPU_SECONDS="0")
 
     def test_probes_that_fail_skip_what_needs_them_and_nothing_else(self):
         self.program("ranks", '[ "$1" != meet ]')
